@@ -1,0 +1,139 @@
+"""Every error that RadixLM raises on purpose.
+
+RadixError
+├── ConfigError          bad or impossible options: exit 2, names the flag and a value that works
+├── CheckpointError      weights do not fit the description: exit 2, names both sides
+├── RequestError         the client's fault; ``status`` is the HTTP status
+│   ├── InvalidRequest   400; ``param`` names the field
+│   │   └── PromptTooLong
+│   ├── Unauthorized     401
+│   ├── Forbidden        403
+│   ├── NotFound         404
+│   │   └── ModelNotFound
+│   ├── PayloadTooLarge  413
+│   ├── TooManyRequests  429; ``retry_after_s``
+│   ├── Aborted          499
+│   ├── NotSupported     501; the message names the flag or the feature that is missing
+│   └── Overloaded       503; ``retry_after_s``
+├── EngineError          500: the engine failed this request (it killed the engine twice, NaN, ...)
+├── TransferError        a peer failed; retryable
+└── InvariantError       our bug: a ledger does not balance
+"""
+
+from __future__ import annotations
+
+
+class RadixError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(RadixError):
+    """Bad or impossible options; the message names the flag and a value that works."""
+
+
+class CheckpointError(RadixError):
+    """Weights or config.json do not fit the description; the message names file and tensor."""
+
+
+class TransferError(RadixError):
+    """A peer failed; the transfer may be tried again."""
+
+
+class InvariantError(RadixError):
+    """A ledger does not balance: a bug of ours, with both numbers in the message."""
+
+
+class EngineError(RadixError):
+    """The engine failed this one request."""
+
+    status = 500
+    code = "engine_error"
+
+
+class RequestError(RadixError):
+    """A fault of the client. ``param`` names the field, ``status`` the HTTP status."""
+
+    status = 400
+    code: str | None = None
+
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(RequestError):
+    """A field has a value that cannot be served."""
+
+    code = "invalid_value"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt, or the prompt and the tokens asked for, exceed the context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """A key is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The key is right but does not open this door."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(RequestError):
+    """No such object."""
+
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """No such model or adapter."""
+
+    code = "model_not_found"
+
+
+class PayloadTooLarge(RequestError):
+    """The request body exceeds the limit."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class TooManyRequests(RequestError):
+    """The queue is full."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+
+class Aborted(RequestError):
+    """The request was aborted by the client or by an operator."""
+
+    status = 499
+    code = "aborted"
+
+
+class NotSupported(RequestError):
+    """The feature is not built or not switched on; the message says which flag."""
+
+    status = 501
+    code = "not_supported"
+
+
+class Overloaded(RequestError):
+    """Not now: starting, draining, restarting or out of capacity."""
+
+    status = 503
+    code = "overloaded"

@@ -1,0 +1,19 @@
+"""Optional packages, imported when first used, with an error that says how to get them."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from radixlm.base.errors import ConfigError
+
+
+def require(module: str, extra: str, why: str) -> ModuleType:
+    """Import ``module``; ConfigError naming the extra ("pip install 'radixlm[extra]'") if absent."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{why} needs the package {module.partition('.')[0]!r}: "
+            f"pip install 'radixlm[{extra}]' ({error})"
+        ) from error

@@ -1,0 +1,35 @@
+"""Name -> "module:attr", resolved once at assembly, so that a choice costs no import until made."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from radixlm.base.errors import ConfigError
+
+
+class Registry:
+    """A table of named implementations. ``flag`` is the option whose value selects one."""
+
+    def __init__(self, flag: str, entries: Mapping[str, str]) -> None:
+        self.flag = flag
+        self._entries = dict(entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def add(self, name: str, target: str) -> None:
+        """Register ``target`` ("module:attr") under ``name``."""
+        self._entries[name] = target
+
+    def resolve(self, name: str) -> Any:
+        """Import and return the object called ``name``; ConfigError if there is none."""
+        if name not in self._entries:
+            known = ", ".join(sorted(self._entries))
+            raise ConfigError(f"{self.flag} {name!r} is unknown; choose one of: {known}")
+        module, _, attr = self._entries[name].partition(":")
+        return getattr(importlib.import_module(module), attr)
