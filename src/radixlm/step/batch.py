@@ -1,0 +1,83 @@
+"""ForwardBatch: the tensors of one step, made from a StepPlan by the executor. The only tensors
+that cross a floor.
+
+Legend: T packed tokens of the step, S sequences, P pages a sequence at most, G KV groups,
+R rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSite:
+    """One attention layer as its backend sees it.
+
+    ``group`` selects page table and pool (0 full, 1 window); ``layer`` is the row of the pool.
+    ``v_dim`` < ``head_dim`` with ``latent`` means that V is the first v_dim channels of K (MLA).
+    """
+
+    layer: int
+    group: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None  # [heads]
+    latent: bool = False
+
+
+class AttentionRunner(Protocol):
+    """What a layer calls: stores k, v of the step's tokens, then attends over the paged cache."""
+
+    def run(
+        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """Causal attention of the step's tokens over their sequences; [T, heads * v_dim]."""
+        ...
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step for the model. Sequences are packed one after another along T.
+
+    ``kv_len_S`` counts the sequence's tokens including those of this step; token t of sequence s
+    has position ``positions_T[t]``; its K and V go to flat index ``store_GT[g, t]`` =
+    page * page_size + offset of group g.
+    ``rope_len_T`` is the sequence length that a length-dependent rope must use for the token.
+    """
+
+    token_ids_T: Tensor  # int64
+    positions_T: Tensor  # int64
+    rope_len_T: Tensor  # int64
+    query_start_S1: Tensor  # int32, [S + 1]
+    kv_len_S: Tensor  # int32
+    page_table_GSP: tuple[Tensor, ...]  # a group each: int32 [S, P]
+    store_GT: tuple[Tensor, ...]  # a group each: int64 [T]
+    logits_rows_R: Tensor  # int64, indices into T
+    attn: AttentionRunner
+    max_query_len: int
+    max_kv_len: int
+    embeds_TD: Tensor | None = None  # input embeddings that replace the table's where given
+    embeds_mask_T: Tensor | None = None  # bool: rows of embeds_TD that count
+    extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids_T.shape[0])
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.kv_len_S.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_ids_T.device
