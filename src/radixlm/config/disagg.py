@@ -1,0 +1,67 @@
+"""Prefill on one server, decode on another."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import POSITIVE, Flag
+
+_PD = "KV transfer between servers"
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggConfig:
+    """Prefill/decode disaggregation."""
+
+    disaggregation_mode: Annotated[
+        str,
+        "Part that this server plays: null (both), prefill or decode.",
+        Flag(choices=("null", "prefill", "decode"), built=("null",), needs=_PD),
+    ] = "null"
+    disaggregation_transfer_backend: Annotated[
+        str,
+        "What moves KV between servers.",
+        Flag(choices=("mooncake", "nixl", "ascend", "fake"), built=("mooncake",), needs=_PD),
+    ] = "mooncake"
+    disaggregation_bootstrap_port: Annotated[
+        int,
+        "Port at which prefill and decode servers meet.",
+        Flag(within="[1, 65535]", state="planned", needs=_PD),
+    ] = 8998
+    disaggregation_decode_tp: Annotated[
+        int | None,
+        "Tensor-parallel ranks of the decode server.",
+        Flag(within=POSITIVE, state="planned", needs=_PD),
+    ] = None
+    disaggregation_decode_dp: Annotated[
+        int | None,
+        "Replicas of the decode server.",
+        Flag(within=POSITIVE, state="planned", needs=_PD),
+    ] = None
+    disaggregation_prefill_pp: Annotated[
+        int,
+        "Pipeline stages of the prefill server.",
+        Flag(within=POSITIVE, state="planned", needs=_PD),
+    ] = 1
+    disaggregation_ib_device: Annotated[
+        str | None, "InfiniBand devices, with commas.", Flag(state="planned", needs=_PD)
+    ] = None
+    num_reserved_decode_tokens: Annotated[
+        int,
+        "Tokens that a decode server keeps free for each request.",
+        Flag(within="[0, inf)", state="planned", needs=_PD),
+    ] = 512
+    disaggregation_decode_polling_interval: Annotated[
+        int,
+        "Steps between two looks at arriving KV.",
+        Flag(within=POSITIVE, state="planned", needs=_PD),
+    ] = 1
+    enable_pdmux: Annotated[
+        bool,
+        "Prefill and decode side by side on one GPU.",
+        Flag(state="planned", needs="groups of streaming multiprocessors"),
+    ] = False
+    sm_group_num: Annotated[
+        int,
+        "Groups of streaming multiprocessors.",
+        Flag(within=POSITIVE, state="planned", needs="groups of streaming multiprocessors"),
+    ] = 3

@@ -1,0 +1,203 @@
+"""What runs the tensors: device, kernels, graphs, threads."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag
+
+ATTENTION_BACKENDS = (
+    "cpu",
+    "torch_native",
+    "triton",
+    "flashinfer",
+    "fa3",
+    "fa4",
+    "flashmla",
+    "cutlass_mla",
+    "trtllm_mla",
+    "trtllm_mha",
+    "dual_chunk_flash_attn",
+    "hybrid_linear_attn",
+    "aiter",
+    "wave",
+    "ascend",
+)
+BUILT_ATTENTION = ("cpu", "torch_native")
+_ATTENTION = Flag(
+    choices=ATTENTION_BACKENDS,
+    built=BUILT_ATTENTION,
+    needs="that attention backend",
+    old_values=(("intel_amx", "cpu"),),
+)
+_GRAPHS = "steps run without CUDA graphs, which changes no token"
+_TRITON = "tunes a Triton kernel that is not in use"
+_CUDA = "chooses between CUDA kernels that are not in use"
+_DUMPS = "tensor dumps"
+_SPARSE = "double sparsity"
+_COMPILE = "models under torch.compile"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteConfig:
+    """Execution."""
+
+    device: Annotated[
+        str,
+        "Where the model runs; a GPU if one is there and supported, else the CPU when unset.",
+        Flag(
+            choices=("auto", "cuda", "cpu", "xpu", "hpu", "npu"),
+            built=("auto", "cpu"),
+            needs="an executor for that device",
+        ),
+    ] = AUTO
+    attention_backend: Annotated[
+        str, "Attention kernels; 'cpu' on a CPU when unset.", _ATTENTION
+    ] = AUTO
+    prefill_attention_backend: Annotated[
+        str, "Attention kernels of prompts; --attention-backend when unset.", _ATTENTION
+    ] = AUTO
+    decode_attention_backend: Annotated[
+        str, "Attention kernels of decoding; --attention-backend when unset.", _ATTENTION
+    ] = AUTO
+    sampling_backend: Annotated[
+        str,
+        "Sampling kernels; 'pytorch' when unset.",
+        Flag(choices=("flashinfer", "pytorch"), built=("pytorch",), needs="flashinfer kernels"),
+    ] = AUTO
+    moe_runner_backend: Annotated[
+        str,
+        "Kernels of mixtures of experts.",
+        Flag(
+            choices=(
+                "auto",
+                "triton",
+                "triton_kernel",
+                "flashinfer_trtllm",
+                "flashinfer_cutlass",
+                "flashinfer_mxfp4",
+                "flashinfer_cutedsl",
+            ),
+            built=("auto",),
+            needs="that mixture-of-experts kernel",
+        ),
+    ] = "auto"
+    flashinfer_mxfp4_moe_precision: Annotated[
+        str,
+        "Precision of flashinfer's mxfp4 experts.",
+        Flag(choices=("default", "bf16"), built=("default",), needs="flashinfer kernels"),
+    ] = "default"
+    kernel: Annotated[
+        tuple[str, ...],
+        "OP=IMPLEMENTATION to use instead of the best, such as rms_norm=reference; repeatable.",
+        Flag(is_repeatable=True),
+    ] = ()
+    random_seed: Annotated[
+        int,
+        "Seed of dummy weights and of requests without a seed; drawn at start when unset.",
+        Flag(within=NON_NEGATIVE),
+    ] = AUTO
+    cpu_threads: Annotated[
+        int, "Threads of the CPU kernels; all cores when unset.", Flag(within=POSITIVE)
+    ] = AUTO
+    numa_node: Annotated[
+        tuple[int, ...] | None,
+        "NUMA node of each process.",
+        Flag(within=NON_NEGATIVE, state="planned", needs="processes pinned to a NUMA node"),
+    ] = None
+    enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
+    enable_nan_detection: Annotated[
+        bool,
+        "Fail a request whose logits are not numbers.",
+        Flag(state="planned", needs="a check of the logits"),
+    ] = False
+    disable_cuda_graph: Annotated[
+        bool, "Launch each kernel by itself.", Flag(state="no-op", why=_GRAPHS)
+    ] = False
+    cuda_graph_max_bs: Annotated[
+        int | None,
+        "Largest batch that has a CUDA graph.",
+        Flag(within=POSITIVE, state="no-op", why=_GRAPHS),
+    ] = None
+    cuda_graph_bs: Annotated[
+        tuple[int, ...] | None,
+        "Batch sizes that have a CUDA graph.",
+        Flag(within=POSITIVE, state="no-op", why=_GRAPHS),
+    ] = None
+    disable_cuda_graph_padding: Annotated[
+        bool, "CUDA graphs only for exact sizes.", Flag(state="no-op", why=_GRAPHS)
+    ] = False
+    enable_profile_cuda_graph: Annotated[
+        bool, "Profile the capture of CUDA graphs.", Flag(state="no-op", why=_GRAPHS)
+    ] = False
+    enable_cudagraph_gc: Annotated[
+        bool, "Collect garbage during the capture.", Flag(state="no-op", why=_GRAPHS)
+    ] = False
+    enable_torch_compile: Annotated[
+        bool, "Compile the model with torch.compile.", Flag(state="planned", needs=_COMPILE)
+    ] = False
+    torch_compile_max_bs: Annotated[
+        int,
+        "Largest batch that is compiled.",
+        Flag(within=POSITIVE, state="planned", needs=_COMPILE),
+    ] = 32
+    triton_attention_reduce_in_fp32: Annotated[
+        bool, "Sum partial attention in float32.", Flag(state="no-op", why=_TRITON)
+    ] = False
+    triton_attention_num_kv_splits: Annotated[
+        int,
+        "Splits of the KV in Triton decoding.",
+        Flag(within=POSITIVE, state="no-op", why=_TRITON),
+    ] = 8
+    triton_attention_split_tile_size: Annotated[
+        int | None,
+        "Tile of a KV split in Triton decoding.",
+        Flag(within=POSITIVE, state="no-op", why=_TRITON),
+    ] = None
+    flashinfer_mla_disable_ragged: Annotated[
+        bool, "No ragged prefill in flashinfer's latent attention.", Flag(state="no-op", why=_CUDA)
+    ] = False
+    disable_shared_experts_fusion: Annotated[
+        bool, "Run shared experts by themselves.", Flag(state="no-op", why=_CUDA)
+    ] = False
+    disable_chunked_prefix_cache: Annotated[
+        bool, "No chunked prefix in latent attention.", Flag(state="no-op", why=_CUDA)
+    ] = False
+    disable_flashinfer_cutlass_moe_fp4_allgather: Annotated[
+        bool,
+        "Gather before quantising in flashinfer's FP4 experts.",
+        Flag(state="no-op", why=_CUDA),
+    ] = False
+    enable_double_sparsity: Annotated[
+        bool, "Attend to the heavy tokens only.", Flag(state="planned", needs=_SPARSE)
+    ] = False
+    ds_channel_config_path: Annotated[
+        str | None, "File with the heavy channels.", Flag(state="planned", needs=_SPARSE)
+    ] = None
+    ds_heavy_channel_num: Annotated[
+        int, "Heavy channels.", Flag(within=POSITIVE, state="planned", needs=_SPARSE)
+    ] = 32
+    ds_heavy_token_num: Annotated[
+        int, "Heavy tokens.", Flag(within=POSITIVE, state="planned", needs=_SPARSE)
+    ] = 256
+    ds_heavy_channel_type: Annotated[
+        str, "Kind of heavy channels.", Flag(state="planned", needs=_SPARSE)
+    ] = "qk"
+    ds_sparse_decode_threshold: Annotated[
+        int,
+        "Prompt tokens from which decoding is sparse.",
+        Flag(within=NON_NEGATIVE, state="planned", needs=_SPARSE),
+    ] = 4096
+    debug_tensor_dump_output_folder: Annotated[
+        str | None, "Folder for tensor dumps.", Flag(state="planned", needs=_DUMPS)
+    ] = None
+    debug_tensor_dump_input_file: Annotated[
+        str | None, "File with input tensors.", Flag(state="planned", needs=_DUMPS)
+    ] = None
+    debug_tensor_dump_inject: Annotated[
+        bool,
+        "Replace tensors by those of the input file.",
+        Flag(bare=True, state="planned", needs=_DUMPS),
+    ] = False
+    debug_tensor_dump_prefill_only: Annotated[
+        bool, "Dump prefill steps only.", Flag(state="planned", needs=_DUMPS)
+    ] = False

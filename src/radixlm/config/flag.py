@@ -1,0 +1,52 @@
+"""What an option carries besides its type and default.
+
+A group writes ``name: Annotated[type, "help", Flag(...)] = default``. The type is one of bool, int,
+float, str, ``X | None`` or ``tuple[X, ...]``; the flag is ``--name`` with dashes for underscores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+State = Literal["works", "no-op", "planned"]
+
+AUTO: Any = None
+"""Default of an option that ``resolve`` always fills: typed as what it will be, None until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Names, limits and state of one option.
+
+    works    the value does what the help says.
+    no-op    accepted; ``why`` says why leaving it out changes no result. A given value is logged.
+    planned  not built: a value other than the default is a ConfigError that quotes ``needs``.
+    """
+
+    aliases: tuple[str, ...] = ()
+    state: State = "works"
+    needs: str = ""
+    why: str = ""
+    choices: tuple[str | int, ...] = ()
+    built: tuple[str | int, ...] | None = None
+    """Those ``choices`` that work today; None means all. The others are ``planned`` values."""
+    within: str = ""
+    """Interval of a number, such as "[1, inf)" or "(0, 1)"."""
+    bare: Any = None
+    """Value of the flag when it is written without one."""
+    is_json: bool = False
+    """The text must be a JSON object; YAML and keyword arguments may give a mapping."""
+    is_secret: bool = False
+    """Never printed: neither in logs, nor by ``flat``, nor in /get_server_info."""
+    is_repeatable: bool = False
+    """Each occurrence adds one value; otherwise the flag takes all its values at once."""
+    only: str = ""
+    """Device on which the option means something; elsewhere a given value is logged as idle."""
+    old_values: tuple[tuple[str, str], ...] = ()
+    """(old, new) pairs of values that were renamed; the old one is accepted with a warning."""
+
+
+NON_NEGATIVE = "[0, inf)"
+POSITIVE = "[1, inf)"
+ABOVE_ZERO = "(0, inf)"

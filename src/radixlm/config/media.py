@@ -1,0 +1,34 @@
+"""Images, video and audio."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import Flag
+
+_MEDIA = "image, video and audio inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaConfig:
+    """Multimodal input."""
+
+    enable_multimodal: Annotated[
+        bool | None,
+        "Accept images, video and audio if the model can.",
+        Flag(state="planned", needs=_MEDIA),
+    ] = None
+    mm_attention_backend: Annotated[
+        str | None,
+        "Attention kernels of the towers.",
+        Flag(choices=("sdpa", "fa3", "triton_attn"), built=(), needs=_MEDIA),
+    ] = None
+    disable_fast_image_processor: Annotated[
+        bool,
+        "Use the slow image processor.",
+        Flag(state="planned", needs=_MEDIA),
+    ] = False
+    allow_local_media: Annotated[
+        tuple[str, ...] | None,
+        "Folders from which requests may name files; bare: any file and private addresses.",
+        Flag(bare=("/",), state="planned", needs=_MEDIA),
+    ] = None

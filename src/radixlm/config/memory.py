@@ -1,0 +1,154 @@
+"""How much memory holds what: KV pages, prefix cache, tiers, offloading."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag
+
+_TIERS = "the host and storage tiers of the KV cache"
+_OFFLOAD = "weights that live off the device"
+_STATE = "state-space layers"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """Memory."""
+
+    mem_fraction_static: Annotated[
+        float,
+        "Share of the memory for weights and KV cache; 0.6 on a CPU, 0.88 on a GPU when unset.",
+        Flag(within="(0, 1)"),
+    ] = AUTO
+    max_total_tokens: Annotated[
+        int | None,
+        "Tokens that the KV cache holds; from --mem-fraction-static when unset.",
+        Flag(within=POSITIVE),
+    ] = None
+    page_size: Annotated[
+        int, "Tokens of one KV page; 16 on a CPU, 1 elsewhere when unset.", Flag(within=POSITIVE)
+    ] = AUTO
+    kv_cache_dtype: Annotated[
+        str,
+        "Type of the KV cache; 'auto' is the model's.",
+        Flag(
+            choices=("auto", "fp8_e5m2", "fp8_e4m3"),
+            built=("auto",),
+            needs="a quantised KV cache",
+        ),
+    ] = "auto"
+    disable_radix_cache: Annotated[bool, "Do not share KV between equal prefixes."] = False
+    radix_eviction_policy: Annotated[
+        str, "Which cached prefix leaves first.", Flag(choices=("lru", "lfu"))
+    ] = "lru"
+    hybrid_kvcache_ratio: Annotated[
+        float | None,
+        "Sliding-window models: 0 gives all layers full-length pools, 1 gives window layers only "
+        "their window; 0.5 when written without a value.",
+        Flag(within="[0, 1]", bare=0.5),
+    ] = None
+    swa_full_tokens_ratio: Annotated[
+        float,
+        "Tokens of the window layers' pool over those of the full layers'.",
+        Flag(within="(0, 1]"),
+    ] = 0.8
+    disable_hybrid_swa_memory: Annotated[
+        bool, "Keep the full length for sliding-window layers too."
+    ] = False
+    max_mamba_cache_size: Annotated[
+        int | None,
+        "Requests whose state-space state is kept.",
+        Flag(within=POSITIVE, state="planned", needs=_STATE),
+    ] = None
+    mamba_ssm_dtype: Annotated[
+        str,
+        "Type of the state-space state.",
+        Flag(choices=("float32", "bfloat16"), built=("float32",), needs=_STATE),
+    ] = "float32"
+    enable_memory_saver: Annotated[
+        bool,
+        "Let /release_memory_occupation give memory back.",
+        Flag(state="planned", needs="pools that can be released"),
+    ] = False
+    enable_hierarchical_cache: Annotated[
+        bool, "Keep evicted KV in host memory.", Flag(state="planned", needs=_TIERS)
+    ] = False
+    hicache_ratio: Annotated[
+        float,
+        "Host tokens over device tokens.",
+        Flag(within="(0, inf)", state="planned", needs=_TIERS),
+    ] = 2.0
+    hicache_size: Annotated[
+        int,
+        "Host KV memory in GB; overrides the ratio unless 0.",
+        Flag(within=NON_NEGATIVE, state="planned", needs=_TIERS),
+    ] = 0
+    hicache_write_policy: Annotated[
+        str,
+        "When KV is copied to the host.",
+        Flag(
+            choices=("write_back", "write_through", "write_through_selective"),
+            built=("write_through",),
+            needs=_TIERS,
+        ),
+    ] = "write_through"
+    hicache_io_backend: Annotated[
+        str,
+        "What copies between host and device.",
+        Flag(choices=("direct", "kernel"), built=("kernel",), needs=_TIERS),
+    ] = "kernel"
+    hicache_mem_layout: Annotated[
+        str,
+        "Layout of the host pool.",
+        Flag(
+            choices=("layer_first", "page_first", "page_first_direct"),
+            built=("layer_first",),
+            needs=_TIERS,
+        ),
+    ] = "layer_first"
+    hicache_storage_backend: Annotated[
+        str | None,
+        "Storage below the host tier.",
+        Flag(choices=("file", "mooncake", "hf3fs", "nixl"), built=(), needs=_TIERS),
+    ] = None
+    hicache_storage_prefetch_policy: Annotated[
+        str,
+        "When a prefetch from storage stops.",
+        Flag(
+            choices=("best_effort", "wait_complete", "timeout"),
+            built=("best_effort",),
+            needs=_TIERS,
+        ),
+    ] = "best_effort"
+    hicache_storage_backend_extra_config: Annotated[
+        str | None,
+        "JSON object with options of the storage.",
+        Flag(is_json=True, state="planned", needs=_TIERS),
+    ] = None
+    enable_lmcache: Annotated[
+        bool, "LMCache instead of our tiers.", Flag(state="planned", needs="an LMCache connector")
+    ] = False
+    cpu_offload_gb: Annotated[
+        int,
+        "GB of weights that stay in host memory.",
+        Flag(within=NON_NEGATIVE, state="planned", needs=_OFFLOAD),
+    ] = 0
+    offload_group_size: Annotated[
+        int,
+        "Layers of an offload group; -1 switches groups off.",
+        Flag(within="[-1, inf)", state="planned", needs=_OFFLOAD),
+    ] = -1
+    offload_num_in_group: Annotated[
+        int,
+        "Layers of a group that are offloaded.",
+        Flag(within=POSITIVE, state="planned", needs=_OFFLOAD),
+    ] = 1
+    offload_prefetch_step: Annotated[
+        int,
+        "Layers that are fetched ahead.",
+        Flag(within=NON_NEGATIVE, state="planned", needs=_OFFLOAD),
+    ] = 1
+    offload_mode: Annotated[
+        str,
+        "Where offloaded weights lie.",
+        Flag(choices=("cpu", "meta", "sharded_gpu"), built=("cpu",), needs=_OFFLOAD),
+    ] = "cpu"

@@ -1,0 +1,176 @@
+"""Which model, from where, in which precision."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import AUTO, POSITIVE, Flag
+
+_HUB = "a downloader for model hubs; give --model-path a local folder"
+_REMOTE = "weight transfer from a running instance"
+
+LOAD_FORMATS = (
+    "auto",
+    "pt",
+    "safetensors",
+    "npcache",
+    "dummy",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+    "layered",
+    "remote",
+    "remote_instance",
+)
+QUANTIZATIONS = (
+    "awq",
+    "fp8",
+    "gptq",
+    "marlin",
+    "gptq_marlin",
+    "awq_marlin",
+    "bitsandbytes",
+    "gguf",
+    "modelopt",
+    "modelopt_fp4",
+    "petit_nvfp4",
+    "w8a8_int8",
+    "w8a8_fp8",
+    "moe_wna16",
+    "qoq",
+    "w4afp8",
+    "mxfp4",
+    "compressed-tensors",
+    "blockwise_int8",
+    "fbgemm_fp8",
+    "quark",
+    "int8wo",
+    "int4wo-128",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Model and tokenizer."""
+
+    model_path: Annotated[
+        str,
+        "Folder of a checkpoint in Hugging Face format, or the name of a bundled model.",
+        Flag(("--model",)),
+    ] = "radix-tiny"
+    tokenizer_path: Annotated[str, "Folder of the tokenizer; the model's own when unset."] = AUTO
+    tokenizer_mode: Annotated[
+        str,
+        "'auto' takes the fast tokenizer, 'slow' the Python one.",
+        Flag(choices=("auto", "slow"), built=("auto",), needs="the Python tokenizers"),
+    ] = "auto"
+    skip_tokenizer_init: Annotated[
+        bool, "Serve token ids only: requests give input_ids and get output_ids."
+    ] = False
+    load_format: Annotated[
+        str,
+        "Format of the weights; 'auto' prefers safetensors and falls back to .bin files, "
+        "'dummy' draws random weights.",
+        Flag(
+            choices=LOAD_FORMATS,
+            built=("auto", "pt", "safetensors", "npcache", "dummy", "sharded_state"),
+            needs="another weight source",
+        ),
+    ] = "auto"
+    model_loader_extra_config: Annotated[
+        str,
+        "JSON object with options of the chosen load format.",
+        Flag(is_json=True, state="planned", needs="a load format that has options"),
+    ] = "{}"
+    trust_remote_code: Annotated[
+        bool,
+        "Allow model code that comes with a checkpoint.",
+        Flag(
+            state="no-op",
+            why="code of a checkpoint is never run: our own model serves it, or loading fails",
+        ),
+    ] = False
+    context_length: Annotated[
+        int | None,
+        "Longest context in tokens (prompt and output); the checkpoint's own when unset.",
+        Flag(within=POSITIVE),
+    ] = None
+    is_embedding: Annotated[
+        bool,
+        "Serve a causal model as an embedding model.",
+        Flag(state="planned", needs="pooling heads"),
+    ] = False
+    revision: Annotated[
+        str | None, "Branch, tag or commit of the model.", Flag(state="planned", needs=_HUB)
+    ] = None
+    download_dir: Annotated[
+        str | None, "Folder for downloaded models.", Flag(state="planned", needs=_HUB)
+    ] = None
+    model_impl: Annotated[
+        str,
+        "'radixlm' takes our own model, 'transformers' the Hugging Face one, 'auto' ours if any.",
+        Flag(
+            choices=("auto", "radixlm", "transformers"),
+            built=("auto", "radixlm"),
+            needs="the transformers fallback model",
+            old_values=(("sglang", "radixlm"),),
+        ),
+    ] = "auto"
+    json_model_override_args: Annotated[
+        str, "JSON object laid over the checkpoint's config.json.", Flag(is_json=True)
+    ] = "{}"
+    dtype: Annotated[
+        str,
+        "Type of weights and activations; 'auto' is the checkpoint's (on a CPU bfloat16 weights "
+        "are kept and sums are float32).",
+        Flag(choices=("auto", "half", "float16", "bfloat16", "float", "float32")),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        "Method that quantises the weights at load, or that the checkpoint was quantised with.",
+        Flag(
+            choices=QUANTIZATIONS,
+            built=(),
+            needs="quantised kernels and loaders",
+        ),
+    ] = None
+    quantization_param_path: Annotated[
+        str | None,
+        "JSON file with the scales of a quantised KV cache.",
+        Flag(state="planned", needs="a quantised KV cache"),
+    ] = None
+    torchao_config: Annotated[
+        str,
+        "Quantise at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
+        Flag(state="planned", needs="quantised kernels and loaders"),
+    ] = ""
+    weight_version: Annotated[str, "Label of the weights, returned with every answer."] = "default"
+    custom_weight_loader: Annotated[
+        tuple[str, ...] | None,
+        "Import paths of functions that load weights.",
+        Flag(state="planned", needs="live weight updates"),
+    ] = None
+    weight_loader_disable_mmap: Annotated[
+        bool,
+        "Read weight files instead of mapping them.",
+        Flag(state="no-op", why="both ways give the same weights; files are always mapped"),
+    ] = False
+    delete_ckpt_after_loading: Annotated[
+        bool,
+        "Delete the checkpoint once it is loaded.",
+        Flag(state="planned", needs="a loader that owns its checkpoint"),
+    ] = False
+    remote_instance_weight_loader_seed_instance_ip: Annotated[
+        str | None,
+        "Address of the instance that sends its weights.",
+        Flag(state="planned", needs=_REMOTE),
+    ] = None
+    remote_instance_weight_loader_seed_instance_service_port: Annotated[
+        int | None,
+        "Port of the instance that sends its weights.",
+        Flag(within="[1, 65535]", state="planned", needs=_REMOTE),
+    ] = None
+    remote_instance_weight_loader_send_weights_group_ports: Annotated[
+        tuple[int, ...] | None,
+        "Ports of the groups that receive weights.",
+        Flag(within="[1, 65535]", state="planned", needs=_REMOTE),
+    ] = None

@@ -1,0 +1,96 @@
+"""Logs, metrics, traces."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_LEVEL = Flag(choices=LOG_LEVELS, old_values=(("warn", "warning"), ("trace", "debug")))
+_TRACE = "an OpenTelemetry exporter"
+_LABELS = "metrics with labels of customers"
+_BUCKET_RULE = "'default', 'tse MIDDLE BASE COUNT' or 'customer VALUE ...'."
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveConfig:
+    """Logging and metrics."""
+
+    log_level: Annotated[str, "Level of the logs.", _LEVEL] = "info"
+    log_level_http: Annotated[
+        str, "Level of the HTTP server's logs; --log-level when unset.", _LEVEL
+    ] = AUTO
+    log_requests: Annotated[bool, "Log every request."] = False
+    log_requests_level: Annotated[
+        int,
+        "0: metadata; 1: sampling parameters too; 2: the start of input and output; 3: all of it.",
+        Flag(choices=(0, 1, 2, 3)),
+    ] = 2
+    crash_dump_folder: Annotated[
+        str | None,
+        "Folder for the requests of the last 5 minutes before a crash.",
+        Flag(state="planned", needs="a recorder of requests"),
+    ] = None
+    show_time_cost: Annotated[
+        bool,
+        "Log the time of marked sections.",
+        Flag(state="planned", needs="marked sections"),
+    ] = False
+    decode_log_interval: Annotated[
+        int, "Decode steps between two log lines.", Flag(within=POSITIVE)
+    ] = 40
+    enable_request_time_stats_logging: Annotated[
+        bool,
+        "Log where the time of each request went.",
+        Flag(state="planned", needs="time stamps in the request log"),
+    ] = False
+    gc_warning_threshold_secs: Annotated[
+        float,
+        "Warn about garbage collections that take longer; 0 never.",
+        Flag(within=NON_NEGATIVE, state="planned", needs="a watch on the garbage collector"),
+    ] = 0.0
+    enable_metrics: Annotated[bool, "Serve Prometheus metrics at /metrics."] = False
+    enable_metrics_for_all_schedulers: Annotated[
+        bool,
+        "Every scheduler reports metrics of its own.",
+        Flag(state="no-op", why="there is one scheduler"),
+    ] = False
+    tokenizer_metrics_custom_labels_header: Annotated[
+        str,
+        "Header with labels for the metrics.",
+        Flag(state="planned", needs=_LABELS),
+    ] = "x-customer-labels"
+    tokenizer_metrics_allowed_customer_labels: Annotated[
+        tuple[str, ...] | None,
+        "Labels that the header may set.",
+        Flag(state="planned", needs=_LABELS),
+    ] = None
+    bucket_time_to_first_token: Annotated[
+        tuple[float, ...] | None, "Buckets in seconds.", Flag(within="(0, inf)")
+    ] = None
+    bucket_inter_token_latency: Annotated[
+        tuple[float, ...] | None, "Buckets in seconds.", Flag(within="(0, inf)")
+    ] = None
+    bucket_e2e_request_latency: Annotated[
+        tuple[float, ...] | None, "Buckets in seconds.", Flag(within="(0, inf)")
+    ] = None
+    collect_tokens_histogram: Annotated[bool, "Histograms of prompt and output lengths."] = False
+    prompt_tokens_buckets: Annotated[
+        tuple[str, ...] | None, "Buckets of prompt lengths: " + _BUCKET_RULE
+    ] = None
+    generation_tokens_buckets: Annotated[
+        tuple[str, ...] | None, "Buckets of output lengths: " + _BUCKET_RULE
+    ] = None
+    kv_events_config: Annotated[
+        str | None,
+        "JSON object: where events of the KV cache are published.",
+        Flag(is_json=True, state="planned", needs="a publisher of KV events"),
+    ] = None
+    enable_trace: Annotated[bool, "OpenTelemetry traces.", Flag(state="planned", needs=_TRACE)] = (
+        False
+    )
+    oltp_traces_endpoint: Annotated[
+        str,
+        "host:port of the OpenTelemetry collector.",
+        Flag(("--otlp-traces-endpoint",), state="planned", needs=_TRACE),
+    ] = "localhost:4317"

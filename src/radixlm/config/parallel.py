@@ -1,0 +1,191 @@
+"""How many ranks, replicas, nodes and experts."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag
+
+_TP = "a tensor-parallel executor"
+_PP = "a pipeline-parallel executor"
+_DP = "replicas of the engine"
+_EP = "an expert-parallel executor"
+_NODES = "a launcher for several nodes"
+_COMM = "speeds up messages between GPUs; one rank sends none"
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """Parallelism."""
+
+    tp_size: Annotated[
+        int,
+        "Tensor-parallel ranks.",
+        Flag(("--tensor-parallel-size", "--tp"), within=POSITIVE, state="planned", needs=_TP),
+    ] = 1
+    pp_size: Annotated[
+        int,
+        "Pipeline stages.",
+        Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE, state="planned", needs=_PP),
+    ] = 1
+    max_micro_batch_size: Annotated[
+        int | None,
+        "Most requests in one micro batch of the pipeline.",
+        Flag(("--pp-max-micro-batch-size",), within=POSITIVE, state="planned", needs=_PP),
+    ] = None
+    dp_size: Annotated[
+        int,
+        "Replicas of the engine behind one server.",
+        Flag(("--data-parallel-size", "--dp"), within=POSITIVE, state="planned", needs=_DP),
+    ] = 1
+    load_balance_method: Annotated[
+        str,
+        "How requests are spread over replicas.",
+        Flag(
+            choices=("round_robin", "shortest_queue", "minimum_tokens"),
+            state="no-op",
+            why="there is one replica",
+        ),
+    ] = "round_robin"
+    load_watch_interval: Annotated[
+        float,
+        "Seconds between two looks at the load of the replicas.",
+        Flag(within=ABOVE_ZERO, state="no-op", why="there is one replica"),
+    ] = 0.1
+    prefill_round_robin_balance: Annotated[
+        bool,
+        "Spread prefills in turn, so that decode servers find the replica.",
+        Flag(state="no-op", why="there is one replica"),
+    ] = False
+    enable_dp_attention: Annotated[
+        bool,
+        "Data-parallel attention with tensor-parallel MLPs.",
+        Flag(state="planned", needs=_TP),
+    ] = False
+    enable_dp_lm_head: Annotated[
+        bool,
+        "Split the vocabulary inside the attention group of data-parallel attention.",
+        Flag(state="planned", needs=_TP),
+    ] = False
+    nnodes: Annotated[int, "Nodes.", Flag(within=POSITIVE, state="planned", needs=_NODES)] = 1
+    node_rank: Annotated[
+        int, "Rank of this node.", Flag(within=NON_NEGATIVE, state="planned", needs=_NODES)
+    ] = 0
+    dist_init_addr: Annotated[
+        str | None,
+        "host:port at which the ranks meet.",
+        Flag(("--nccl-init-addr",), state="no-op", why="one rank meets nobody"),
+    ] = None
+    nccl_port: Annotated[
+        int | None,
+        "Port at which the ranks of one node meet.",
+        Flag(within="[1, 65535]", state="no-op", why="one rank meets nobody"),
+    ] = None
+    dist_timeout: Annotated[
+        int | None,
+        "Seconds that ranks wait for each other at start.",
+        Flag(within=POSITIVE, state="no-op", why="one rank meets nobody"),
+    ] = None
+    base_gpu_id: Annotated[
+        int,
+        "First GPU to use.",
+        Flag(within=NON_NEGATIVE, state="planned", needs="a CUDA executor"),
+    ] = 0
+    gpu_id_step: Annotated[
+        int,
+        "Distance between the GPUs of two ranks.",
+        Flag(within=POSITIVE, state="planned", needs="a CUDA executor and several ranks"),
+    ] = 1
+    enable_nccl_nvls: Annotated[
+        bool, "NCCL NVLS for long prefills.", Flag(state="no-op", why=_COMM)
+    ] = False
+    enable_symm_mem: Annotated[bool, "NCCL symmetric memory.", Flag(state="no-op", why=_COMM)] = (
+        False
+    )
+    disable_custom_all_reduce: Annotated[
+        bool, "Always reduce with NCCL.", Flag(state="no-op", why=_COMM)
+    ] = False
+    enable_mscclpp: Annotated[
+        bool, "mscclpp for small reductions.", Flag(state="no-op", why=_COMM)
+    ] = False
+    enable_p2p_check: Annotated[
+        bool, "Check that GPUs can read each other.", Flag(state="no-op", why=_COMM)
+    ] = False
+    enable_flashinfer_allreduce_fusion: Annotated[
+        bool, "Reduce and normalise in one kernel.", Flag(state="no-op", why=_COMM)
+    ] = False
+    enable_two_batch_overlap: Annotated[
+        bool,
+        "Overlap the communication of one half batch with the other half's work.",
+        Flag(state="planned", needs=_EP),
+    ] = False
+    tbo_token_distribution_threshold: Annotated[
+        float,
+        "Share of tokens at which two-batch overlap turns into two-chunk overlap; 0 never.",
+        Flag(within="[0, 1]", state="planned", needs=_EP),
+    ] = 0.48
+    ep_size: Annotated[
+        int,
+        "Expert-parallel ranks.",
+        Flag(("--expert-parallel-size", "--ep"), within=POSITIVE, state="planned", needs=_EP),
+    ] = 1
+    moe_a2a_backend: Annotated[
+        str,
+        "All-to-all exchange between experts.",
+        Flag(choices=("none", "deepep"), built=("none",), needs=_EP),
+    ] = "none"
+    deepep_mode: Annotated[
+        str,
+        "Mode of DeepEP; 'auto' is low_latency for decode and normal for prefill.",
+        Flag(choices=("normal", "low_latency", "auto"), built=("auto",), needs=_EP),
+    ] = "auto"
+    deepep_config: Annotated[
+        str | None, "DeepEP tuning: JSON or a file.", Flag(state="planned", needs=_EP)
+    ] = None
+    moe_dense_tp_size: Annotated[
+        int | None,
+        "Tensor-parallel ranks of the dense MLPs of a mixture of experts.",
+        Flag(within=POSITIVE, state="planned", needs=_TP),
+    ] = None
+    ep_num_redundant_experts: Annotated[
+        int, "Copies of busy experts.", Flag(within=NON_NEGATIVE, state="planned", needs=_EP)
+    ] = 0
+    ep_dispatch_algorithm: Annotated[
+        str | None,
+        "How a rank is chosen among the copies of an expert.",
+        Flag(choices=("static", "dynamic", "fake"), built=(), needs=_EP),
+    ] = None
+    init_expert_location: Annotated[
+        str, "Where experts lie at start.", Flag(state="planned", needs=_EP)
+    ] = "trivial"
+    enable_eplb: Annotated[
+        bool, "Balance experts while running.", Flag(state="planned", needs=_EP)
+    ] = False
+    eplb_algorithm: Annotated[
+        str, "Algorithm that balances experts.", Flag(state="planned", needs=_EP)
+    ] = "auto"
+    eplb_rebalance_num_iterations: Annotated[
+        int,
+        "Steps between two balancings.",
+        Flag(within=POSITIVE, state="planned", needs=_EP),
+    ] = 1000
+    eplb_rebalance_layers_per_chunk: Annotated[
+        int | None,
+        "Layers that are moved in one step.",
+        Flag(within=POSITIVE, state="planned", needs=_EP),
+    ] = None
+    eplb_min_rebalancing_utilization_threshold: Annotated[
+        float,
+        "Balance only while the mean utilisation is below this.",
+        Flag(within="[0, 1]", state="planned", needs=_EP),
+    ] = 1.0
+    expert_distribution_recorder_mode: Annotated[
+        str | None, "What is recorded about experts.", Flag(state="planned", needs=_EP)
+    ] = None
+    expert_distribution_recorder_buffer_size: Annotated[
+        int | None,
+        "Steps that the recorder keeps; -1 keeps all.",
+        Flag(within="[-1, inf)", state="planned", needs=_EP),
+    ] = None
+    enable_expert_distribution_metrics: Annotated[
+        bool, "Metrics about the balance of experts.", Flag(state="planned", needs=_EP)
+    ] = False

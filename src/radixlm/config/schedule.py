@@ -1,0 +1,97 @@
+"""Which tokens next: budgets, queues, order, priorities, deadlines."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag
+
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleConfig:
+    """Scheduling."""
+
+    max_running_requests: Annotated[
+        int,
+        "Most requests in a batch; 64 on a CPU, 256 on a GPU when unset.",
+        Flag(within=POSITIVE),
+    ] = AUTO
+    max_queued_requests: Annotated[
+        int | None,
+        "Most requests that wait; more are refused with 429 or 503. No bound when unset.",
+        Flag(within=NON_NEGATIVE),
+    ] = None
+    chunked_prefill_size: Annotated[
+        int,
+        "Most tokens of a prompt in one step; 2048 on a CPU, 8192 on a GPU when unset; "
+        "-1 does not chunk.",
+        Flag(within="[-1, inf)"),
+    ] = AUTO
+    max_prefill_tokens: Annotated[
+        int,
+        "Most prompt tokens of all requests in one step; the context length if that is more.",
+        Flag(within=POSITIVE),
+    ] = 16384
+    schedule_policy: Annotated[
+        str,
+        "Order of the queue: first come, longest cached prefix, depth first by weight, longest "
+        "output, random, or by the request's priority.",
+        Flag(choices=SCHEDULE_POLICIES),
+    ] = "fcfs"
+    enable_priority_scheduling: Annotated[bool, "Requests with a higher 'priority' go first."] = (
+        False
+    )
+    schedule_low_priority_values_first: Annotated[
+        bool, "Lower priority values go first instead."
+    ] = False
+    priority_scheduling_preemption_threshold: Annotated[
+        int,
+        "Difference of priority from which a running request is preempted.",
+        Flag(within=NON_NEGATIVE),
+    ] = 10
+    schedule_conservativeness: Annotated[
+        float,
+        "How much room is kept for running requests to grow; raise it if many are retracted.",
+        Flag(within=NON_NEGATIVE),
+    ] = 1.0
+    fair_share: Annotated[
+        str | None,
+        "Header whose value names a user: users share the server evenly.",
+        Flag(state="planned", needs="queues by user"),
+    ] = None
+    request_timeout_s: Annotated[
+        float | None,
+        "Seconds after which a request is aborted, waiting included. No limit when unset.",
+        Flag(within=ABOVE_ZERO),
+    ] = None
+    stream_interval: Annotated[
+        int, "Tokens between two chunks of a stream.", Flag(within=POSITIVE)
+    ] = 1
+    enable_mixed_chunk: Annotated[
+        bool,
+        "Let prompts and decodes share a step.",
+        Flag(state="no-op", why="prompts and decodes always share a step"),
+    ] = False
+    disable_overlap_schedule: Annotated[
+        bool, "Plan the next step only after the results of this one."
+    ] = False
+    num_continuous_decode_steps: Annotated[
+        int,
+        "Decode steps between two plans.",
+        Flag(
+            within=POSITIVE,
+            state="no-op",
+            why="every step is planned anew, which costs little and changes no token",
+        ),
+    ] = 1
+    scheduler_recv_interval: Annotated[
+        int,
+        "Steps between two looks at new requests.",
+        Flag(within=POSITIVE, state="no-op", why="the scheduler is woken by messages"),
+    ] = 1
+    sleep_on_idle: Annotated[
+        bool,
+        "Use no CPU while idle.",
+        Flag(state="no-op", why="an idle server always sleeps"),
+    ] = False

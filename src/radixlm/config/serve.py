@@ -1,0 +1,155 @@
+"""The face: addresses, keys, templates, parsers, processes, life and death."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag
+
+TOOL_CALL_PARSERS = (
+    "auto",
+    "none",
+    "llama3",
+    "qwen25",
+    "qwen",
+    "hermes",
+    "mistral",
+    "deepseekv3",
+    "deepseekv31",
+    "pythonic",
+    "kimi_k2",
+    "qwen3_coder",
+    "glm45",
+    "step3",
+    "gpt-oss",
+)
+REASONING_PARSERS = (
+    "auto",
+    "none",
+    "deepseek-r1",
+    "deepseek-v3",
+    "glm45",
+    "gpt-oss",
+    "kimi",
+    "qwen3",
+    "qwen3-thinking",
+    "step3",
+)
+_BATCHED = "texts that arrive together are tokenized together anyway"
+_RESTART = "recovery of a dead engine"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Server."""
+
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1"
+    port: Annotated[int, "Port to listen on; 0 takes a free one.", Flag(within="[0, 65535]")] = (
+        30000
+    )
+    api_key: Annotated[str | None, "Key that clients must send.", Flag(is_secret=True)] = field(
+        default=None, repr=False
+    )
+    api_key_file: Annotated[str | None, "File with one accepted key a line, besides --api-key."] = (
+        None
+    )
+    admin_api_key: Annotated[
+        str | None,
+        "Key of the routes that change the server (weights, cache, logging, profiles).",
+        Flag(is_secret=True),
+    ] = field(default=None, repr=False)
+    max_request_bytes: Annotated[int, "Largest request body in bytes.", Flag(within=POSITIVE)] = (
+        64 * 1024 * 1024
+    )
+    served_model_name: Annotated[
+        str, "Model name in /v1/models and in answers; --model-path when unset."
+    ] = AUTO
+    chat_template: Annotated[
+        str | None, "Chat template: a built-in name or a file; the tokenizer's when unset."
+    ] = None
+    completion_template: Annotated[
+        str | None,
+        "Template of code completion: a built-in name or a file.",
+        Flag(state="planned", needs="fill-in-the-middle templates"),
+    ] = None
+    sampling_defaults: Annotated[
+        str,
+        "Where parameters that a request leaves out come from: the model's "
+        "generation_config.json, or OpenAI's defaults.",
+        Flag(choices=("model", "openai")),
+    ] = "model"
+    preferred_sampling_params: Annotated[
+        str | None, "JSON object that /get_model_info shows.", Flag(is_json=True)
+    ] = None
+    tool_call_parser: Annotated[
+        str,
+        "Format of tool calls; 'auto' reads it from the chat template.",
+        Flag(choices=TOOL_CALL_PARSERS, built=("auto",), needs="that tool-call parser"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        "Format of thinking; 'auto' reads it from the chat template.",
+        Flag(choices=REASONING_PARSERS, built=("auto",), needs="that reasoning parser"),
+    ] = "auto"
+    tool_server: Annotated[
+        str | None,
+        "'demo' or addresses of MCP tool servers, with commas.",
+        Flag(state="planned", needs="an MCP client"),
+    ] = None
+    file_storage_path: Annotated[
+        str,
+        "Folder for uploaded files.",
+        Flag(state="planned", needs="the files API"),
+    ] = "sglang_storage"
+    enable_cache_report: Annotated[bool, "Say in 'usage' how many prompt tokens were cached."] = (
+        False
+    )
+    stream_output: Annotated[
+        bool, "Streams of /generate carry only new text instead of all text so far."
+    ] = False
+    allow_auto_truncate: Annotated[
+        bool, "Cut a prompt that is too long instead of refusing it."
+    ] = False
+    tokenizer_worker_num: Annotated[
+        int, "Processes that answer HTTP and tokenize.", Flag(within=POSITIVE)
+    ] = 1
+    enable_tokenizer_batch_encode: Annotated[
+        bool, "Tokenize the texts of a request together.", Flag(state="no-op", why=_BATCHED)
+    ] = False
+    enable_dynamic_batch_tokenizer: Annotated[
+        bool, "Tokenize the texts of several requests together.", Flag(state="no-op", why=_BATCHED)
+    ] = False
+    dynamic_batch_tokenizer_batch_size: Annotated[
+        int,
+        "Most texts that are tokenized together.",
+        Flag(within=POSITIVE, state="no-op", why=_BATCHED),
+    ] = 32
+    dynamic_batch_tokenizer_batch_timeout: Annotated[
+        float,
+        "Seconds to wait for more texts.",
+        Flag(within=NON_NEGATIVE, state="no-op", why=_BATCHED),
+    ] = 0.002
+    engine_in_process: Annotated[bool, "Run scheduler and model inside the HTTP process."] = False
+    skip_server_warmup: Annotated[bool, "Answer without a warm-up request first."] = False
+    warmups: Annotated[
+        str | None,
+        "Names of warm-up functions, with commas.",
+        Flag(state="planned", needs="named warm-up functions"),
+    ] = None
+    watchdog_timeout: Annotated[
+        float,
+        "Seconds without a heartbeat of the scheduler after which it counts as dead.",
+        Flag(within=ABOVE_ZERO),
+    ] = 300.0
+    drain_timeout: Annotated[
+        float, "Seconds that running requests get after SIGTERM.", Flag(within=NON_NEGATIVE)
+    ] = 30.0
+    max_engine_restarts: Annotated[
+        int,
+        "Restarts of a dead engine within --restart-window-s before the server gives up.",
+        Flag(within=NON_NEGATIVE, state="planned", needs=_RESTART),
+    ] = 3
+    restart_window_s: Annotated[
+        float,
+        "Seconds over which restarts are counted.",
+        Flag(within=ABOVE_ZERO, state="planned", needs=_RESTART),
+    ] = 600.0
