@@ -1,0 +1,168 @@
+"""What becomes of a step's results: tokens become known, requests end, deltas are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from radixlm.base.errors import RequestError
+from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.planner import Planner
+from radixlm.scheduler.request import Request
+from radixlm.step.plan import Item, StepPlan
+from radixlm.step.result import ItemResult, StepResult
+from radixlm.wire.replies import Finish, Logprobs, TokenDelta
+
+# a request whose client does not stream reports every so many tokens: enough for recovery
+UNSTREAMED_INTERVAL = 16
+
+
+def merged(parts: Iterable[Logprobs | None]) -> Logprobs | None:
+    """Log-probabilities of consecutive places, joined."""
+    found = [p for p in parts if p is not None]
+    if not found:
+        return None
+    whole = Logprobs(chosen=[], top=[], asked=[])
+    for part in found:
+        whole.chosen.extend(part.chosen)
+        whole.top.extend(part.top)
+        whole.asked.extend(part.asked)
+    return whole
+
+
+class Unsent:
+    """What a request has produced since its last delta."""
+
+    __slots__ = ("hidden", "logprobs", "prompt")
+
+    def __init__(self) -> None:
+        self.logprobs: list[Logprobs | None] = []
+        self.prompt: list[Logprobs | None] = []
+        self.hidden: list[bytes] = []
+
+
+class Committer:
+    """Turns StepResults into known tokens and TokenDeltas."""
+
+    def __init__(
+        self, limits: Limits, planner: Planner, hooks: Hooks, stream_interval: int = 1
+    ) -> None:
+        self.limits, self.planner, self.hooks = limits, planner, hooks
+        self.stream_interval = stream_interval
+        self.requests: dict[str, Request] = {}
+        self._unsent: dict[str, Unsent] = {}
+        self.num_generated = 0
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        """Deltas for intake, in the order of the plan."""
+        deltas: list[TokenDelta] = []
+        for item, got in zip(plan.items, result.items, strict=True):
+            request = self.requests.get(item.rid)
+            if request is None or request.slot != item.slot:
+                continue
+            request.inflight -= 1
+            if request.finish is None:
+                delta = self._advance(request, item, got)
+                if delta is not None:
+                    deltas.append(delta)
+            if request.finish is not None and not request.inflight:
+                self.retire(request)
+        return deltas
+
+    def _advance(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
+        request.done = item.start + item.count
+        if got.error is not None:
+            return self.end(request, Finish("error", message=got.error, status=500))
+        if item.tokens is not None:
+            self.planner.ledger.insert(request)
+        self._keep(request, got)
+        if got.pooled is not None:
+            return self.end(request, Finish("stop"), pooled=got.pooled)
+        if request.done == request.base and not item.emit and not request.wire.pooling:
+            return self.end(request, Finish("length"))
+        if not got.tokens:
+            return None
+        finish = self._append(request, got.tokens)
+        if finish is not None:
+            return self.end(request, finish)
+        interval = self._interval(request)
+        return self.delta(request) if request.num_output - request.sent >= interval else None
+
+    def _interval(self, request: Request) -> int:
+        wire = request.wire
+        if wire.stream:
+            return wire.sampling.stream_interval or self.stream_interval
+        return 1 if wire.sampling.stop or wire.sampling.stop_regex else UNSTREAMED_INTERVAL
+
+    def _append(self, request: Request, tokens: tuple[int, ...]) -> Finish | None:
+        finish: Finish | None = None
+        before = request.num_output
+        for token in tokens:
+            request.append(token)
+            finish = self._finish_of(request, token)
+            if finish is not None:
+                break
+        accepted = request.output_ids[before:].tolist()
+        self.num_generated += len(accepted)
+        try:
+            self.hooks.committed(request, accepted)
+        except RequestError as error:
+            return Finish("error", message=str(error), status=error.status)
+        return finish
+
+    def _finish_of(self, request: Request, token: int) -> Finish | None:
+        enough = request.num_output >= request.wire.sampling.min_new_tokens
+        if enough and token in request.stop_ids:
+            return Finish("stop", matched=token)
+        if request.num_output >= request.max_new or request.num_known >= self.limits.context_len:
+            return Finish("length")
+        return None
+
+    def _keep(self, request: Request, got: ItemResult) -> None:
+        if got.logprobs is None and got.prompt_logprobs is None and got.hidden_states is None:
+            return
+        unsent = self._unsent.setdefault(request.rid, Unsent())
+        unsent.logprobs.append(got.logprobs)
+        unsent.prompt.append(got.prompt_logprobs)
+        if got.hidden_states is not None:
+            unsent.hidden.append(got.hidden_states)
+
+    def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
+        """All that is new since the last delta."""
+        unsent = self._unsent.pop(request.rid, None)
+        tokens = request.output_ids[request.sent :].tolist()
+        request.sent = request.num_output
+        return TokenDelta(
+            rid=request.rid,
+            tokens=tokens,
+            finish=request.finish,
+            prompt_tokens=request.prompt_len,
+            cached_tokens=request.num_cached,
+            retractions=request.retractions,
+            prompt_logprobs=merged(unsent.prompt) if unsent else None,
+            logprobs=merged(unsent.logprobs) if unsent else None,
+            hidden_states=unsent.hidden or None if unsent else None,
+            pooled=pooled,
+            queue_time_s=max(0.0, request.started_s - request.queued_s),
+        )
+
+    def end(
+        self, request: Request, finish: Finish, pooled: list[float] | None = None
+    ) -> TokenDelta:
+        """The request is over; what it holds is freed once no step in flight touches it."""
+        request.finish = finish
+        return self.delta(request, pooled)
+
+    def retire(self, request: Request) -> None:
+        """Share what was computed, give back slot and pages, forget the request."""
+        if request in self.planner.running:
+            self.planner.running.remove(request)
+            self.planner.ledger.insert(request)
+            slot = request.slot
+            self.planner.ledger.give(request)
+            self.planner.releases.append(slot)
+            ledger = self.planner.ledger
+            ledger.updates = [u for u in ledger.updates if u.slot != slot]
+        self._unsent.pop(request.rid, None)
+        self.requests.pop(request.rid, None)
+        self.hooks.release(request)

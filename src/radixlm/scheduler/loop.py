@@ -1,0 +1,248 @@
+"""The one loop. ``depth`` 0 is synchronous, 1 overlaps host and device, p pipelines p stages.
+
+Messages are read at one place, the top of a tick; nobody calls back. When nothing can be done the
+loop sleeps on its channel: an idle engine costs no CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from radixlm.base.errors import RequestError, TooManyRequests
+from radixlm.scheduler.commit import Committer
+from radixlm.scheduler.control import Controls
+from radixlm.scheduler.hooks import Hooks, Mask
+from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.planner import Planner
+from radixlm.scheduler.queue import WaitingQueue
+from radixlm.scheduler.request import Request
+from radixlm.step.plan import StepPlan
+from radixlm.step.result import StepResult
+from radixlm.wire.channel import Channel
+from radixlm.wire.replies import Beat, Finish, LoadReport, StepReply, TokenDelta
+from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+# waiting for a hook (a grammar that compiles, an adapter that loads) polls this often
+GATE_POLL_S = 0.002
+
+
+class Executor(Protocol):
+    """What the loop asks of the tensor side."""
+
+    def forward(self, plan: StepPlan) -> Any:
+        """Launch the step and return its handle without waiting."""
+        ...
+
+    def sample(self, step: Any, masks: dict[int, Mask]) -> None:
+        """Turn the step's logits into tokens; ``masks`` by index of the item."""
+        ...
+
+    def read(self, step: Any) -> StepResult:
+        """Wait for the step and return its results."""
+        ...
+
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        """An operator's wish that concerns tensors."""
+        ...
+
+
+class Scheduler:
+    """Requests in, deltas out."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        executor: Executor,
+        channel: Channel,
+        ledger: KvLedger,
+        hooks: Hooks | None = None,
+        stream_interval: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
+        self.hooks = hooks or Hooks()
+        self.ledger = ledger
+        self.queue = WaitingQueue(limits, ledger.cache)
+        self.planner = Planner(limits, ledger, self.queue, self.hooks, self._refuse)
+        self.committer = Committer(limits, self.planner, self.hooks, stream_interval)
+        self.controls = Controls(self)
+        self.inflight: deque[tuple[StepPlan, Any]] = deque()
+        self.deltas: list[TokenDelta] = []
+        self.is_paused = False
+        self.is_stopped = False
+        self.num_steps = 0
+        self.sleep_s = 0.0  # the /slow_down test aid
+        self._beat_s = 0.0
+        self._rate = (0.0, 0)
+        self._throughput = 0.0
+        self._was_idle = True
+        self._timed: dict[str, Request] = {}  # those with a deadline
+
+    # ---- the loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while not self.is_stopped:
+            self.tick()
+
+    def tick(self, wait: bool = True) -> None:
+        """Read messages, then plan, launch and commit what can be."""
+        self._receive(self._patience() if wait else 0)
+        now_s = self.clock()
+        self._expire(now_s)
+        plan = None if self.is_paused else self.planner.plan(now_s)
+        step = self.executor.forward(plan) if plan else None
+        while self.inflight and (len(self.inflight) >= max(self.limits.depth, 1) or step is None):
+            self._commit(*self.inflight.popleft())
+        if plan is not None:
+            self.executor.sample(step, self.hooks.masks(plan.items))
+            self.inflight.append((plan, step))
+            self.num_steps += 1
+        while len(self.inflight) > self.limits.depth:
+            self._commit(*self.inflight.popleft())
+        self._flush(self.clock())
+        if plan is None and not self.inflight:
+            self._idle()
+        if self.sleep_s and plan is not None:
+            time.sleep(self.sleep_s)
+
+    def _commit(self, plan: StepPlan, step: Any) -> None:
+        self.deltas.extend(self.committer.commit(plan, self.executor.read(step)))
+
+    def _patience(self) -> float:
+        """How long the loop may sleep on its channel."""
+        if self.inflight or self.deltas:
+            return 0
+        if self.is_paused or not (self.planner.running or self.queue):
+            return BEAT_S
+        return GATE_POLL_S if self._was_idle else 0
+
+    def _flush(self, now_s: float) -> None:
+        if now_s - self._beat_s >= BEAT_S:
+            self._beat_s = now_s
+            self.channel.send(Beat(self.load(now_s)))
+        if self.deltas:
+            self.channel.send(StepReply(self.deltas))
+            self.deltas = []
+        self._was_idle = False
+
+    def _idle(self) -> None:
+        """Nothing was planned: the books must balance when nothing runs."""
+        if not self._was_idle and not self.planner.running:
+            self.controls.check_books()
+        self._was_idle = True
+
+    # ---- messages --------------------------------------------------------------------------
+
+    def _receive(self, timeout_s: float) -> None:
+        for message in self.channel.receive(timeout_s):
+            if isinstance(message, TokenizedRequest):
+                self._arrive(message)
+            elif isinstance(message, AbortRequest):
+                self._abort(message)
+            elif isinstance(message, Control):
+                self.channel.send(self.controls.answer(message))
+            elif isinstance(message, Shutdown):
+                self.is_stopped = True
+
+    def _arrive(self, wire: TokenizedRequest) -> None:
+        eos = () if wire.sampling.ignore_eos else self.limits.eos_ids
+        stop_ids = frozenset(wire.sampling.stop_token_ids or ()) | frozenset(eos)
+        request = Request(wire, stop_ids, wire.extra_key)
+        if wire.rid in self.committer.requests:
+            log.warning("request id %s is already in use; the newcomer is refused", wire.rid)
+            return
+        self.committer.requests[wire.rid] = request
+        error = self._refusal(request)
+        if error is not None:
+            self._refuse(request, error)
+            return
+        try:
+            self.hooks.arrive(request)
+        except RequestError as refused:
+            self._refuse(request, refused)
+            return
+        self.queue.push(request)
+        if wire.deadline_s or wire.queue_deadline_s:
+            self._timed[wire.rid] = request
+
+    def _refusal(self, request: Request) -> RequestError | None:
+        most = self.limits.max_queued
+        if most is not None and len(self.queue) >= most:
+            return TooManyRequests(
+                f"the queue is full ({most} requests wait): try again later", retry_after_s=1.0
+            )
+        return self.planner.too_long(request)
+
+    def _refuse(self, request: Request, error: RequestError) -> None:
+        """End a waiting request with the client's fault."""
+        finish = Finish(
+            "error", message=str(error), status=error.status, retry_after_s=error.retry_after_s
+        )
+        self._drop(request, finish)
+
+    def _drop(self, request: Request, finish: Finish, quiet: bool = False) -> None:
+        """End a request wherever it is."""
+        if request.finish is not None:
+            return
+        delta = self.committer.end(request, finish)
+        if not quiet:
+            self.deltas.append(delta)
+        if request in self.queue:
+            self.queue.remove(request)
+            self.committer.retire(request)
+        elif not request.inflight:
+            self.committer.retire(request)
+
+    def _abort(self, message: AbortRequest) -> None:
+        rids = list(self.committer.requests) if message.all else message.rids
+        for rid in rids:
+            request = self.committer.requests.get(rid)
+            if request is not None:
+                self._drop(request, Finish("abort", message=message.message), message.quiet)
+
+    def _expire(self, now_s: float) -> None:
+        """Deadlines of waiting and running requests."""
+        for rid, request in list(self._timed.items()):
+            wire = request.wire
+            if request.finish is not None:
+                del self._timed[rid]
+                continue
+            if wire.deadline_s and now_s > wire.deadline_s:
+                self._drop(request, Finish("abort", message="request timed out", status=408))
+            elif request.is_waiting and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
+                late = Finish(
+                    "error", message="queue deadline passed", status=503, retry_after_s=1.0
+                )
+                self._drop(request, late)
+
+    # ---- figures ---------------------------------------------------------------------------
+
+    def load(self, now_s: float) -> LoadReport:
+        """What is held now."""
+        since_s, counted = self._rate
+        if now_s - since_s >= BEAT_S:
+            generated = self.committer.num_generated
+            self._throughput = (generated - counted) / (now_s - since_s)
+            self._rate = (now_s, generated)
+        ledger = self.ledger
+        return LoadReport(
+            num_running=len(self.planner.running),
+            num_waiting=len(self.queue),
+            num_used_tokens=ledger.num_used_tokens,
+            num_total_tokens=ledger.num_total_tokens,
+            gen_throughput=self._throughput,
+            cache_hit_rate=ledger.hit_tokens / max(1, ledger.asked_tokens),
+            num_retracted=self.planner.num_retracted,
+            num_paused=len(self.planner.running) if self.is_paused else 0,
+            steps=self.num_steps,
+            num_breaches=self.controls.num_breaches,
+        )

@@ -1,0 +1,296 @@
+"""Which tokens are computed next. No prefill phase, no decode phase: each request's computed
+tokens catch up with its known ones, within one budget of tokens a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.queue import WaitingQueue
+from radixlm.scheduler.request import Request
+from radixlm.step.plan import Admission, Item, StepPlan
+
+log = logging.getLogger(__name__)
+
+
+class Planner:
+    """Makes a StepPlan of the running and waiting requests."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        ledger: KvLedger,
+        queue: WaitingQueue,
+        hooks: Hooks,
+        refuse: Callable[[Request, RequestError], None],
+    ) -> None:
+        self.limits, self.ledger, self.queue, self.hooks = limits, ledger, queue, hooks
+        self.running: list[Request] = []  # in the order of admission
+        self.releases: list[int] = []
+        self.num_retracted = 0
+        self._refuse = refuse
+        self._admissions: list[Admission] = []
+        self._index = 0
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """The next step, or None when there is nothing to do."""
+        items: list[Item] = []
+        if not self.limits.mixed:  # prefill goes first when the two may not share a step
+            self._admit(items, self._chunks(items, self.limits.step_tokens), now_s)
+        if not items:
+            items = self._decodes()
+            if self.limits.mixed:
+                left = self._chunks(items, self.limits.step_tokens - len(items))
+                self._admit(items, left, now_s)
+        if not items:
+            return None
+        plan = StepPlan(
+            index=self._index,
+            items=tuple(items),
+            admissions=tuple(self._admissions),
+            releases=tuple(self.releases),
+            pages=tuple(self.ledger.updates),
+            extras=self.hooks.extend(items),
+        )
+        self._index += 1
+        self._admissions, self.releases, self.ledger.updates = [], [], []
+        return plan
+
+    def _begin(self, request: Request, item: Item, items: list[Item]) -> None:
+        """Count the item's tokens as computed: from now on the request gives way to none."""
+        request.inflight += 1
+        request.computed = item.start + item.count
+        request.num_planned += item.emit
+        items.append(item)
+
+    def _decodes(self) -> list[Item]:
+        items: list[Item] = []
+        for request in list(self.running):
+            if not self._wants_decode(request) or not self._make_room(request):
+                continue
+            item = Item(
+                rid=request.rid,
+                slot=request.slot,
+                start=request.computed,
+                count=1,
+                tokens=None,
+                emit=True,
+                logprobs=request.wire.logprobs,
+                hidden_states=request.wire.return_hidden_states,
+            )
+            self._begin(request, item, items)
+            if len(items) == self.limits.step_tokens:
+                break
+        return items
+
+    def _wants_decode(self, request: Request) -> bool:
+        if request.is_prefilling or request.finish or request.slot < 0:
+            return False
+        if request.inflight > self.limits.depth:
+            return False
+        room = request.computed < self.limits.context_len
+        return room and 0 < request.num_planned < request.max_new
+
+    def _make_room(self, request: Request) -> bool:
+        """Pages for one more token, taken from the newest requests if need be."""
+        while not self.ledger.take(request, request.computed + 1):
+            victim = self._victim(request)
+            if victim is None or victim is request:
+                if victim is request and len(self.running) > 1:
+                    self.retract(request)
+                return False
+            self.retract(victim)
+        return True
+
+    def _victim(self, needy: Request) -> Request | None:
+        """Who gives way: the lowest priority, then the latest; none with steps in flight."""
+        idle = [r for r in self.running if not r.inflight and not r.finish]
+        if not idle:
+            return None
+        sign = -1 if self.limits.low_values_first else 1
+        return min(
+            reversed(idle),
+            key=lambda r: sign * r.wire.priority if self.limits.priorities else 0,
+        )
+
+    def retract(self, request: Request) -> None:
+        """Take everything back and queue again; its known tokens are kept."""
+        log.debug("retract %s at %d tokens", request.rid, request.num_known)
+        self.running.remove(request)
+        slot = request.slot
+        self.ledger.insert(request)
+        self.ledger.give(request)
+        self.releases.append(slot)
+        self.ledger.updates = [u for u in self.ledger.updates if u.slot != slot]
+        self._admissions = [a for a in self._admissions if a.slot != slot]
+        request.back_to_queue()
+        self.queue.push_front(request)
+        self.num_retracted += 1
+
+    def _chunks(self, items: list[Item], left: int) -> int:
+        for request in list(self.running):
+            if left <= 0:
+                break
+            if request.is_prefilling and not request.finish and request.slot >= 0:
+                left -= self._chunk(request, items, left)
+        return left
+
+    def _chunk(self, request: Request, items: list[Item], left: int) -> int:
+        """Append the next part of the prompt; its number of tokens, 0 if no page is left."""
+        rest = request.base - request.computed
+        count = rest if not self.limits.chunked else min(left, rest)
+        end = request.computed + count
+        if not self.ledger.take(request, end):
+            return 0
+        start = request.computed
+        first, targets = self._prompt_targets(request, start, end)
+        last = end == request.base
+        item = Item(
+            rid=request.rid,
+            slot=request.slot,
+            start=start,
+            count=count,
+            tokens=request.ids[start:end].copy(),
+            emit=last and request.max_new > request.num_output and not request.wire.pooling,
+            logprobs=request.wire.logprobs,
+            targets_at=first - start,
+            targets=targets,
+            hidden_states=request.wire.return_hidden_states,
+            pooling=request.wire.pooling,
+        )
+        self._begin(request, item, items)
+        return count
+
+    def _prompt_targets(
+        self, request: Request, start: int, end: int
+    ) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int32]] | None]:
+        """First place of [start, end) whose next prompt token's logprob is wanted, and those."""
+        need = request.wire.logprobs
+        if need is None or need.prompt_from < 0 or request.num_output:
+            return start, None
+        first = max(start, need.prompt_from - 1)
+        targets = request.ids[first + 1 : min(end + 1, request.prompt_len)]
+        return (first, targets.copy()) if len(targets) else (start, None)
+
+    def _admit(self, items: list[Item], left: int, now_s: float) -> None:
+        if not self.queue or left <= 0:
+            return
+        prefill_left = min(left, self.limits.max_prefill_tokens)
+        for request in self.queue.in_order(now_s):
+            if prefill_left <= 0:
+                break
+            if not self._is_ready(request):
+                continue
+            entered = self._enter(request) or (self._preempt(request) and self._enter(request))
+            if not entered:
+                break
+            request.started_s = now_s
+            self.queue.remove(request)
+            self.running.append(request)
+            self._admissions.append(self._admission(request))
+            prefill_left -= self._chunk(request, items, prefill_left)
+
+    def _enter(self, request: Request) -> bool:
+        if len(self.running) >= self.limits.max_running:
+            return False
+        return self.ledger.admit(request, self._spare_pages())
+
+    def _is_ready(self, request: Request) -> bool:
+        if self._waits_for_prefix(request):
+            return False
+        try:
+            return self.hooks.ready(request)
+        except RequestError as error:
+            self._refuse(request, error)
+            return False
+
+    def _spare_pages(self) -> int:
+        """What admission keeps free: the rest of the running prompts, and a share of the output
+        that running requests may still produce. Nothing when nothing runs."""
+        tokens = 0.0
+        for r in self.running:
+            tokens += max(0, r.base - r.num_pages * self.limits.page_size)
+            tokens += min(r.max_new - r.num_planned, 4096) * self.limits.reserve
+        return self.ledger.pages_for(int(tokens))
+
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """Whether a running request is computing a prefix that this one would compute again.
+
+        Waiting pays when the part that is not yet in the tree is at least a page and a quarter of
+        what the request has to compute."""
+        limit = self.ledger.match_limit(request)
+        if limit < self.limits.page_size:
+            return False
+        page = self.limits.page_size
+        found: int | None = None
+        for other in self.running:
+            if not (other.is_prefilling or other.inflight) or other.key != request.key:
+                continue
+            ahead = min(other.base // page * page, limit)
+            if other.inserted >= ahead or not self.ledger.match_limit(other):
+                continue
+            common = _common_prefix(other.ids[:ahead], request.ids[:ahead]) // page * page
+            if common <= other.inserted:
+                continue
+            if found is None:
+                found = self.ledger.cache.peek(request.ids[:limit], request.key)
+            gain = common - found
+            if gain >= page and 4 * gain >= request.base - found:
+                return True
+        return False
+
+    def _preempt(self, request: Request) -> bool:
+        """Retract the least important running request for a much more important waiting one."""
+        if not self.limits.priorities:
+            return False
+        victim = self._victim(request)
+        if victim is None:
+            return False
+        sign = -1 if self.limits.low_values_first else 1
+        gap = sign * (request.wire.priority - victim.wire.priority)
+        if gap < self.limits.preemption_threshold:
+            return False
+        self.retract(victim)
+        return True
+
+    def _admission(self, request: Request) -> Admission:
+        wire = request.wire
+        embeds = None
+        if wire.embeds is not None:
+            flat = np.frombuffer(wire.embeds, dtype="<f4")
+            embeds = flat.reshape(request.prompt_len, -1)
+        return Admission(
+            rid=request.rid,
+            slot=request.slot,
+            sampling=wire.sampling,
+            prompt_ids=request.ids[: request.prompt_len].copy(),
+            output_ids=request.output_ids.copy(),
+            embeds=embeds,
+            processor=wire.processor,
+        )
+
+    def too_long(self, request: Request) -> RequestError | None:
+        """Why the request can never run, if so."""
+        most = self.ledger.num_total_tokens
+        if request.base + 1 > most:
+            return InvalidRequest(
+                f"the prompt has {request.base} tokens, the KV cache holds {most}: "
+                "raise --max-total-tokens or --mem-fraction-static",
+                param="input_ids",
+            )
+        return None
+
+
+def _common_prefix(
+    a: np.ndarray[tuple[int], np.dtype[np.int32]], b: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> int:
+    """Length of the common prefix of two id arrays."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n

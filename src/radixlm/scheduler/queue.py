@@ -1,0 +1,94 @@
+"""Who is admitted first: the policies, as sort keys over the waiting requests."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from radixlm.base.errors import ConfigError
+from radixlm.memory.prefix.base import PrefixCache
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.request import Request
+
+# above this many waiting requests, prefix-aware orders cost more than they bring
+MAX_MATCHED = 128
+
+Order = Callable[[list[Request], PrefixCache, float], None]
+
+
+def _fcfs(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+    """Oldest first: the list is kept so."""
+
+
+def _longest_output(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+    waiting.sort(key=lambda r: -r.max_new)
+
+
+def _shuffled(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+    random.shuffle(waiting)
+
+
+def _longest_prefix(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+    if len(waiting) <= MAX_MATCHED:
+        hits = {r.rid: cache.peek(r.ids[: r.base - 1], r.key) for r in waiting}
+        waiting.sort(key=lambda r: -hits[r.rid])
+
+
+def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+    """Below the heaviest subtree first: a page weighs the waiting requests that share it."""
+    if len(waiting) > MAX_MATCHED:
+        return
+    paths = {r.rid: cache.match(r.ids[: r.base - 1], r.key).pages.tolist() for r in waiting}
+    weight = Counter(page for path in paths.values() for page in path)
+    waiting.sort(key=lambda r: [(-weight[page], page) for page in paths[r.rid]] or [(0, 0)])
+
+
+ORDERS: dict[str, Order] = {
+    "fcfs": _fcfs,
+    "lpm": _longest_prefix,
+    "dfs-weight": _depth_first,
+    "lof": _longest_output,
+    "random": _shuffled,
+}
+
+
+class WaitingQueue:
+    """The waiting requests. Retracted ones stand in front; priorities age so that none starves."""
+
+    def __init__(self, limits: Limits, cache: PrefixCache) -> None:
+        if limits.policy not in ORDERS:
+            known = ", ".join(ORDERS)
+            raise ConfigError(f"--schedule-policy {limits.policy!r}: choose one of {known}")
+        self._order, self._limits, self._cache = ORDERS[limits.policy], limits, cache
+        self._waiting: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def push(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def push_front(self, request: Request) -> None:
+        self._waiting.insert(0, request)
+
+    def remove(self, request: Request) -> None:
+        self._waiting.remove(request)
+
+    def priority(self, request: Request, now_s: float) -> float:
+        """Higher is sooner; one more for every ``aging_s`` of waiting."""
+        sign = -1 if self._limits.low_values_first else 1
+        aged = max(0.0, now_s - request.queued_s) / self._limits.aging_s
+        return sign * request.wire.priority + aged
+
+    def in_order(self, now_s: float) -> list[Request]:
+        """A copy, sorted by the policy, then by priority; retracted requests first."""
+        waiting = list(self._waiting)
+        self._order(waiting, self._cache, now_s)
+        if self._limits.priorities:
+            waiting.sort(key=lambda r: -self.priority(r, now_s))
+        waiting.sort(key=lambda r: r.retractions == 0)
+        return waiting

@@ -1,0 +1,123 @@
+"""Request: what scheduling needs to know of one sequence, and nothing of any feature.
+
+             prompt_len        num_known
+ids  |---- prompt ----|-- output --|
+     |--- cached ---|--- computed ---|        computed counts steps in flight,
+                                              done only the committed ones
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from radixlm.memory.prefix.base import Handle
+from radixlm.step.plan import Ids
+from radixlm.wire.replies import Finish
+from radixlm.wire.requests import TokenizedRequest
+
+
+class Request:
+    """One sequence from arrival to release. Owned and mutated by the scheduler alone."""
+
+    __slots__ = (
+        "_ids",
+        "base",
+        "computed",
+        "done",
+        "finish",
+        "handle",
+        "inflight",
+        "inserted",
+        "key",
+        "num_cached",
+        "num_known",
+        "num_pages",
+        "num_planned",
+        "pages",
+        "prompt_len",
+        "queued_s",
+        "rank",
+        "retractions",
+        "rid",
+        "sent",
+        "slot",
+        "started_s",
+        "stop_ids",
+        "wire",
+    )
+
+    def __init__(self, wire: TokenizedRequest, stop_ids: frozenset[int], key: str | None) -> None:
+        ids = wire.ids()
+        self.wire, self.rid, self.stop_ids, self.key = wire, wire.rid, stop_ids, key
+        self._ids = np.array(ids, dtype=np.int32)
+        self.num_known = len(ids)
+        self.prompt_len = len(ids) - wire.num_emitted
+        self.base = len(ids)  # tokens to compute before the next new one
+        self.computed = 0
+        self.done = 0
+        self.num_planned = wire.num_emitted  # output tokens, those in flight included
+        self.num_cached = 0
+        self.inserted = 0  # tokens that the prefix tree holds for this request
+        self.slot = -1
+        self.pages: Ids = np.zeros(0, np.int32)
+        self.num_pages = 0
+        self.handle: Handle | None = None
+        self.inflight = 0
+        self.finish: Finish | None = None
+        self.retractions = 0
+        self.sent = wire.num_emitted  # output tokens already sent to intake
+        self.queued_s = wire.arrival_s
+        self.started_s = 0.0
+        self.rank: Any = None  # the order hook's note
+
+    @property
+    def ids(self) -> Ids:
+        """All known tokens (a view)."""
+        return self._ids[: self.num_known]
+
+    @property
+    def output_ids(self) -> Ids:
+        return self._ids[self.prompt_len : self.num_known]
+
+    @property
+    def num_output(self) -> int:
+        return self.num_known - self.prompt_len
+
+    @property
+    def max_new(self) -> int:
+        return int(self.wire.sampling.max_new_tokens or 0)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.computed < self.base
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.slot < 0
+
+    def append(self, token: int) -> None:
+        """One more known token; the buffer doubles when full."""
+        if self.num_known == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros(max(64, len(self._ids)), np.int32)))
+        self._ids[self.num_known] = token
+        self.num_known += 1
+
+    def add_pages(self, new: Ids) -> None:
+        """Pages that follow those held."""
+        need = self.num_pages + len(new)
+        if need > len(self.pages):
+            room = np.zeros(max(need, 2 * len(self.pages), 8), np.int32)
+            room[: self.num_pages] = self.pages[: self.num_pages]
+            self.pages = room
+        self.pages[self.num_pages : need] = new
+        self.num_pages = need
+
+    def back_to_queue(self) -> None:
+        """Forget what was computed; all known tokens will be computed again."""
+        self.base, self.computed, self.done, self.inserted = self.num_known, 0, 0, 0
+        self.num_planned = self.num_output
+        self.num_cached = 0
+        self.slot, self.num_pages, self.handle = -1, 0, None
+        self.retractions += 1

@@ -1,0 +1,113 @@
+"""How two roles talk: zmq between processes, two deques inside one.
+
+A channel is a pair of one-way streams of records. ``receive`` waits at most ``timeout_s``
+(None = for ever, 0 = not at all) and returns all that has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import Any, Protocol
+
+import zmq
+
+from radixlm.base.errors import InvariantError
+from radixlm.wire.codec import Codec
+
+log = logging.getLogger(__name__)
+
+
+class Channel(Protocol):
+    """One end of a conversation."""
+
+    def send(self, message: Any) -> None: ...
+
+    def receive(self, timeout_s: float | None) -> list[Any]: ...
+
+    def close(self) -> None: ...
+
+
+class MemoryChannel:
+    """One end of an in-process pair; records are handed over as they are."""
+
+    def __init__(
+        self,
+        inbox: deque[Any],
+        outbox: deque[Any],
+        wake_me: threading.Condition,
+        wake_peer: threading.Condition,
+    ) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self._wake_me, self._wake_peer = wake_me, wake_peer
+
+    @staticmethod
+    def pair() -> tuple[MemoryChannel, MemoryChannel]:
+        """Two ends that talk to each other."""
+        there: deque[Any] = deque()
+        back: deque[Any] = deque()
+        left, right = threading.Condition(), threading.Condition()
+        return MemoryChannel(back, there, left, right), MemoryChannel(there, back, right, left)
+
+    def send(self, message: Any) -> None:
+        with self._wake_peer:
+            self._outbox.append(message)
+            self._wake_peer.notify()
+
+    def receive(self, timeout_s: float | None) -> list[Any]:
+        with self._wake_me:
+            if not self._inbox and timeout_s != 0:
+                self._wake_me.wait(timeout_s)
+            messages = list(self._inbox)
+            self._inbox.clear()
+        return messages
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class ZmqChannel:
+    """One end of a zmq PAIR. ``bind`` on the longer-lived side."""
+
+    def __init__(self, address: str, codec: Codec, bind: bool) -> None:
+        self._context = zmq.Context.instance()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        if bind:
+            self._socket.bind(address)
+        else:
+            self._socket.connect(address)
+        self._codec = codec
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self._socket
+
+    def send(self, message: Any) -> None:
+        try:
+            self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            # a PAIR without a peer refuses; the peer is gone and recovery will resend
+            log.debug("no peer for %s", type(message).__name__)
+
+    def receive(self, timeout_s: float | None) -> list[Any]:
+        if timeout_s != 0:
+            wait_ms = None if timeout_s is None else max(1, round(timeout_s * 1000))
+            if not self._socket.poll(wait_ms):
+                return []
+        messages: list[Any] = []
+        while True:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(self._codec.decode(data))
+            except InvariantError as error:
+                log.error("dropped a message: %s", error)
+
+    def close(self) -> None:
+        self._socket.close(0)

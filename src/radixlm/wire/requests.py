@@ -1,0 +1,97 @@
+"""What intake sends to the scheduler: typed records, never pickle.
+
+Token ids travel as little-endian int32 bytes; embeddings as float32 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from radixlm.wire.sampling_params import SamplingParams
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """A constraint on the output. ``kind``: json_schema, json_object, regex, ebnf, lark,
+    structural_tag. ``after``: text that must have been produced before the grammar begins (the
+    end marker of a reasoning block); None = from the first token. ``any_whitespace`` and
+    ``whitespace_pattern`` govern JSON."""
+
+    kind: str
+    value: str
+    after: str | None = None
+
+
+class LogprobNeed(msgspec.Struct, frozen=True):
+    """Which log-probabilities a request wants. ``prompt_from`` < 0: none of the prompt;
+    otherwise those of the prompt tokens from that index on."""
+
+    prompt_from: int = -1
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
+    """One sequence to continue (or to pool, with ``pooling``).
+
+    ``num_emitted``: how many of the last ids were already sent to the client, by an engine that
+    died or by a retraction elsewhere. ``deadline_s`` and ``queue_deadline_s`` are
+    ``time.monotonic`` values (0 = none), equal in all processes of one machine.
+    """
+
+    rid: str
+    input_ids: bytes
+    sampling: SamplingParams
+    num_emitted: int = 0
+    logprobs: LogprobNeed | None = None
+    return_hidden_states: bool = False
+    extra_key: str | None = None
+    priority: int = 0
+    arrival_s: float = 0.0
+    deadline_s: float = 0.0
+    queue_deadline_s: float = 0.0
+    grammar: GrammarSpec | None = None
+    embeds: bytes | None = None
+    adapter: str | None = None
+    processor: str | None = None
+    pooling: str | None = None
+    fair_key: str | None = None
+    stream: bool = True
+
+    def ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The token ids as an int32 array (a view, read only)."""
+        return np.frombuffer(self.input_ids, dtype="<i4")
+
+
+class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
+    """End ``rids`` (or all) now. ``quiet``: intake already knows, no reply is wanted."""
+
+    rids: tuple[str, ...] = ()
+    all: bool = False
+    quiet: bool = False
+    message: str = "aborted"
+
+
+class Control(msgspec.Struct, tag="control", frozen=True):
+    """An operator's wish: flush, pause, continue, info, weights_by_name, slow_down, ...
+
+    Answered by exactly one ``ControlReply`` with the same ``call_id``.
+    """
+
+    call_id: str
+    verb: str
+    args: dict[str, Any] = {}
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """Leave now; what still runs is dropped."""
+
+
+ToScheduler = TokenizedRequest | AbortRequest | Control | Shutdown
+
+
+def pack_ids(ids: Any) -> bytes:
+    """Token ids (list or array) as little-endian int32 bytes."""
+    return np.asarray(ids, dtype="<i4").tobytes()
