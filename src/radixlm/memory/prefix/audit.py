@@ -1,0 +1,63 @@
+"""Does the tree agree with itself and with those who hold locks? Breaches give both numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from radixlm.memory.prefix.base import Lock
+from radixlm.memory.prefix.node import Node
+from radixlm.memory.prefix.tree import Tree
+from radixlm.memory.prefix.window import WindowGroup
+
+
+def audit_shape(tree: Tree) -> list[str]:
+    """Every node stands under the right edge and has as many pages as its tokens fill."""
+    breaches: list[str] = []
+    for node in tree.nodes():
+        parent = node.parent
+        head = node.tokens[: tree.page_size].tobytes()
+        stored = node.edge[1] if isinstance(node.edge, tuple) else node.edge
+        if parent is None or parent.children.get(node.edge) is not node or stored != head:
+            breaches.append(f"node {node.serial} does not stand under its first page")
+        if len(node.tokens) != len(node.pages) * tree.page_size or not len(node.pages):
+            breaches.append(
+                f"node {node.serial} has {len(node.tokens)} tokens in {len(node.pages)} pages "
+                f"of {tree.page_size}"
+            )
+        row = node.window_pages
+        if row is not None and len(row) != len(node.pages):
+            breaches.append(
+                f"node {node.serial} has {len(row)} window pages, {len(node.pages)} full"
+            )
+    return breaches
+
+
+def audit_locks(
+    tree: Tree, window: WindowGroup | None, locks: Iterable[Lock], is_repair: bool
+) -> list[str]:
+    """Lock counts of the nodes against the handles that are locked, as often as they are."""
+    wanted: Counter[Node] = Counter()
+    window_wanted: Counter[Node] = Counter()
+    breaches: list[str] = []
+    for handle, is_window_locked in locks:
+        if not isinstance(handle, Node) or not handle.is_alive:
+            breaches.append("a request has locked a prefix that is no longer cached")
+            continue
+        wanted.update(handle.path())
+        if window is not None and is_window_locked:
+            window_wanted.update(window.tail(handle))
+    for node in tree.nodes():
+        if node.num_locks != wanted[node]:
+            breaches.append(
+                f"node {node.serial} has {node.num_locks} locks, requests hold {wanted[node]}"
+            )
+        if node.num_window_locks != window_wanted[node]:
+            breaches.append(
+                f"node {node.serial} has {node.num_window_locks} window locks, "
+                f"requests hold {window_wanted[node]}"
+            )
+        if is_repair:
+            node.num_locks = wanted[node]
+            node.num_window_locks = window_wanted[node]
+    return breaches

@@ -1,0 +1,154 @@
+"""What the scheduler asks of a prefix cache, with or without sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.memory.pages import PageIds
+
+TokenIds = NDArray[np.int32]
+
+
+class Handle:
+    """A cached prefix: what ``match`` and ``insert`` give, ``lock`` and ``unlock`` take.
+
+    Unless locked it is good only until the next call of ``evict`` or ``reset``.
+    """
+
+    __slots__ = ()
+
+
+Lock = tuple[Handle, bool]
+"""A locked handle, and whether its window is locked too (False after ``unlock_window``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest usable cached prefix: ``num_tokens`` tokens, ``len(pages)`` whole pages.
+
+    ``window_pages`` (hybrid caches only) is as long as ``pages``; entries before the window are 0.
+    """
+
+    handle: Handle
+    pages: PageIds
+    num_tokens: int
+    window_pages: PageIds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """Who owns what after ``insert``.
+
+    handle: the cached prefix, to be locked by a request that goes on.
+    num_cached_pages: the cache now owns one page for each of the first so many; the caller keeps
+        those behind (0 in a cache that keeps nothing).
+    num_shared_pages: of these, how many were cached before the call.
+    pages: the cache's page ids, [num_cached_pages], for the table of a request that goes on.
+    duplicate_pages: pages of the caller whose place was taken by other pages; still the caller's,
+        who frees them (once no running step reads them).
+    window_pages, duplicate_window_pages: the same of the window group, None without one.
+    """
+
+    handle: Handle
+    num_cached_pages: int
+    num_shared_pages: int
+    pages: PageIds
+    duplicate_pages: PageIds
+    window_pages: PageIds | None = None
+    duplicate_window_pages: PageIds | None = None
+
+
+class CacheEvents(Protocol):
+    """Told of every page that enters or leaves the cache (KV events for routers)."""
+
+    def on_store(
+        self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, extra_key: str | None
+    ) -> None:
+        """``pages`` now hold ``token_ids``; they follow ``parent_page`` (None at the start)."""
+
+    def on_remove(self, pages: PageIds) -> None:
+        """``pages`` are no longer cached."""
+
+    def on_reset(self) -> None:
+        """Nothing is cached any more."""
+
+
+class PrefixCache(Protocol):
+    """Owner of the KV pages of finished prefixes. All counts are of pages of the full group."""
+
+    page_size: int
+
+    def match(self, ids: TokenIds, extra_key: str | None = None) -> Match:
+        """Longest cached prefix of ``ids`` in whole pages; counts as a use of it.
+
+        To have at least one token to compute, pass all ids but the last.
+        """
+
+    def peek(self, ids: TokenIds, extra_key: str | None = None) -> int:
+        """Tokens that ``match`` would find; changes nothing (for ordering a queue)."""
+
+    def lock(self, handle: Handle) -> None:
+        """Keeps the prefix from eviction; as many ``unlock`` as ``lock`` are needed."""
+
+    def unlock(self, handle: Handle, is_window_locked: bool = True) -> None:
+        """Undoes one ``lock``; ``is_window_locked`` is False after ``unlock_window``."""
+
+    def unlock_window(self, handle: Handle) -> None:
+        """Lets only the window of a locked prefix go (hybrid caches; else nothing)."""
+
+    def insert(
+        self,
+        ids: TokenIds,
+        pages: PageIds,
+        extra_key: str | None = None,
+        window_pages: PageIds | None = None,
+    ) -> InsertResult:
+        """Hands the whole pages of ``ids`` over to the cache.
+
+        ``pages`` are the request's page table: what it matched and locked, then its own.
+        """
+
+    def evict(self, num_pages: int) -> int:
+        """Frees ``num_pages`` pages or as many as can be; returns how many."""
+
+    def evict_window(self, num_pages: int) -> int:
+        """Frees ``num_pages`` pages of the window group or as many as can be; how many."""
+
+    def reset(self) -> None:
+        """Forgets everything; InvariantError while something is locked."""
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that ``evict`` can free."""
+
+    @property
+    def num_window_evictable(self) -> int:
+        """Window pages that ``evict_window`` can free."""
+
+    @property
+    def num_locked(self) -> int:
+        """Pages that locks keep."""
+
+    @property
+    def total_pages(self) -> int:
+        """Pages that the cache owns."""
+
+    def owned_window_pages(self) -> PageIds:
+        """Ids of all window pages that the cache owns."""
+
+    def owned_pages(self) -> PageIds:
+        """Ids of all pages that the cache owns, found by walking it."""
+
+    def path_pages(self, handle: Handle) -> PageIds:
+        """Ids of the pages from the start to ``handle``."""
+
+    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> list[str]:
+        """Breaches of the cache's own books, given every lock that is held.
+
+        With ``is_repair`` lock counts and sums are set to what they should be.
+        """

@@ -1,0 +1,99 @@
+"""The prefix cache of ``--disable-radix-cache``: keeps nothing, shares nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from radixlm.memory.pages import PageIds
+from radixlm.memory.prefix.base import Handle, InsertResult, Lock, Match, TokenIds
+
+_NO_PAGES: Final = np.empty(0, np.int32)
+_NO_PAGES.flags.writeable = False
+
+
+class ChunkCache:
+    """Each request keeps its pages from its first chunk to its end; the caller owns them all."""
+
+    def __init__(self, page_size: int, is_hybrid: bool = False) -> None:
+        self.page_size = page_size
+        self._handle = Handle()
+        self._window_pages = _NO_PAGES if is_hybrid else None
+
+    def match(self, ids: TokenIds, extra_key: str | None = None) -> Match:
+        """Never a hit."""
+        return Match(self._handle, _NO_PAGES, 0, self._window_pages)
+
+    def peek(self, ids: TokenIds, extra_key: str | None = None) -> int:
+        """0 tokens."""
+        return 0
+
+    def lock(self, handle: Handle) -> None:
+        """Nothing to keep."""
+
+    def unlock(self, handle: Handle, is_window_locked: bool = True) -> None:
+        """Nothing to let go."""
+
+    def unlock_window(self, handle: Handle) -> None:
+        """Nothing to let go."""
+
+    def insert(
+        self,
+        ids: TokenIds,
+        pages: PageIds,
+        extra_key: str | None = None,
+        window_pages: PageIds | None = None,
+    ) -> InsertResult:
+        """Takes no page over."""
+        return InsertResult(
+            self._handle, 0, 0, _NO_PAGES, _NO_PAGES, self._window_pages, self._window_pages
+        )
+
+    def evict(self, num_pages: int) -> int:
+        """Nothing to free."""
+        return 0
+
+    def evict_window(self, num_pages: int) -> int:
+        """Nothing to free."""
+        return 0
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    @property
+    def num_evictable(self) -> int:
+        """0 pages."""
+        return 0
+
+    @property
+    def num_window_evictable(self) -> int:
+        """0 pages."""
+        return 0
+
+    @property
+    def num_locked(self) -> int:
+        """0 pages."""
+        return 0
+
+    @property
+    def total_pages(self) -> int:
+        """0 pages."""
+        return 0
+
+    def owned_pages(self) -> PageIds:
+        """No pages."""
+        return _NO_PAGES
+
+    def owned_window_pages(self) -> PageIds:
+        """No pages."""
+        return _NO_PAGES
+
+    def path_pages(self, handle: Handle) -> PageIds:
+        """No pages."""
+        return _NO_PAGES
+
+    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> list[str]:
+        """No books, no breaches."""
+        return []

@@ -1,0 +1,361 @@
+"""The radix tree: token prefixes in whole pages, each with the pages that hold its KV.
+
+A node owns its pages until it is evicted. Locks count from the locked node up to the root, so the
+unlocked nodes are closed downwards: whatever is unlocked can be evicted leaf by leaf, and
+``num_evictable`` is a sum, not a search. Time is a counter of calls: the same calls, the same tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from radixlm.base.errors import InvariantError
+from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
+from radixlm.memory.prefix.audit import audit_locks, audit_shape
+from radixlm.memory.prefix.base import CacheEvents, Handle, InsertResult, Lock, Match, TokenIds
+from radixlm.memory.prefix.evict import EvictionQueue, policy
+from radixlm.memory.prefix.node import Node, join
+from radixlm.memory.prefix.tree import Step, Tree
+from radixlm.memory.prefix.window import WindowGroup
+
+
+class RadixCache:
+    """Prefix cache keyed by (extra key, token ids) at page granularity.
+
+    ``allocator`` is the full group's. ``window`` is given for models with window layers: then each
+    node also holds window pages, which are evicted on their own by ``evict_window``.
+    """
+
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        page_size: int,
+        eviction: str = "lru",
+        *,
+        window: WindowGroup | None = None,
+        events: CacheEvents | None = None,
+    ) -> None:
+        groups = [allocator, window.allocator] if window is not None else [allocator]
+        if any(group.page_size != page_size for group in groups):
+            raise InvariantError(f"page size {page_size}, pools {[g.page_size for g in groups]}")
+        self.page_size = page_size
+        self.allocator = allocator
+        self.window = window
+        self.tree = Tree(page_size)
+        self.total_pages = 0
+        self.num_locked = 0
+        self._events = events
+        self._queue = EvictionQueue(policy(eviction))
+        self._clock = 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages of unlocked nodes: all of them can be freed."""
+        return self.total_pages - self.num_locked
+
+    def match(self, ids: TokenIds, extra_key: str | None = None) -> Match:
+        """Longest cached prefix of ``ids`` in whole pages; a use of it for the eviction order.
+
+        Splits a node that is shared in part, so that the handle stands exactly at the end.
+        """
+        self._clock += 1
+        nodes = self._ending(self._walk(_as_int32(ids), extra_key))
+        node = nodes[-1] if nodes else self.tree.root
+        for step in nodes:
+            step.num_hits += 1
+            step.last_access = self._clock
+        pages = join([step.pages for step in nodes])
+        row = None
+        if self.window is not None:
+            self.window.touch(node, self._clock)
+            row = self.window.row(node, len(pages))
+        return Match(node, pages, len(pages) * self.page_size, row)
+
+    def peek(self, ids: TokenIds, extra_key: str | None = None) -> int:
+        """Tokens that ``match`` would find; changes nothing."""
+        steps = self._walk(_as_int32(ids), extra_key)
+        return sum(num_pages for _, num_pages in steps) * self.page_size
+
+    def lock(self, handle: Handle) -> None:
+        """Keeps the prefix from eviction; its window too."""
+        node = _alive(handle)
+        if self.window is not None:
+            self.window.lock(node, self._split)
+        while node.parent is not None:
+            if node.num_locks == 0:
+                self.num_locked += len(node.pages)
+            node.num_locks += 1
+            node = node.parent
+
+    def unlock(self, handle: Handle, is_window_locked: bool = True) -> None:
+        """Undoes one ``lock``; ``is_window_locked`` is False after ``unlock_window``."""
+        node = _alive(handle)
+        if node.parent is not None and node.num_locks < 1:
+            raise InvariantError("a prefix is unlocked more often than locked")
+        if self.window is not None and is_window_locked:
+            self.window.unlock(node)
+        while node.parent is not None:
+            node.num_locks -= 1
+            if node.num_locks == 0:
+                self.num_locked -= len(node.pages)
+                if not node.children:
+                    self._queue.push(node)
+            node = node.parent
+
+    def unlock_window(self, handle: Handle) -> None:
+        """The request has computed a whole window past ``handle``: only the full pages stay."""
+        if self.window is not None:
+            self.window.unlock(_alive(handle))
+
+    def insert(
+        self,
+        ids: TokenIds,
+        pages: PageIds,
+        extra_key: str | None = None,
+        window_pages: PageIds | None = None,
+    ) -> InsertResult:
+        """Takes over the whole pages of ``ids``; see ``InsertResult`` for who owns what then.
+
+        ids: int32 [num_tokens]; pages: int32, the request's page table from its start; what lies
+        behind ``min(len(ids) // page_size, len(pages))`` pages is not looked at.
+        window_pages: as ``pages`` (hybrid caches need it), 0 where the window has passed.
+        """
+        row = self._checked_row(window_pages)
+        ids, pages = _as_int32(ids), _as_int32(pages)
+        num_pages = min(len(ids) // self.page_size, len(pages))
+        ids, pages = ids[: num_pages * self.page_size], pages[:num_pages]
+        self._clock += 1
+        nodes = self._ending(self.tree.walk(ids, extra_key))
+        shared = join([node.pages for node in nodes])
+        num_shared = len(shared)
+        duplicates = pages[:num_shared][pages[:num_shared] != shared]
+        row_duplicates = None if row is None else self._revive(nodes, row[:num_pages])
+        node = nodes[-1] if nodes else self.tree.root
+        if num_shared < num_pages:
+            node = self._grow(node, ids, pages, row, num_shared, extra_key)
+        tree_pages = np.concatenate([shared, pages[num_shared:]])
+        tree_row = self._touch(node, num_pages)
+        return InsertResult(
+            node, num_pages, num_shared, tree_pages, duplicates, tree_row, row_duplicates
+        )
+
+    def evict(self, num_pages: int) -> int:
+        """Frees at least ``num_pages`` pages, or all that are unlocked; returns how many.
+
+        Without a window group exactly ``num_pages``: of the last leaf only the tail goes.
+        """
+        freed: list[PageIds] = []
+        num_freed = 0
+        while num_freed < num_pages and (node := self._queue.pop()) is not None:
+            if node.num_locks or node.children:
+                continue
+            excess = num_freed + len(node.pages) - num_pages
+            if excess > 0 and self.window is None:
+                self._split(node, excess, is_trim=True)
+            num_freed += self._remove(node, freed)
+        self._give_back(freed)
+        return num_freed
+
+    def evict_window(self, num_pages: int) -> int:
+        """Frees at least ``num_pages`` window pages, or all that are unlocked; returns how many.
+
+        Inner nodes become tombstones; a leaf is of no use as one, so its full pages go as well.
+        """
+        if self.window is None:
+            return 0
+        freed: list[PageIds] = []
+        before = self.window.allocator.num_free
+        while (num_freed := self.window.allocator.num_free - before) < num_pages:
+            node = self.window.pop()
+            if node is None:
+                break
+            if node.children or node.num_locks:
+                self.window.clear(node)
+            else:
+                self._remove(node, freed)
+        self._give_back(freed)
+        return num_freed
+
+    @property
+    def num_window_evictable(self) -> int:
+        """Window pages that ``evict_window`` can free."""
+        return self.window.num_evictable if self.window is not None else 0
+
+    def reset(self) -> None:
+        """Forgets everything; InvariantError while something is locked."""
+        if self.num_locked:
+            raise InvariantError(f"reset with {self.num_locked} of {self.total_pages} pages locked")
+        self.evict(self.total_pages)
+        if self._events is not None:
+            self._events.on_reset()
+
+    def owned_pages(self) -> PageIds:
+        """Ids of all pages that the tree's nodes hold (a page twice, if a bug put it twice)."""
+        return join([node.pages for node in self.tree.nodes()])
+
+    def owned_window_pages(self) -> PageIds:
+        """Ids of all window pages that live nodes hold."""
+        rows = [node.window_pages for node in self.tree.nodes()]
+        return join([row for row in rows if row is not None])
+
+    def path_pages(self, handle: Handle) -> PageIds:
+        """Ids of the pages from the start to ``handle``."""
+        return join([node.pages for node in _alive(handle).path()])
+
+    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> list[str]:
+        """Breaches of the tree's own books; with ``is_repair`` counts and sums are set right."""
+        breaches = audit_shape(self.tree)
+        breaches += audit_locks(self.tree, self.window, locks, is_repair)
+        nodes = list(self.tree.nodes())
+        total = sum(len(node.pages) for node in nodes)
+        num_locked = sum(len(node.pages) for node in nodes if node.num_locks)
+        if (self.total_pages, self.num_locked) != (total, num_locked):
+            breaches.append(
+                f"the tree counts {self.total_pages} pages, {self.num_locked} locked; "
+                f"its nodes hold {total}, {num_locked} locked"
+            )
+        if self.window is not None:
+            breaches += self.window.audit(nodes, is_repair)
+        if is_repair:
+            self.total_pages, self.num_locked = total, num_locked
+            for node in nodes:
+                if not node.num_locks and not node.children:
+                    self._queue.push(node)
+        return breaches
+
+    def _walk(self, ids: TokenIds, extra_key: str | None) -> list[Step]:
+        """The steps along ``ids`` that a match may take."""
+        steps = self.tree.walk(ids, extra_key)
+        if self.window is not None:
+            del steps[self.window.num_usable_steps(steps) :]
+        return steps
+
+    def _ending(self, steps: list[Step]) -> list[Node]:
+        """The nodes of ``steps``, the last one split where the steps end within it."""
+        nodes = [node for node, _ in steps]
+        if steps and steps[-1][1] < len(nodes[-1].pages):
+            nodes[-1] = self._split(*steps[-1])
+        return nodes
+
+    def _touch(self, node: Node, num_pages: int) -> PageIds | None:
+        """An insert ended at ``node``; its row of window pages, if there is such a group."""
+        for step in node.path():
+            step.last_access = self._clock
+        if self.window is None:
+            return None
+        self.window.touch(node, self._clock)
+        return self.window.row(node, num_pages)
+
+    def _split(self, node: Node, num_pages: int, is_trim: bool = False) -> Node:
+        """Cuts ``num_pages`` pages off the front of ``node``; the new upper node.
+
+        ``is_trim``: the lower part goes at once, so the rest may stay a view of the whole.
+        """
+        upper = self.tree.split(node, num_pages)
+        if not is_trim:
+            upper.own_arrays()
+            node.own_arrays()
+        if self.window is not None:
+            self.window.has_split(upper)
+        return upper
+
+    def _checked_row(self, window_pages: PageIds | None) -> PageIds | None:
+        """The window row of an insert: present in hybrid caches only, nulls only in front."""
+        if (window_pages is None) != (self.window is None):
+            raise InvariantError("window pages are given to caches with a window group, only")
+        if window_pages is None:
+            return None
+        row = _as_int32(window_pages)
+        is_live = row != NULL_PAGE
+        if len(row) and not is_live[int(is_live.argmax()) :].all() and is_live.any():
+            raise InvariantError("a row of window pages has a null page behind a live one")
+        return row
+
+    def _revive(self, nodes: list[Node], row: PageIds) -> PageIds:
+        """Gives the caller's window pages to tombstones on its path; those not needed."""
+        assert self.window is not None
+        duplicates: list[PageIds] = []
+        start = 0
+        for node in nodes:
+            mine = row[start : start + len(node.pages)]
+            start += len(node.pages)
+            is_live = mine != NULL_PAGE
+            num_null = len(mine) - int(is_live.sum())
+            if node.window_pages is not None:
+                duplicates.append(mine[is_live & (mine != node.window_pages)])
+            elif num_null < len(mine):
+                if num_null:
+                    self._split(node, num_null)
+                self.window.put(node, mine[num_null:])
+        return join(duplicates)
+
+    def _grow(
+        self,
+        parent: Node,
+        ids: TokenIds,
+        pages: PageIds,
+        row: PageIds | None,
+        start_page: int,
+        extra_key: str | None,
+    ) -> Node:
+        """New nodes for the pages from ``start_page`` on; the last of them."""
+        cut = start_page
+        if row is not None:
+            cut += int((row[start_page : len(pages)] == NULL_PAGE).sum())
+        self.allocator.adopt(pages[start_page:])
+        node = parent
+        # Where the caller's window has passed, a tombstone goes before the live node.
+        for begin, end in ((start_page, cut), (cut, len(pages))):
+            if begin == end:
+                continue
+            tokens = ids[begin * self.page_size : end * self.page_size]
+            node = self.tree.attach(node, tokens, pages[begin:end], extra_key)
+            self._queue.push(node)
+            if self.window is not None and row is not None and begin == cut:
+                self.window.put(node, row[begin:end])
+        self.total_pages += len(pages) - start_page
+        if self._events is not None:
+            before = int(parent.pages[-1]) if parent.parent is not None else None
+            self._events.on_store(
+                pages[start_page:], ids[start_page * self.page_size :], before, extra_key
+            )
+        return node
+
+    def _remove(self, node: Node, freed: list[PageIds]) -> int:
+        """Takes an unlocked leaf out, and tombstones that become leaves by it; pages gone."""
+        num_pages = 0
+        while True:
+            num_pages += len(node.pages)
+            freed.append(node.pages)
+            self._queue.discard(node)
+            if self.window is not None:
+                self.window.clear(node)
+            node = self.tree.detach(node)
+            if node.parent is None or node.children or node.num_locks:
+                return num_pages
+            if self.window is None or node.window_pages is not None:
+                self._queue.push(node)
+                return num_pages
+
+    def _give_back(self, freed: list[PageIds]) -> None:
+        """Returns evicted pages to the allocator, all in one go."""
+        pages = join(freed)
+        self.allocator.release(pages)
+        self.total_pages -= len(pages)
+        if self._events is not None and len(pages):
+            self._events.on_remove(pages)
+
+
+def _as_int32(values: ArrayLike) -> PageIds:
+    """A contiguous int32 array, the caller's own where it is one."""
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _alive(handle: Handle) -> Node:
+    """The node of a handle; InvariantError if it has been evicted."""
+    if not isinstance(handle, Node) or not handle.is_alive:
+        raise InvariantError("a handle was used after its prefix was evicted: lock it first")
+    return handle

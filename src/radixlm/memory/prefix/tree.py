@@ -1,0 +1,69 @@
+"""The shape of the radix tree, without any books: walk, split, attach, detach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radixlm.memory.pages import PageIds
+from radixlm.memory.prefix.base import TokenIds
+from radixlm.memory.prefix.node import NO_IDS, Edge, Node, count_common
+
+Step = tuple[Node, int]
+"""A node of a walk and how many of its pages the prompt shares (all, but perhaps of the last)."""
+
+
+class Tree:
+    """Nodes under one root; the first edge below the root carries the extra key."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.root = Node(None, b"", NO_IDS, NO_IDS, 0)
+        self._num_nodes_made = 0
+
+    def walk(self, ids: TokenIds, extra_key: str | None) -> list[Step]:
+        """The nodes along ``ids`` with the number of pages shared; changes nothing."""
+        page_size = self.page_size
+        stop = len(ids) // page_size * page_size
+        steps: list[Step] = []
+        node, start = self.root, 0
+        while start < stop:
+            head = ids[start : start + page_size].tobytes()
+            child = node.children.get(head if start else (extra_key, head))
+            if child is None:
+                break
+            num_pages = count_common(child.tokens, ids[start:stop]) // page_size
+            steps.append((child, num_pages))
+            if num_pages < len(child.pages):
+                break
+            start += num_pages * page_size
+            node = child
+        return steps
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Cuts the first ``num_pages`` pages off ``node`` as its new parent, which is returned."""
+        self._num_nodes_made += 1
+        return node.split(num_pages, self.page_size, self._num_nodes_made)
+
+    def attach(self, parent: Node, tokens: TokenIds, pages: PageIds, extra_key: str | None) -> Node:
+        """A new leaf below ``parent`` with copies of ``tokens`` and ``pages``."""
+        head = tokens[: self.page_size].tobytes()
+        edge: Edge = head if parent.parent is not None else (extra_key, head)
+        self._num_nodes_made += 1
+        node = Node(parent, edge, tokens.copy(), pages.copy(), self._num_nodes_made)
+        parent.children[edge] = node
+        return node
+
+    def detach(self, node: Node) -> Node:
+        """Takes a leaf out; its former parent. Handles to it are dead from now on."""
+        assert node.parent is not None and not node.children
+        del node.parent.children[node.edge]
+        node.is_alive = False
+        return node.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents before their children."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())

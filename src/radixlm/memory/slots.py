@@ -1,0 +1,55 @@
+"""Which rows of the page and token tables are in use: one row, a slot, a running request."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from radixlm.base.errors import InvariantError
+
+
+class SlotAllocator:
+    """Gives out slots ``0 .. num_slots - 1``, the lowest free one first."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))
+        self._is_free = bytearray(b"\x01" * num_slots)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that ``alloc`` can still give."""
+        return len(self._free)
+
+    @property
+    def num_total(self) -> int:
+        """All slots."""
+        return len(self._is_free)
+
+    def alloc(self) -> int | None:
+        """A slot, or None if all are in use."""
+        if not self._free:
+            return None
+        slot = heapq.heappop(self._free)
+        self._is_free[slot] = 0
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Takes a slot back; InvariantError if it is not in use."""
+        if not 0 <= slot < len(self._is_free):
+            raise InvariantError(f"slot {slot} of {len(self._is_free)}")
+        if self._is_free[slot]:
+            raise InvariantError(f"slot {slot} is freed twice")
+        self._is_free[slot] = 1
+        heapq.heappush(self._free, slot)
+
+    def used(self) -> list[int]:
+        """The slots in use, ascending."""
+        return [slot for slot, is_free in enumerate(self._is_free) if not is_free]
+
+    def rebuild(self, used: Iterable[int]) -> None:
+        """Makes the free list anew: every slot not in ``used`` is free."""
+        self._is_free[:] = b"\x01" * len(self._is_free)
+        for slot in used:
+            self._is_free[slot] = 0
+        # Ascending, hence already a heap.
+        self._free = [slot for slot, is_free in enumerate(self._is_free) if is_free]
