@@ -65,7 +65,8 @@ class Attention:
     rope: Rope | None
     qkv_bias: bool = False
     o_bias: bool = False
-    qk_norm: Literal["", "head", "row"] = ""  # each head alone, or the whole projection
+    qk_norm: Literal["", "head", "each", "row"] = ""  # "head": all heads share [head_dim] weights;
+    # "each": a head alone, weights [heads, head_dim]; "row": the whole projection at once
     qk_norm_spec: Norm | None = None
     scale: float | None = None
     window: int = 0  # 0 = full; w = a token sees itself and the w - 1 before it

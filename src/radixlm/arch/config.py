@@ -1,0 +1,66 @@
+"""One checkpoint's config.json with its family's defaults: attributes that fail with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from radixlm.base.errors import CheckpointError
+
+
+class Config:
+    """Read-only view of a config; ``config.hidden_size`` or ``config.get("hidden_size")``.
+
+    ``source`` is the path that error messages name. A missing key raises CheckpointError.
+    """
+
+    __slots__ = ("_values", "source")
+
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json") -> None:
+        self._values = dict(values)
+        self.source = source
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__"):
+            raise AttributeError(key)
+        try:
+            return self._values[key]
+        except KeyError:
+            raise self.error(key, "is missing") from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __repr__(self) -> str:
+        return f"Config({self.source}, {self._values})"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of ``key``, or ``default`` where it is absent or null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def error(self, key: str, problem: str) -> CheckpointError:
+        """A CheckpointError that names the file and the key."""
+        return CheckpointError(f"{self.source}: {key!r} {problem}")
+
+    def refuse(self, key: str, *accepted: object) -> None:
+        """CheckpointError unless ``key`` is absent or has one of the ``accepted`` values.
+
+        For config flags that change the mathematics in a way no record can say.
+        """
+        value = self._values.get(key)
+        if value is not None and value not in accepted:
+            wanted = " or ".join(repr(one) for one in accepted) or "absent"
+            raise self.error(key, f"= {value!r} is not supported (must be {wanted})")
+
+    def divide(self, whole: str, parts: str) -> int:
+        """config[whole] / config[parts]; CheckpointError where it leaves a remainder."""
+        quotient, remainder = divmod(self.__getattr__(whole), self.__getattr__(parts))
+        if remainder:
+            raise self.error(
+                whole, f"= {self.get(whole)} is not a multiple of {parts!r} = {self.get(parts)}"
+            )
+        return int(quotient)

@@ -1,0 +1,224 @@
+"""What most families share: from config keys to records, and the table of families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.names import Names
+from radixlm.arch.spec import (
+    Activation,
+    Attention,
+    Block,
+    Decoder,
+    LatentAttention,
+    Layout,
+    Mlp,
+    Moe,
+    Norm,
+    Rope,
+    RopeScaling,
+)
+
+Family = Callable[[Config], Decoder]
+FAMILIES: dict[str, Family] = {}
+
+Mixer = Attention | LatentAttention
+Ffn = Mlp | Moe
+
+
+def family(*architectures: str) -> Callable[[Family], Family]:
+    """Register a function for the ``architectures`` of config.json that it describes."""
+
+    def register(describe: Family) -> Family:
+        FAMILIES.update(dict.fromkeys(architectures, describe))
+        return describe
+
+    return register
+
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "relu2": "relu2",
+    "tanh": "tanh",
+}
+
+
+def activation(c: Config, key: str = "hidden_act") -> Activation:
+    """The activation that config[key] names; CheckpointError if the engine has no such one."""
+    name = getattr(c, key)
+    if name not in _ACTIVATIONS:
+        raise c.error(key, f"= {name!r} is unknown; known: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+_SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor", "max_position_embeddings"),
+    "yarn": (
+        "factor",
+        "original_max_position_embeddings",
+        "max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+    "longrope": (
+        "factor",
+        "short_factor",
+        "long_factor",
+        "original_max_position_embeddings",
+        "max_position_embeddings",
+        "attention_factor",
+    ),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+_OPTIONAL_KEYS = frozenset(
+    ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+)
+
+
+def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
+    kind = p["rope_type"]
+    if kind == "default":
+        return None
+    if kind not in _SCALING_KEYS:
+        known = ", ".join(("default", *_SCALING_KEYS))
+        raise c.error("rope_parameters", f"rope_type {kind!r} is unknown; known: {known}")
+    values = {"max_position_embeddings": c.get("max_position_embeddings"), **p}
+    params: dict[str, float | bool | tuple[float, ...]] = {}
+    for key in sorted(_SCALING_KEYS[kind]):
+        value = values.get(key)
+        if value is None:
+            may_miss = key in _OPTIONAL_KEYS or (key == "factor" and kind in ("yarn", "longrope"))
+            if not may_miss:
+                raise c.error("rope_parameters", f"of type {kind!r} lacks {key!r}")
+        elif key in ("short_factor", "long_factor"):
+            if not isinstance(value, list | tuple) or len(value) != dim // 2:
+                raise c.error("rope_parameters", f"{key!r} must be a list of {dim // 2} numbers")
+            params[key] = tuple(float(one) for one in value)
+        elif not isinstance(value, int | float) or value < 0:
+            raise c.error("rope_parameters", f"{key!r} = {value!r} is not a number >= 0")
+        else:
+            params[key] = value
+    return RopeScaling(kind, tuple(sorted(params.items())))
+
+
+def rope(
+    c: Config, head_dim: int, kind: str = "", *, partial: bool = False, interleaved: bool = False
+) -> Rope:
+    """The rotary embedding of config.rope_parameters (of the layer type ``kind``, if given).
+
+    ``partial``: the family honours partial_rotary_factor; others turn the whole head.
+    """
+    p: Mapping[str, Any] = c.rope_parameters[kind] if kind else c.rope_parameters
+    share = p.get("partial_rotary_factor") if partial else None
+    dim = head_dim if share is None else int(head_dim * share)
+    if dim <= 0 or dim % 2 or dim > head_dim:
+        raise c.error("rope_parameters", f"rotate {dim} of {head_dim} channels; must be even")
+    return Rope(dim, float(p["rope_theta"]), _scaling(c, p, dim), interleaved)
+
+
+def head_dim(c: Config) -> int:
+    """Channels of a head: config.head_dim, else hidden_size / num_attention_heads."""
+    return int(c.get("head_dim") or c.divide("hidden_size", "num_attention_heads"))
+
+
+def attention(c: Config, **fields: Any) -> Attention:
+    """Attention with the config's heads; ``fields`` are further fields of the record."""
+    heads = fields.pop("heads", None) or c.num_attention_heads
+    kv_heads = fields.pop("kv_heads", None) or c.get("num_key_value_heads") or heads
+    dim = fields.pop("head_dim", None) or head_dim(c)
+    if heads % kv_heads:
+        raise c.error(
+            "num_attention_heads", f"= {heads} is not a multiple of the {kv_heads} key-value heads"
+        )
+    if "rope" not in fields:
+        fields["rope"] = rope(c, dim)
+    return Attention(heads, kv_heads, dim, **fields)
+
+
+def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "hidden_act") -> Mlp:
+    """Feed-forward of config.intermediate_size."""
+    return Mlp(c.intermediate_size, activation(c, act), gated, bias)
+
+
+def rms(c: Config, offset: float = 0.0) -> Norm:
+    return Norm(c.rms_norm_eps, offset=offset)
+
+
+def is_sliding(c: Config, layer: int) -> bool:
+    """Whether config.layer_types gives this layer a sliding window."""
+    kind = c.layer_types[layer]
+    if kind not in ("sliding_attention", "full_attention"):
+        raise c.error("layer_types", f"has the unknown type {kind!r} at layer {layer}")
+    return bool(kind == "sliding_attention")
+
+
+def window(c: Config, layer: int) -> int:
+    """Tokens that this layer sees, itself included; 0 = all."""
+    if not is_sliding(c, layer):
+        return 0
+    if not c.get("sliding_window"):
+        raise c.error("sliding_window", f"is missing, but layer {layer} slides")
+    return int(c.sliding_window)
+
+
+def plain(
+    c: Config,
+    mixer: Mixer | Callable[[int], Mixer] | None = None,
+    ffn: Ffn | Callable[[int], Ffn] | None = None,
+    norm: Norm | None = None,
+    layout: Layout = "pre",
+    *,
+    residual: float = 1.0,
+    final_norm: Norm | None = None,
+    names: Names | None = None,
+    **fields: Any,
+) -> Decoder:
+    """A decoder as in Llama unless told otherwise; ``fields`` are further fields of Decoder.
+
+    ``mixer`` and ``ffn`` may be one record for all layers or a function of the layer index.
+    """
+    norm = norm or rms(c)
+    one_mixer = mixer or attention(c)
+    one_ffn = ffn or mlp(c)
+    blocks = tuple(
+        Block(
+            one_mixer(i) if callable(one_mixer) else one_mixer,
+            one_ffn(i) if callable(one_ffn) else one_ffn,
+            norm,
+            layout,
+            residual,
+        )
+        for i in range(c.num_hidden_layers)
+    )
+    fields.setdefault("tied", bool(c.tie_word_embeddings))
+    return Decoder(
+        c.vocab_size,
+        c.hidden_size,
+        blocks,
+        final_norm or norm,
+        c.max_position_embeddings,
+        names=names or {},
+        **fields,
+    )

@@ -1,0 +1,38 @@
+"""Llama and the models that keep its block: Mistral, Ministral, Arcee, Seed-OSS, SmolLM3."""
+
+from __future__ import annotations
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import attention, family, mlp, plain, window
+from radixlm.arch.spec import Decoder
+
+
+@family("LlamaForCausalLM")
+def llama(c: Config) -> Decoder:
+    bias = c.attention_bias
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
+
+
+@family("MistralForCausalLM")
+def mistral(c: Config) -> Decoder:
+    return plain(c, attention(c, window=c.sliding_window or 0))
+
+
+@family("MinistralForCausalLM")
+def ministral(c: Config) -> Decoder:
+    if c.layer_types is None:
+        return mistral(c)
+    return plain(c, lambda i: attention(c, window=window(c, i)))
+
+
+@family("ArceeForCausalLM")
+def arcee(c: Config) -> Decoder:
+    bias = c.attention_bias
+    feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward)
+
+
+@family("SeedOssForCausalLM")
+def seed_oss(c: Config) -> Decoder:
+    mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_out_bias)
+    return plain(c, mixer, mlp(c, bias=c.mlp_bias))

@@ -1,0 +1,213 @@
+"""Reads Hugging Face config.json and generation_config.json without importing transformers.
+
+Both dialects of rotary parameters are understood: ``rope_parameters`` (flat, or a dict a layer
+type) and the older ``rope_theta`` with ``rope_scaling``; see ``_rope``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.defaults import ALIASES, COMMON, DEFAULTS
+from radixlm.arch.registry import FAMILIES, find
+from radixlm.arch.spec import Decoder
+from radixlm.base.errors import CheckpointError
+
+_MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_NESTED = ("text_config", "llm_config", "language_config")
+_SHARED = ("tie_word_embeddings", "torch_dtype", "dtype")  # of a composite, for its text model
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def load_config(folder: str | Path | Mapping[str, Any]) -> Config:
+    """The config of a checkpoint folder (or of an already parsed config.json).
+
+    Missing keys have the defaults of the family's Hugging Face class; a nested text config is
+    lifted to the top; ``rope_parameters`` is always there and complete. CheckpointError names the
+    file and the key for a missing, truncated or nonsensical config and for an unknown architecture.
+    """
+    if isinstance(folder, Mapping):
+        return _complete(dict(folder), "config.json")
+    path = Path(folder) / "config.json"
+    return _complete(_read(path), str(path))
+
+
+def describe(checkpoint: str | Path | Mapping[str, Any] | Config) -> Decoder:
+    """The description of a checkpoint folder, a parsed config.json or a loaded ``Config``."""
+    c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
+    try:
+        return find(c.architecture, c.source)(c)
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        # a value of a type or size that no check foresaw, such as a string for a number
+        raise CheckpointError(f"{c.source}: cannot be understood ({error})") from error
+
+
+def load_generation_config(folder: str | Path) -> dict[str, Any]:
+    """generation_config.json of the folder, {} where there is none."""
+    path = Path(folder) / "generation_config.json"
+    return _read(path) if path.exists() else {}
+
+
+def eos_token_ids(c: Config, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a text: those of generation_config.json and of config.json together."""
+    found: list[int] = []
+    for value in (generation.get("eos_token_id"), c.get("eos_token_id")):
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        found += [i for i in ids if isinstance(i, int) and i >= 0 and i not in found]
+    return tuple(found)
+
+
+def context_len(c: Config) -> int:
+    """Tokens that the model was made for: a position scaling stretches max_position_embeddings
+    unless the config says what the length was before it (then it is the stretched one)."""
+    rope = c.rope_parameters
+    rope = next((p for p in rope.values() if isinstance(p, dict)), rope)
+    factor = rope.get("factor") or 1
+    if rope["rope_type"] in ("default", "llama3") or "original_max_position_embeddings" in rope:
+        factor = 1
+    return int(c.max_position_embeddings * factor)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:  # truncated, not JSON, not UTF-8
+        raise CheckpointError(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _complete(raw: dict[str, Any], source: str) -> Config:
+    architecture, model_type = _identity(raw, source)
+    nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
+    if nested is not None:
+        raw = {**{key: raw[key] for key in _SHARED if key in raw}, **nested}
+        model_type = raw.get("model_type", model_type)
+    find(architecture, source)
+    own = _MODEL_TYPE_OF.get(architecture, "")
+    defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
+    values = dict(raw)
+    for name, others in ALIASES.items():
+        given = [values[other] for other in (name, *others) if values.get(other) is not None]
+        if given:
+            values[name] = given[0]
+    if nested is None:
+        for key in _REQUIRED:
+            if key not in values:
+                raise CheckpointError(f"{source}: {key!r} is missing")
+    values = {**COMMON, **defaults, **values}
+    values["architecture"], values["model_type"] = architecture, model_type or own
+    _check(values, source)
+    values["rope_parameters"] = _rope(raw, {**COMMON, **defaults}, values, source)
+    return Config(values, source)
+
+
+def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
+    """(architecture, model_type): either may be missing, then the other one tells it."""
+    model_type = raw.get("model_type") or ""
+    listed = raw.get("architectures") or []
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise CheckpointError(f"{source}: 'architectures' must be a list of names")
+    known = next((one for one in listed if one in FAMILIES), None)
+    if known:
+        return known, model_type
+    if listed:
+        return listed[0], model_type
+    if model_type in DEFAULTS:
+        return str(DEFAULTS[model_type]["architecture"]), model_type
+    raise CheckpointError(
+        f"{source}: has no 'architectures', and model_type {model_type!r} is unknown"
+    )
+
+
+_POSITIVE = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    *("max_position_embeddings", "intermediate_size", "num_key_value_heads", "head_dim"),
+    *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "sliding_window"),
+)
+_NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+
+
+def _check(values: Mapping[str, Any], source: str) -> None:
+    """CheckpointError for counts that are no positive integers and similar nonsense."""
+    for key in _POSITIVE:
+        value = values.get(key)
+        if value is None:
+            continue
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        smallest = 0 if key in ("num_experts", "sliding_window", "num_experts_per_tok") else 1
+        if not is_count or value < smallest:
+            raise CheckpointError(f"{source}: {key!r} = {value!r} must be a positive integer")
+    for key in _NUMBERS:
+        value = values.get(key)
+        if value is not None and not (isinstance(value, int | float) and value >= 0):
+            raise CheckpointError(f"{source}: {key!r} = {value!r} must be a number >= 0")
+    experts = values.get("num_experts")
+    if experts and (values.get("num_experts_per_tok") or 0) > experts:
+        raise CheckpointError(f"{source}: 'num_experts_per_tok' exceeds 'num_experts'")
+    kinds = values.get("layer_types")
+    if kinds is not None and len(kinds) != values["num_hidden_layers"]:
+        raise CheckpointError(
+            f"{source}: 'layer_types' has {len(kinds)} entries for "
+            f"{values['num_hidden_layers']} layers ('num_hidden_layers')"
+        )
+
+
+def _rope(
+    raw: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    values: Mapping[str, Any],
+    source: str,
+) -> dict[str, Any]:
+    """Rotary parameters as one flat dict, or a dict of them a layer type.
+
+    Every flat dict has rope_type and rope_theta, and where the formula needs them
+    partial_rotary_factor and original_max_position_embeddings.
+    """
+    old, new = raw.get("rope_scaling"), raw.get("rope_parameters")
+    given = old or new or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{source}: 'rope_parameters' must be an object, not {given!r}")
+    if not given and defaults["rope_parameters"]:
+        given = defaults["rope_parameters"]
+    if any(isinstance(given.get(key), dict) for key in _LAYER_TYPES):
+        return {key: _flat(given.get(key) or {}, values, source, key) for key in _LAYER_TYPES}
+    if "rope_theta_by_type" not in defaults:
+        return _flat(given, values, source)
+    local = {key: values[key] for key in ("rope_theta",) if key in raw}
+    return {
+        "full_attention": _flat(given, values, source, "full_attention"),
+        "sliding_attention": _flat(local, values, source, "sliding_attention"),
+    }
+
+
+def _flat(
+    given: Mapping[str, Any], values: Mapping[str, Any], source: str, kind: str = ""
+) -> dict[str, Any]:
+    p = {key: value for key, value in given.items() if value is not None and key != "type"}
+    by_type = values.get("rope_theta_by_type", {})
+    p.setdefault("rope_theta", by_type.get(kind, values["rope_theta"]))
+    if not isinstance(p["rope_theta"], int | float) or p["rope_theta"] <= 0:
+        raise CheckpointError(f"{source}: 'rope_theta' = {p['rope_theta']!r} must be positive")
+    rope_type = p.get("rope_type") or given.get("type") or "default"
+    p["rope_type"] = {"su": "longrope", "mrope": "default"}.get(rope_type, rope_type)
+    share = values.get("partial_rotary_factor", values.get("rotary_pct"))
+    if share is not None:
+        p.setdefault("partial_rotary_factor", share)
+    if p["rope_type"] in ("llama3", "yarn", "longrope"):
+        before = values.get("original_max_position_embeddings")
+        if before is not None:
+            p["original_max_position_embeddings"] = before
+        else:
+            p.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+    return p

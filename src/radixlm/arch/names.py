@@ -1,0 +1,159 @@
+"""Role of a parameter -> names of the checkpoint tensors that fill it.
+
+A template names a module (the loader appends ``.weight`` or ``.bias``) or, where the checkpoint
+has that very name, one tensor. ``{i}`` is the layer, ``{e}`` the expert: a template with ``{e}`` is
+fetched for every expert and stacked along a new first axis.
+
+What a table may hold for a role:
+
+    "a.b"                      one template
+    ("a.q", "a.k", "a.v")      joined along the rows, in this order (axis 1 of stacked experts)
+    Named("a.b", recipe)       joined, then passed through a recipe (``arch/recipes.py``)
+    AnyOf(x, y)                the first of these spellings whose tensors are present
+
+Roles: embed positions norm head | per layer ``{i}``: norm1 .. norm4, mixer.{qkv o q_norm k_norm
+sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, ffn.{up up1 down} (up = gate
+above up, up1 = not gated), moe.{router correction up down up_bias down_bias shared_gate},
+moe.shared.{up up1 down}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixlm.arch.recipes import Recipe
+from radixlm.arch.spec import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Checkpoint tensors joined along their rows, then changed by ``recipe``."""
+
+    templates: tuple[str, ...]
+    recipe: Recipe | None = None
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class AnyOf:
+    """Spellings of one role in the order in which they are looked for."""
+
+    spellings: tuple[Name, ...]
+
+    def __init__(self, *spellings: Name) -> None:
+        object.__setattr__(self, "spellings", spellings)
+
+
+Name = str | tuple[str, ...] | Named | AnyOf
+Names = Mapping[str, Name]
+
+LAYER = "model.layers.{i}."
+_ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
+SPLIT_QKV = tuple(f"{_ATTENTION}{part}_proj" for part in "qkv")
+FUSED_UP = _MLP + "gate_up_proj"
+
+DEFAULT: Names = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "norm1": LAYER + "input_layernorm",
+    "norm2": LAYER + "post_attention_layernorm",
+    "mixer.qkv": AnyOf(SPLIT_QKV, _ATTENTION + "qkv_proj"),
+    "mixer.o": _ATTENTION + "o_proj",
+    "mixer.q_norm": _ATTENTION + "q_norm",
+    "mixer.k_norm": _ATTENTION + "k_norm",
+    "mixer.sinks": _ATTENTION + "sinks",
+    "mixer.q": _ATTENTION + "q_proj",
+    "mixer.q_a": _ATTENTION + "q_a_proj",
+    "mixer.q_a_norm": _ATTENTION + "q_a_layernorm",
+    "mixer.q_b": _ATTENTION + "q_b_proj",
+    "mixer.kv_a": _ATTENTION + "kv_a_proj_with_mqa",
+    "mixer.kv_a_norm": _ATTENTION + "kv_a_layernorm",
+    "mixer.kv_b": _ATTENTION + "kv_b_proj",
+    "ffn.up": AnyOf((_MLP + "gate_proj", _MLP + "up_proj"), FUSED_UP),
+    "ffn.up1": _MLP + "up_proj",
+    "ffn.down": _MLP + "down_proj",
+    "moe.router": _MLP + "gate",
+    "moe.correction": _MLP + "gate.e_score_correction_bias",
+    "moe.up": AnyOf(
+        (_MLP + "experts.{e}.gate_proj", _MLP + "experts.{e}.up_proj"),
+        _MLP + "experts.gate_up_proj",
+    ),
+    "moe.down": AnyOf(_MLP + "experts.{e}.down_proj", _MLP + "experts.down_proj"),
+    "moe.shared.up": AnyOf(
+        (_MLP + "shared_experts.gate_proj", _MLP + "shared_experts.up_proj"),
+        _MLP + "shared_experts.gate_up_proj",
+    ),
+    "moe.shared.down": _MLP + "shared_experts.down_proj",
+    "moe.shared_gate": _MLP + "shared_expert_gate",
+}
+
+SANDWICH: Names = {
+    "norm2": LAYER + "post_attention_layernorm",
+    "norm3": LAYER + "pre_feedforward_layernorm",
+    "norm4": LAYER + "post_feedforward_layernorm",
+}
+POST: Names = {
+    "norm1": LAYER + "post_attention_layernorm",
+    "norm2": LAYER + "post_feedforward_layernorm",
+}
+
+
+def spellings(names: Mapping[str, Any], role: str) -> tuple[Named, ...]:
+    """All ways in which the checkpoint may store ``role``, best first; KeyError if none is known.
+
+    ``names`` is ``Decoder.names``: what it lacks is looked up in ``DEFAULT``.
+    """
+    name = names[role] if role in names else DEFAULT[role]
+    return _flat(name)
+
+
+def _flat(name: Name) -> tuple[Named, ...]:
+    match name:
+        case AnyOf():
+            return tuple(one for spelling in name.spellings for one in _flat(spelling))
+        case Named():
+            return (name,)
+        case str():
+            return (Named((name,)),)
+        case _:
+            return (Named(name),)
+
+
+# Where composite checkpoints keep the language model, and old ones their bare decoder.
+_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "")
+
+
+def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
+    """(our prefix, the checkpoint's): templates that begin with ours are read with the other.
+
+    Found by where the token embedding is. ``present`` holds the checkpoint's tensor names. The same
+    pair where nothing else fits, so that the loader reports the name that the family expects.
+    """
+    embed = spellings(decoder.names, "embed")[0].templates[0]
+    ours = embed.partition(".")[0] + "."
+    tail = embed.removeprefix(ours) + ".weight"
+    for theirs in (ours, *_PREFIXES):
+        if theirs + tail in present:
+            return ours, theirs
+    return ours, ours
+
+
+_BUFFERS = re.compile(
+    r"\.(inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
+    r"|position_ids)$"
+)
+_LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+def is_ignorable(name: str, decoder: Decoder) -> bool:
+    """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
+    the copy of a tied head, extra layers that predict further tokens."""
+    if _BUFFERS.search(name):
+        return True
+    if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight")):
+        return True
+    layer = _LAYER_OF.search(name)
+    return layer is not None and int(layer[1]) >= len(decoder.blocks)

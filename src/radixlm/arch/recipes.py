@@ -1,0 +1,55 @@
+"""How checkpoint tensors become ours, by tensor methods only: no torch import.
+
+A recipe is ``recipe(tensor, cat) -> tensor`` where ``cat(tensors, dim)`` joins along an axis
+(``torch.cat`` or ``numpy.concatenate``). It receives the tensor of one role after the templates
+were joined; for experts that is the stack [experts, ...]. Recipes are plain values (functions or
+frozen records), so that two equal descriptions compare equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Cat = Callable[[Sequence[Any], int], Any]
+Recipe = Callable[[Any, Cat], Any]
+
+
+def transposed(tensor: Any, cat: Cat) -> Any:
+    """[in, out] -> [out, in]; vectors stay; of a stack [experts, in, out] the last two swap."""
+    return tensor if tensor.ndim == 1 else tensor.swapaxes(-1, -2)
+
+
+def interleaved(tensor: Any, cat: Cat) -> Any:
+    """Rows gate, up, gate, up .. -> all gates, all ups (last axis of [.., 2 * inner])."""
+    return cat((tensor[..., 0::2], tensor[..., 1::2]), -1)
+
+
+def interleaved_transposed(tensor: Any, cat: Cat) -> Any:
+    """[experts, in, 2 * inner], columns gate, up, gate, up .. -> [experts, 2 * inner, in]."""
+    return interleaved(tensor, cat).swapaxes(-1, -2)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQkv:
+    """Rows grouped by KV head, each [its q heads][k][v] -> [all q][all k][all v]."""
+
+    kv_heads: int
+    head_dim: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        rest = tuple(tensor.shape[1:])
+        grouped = tensor.reshape(self.kv_heads, -1, self.head_dim, *rest)
+        parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return cat([part.reshape(-1, *rest) for part in parts], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PerHead:
+    """Norm weights of all heads in one vector [heads * head_dim] -> [heads, head_dim]."""
+
+    heads: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor.reshape(self.heads, -1)

@@ -1,0 +1,23 @@
+"""Architecture name of a config.json -> the family that describes it."""
+
+from __future__ import annotations
+
+import difflib
+
+from radixlm.arch.families import llama, qwen
+from radixlm.arch.families.builders import FAMILIES, Family, family
+from radixlm.base.errors import CheckpointError
+
+__all__ = ["FAMILIES", "LINEAGES", "family", "find"]
+
+# Naming the modules keeps the imports that register the families.
+LINEAGES = (llama, qwen)
+
+
+def find(architecture: str, source: str = "config.json") -> Family:
+    """The family of ``architecture``; CheckpointError with the nearest names if there is none."""
+    if architecture in FAMILIES:
+        return FAMILIES[architecture]
+    near = difflib.get_close_matches(architecture, FAMILIES, n=3, cutoff=0.5)
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    raise CheckpointError(f"{source}: unknown architecture {architecture!r}{hint}")
