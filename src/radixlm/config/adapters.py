@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import POSITIVE, Flag
+from radixlm.config.flag import POSITIVE, Flag, Group
 
 _LORA = "adapters in the executor"
 
@@ -23,8 +23,8 @@ LORA_TARGETS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AdapterConfig(Group):
     """LoRA."""
 
     enable_lora: Annotated[

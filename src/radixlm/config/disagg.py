@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import POSITIVE, Flag
+from radixlm.config.flag import POSITIVE, Flag, Group
 
 _PD = "KV transfer between servers"
 
 
-@dataclass(frozen=True, slots=True)
-class DisaggConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DisaggConfig(Group):
     """Prefill/decode disaggregation."""
 
     disaggregation_mode: Annotated[

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 ATTENTION_BACKENDS = (
     "cpu",
@@ -37,8 +37,8 @@ _SPARSE = "double sparsity"
 _COMPILE = "models under torch.compile"
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ExecuteConfig(Group):
     """Execution."""
 
     device: Annotated[

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, Flag
+from radixlm.config.flag import AUTO, Flag, Group
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class GrammarConfig(Group):
     """Constrained output."""
 
     grammar_backend: Annotated[

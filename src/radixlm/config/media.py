@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import Flag
+from radixlm.config.flag import Flag, Group
 
 _MEDIA = "image, video and audio inputs"
 
 
-@dataclass(frozen=True, slots=True)
-class MediaConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MediaConfig(Group):
     """Multimodal input."""
 
     enable_multimodal: Annotated[

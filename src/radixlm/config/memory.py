@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _TIERS = "the host and storage tiers of the KV cache"
 _OFFLOAD = "weights that live off the device"
 _STATE = "state-space layers"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MemoryConfig(Group):
     """Memory."""
 
     mem_fraction_static: Annotated[

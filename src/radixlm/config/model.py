@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, POSITIVE, Flag
+from radixlm.config.flag import AUTO, POSITIVE, Flag, Group
 
 _HUB = "a downloader for model hubs; give --model-path a local folder"
 _REMOTE = "weight transfer from a running instance"
@@ -48,8 +48,8 @@ QUANTIZATIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ModelConfig(Group):
     """Model and tokenizer."""
 
     model_path: Annotated[

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LEVEL = Flag(choices=LOG_LEVELS, old_values=(("warn", "warning"), ("trace", "debug")))
@@ -12,8 +12,8 @@ _LABELS = "metrics with labels of customers"
 _BUCKET_RULE = "'default', 'tse MIDDLE BASE COUNT' or 'customer VALUE ...'."
 
 
-@dataclass(frozen=True, slots=True)
-class ObserveConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ObserveConfig(Group):
     """Logging and metrics."""
 
     log_level: Annotated[str, "Level of the logs.", _LEVEL] = "info"

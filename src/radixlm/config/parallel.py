@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _TP = "a tensor-parallel executor"
 _PP = "a pipeline-parallel executor"
@@ -13,8 +13,8 @@ _NODES = "a launcher for several nodes"
 _COMM = "speeds up messages between GPUs; one rank sends none"
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParallelConfig(Group):
     """Parallelism."""
 
     tp_size: Annotated[

@@ -5,8 +5,9 @@ Constructors take their group, never the root.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from radixlm.config.adapters import AdapterConfig
 from radixlm.config.disagg import DisaggConfig
@@ -17,24 +18,11 @@ from radixlm.config.memory import MemoryConfig
 from radixlm.config.model import ModelConfig
 from radixlm.config.observe import ObserveConfig
 from radixlm.config.parallel import ParallelConfig
+from radixlm.config.reading import read_values
 from radixlm.config.schedule import ScheduleConfig
 from radixlm.config.serve import ServeConfig
 from radixlm.config.speculate import SpeculateConfig
-
-GROUPS: dict[str, type[Any]] = {
-    "model": ModelConfig,
-    "serve": ServeConfig,
-    "schedule": ScheduleConfig,
-    "memory": MemoryConfig,
-    "execute": ExecuteConfig,
-    "observe": ObserveConfig,
-    "grammar": GrammarConfig,
-    "adapters": AdapterConfig,
-    "media": MediaConfig,
-    "speculate": SpeculateConfig,
-    "parallel": ParallelConfig,
-    "disagg": DisaggConfig,
-}
+from radixlm.config.table import options
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +41,35 @@ class ServerConfig:
     speculate: SpeculateConfig = field(default_factory=SpeculateConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     disagg: DisaggConfig = field(default_factory=DisaggConfig)
+
+    @classmethod
+    def from_kwargs(cls, **flat: Any) -> Self:
+        """Options by flat name, as the offline engine takes them; ConfigError as on the CLI."""
+        return cls().with_values(read_values(flat, "argument "))
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """A copy with checked ``values`` (option name -> value) set."""
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            groups.setdefault(options()[name].group, {})[name] = value
+        return replace(
+            self, **{name: replace(getattr(self, name), **new) for name, new in groups.items()}
+        )
+
+    def value(self, name: str) -> Any:
+        """The value of the option called ``name``, whatever its group."""
+        return getattr(getattr(self, options()[name].group), name)
+
+
+def flat(config: ServerConfig, *, show_secrets: bool = False) -> dict[str, Any]:
+    """Option name -> value, tuples as lists; secrets as "***" unless asked for.
+
+    The names are those of the reference's server arguments, as /get_server_info shows them.
+    """
+    shown: dict[str, Any] = {}
+    for name, option in options().items():
+        value = config.value(name)
+        if option.flag.is_secret and value is not None and not show_secrets:
+            value = "***"
+        shown[name] = list(value) if isinstance(value, tuple) else value
+    return shown

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ScheduleConfig(Group):
     """Scheduling."""
 
     max_running_requests: Annotated[

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 TOOL_CALL_PARSERS = (
     "auto",
@@ -38,8 +38,8 @@ _BATCHED = "texts that arrive together are tokenized together anyway"
 _RESTART = "recovery of a dead engine"
 
 
-@dataclass(frozen=True, slots=True)
-class ServeConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ServeConfig(Group):
     """Server."""
 
     host: Annotated[str, "Address to listen on."] = "127.0.0.1"

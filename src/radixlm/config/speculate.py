@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import POSITIVE, Flag
+from radixlm.config.flag import POSITIVE, Flag, Group
 
 _DRAFTS = "drafters and tree verification"
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculateConfig:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SpeculateConfig(Group):
     """Speculative decoding."""
 
     speculative_algorithm: Annotated[

@@ -1,0 +1,158 @@
+"""Grouped dataclasses <-> one flat command line and YAML. No argument is written twice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Never
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import require
+from radixlm.config.groups import GROUPS
+from radixlm.config.reading import dashed, read_values, unknown
+from radixlm.config.renamed import RENAMED
+from radixlm.config.root import ServerConfig
+from radixlm.config.table import Option, options
+from radixlm.config.values import example, show
+
+
+class OptionParser(argparse.ArgumentParser):
+    """An argument parser whose errors are ConfigErrors and which never guesses a prefix."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", HelpFormatter)
+        super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
+
+    def error(self, message: str) -> Never:
+        """Raise instead of printing the usage of two hundred flags."""
+        raise ConfigError(message)
+
+    def read(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Given flag or positional (dest) -> raw value; ConfigError for anything unknown."""
+        try:
+            known, rest = self.parse_known_args(argv)
+        except argparse.ArgumentError as error:
+            raise _argument_error(error) from error
+        for word in rest:
+            if word.startswith("-"):
+                raise unknown(word.partition("=")[0], "the flag ")
+        if rest:
+            raise ConfigError(f"{rest[0]!r} follows no flag that takes it")
+        return vars(known)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in two columns, each option with its default."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+
+def _argument_error(error: argparse.ArgumentError) -> ConfigError:
+    """Name the flag, and a value that works if a value is missing."""
+    flag = (error.argument_name or "").partition("/")[0]
+    option = options().get(flag.removeprefix("--").replace("-", "_"))
+    if option is None:
+        return ConfigError(f"{flag}: {error.message}")
+    works = option.dashed if option.kind is bool else f"{option.dashed} {example(option)}"
+    return ConfigError(f"{option.dashed}: {error.message}, such as {works}")
+
+
+def _help_text(option: Option) -> str:
+    flag = option.flag
+    text = option.help
+    if flag.choices:
+        text += f" One of: {', '.join(map(str, flag.choices))}."
+    if option.default not in (None, (), "") and option.default is not False:
+        text += f" [{show(option, option.default)}]"
+    if flag.state != "works":
+        text += f" ({'no effect: ' + flag.why if flag.state == 'no-op' else 'not built yet'})"
+    return text.replace("%", "%%")
+
+
+def _settings(option: Option) -> dict[str, Any]:
+    """The keywords of ``add_argument``; values stay raw text, ``read_values`` reads them."""
+    bare = option.flag.bare
+    if option.kind is bool and bare is None:
+        return {"action": argparse.BooleanOptionalAction}
+    settings: dict[str, Any] = {
+        "metavar": {str: "TEXT", int: "N", float: "X"}.get(option.kind, "B")
+    }
+    if option.flag.is_repeatable:
+        return settings | {"action": "append"}
+    if bare is not None:
+        return (
+            settings | {"nargs": "*"}
+            if option.is_many
+            else settings | {"nargs": "?", "const": bare}
+        )
+    return settings | {"nargs": "+"} if option.is_many else settings
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add --config, every option in groups, and (hidden) every old flag to ``parser``."""
+    quiet = argparse.SUPPRESS
+    parser.add_argument(
+        "--config", metavar="FILE", default=quiet, help="YAML file with options; flags win over it."
+    )
+    sections = {name: parser.add_argument_group(_title(name)) for name in GROUPS}
+    for name, option in options().items():
+        sections[option.group].add_argument(
+            option.dashed,
+            *option.flag.aliases,
+            dest=name,
+            default=quiet,
+            help=_help_text(option),
+            **_settings(option),
+        )
+    for key, renamed in RENAMED.items():
+        action = "store" if renamed.takes_value else "store_true"
+        parser.add_argument(dashed(key), dest=key, default=quiet, help=quiet, action=action)
+
+
+def _title(group: str) -> str:
+    return (GROUPS[group].__doc__ or group).rstrip(".")
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """The options of a YAML file, checked; ConfigError naming the file and the key."""
+    yaml = require("yaml", "dev", "--config")
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: cannot read {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config: {path} is not YAML: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        raise ConfigError(f"--config: {path} must hold lines such as 'port: 30000'")
+    return read_values(loaded, f"{path}: ")
+
+
+def collect(raw: Mapping[str, Any]) -> tuple[ServerConfig, frozenset[str]]:
+    """Raw values by dest (``OptionParser.read``) -> (config, names that the user gave)."""
+    flags = dict(raw)
+    path = flags.pop("config", None)
+    for name, option in options().items():
+        if option.is_many and option.flag.bare is not None and flags.get(name) == []:
+            flags[name] = option.flag.bare
+    values = read_yaml(path) if path is not None else {}
+    values |= read_values(flags)
+    return ServerConfig().with_values(values), frozenset(values)
+
+
+def build_parser(prog: str = "radixlm serve", description: str | None = None) -> OptionParser:
+    """A parser with all options of a server."""
+    parser = OptionParser(prog=prog, description=description, usage=f"{prog} [options]")
+    add_options(parser)
+    return parser
+
+
+def parse(argv: Sequence[str], prog: str = "radixlm serve") -> tuple[ServerConfig, frozenset[str]]:
+    """(config, names that the user gave on the command line or in --config).
+
+    ConfigError names the flag and a value that works. ``-h`` prints the help and exits with 0.
+    """
+    return collect(build_parser(prog).read(argv))

@@ -1,0 +1,50 @@
+"""Flags that older launch scripts still carry: accepted with one warning line, and mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """``to`` is the option of today, or "" if nothing is left to set (``note`` says why).
+
+    ``value`` is what the option becomes; None hands on the old flag's own value. ``like`` names an
+    option whose value is copied.
+    """
+
+    to: str
+    value: Any = None
+    like: str = ""
+    note: str = ""
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether the old flag is followed by a value."""
+        return bool(self.to) and self.value is None and not self.like
+
+
+_JUMP = "forced tokens are always skipped over"
+_NAN = "the check is off unless --enable-nan-detection is given"
+
+RENAMED: Mapping[str, Renamed] = MappingProxyType(
+    {
+        "enable_ep_moe": Renamed("ep_size", like="tp_size"),
+        "enable_deepep_moe": Renamed("moe_a2a_backend", "deepep"),
+        "enable_flashinfer_cutlass_moe": Renamed("moe_runner_backend", "flashinfer_cutlass"),
+        "enable_flashinfer_cutedsl_moe": Renamed("moe_runner_backend", "flashinfer_cutedsl"),
+        "enable_flashinfer_trtllm_moe": Renamed("moe_runner_backend", "flashinfer_trtllm"),
+        "enable_triton_kernel_moe": Renamed("moe_runner_backend", "triton_kernel"),
+        "enable_flashinfer_mxfp4_moe": Renamed("moe_runner_backend", "flashinfer_mxfp4"),
+        "disable_flashinfer": Renamed("attention_backend", "triton"),
+        "disable_flashinfer_sampling": Renamed("sampling_backend", "pytorch"),
+        "schedule_heuristic": Renamed("schedule_policy"),
+        "file_storage_pth": Renamed("file_storage_path"),
+        "disable_regex_jump_forward": Renamed("", note=_JUMP),
+        "disable_jump_forward": Renamed("", note=_JUMP),
+        "disable_nan_detection": Renamed("", note=_NAN),
+    }
+)

@@ -1,0 +1,174 @@
+"""Text, YAML and Python values -> values of an option, with errors that name a value that works."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from radixlm.base.errors import ConfigError
+from radixlm.config.table import Option
+
+logger = logging.getLogger(__name__)
+
+_KIND_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+_BOOLS = {"true": True, "yes": True, "on": True, "1": True}
+_BOOLS |= {"false": False, "no": False, "off": False, "0": False}
+
+
+def suggestion(text: str, known: list[str]) -> str:
+    """ "; did you mean 'x'?" for the nearest of ``known``, or "" if none is near."""
+    near = get_close_matches(text, known, 1, 0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def show(option: Option, value: Any) -> str:
+    """``value`` as a user would write it; secrets are hidden."""
+    if option.flag.is_secret and value is not None:
+        return "***"
+    if isinstance(value, tuple):
+        return " ".join(str(item) for item in value) or "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "unset" if value is None else str(value)
+
+
+def bounds(interval: str) -> tuple[float, float]:
+    """ "[1, inf)" -> (1, inf)."""
+    low, high = interval[1:-1].split(",")
+    return float(low), float(high)
+
+
+def is_within(value: float, interval: str) -> bool:
+    """Whether ``value`` lies in an interval written as "[low, high)"; NaN lies in none."""
+    low, high = bounds(interval)
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return above and below
+
+
+def example(option: Option) -> str:
+    """A value that works, for an error message."""
+    flag = option.flag
+    choices = flag.choices if flag.built is None else flag.built
+    if option.default not in (None, "", ()):
+        return show(option, option.default)
+    if choices:
+        return str(choices[0])
+    if flag.is_json:
+        return "'{\"key\": 1}'"
+    if option.kind is bool:
+        return "true"
+    if option.kind is str:
+        return "text"
+    low, high = bounds(flag.within or "[1, inf)")
+    middle = low + 1 if math.isinf(high) else (low + high) / 2
+    return str(option.kind(middle))
+
+
+def wrong(option: Option, problem: str) -> ConfigError:
+    """The error "--flag: problem; a value that works: ..."."""
+    return ConfigError(f"{option.dashed}: {problem}; a value that works: {example(option)}")
+
+
+def _read_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _BOOLS[value.strip().lower()]
+    raise ValueError
+
+
+def _read_int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _read_str(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    return str(value)
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    str: _read_str,
+}
+
+
+def _check_json(option: Option, text: str) -> None:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise wrong(option, f"not JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise wrong(option, f"expected a JSON object, got {type(parsed).__name__}")
+
+
+def _choose(option: Option, value: Any) -> Any:
+    """Map a renamed value and check the choices."""
+    flag = option.flag
+    today = dict(flag.old_values).get(value)
+    if today is not None:
+        logger.warning("%s %s is now called %s", option.dashed, value, today)
+        return today
+    if value not in flag.choices:
+        known = [str(choice) for choice in flag.choices]
+        near = suggestion(str(value), known)
+        raise ConfigError(f"{option.dashed}: {value!r} is not one of {', '.join(known)}{near}")
+    return value
+
+
+def _one(option: Option, value: Any) -> Any:
+    """One value of the option's kind, inside its limits."""
+    shown = "***" if option.flag.is_secret else repr(value)
+    if isinstance(value, Mapping) and not (option.flag.is_json or option.name == "lora_paths"):
+        raise wrong(option, f"{shown} is not {_KIND_NAMES[option.kind]}")
+    try:
+        read = _READERS[option.kind](value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        raise wrong(option, f"{shown} is not {_KIND_NAMES[option.kind]}") from None
+    if option.flag.choices:
+        read = _choose(option, read)
+    if option.flag.within and not is_within(read, option.flag.within):
+        raise wrong(option, f"{shown} is not in {option.flag.within}")
+    if option.flag.is_json:
+        _check_json(option, read)
+    return read
+
+
+def _is_unset(option: Option, value: Any) -> bool:
+    """Whether ``value`` means "unset" for an option that may be unset."""
+    if not option.is_nullable or "none" in option.flag.choices:
+        return value is None and option.is_nullable
+    words = {"None"} if option.kind is str else {"None", "none", "null", "auto"}
+    return value is None or (isinstance(value, str) and value in words)
+
+
+def coerce(option: Option, value: Any) -> Any:
+    """``value`` (text or Python object) as the option's type; ConfigError naming the flag."""
+    if _is_unset(option, value):
+        return None
+    if not option.is_many:
+        return _one(option, value)
+    if isinstance(value, Mapping) and option.name == "lora_paths":
+        value = [f"{name}={path}" for name, path in value.items()]
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(_one(option, item) for item in items)
