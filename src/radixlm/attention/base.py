@@ -1,0 +1,48 @@
+"""AttentionBackend: what runs attention over the paged cache. Stateful: it owns the pools and,
+from ``begin`` on, the metadata of the step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import KvPool
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class AttentionBackend(Protocol):
+    """One implementation of paged attention; it is also the batch's AttentionRunner."""
+
+    name: str
+    required_page_size: int | None  # None: any
+
+    def supports(self, page_size: int) -> bool:
+        """Whether pages of this many tokens work."""
+        ...
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Whether the cache may hold this dtype."""
+        ...
+
+    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one page of the group will take, before any pool exists."""
+        ...
+
+    def make_pool(
+        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
+    ) -> KvPool:
+        """Allocate the group's pool; the backend attends over it from now on."""
+        ...
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Prepare a step: called once, before the first layer."""
+        ...
+
+    def run(
+        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """Store the step's K and V, attend: [T, heads * v_dim] in the dtype of q."""
+        ...

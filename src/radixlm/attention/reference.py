@@ -1,0 +1,193 @@
+"""torch_native: paged attention in plain torch. Any page size, dtype and device; windows, softcap,
+sinks and latents. Every sequence reads exactly its own tokens, gathered through its page table.
+
+Legend: T packed tokens, S sequences, N tokens read of a sequence, Q its query tokens, H query
+heads, K KV heads, C head channels, V value channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.kernels.dispatch import Kernels
+from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import PagedPool
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
+MAX_PADDING = 2  # decode sequences share a call while the longest is at most this times longer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some query tokens and what they may read; sequences of one piece are padded alike."""
+
+    rows_SQ: Tensor  # int64: indices into T
+    tokens_SN: Tensor  # int64: indices into the flat pool
+    seen_SQN: Tensor  # bool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence of the step, on the host."""
+
+    index: int
+    start: int  # first query token in T
+    num_queries: int
+    kv_len: int
+
+
+class TorchNativeBackend:
+    """The reference backend."""
+
+    name = "torch_native"
+    required_page_size: int | None = None
+
+    def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
+        self.device = device
+        self.pools: list[PagedPool | None] = [None] * len(groups)
+        self._batch: ForwardBatch | None = None
+        self._spans: list[Span] = []
+        self._pieces: dict[tuple[int, int], list[Piece]] = {}  # (group, window)
+
+    def supports(self, page_size: int) -> bool:
+        """Any page size works."""
+        return page_size >= 1
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Floating-point dtypes that torch converts; K and V are widened when read."""
+        return dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one page over the group's layers."""
+        return group.numbers_per_token * page_size * dtype.itemsize
+
+    def make_pool(
+        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
+    ) -> PagedPool:
+        """Allocate and keep the group's pool."""
+        pool = PagedPool(group, num_pages, page_size, dtype, self.device)
+        self.pools[group.index] = pool
+        return pool
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Remember the batch; pieces are made when a layer first needs them."""
+        self._batch = batch
+        starts = batch.query_start_S1.tolist()
+        self._spans = [
+            Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
+            for index, kv_len in enumerate(batch.kv_len_S.tolist())
+        ]
+        self._pieces = {}
+
+    def run(
+        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """Store K and V, attend piece by piece."""
+        batch, pool = self._batch, self.pools[site.group]
+        assert batch is not None and pool is not None, "begin() and make_pool() come first"
+        flat_k, flat_v = pool.flat_k(site.layer), pool.flat_v(site.layer)
+        where = batch.store_GT[site.group]
+        flat_k[where] = k_TKD.to(pool.dtype)
+        if v_TKV is not None:
+            flat_v[where] = v_TKV.to(pool.dtype)
+        out_THV = q_THD.new_zeros(q_THD.shape[0], site.heads, site.v_dim)
+        for piece in self._pieces_of(site, pool.page_size):
+            k = flat_k[piece.tokens_SN].to(q_THD.dtype)
+            v = k[..., : site.v_dim] if site.latent else flat_v[piece.tokens_SN].to(q_THD.dtype)
+            out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece.seen_SQN, site)
+        return out_THV.flatten(1)
+
+    def _pieces_of(self, site: AttentionSite, page_size: int) -> list[Piece]:
+        key = (site.group, site.window)
+        if key not in self._pieces:
+            assert self._batch is not None
+            table_SP = self._batch.page_table_GSP[site.group].long()
+            self._pieces[key] = [
+                make_piece(part, table_SP, page_size, site.window)
+                for part in split_spans(self._spans, site)
+            ]
+        return self._pieces[key]
+
+
+def split_spans(spans: Sequence[Span], site: AttentionSite) -> list[list[Span]]:
+    """Group the step's sequences: one-token queries of similar length together, long queries
+    cut so that no score matrix is larger than MAX_SCORES."""
+    parts: list[list[Span]] = []
+    singles = sorted((s for s in spans if s.num_queries == 1), key=lambda s: s.kv_len)
+    for span in singles:
+        limit = MAX_SCORES // (site.heads * span.kv_len)
+        shares = parts and len(parts[-1]) < limit
+        if shares and span.kv_len <= MAX_PADDING * parts[-1][0].kv_len:
+            parts[-1].append(span)
+        else:
+            parts.append([span])
+    for span in spans:
+        if span.num_queries <= 1:
+            continue
+        step = max(1, MAX_SCORES // (site.heads * span.kv_len))
+        for first in range(0, span.num_queries, step):
+            count = min(step, span.num_queries - first)
+            kv_len = span.kv_len - span.num_queries + first + count
+            parts.append([Span(span.index, span.start + first, count, kv_len)])
+    return parts
+
+
+def make_piece(spans: Sequence[Span], table_SP: Tensor, page_size: int, window: int) -> Piece:
+    """Indices and mask of sequences that have the same number of query tokens."""
+    device = table_SP.device
+    num_queries = spans[0].num_queries
+    first = [
+        max(0, s.kv_len - num_queries - window + 1) if window else 0 for s in spans
+    ]  # positions before are out of every query's window, and their pages may be gone
+    longest = max(s.kv_len - f for s, f in zip(spans, first, strict=True))
+    start_S, kv_len_S, first_S, index_S = torch.tensor(
+        [[s.start for s in spans], [s.kv_len for s in spans], first, [s.index for s in spans]],
+        device=device,
+    )
+    position_SN = first_S[:, None] + torch.arange(longest, device=device)
+    query_Q = torch.arange(num_queries, device=device)
+    query_SQ = (kv_len_S - num_queries)[:, None] + query_Q
+    seen_SQN = position_SN[:, None] <= query_SQ[..., None]
+    if window:
+        seen_SQN &= position_SN[:, None] > query_SQ[..., None] - window
+    # Padding reads the sequence's own last token, never a page that another one wrote.
+    position_SN = torch.minimum(position_SN, kv_len_S[:, None] - 1)
+    pages_SN = table_SP[index_S[:, None], position_SN // page_size]
+    tokens_SN = pages_SN * page_size + position_SN % page_size
+    return Piece(start_S[:, None] + query_Q, tokens_SN, seen_SQN)
+
+
+def attend(
+    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, seen_SQN: Tensor, site: AttentionSite
+) -> Tensor:
+    """Masked softmax attention: [S, Q, H, V] in the dtype of q."""
+    q, k, v = (t.transpose(1, 2) for t in (q_SQHC, k_SNKC, v_SNKV))
+    if site.softcap or site.sinks is not None:
+        out_SHQV = _attend_by_hand(q, k, v, seen_SQN, site)
+    else:
+        out_SHQV = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen_SQN[:, None], scale=site.scale, enable_gqa=True
+        )
+    return out_SHQV.transpose(1, 2)
+
+
+def _attend_by_hand(
+    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, seen_SQN: Tensor, site: AttentionSite
+) -> Tensor:
+    """What scaled_dot_product_attention lacks: a cap on the scores, a sink beside them."""
+    grouped = q_SHQC.unflatten(1, (site.kv_heads, -1))  # [S, K, H / K, Q, C]
+    scores = (grouped @ k_SKNC[:, :, None].transpose(-1, -2)).float() * site.scale
+    if site.softcap:
+        scores = torch.tanh(scores / site.softcap) * site.softcap
+    scores = scores.masked_fill(~seen_SQN[:, None, None], float("-inf"))
+    if site.sinks is not None:
+        sinks = site.sinks.float().view(1, site.kv_heads, -1, 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : k_SKNC.shape[2]].to(q_SHQC.dtype)
+    return (weights @ v_SKNV[:, :, None]).flatten(1, 2)

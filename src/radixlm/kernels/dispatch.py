@@ -1,0 +1,143 @@
+"""Which implementation runs each op: chosen once, then plain attributes.
+
+An implementation is a function with the signature of its reference in ``kernels/ops``, announced
+by ``@implements(op, name=..., device=...)`` in a backend package. ``bind`` imports the backends
+of a device and picks; hot paths call ``kernels.rms_norm(...)`` without a test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from radixlm.base.errors import ConfigError
+from radixlm.kernels.ops import activation, embedding, linear, moe, norm, rope
+
+log = logging.getLogger(__name__)
+
+REFERENCE = "reference"
+
+# device type -> (extension that must import, module that announces implementations)
+BACKENDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "cpu": (("radixlm._cpu", "radixlm.kernels.cpu.ops"),),
+}
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "rms_norm": norm.rms_norm,
+    "add_rms_norm": norm.add_rms_norm,
+    "layer_norm": norm.layer_norm,
+    "add_layer_norm": norm.add_layer_norm,
+    "rope": rope.rope,
+    "rope_angles": rope.rope_angles,
+    "activate": activation.activate,
+    "activate_gated": activation.activate_gated,
+    "embedding": embedding.embedding,
+    "pack_linear": linear.pack_linear,
+    "route": moe.route,
+    "pack_experts": moe.pack_experts,
+}
+OPS = tuple(REFERENCES)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The chosen implementation of every op; ``chosen`` maps each op to the name of its own."""
+
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., Tensor]
+    layer_norm: Callable[..., Tensor]
+    add_layer_norm: Callable[..., Tensor]
+    rope: Callable[..., None]
+    rope_angles: Callable[..., tuple[Tensor, Tensor]]
+    activate: Callable[..., Tensor]
+    activate_gated: Callable[..., Tensor]
+    embedding: Callable[..., Tensor]
+    pack_linear: Callable[..., linear.PackedLinear]
+    route: Callable[..., tuple[Tensor, Tensor]]
+    pack_experts: Callable[..., moe.PackedExperts]
+    chosen: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One announced implementation of an op."""
+
+    op: str
+    name: str
+    device: str
+    function: Callable[..., Any]
+
+
+_ANNOUNCED: dict[tuple[str, str], Implementation] = {}
+
+
+def implements(op: str, *, name: str, device: str) -> Callable[[AnyFunction], AnyFunction]:
+    """Announce the decorated function as implementation ``name`` of ``op`` on ``device``."""
+    if op not in OPS:
+        raise KeyError(f"no op is called {op!r}")
+
+    def announce(function: AnyFunction) -> AnyFunction:
+        _ANNOUNCED[op, name] = Implementation(op, name, device, function)
+        return function
+
+    return announce
+
+
+def implementations(device: str) -> tuple[Implementation, ...]:
+    """Everything announced for the device type, references excluded."""
+    load_backends(device)
+    return tuple(i for i in _ANNOUNCED.values() if i.device == device)
+
+
+def load_backends(device: str) -> list[str]:
+    """Import the device's backends; return the extensions that are missing."""
+    missing = []
+    for extension, module in BACKENDS.get(device, ()):
+        try:
+            importlib.import_module(extension)
+        except ImportError as error:
+            missing.append(f"{extension} ({error})")
+            continue
+        importlib.import_module(module)
+    return missing
+
+
+def bind(device: str, overrides: Mapping[str, str] | None = None) -> Kernels:
+    """Choose every op for a device type ("cpu", "cuda").
+
+    ``overrides`` maps an op, or "all", to the name of an implementation ("reference", ...), as
+    ``--kernel rms_norm=reference`` gives them. ConfigError for a name that does not exist.
+    """
+    overrides = dict(overrides or {})
+    default = overrides.pop("all", "")
+    if default != REFERENCE:
+        for extension in load_backends(device):
+            log.warning("no fast kernels: %s; the torch reference runs instead", extension)
+    unknown = sorted(set(overrides) - set(OPS))
+    if unknown:
+        raise ConfigError(f"--kernel {unknown[0]}=...: no such op; the ops are: {', '.join(OPS)}")
+    choices = {op: _choose(op, device, overrides.get(op, default)) for op in OPS}
+    functions = {op: choice.function for op, choice in choices.items()}
+    return Kernels(**functions, chosen={op: choice.name for op, choice in choices.items()})
+
+
+def _choose(op: str, device: str, wanted: str) -> Implementation:
+    reference = Implementation(op, REFERENCE, device, REFERENCES[op])
+    if wanted == REFERENCE:
+        return reference
+    known = [i for i in _ANNOUNCED.values() if i.op == op and i.device == device]
+    if not wanted:
+        return known[0] if known else reference
+    for implementation in known:
+        if implementation.name == wanted:
+            return implementation
+    names = ", ".join([REFERENCE, *(i.name for i in known)])
+    raise ConfigError(f"--kernel {op}={wanted}: unknown on {device}; choose one of: {names}")

@@ -1,0 +1,114 @@
+"""Mixture of experts. Legend: T tokens, E experts, K chosen experts, D channels, I inner."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.arch.spec import Moe
+from radixlm.kernels.ops.activation import activate_gated
+
+
+class PackedExperts(Protocol):
+    """All experts of a layer, ready to run."""
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """Sum over the chosen experts of weight * expert(x); [T, D] in the dtype of x."""
+        ...
+
+
+def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Tensor, Tensor]:
+    """Choose experts: (weights [T, K] float32, ids [T, K] int64).
+
+    Scores are softmax or sigmoid over all experts, or raw with the softmax after the choice.
+    ``correction`` takes part in the choice only. With groups (n, kept), experts outside the
+    ``kept`` best groups are out; a group is rated by its best two experts or its best one.
+    """
+    logits = logits_TE.float()
+    score = _scores(logits, spec.score)
+    pick = score if correction_E is None else score + correction_E
+    num_groups, kept = spec.groups
+    if num_groups > 1:
+        pick = _keep_groups(pick, num_groups, kept, spec.group_score)
+    ids = pick.topk(spec.top_k, -1)[1]
+    weights = score.gather(1, ids)
+    if spec.score == "softmax_topk":
+        weights = weights.softmax(-1)
+    if spec.renorm:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * spec.scale, ids
+
+
+def _scores(logits_TE: Tensor, kind: str) -> Tensor:
+    if kind == "softmax":
+        return logits_TE.softmax(-1)
+    return logits_TE.sigmoid() if kind == "sigmoid" else logits_TE
+
+
+def _keep_groups(pick_TE: Tensor, num_groups: int, kept: int, rating: str) -> Tensor:
+    grouped = pick_TE.unflatten(-1, (num_groups, -1))
+    best = grouped.topk(2, -1)[0].sum(-1) if rating == "top2" else grouped.amax(-1)
+    keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(kept, -1)[1], True)
+    return grouped.masked_fill(~keep[..., None], float("-inf")).flatten(1)
+
+
+class ReferenceExperts:
+    """Runs the experts one after another on the tokens that chose them."""
+
+    def __init__(
+        self,
+        up_E2ID: Tensor,
+        down_EDI: Tensor,
+        up_bias_E2I: Tensor | None,
+        down_bias_ED: Tensor | None,
+        act: str,
+    ) -> None:
+        self.up_E2ID, self.down_EDI = up_E2ID, down_EDI
+        self.up_bias_E2I, self.down_bias_ED = up_bias_E2I, down_bias_ED
+        self.act = act
+        self.num_experts = int(up_E2ID.shape[0])
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        top_k = ids_TK.shape[1]
+        order = ids_TK.flatten().argsort(stable=True)
+        counts = torch.bincount(ids_TK.flatten(), minlength=self.num_experts).tolist()
+        tokens = order // top_k
+        weights = weights_TK.flatten()[order, None].to(x_TD.dtype)
+        # One slot a (token, choice), summed at the end in the order of the choice: the result of
+        # a token then does not depend on its neighbours.
+        outputs = x_TD.new_empty(order.shape[0], x_TD.shape[1])
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                rows = slice(start, start + count)
+                outputs[order[rows]] = self._expert(expert, x_TD[tokens[rows]]) * weights[rows]
+                start += count
+        return outputs.view(-1, top_k, x_TD.shape[1]).sum(1)
+
+    def _expert(self, expert: int, x_TD: Tensor) -> Tensor:
+        dtype = x_TD.dtype
+        up_bias, down_bias = self.up_bias_E2I, self.down_bias_ED
+        h = F.linear(
+            x_TD,
+            self.up_E2ID[expert].to(dtype),
+            None if up_bias is None else up_bias[expert].to(dtype),
+        )
+        return F.linear(
+            activate_gated(h, self.act),
+            self.down_EDI[expert].to(dtype),
+            None if down_bias is None else down_bias[expert].to(dtype),
+        )
+
+
+def pack_experts(
+    up_E2ID: Tensor,
+    down_EDI: Tensor,
+    up_bias_E2I: Tensor | None,
+    down_bias_ED: Tensor | None,
+    act: str,
+) -> PackedExperts:
+    """Experts ``down(act(gate) * up)`` with gate above up in the rows of ``up``."""
+    return ReferenceExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act)

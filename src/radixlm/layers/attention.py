@@ -1,0 +1,94 @@
+"""Softmax attention with grouped KV heads: projections, q/k norms, rope, gate.
+
+Legend: T tokens, D model channels, H query heads, K KV heads, C head channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Attention
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param, Shard
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class AttentionLayer(Module):
+    """qkv -> norm -> rope -> paged attention -> gate -> o."""
+
+    site: AttentionSite
+
+    def __init__(
+        self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
+    ) -> None:
+        """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
+        self.spec, self._rope, self._pool, self._context = spec, rope, pool, context
+        query_rows = spec.heads * spec.head_dim * (2 if spec.gate else 1)
+        kv_rows = spec.kv_heads * spec.head_dim
+        self.rows = (query_rows, kv_rows, kv_rows)
+        self.qkv = context.linear(dim, sum(self.rows), spec.qkv_bias, Shard(0, self.rows))
+        self.o = context.linear(spec.heads * spec.head_dim, dim, spec.o_bias, Shard(1))
+        if spec.qk_norm:
+            assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
+            wide = spec.qk_norm == "row"
+            width = (spec.head_dim * n if wide else spec.head_dim for n in self._heads)
+            self.q_norm, self.k_norm = (
+                NormLayer(spec.qk_norm_spec, w, context.kernels, context.device) for w in width
+            )
+        if spec.sinks:
+            self.sinks = Param((spec.heads,), "float32", Shard(0))
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        return self.spec.heads, self.spec.kv_heads
+
+    def finish(self) -> None:
+        spec, (group, row) = self.spec, self._pool
+        self.site = AttentionSite(
+            layer=row,
+            group=group,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            v_dim=spec.head_dim,
+            scale=spec.softmax_scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            sinks=self.sinks.take() if spec.sinks else None,
+        )
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        q, k, v, gate = self._project(x_TD)
+        if self._rope >= 0:
+            cos, sin = angles[self._rope]
+            rotate = self._context.kernels.rope
+            interleaved = self.spec.rope is not None and self.spec.rope.interleaved
+            rotate(q, cos, sin, interleaved)
+            rotate(k, cos, sin, interleaved)
+        out = batch.attn.run(q, k, v, self.site)
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
+        return self.o.run(out)
+
+    def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q [T, H, C], k and v [T, K, C], and the gate [T, H * C]."""
+        spec, gate = self.spec, None
+        q, k, v = self.qkv.run(x_TD).split(self.rows, -1)
+        if spec.gate:  # each head's q, then its gate
+            q, gate = q.unflatten(-1, (spec.heads, 2 * spec.head_dim)).chunk(2, -1)
+            gate = gate.flatten(1)
+            q = q.flatten(1)
+        if spec.qk_norm == "row":
+            q, k = self.q_norm.run(q), self.k_norm.run(k)
+        q = q.unflatten(-1, (spec.heads, spec.head_dim))
+        k = k.unflatten(-1, (spec.kv_heads, spec.head_dim))
+        if spec.qk_norm == "head":
+            q, k = self.q_norm.run(q), self.k_norm.run(k)
+        return q, k, v.unflatten(-1, (spec.kv_heads, spec.head_dim)), gate

@@ -1,0 +1,87 @@
+"""One layer of a decoder: a mixer and a feed-forward, joined to the residual stream by a layout.
+
+Legend: T tokens, D model channels. Blocks own the residual x and change it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from radixlm.arch.spec import Attention, Block, Moe
+from radixlm.layers.attention import AttentionLayer
+from radixlm.layers.context import LayerContext
+from radixlm.layers.latent import LatentAttentionLayer
+from radixlm.layers.mlp import MlpLayer
+from radixlm.layers.module import Module
+from radixlm.layers.moe import MoeLayer
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.step.batch import ForwardBatch
+
+NUM_NORMS = {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+
+
+class BlockLayer(Module):
+    """``run(x, batch, angles)`` adds the block's two branches to x and returns it."""
+
+    norm1: NormLayer
+    norm2: NormLayer
+    norm3: NormLayer
+    norm4: NormLayer
+
+    def __init__(
+        self, spec: Block, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
+    ) -> None:
+        self.spec = spec
+        self.mixer: AttentionLayer | LatentAttentionLayer
+        if isinstance(spec.mixer, Attention):
+            self.mixer = AttentionLayer(spec.mixer, dim, context, rope, pool)
+        else:
+            self.mixer = LatentAttentionLayer(spec.mixer, dim, context, rope, pool)
+        self.ffn: MlpLayer | MoeLayer
+        if isinstance(spec.ffn, Moe):
+            self.ffn = MoeLayer(spec.ffn, dim, context)
+        else:
+            self.ffn = MlpLayer(spec.ffn, dim, context)
+        for index in range(NUM_NORMS[spec.layout]):
+            norm = NormLayer(spec.norm, dim, context.kernels, context.device)
+            setattr(self, f"norm{index + 1}", norm)
+        run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
+        run = getattr(self, f"_run_{spec.layout}")
+        self.run = run
+
+    def _mix(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        y = self.mixer.run(x_TD, batch, angles)
+        return y if self.spec.residual == 1.0 else y * self.spec.residual
+
+    def _feed(self, x_TD: Tensor) -> Tensor:
+        y = self.ffn.run(x_TD)
+        return y if self.spec.residual == 1.0 else y * self.spec.residual
+
+    def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
+        x_TD += self._feed(self.norm2.add_run(x_TD, mixed))
+        return x_TD
+
+    def _run_post(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        x_TD += self.norm1.run(self._mix(x_TD, batch, angles))
+        x_TD += self.norm2.run(self._feed(x_TD))
+        return x_TD
+
+    def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
+        x_TD += self.norm4.run(self._feed(self.norm3.add_run(x_TD, mixed)))
+        return x_TD
+
+    def _run_parallel(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        h = self.norm1.run(x_TD)
+        mixed = self._mix(h, batch, angles)
+        x_TD += mixed.add_(self._feed(h))
+        return x_TD
+
+    def _run_parallel2(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
+        x_TD += mixed.add_(self._feed(self.norm2.run(x_TD)))
+        return x_TD

@@ -1,0 +1,32 @@
+"""What every layer needs to be built: one record instead of five arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.linear import Linear
+from radixlm.quant.param import Shard
+from radixlm.quant.scheme import Scheme, UnquantizedScheme
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """``compute_dtype`` is the dtype of activations; ``scheme`` stores linear weights."""
+
+    kernels: Kernels
+    device: torch.device
+    compute_dtype: torch.dtype
+    scheme: Scheme = field(default_factory=UnquantizedScheme)
+
+    def linear(
+        self, in_features: int, out_features: int, bias: bool = False, shard: Shard | None = None
+    ) -> Linear:
+        """A linear layer in this context's scheme."""
+        return Linear(in_features, out_features, bias, self.scheme, self.kernels, shard)
+
+    def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
+        """A linear layer that is never quantised (routers, gates, heads)."""
+        return Linear(in_features, out_features, bias, UnquantizedScheme(), self.kernels)

@@ -1,0 +1,103 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in absorbed form: the cache holds
+one latent of ``kv_rank + rope_dim`` numbers a token, and kv_b is folded into q and the output.
+
+Legend: T tokens, D model channels, H heads, N no-rope channels, R rope channels, V value
+channels, L the latent's rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import LatentAttention
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param, Shard
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class LatentAttentionLayer(Module):
+    """q . (W_k c) = (W_k^T q) . c: attention runs over the latents as one shared KV head."""
+
+    site: AttentionSite
+
+    def __init__(
+        self,
+        spec: LatentAttention,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        pool: tuple[int, int],
+    ) -> None:
+        self.spec, self._rope, self._pool, self._context = spec, rope, pool, context
+        kernels, device = context.kernels, context.device
+        query_rows = spec.heads * (spec.nope_dim + spec.rope_dim)
+        if spec.q_rank:
+            self.q_a = context.linear(dim, spec.q_rank, spec.bias)
+            self.q_a_norm = NormLayer(spec.norm, spec.q_rank, kernels, device)
+            self.q_b = context.linear(spec.q_rank, query_rows, shard=Shard(0))
+        else:
+            self.q = context.linear(dim, query_rows, shard=Shard(0))
+        self.kv_a = context.linear(dim, spec.kv_rank + spec.rope_dim, spec.bias)
+        self.kv_a_norm = NormLayer(spec.norm, spec.kv_rank, kernels, device)
+        self.kv_b = UpProjection(spec, context)
+        self.o = context.linear(spec.heads * spec.v_dim, dim, spec.bias, Shard(1))
+
+    def finish(self) -> None:
+        spec, (group, row) = self.spec, self._pool
+        self.site = AttentionSite(
+            layer=row,
+            group=group,
+            heads=spec.heads,
+            kv_heads=1,
+            head_dim=spec.kv_rank + spec.rope_dim,
+            v_dim=spec.kv_rank,
+            scale=spec.scale,
+            latent=True,
+        )
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        spec, rotate = self.spec, self._context.kernels.rope
+        cos, sin = angles[self._rope]
+        q = self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD))) if spec.q_rank else self.q.run(x_TD)
+        q_THC = q.unflatten(-1, (spec.heads, spec.nope_dim + spec.rope_dim))
+        q_THN, q_THR = q_THC.split((spec.nope_dim, spec.rope_dim), -1)
+        rotate(q_THR, cos, sin, spec.rope.interleaved)
+        latent_TL, k_TR = self.kv_a.run(x_TD).split((spec.kv_rank, spec.rope_dim), -1)
+        rotate(k_TR[:, None], cos, sin, spec.rope.interleaved)
+        k_T1C = torch.cat((self.kv_a_norm.run(latent_TL), k_TR), -1)[:, None]
+        q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
+        out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
+        return self.o.run(self.kv_b.expand(out_THL.unflatten(-1, (spec.heads, spec.kv_rank))))
+
+
+class UpProjection(Module):
+    """kv_b [H * (N + V), L], split into its key and value halves, in the compute dtype."""
+
+    def __init__(self, spec: LatentAttention, context: LayerContext) -> None:
+        self.spec, self._dtype = spec, context.compute_dtype
+        self.weight = Param(
+            (spec.heads * (spec.nope_dim + spec.v_dim), spec.kv_rank), shard=Shard(0)
+        )
+
+    def finish(self) -> None:
+        weight = self.weight.take().to(self._dtype)
+        halves = weight.unflatten(0, (self.spec.heads, -1)).split(
+            (self.spec.nope_dim, self.spec.v_dim), 1
+        )
+        self.key_HNL = halves[0].contiguous()
+        self.value_HLV = halves[1].transpose(1, 2).contiguous()
+
+    def absorb(self, q_THN: Tensor) -> Tensor:
+        """Queries in the latent's space: [T, H, L]."""
+        return torch.bmm(q_THN.transpose(0, 1), self.key_HNL).transpose(0, 1)
+
+    def expand(self, out_THL: Tensor) -> Tensor:
+        """Values of averaged latents: [T, H * V]."""
+        return torch.bmm(out_THL.transpose(0, 1), self.value_HLV).transpose(0, 1).flatten(1)

@@ -1,0 +1,26 @@
+"""Feed-forward layers. Legend: T tokens, D model channels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from radixlm.arch.spec import Mlp
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.quant.param import Shard
+
+
+class MlpLayer(Module):
+    """down(act(gate) * up), or down(act(up)); ``up`` holds gate's rows above up's."""
+
+    def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
+        self.spec = spec
+        parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
+        self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts))
+        self.down = context.linear(spec.inner, dim, spec.bias, Shard(1))
+        kernels = context.kernels
+        self._activate = kernels.activate_gated if spec.gated else kernels.activate
+
+    def run(self, x_TD: Tensor) -> Tensor:
+        """The feed-forward branch: [T, D]."""
+        return self.down.run(self._activate(self.up.run(x_TD), self.spec.act))

@@ -1,0 +1,47 @@
+"""Norm layers: RMS and layer norm behind two calls. Legend: T tokens, D channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Norm
+from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.module import Module
+from radixlm.quant.param import Param
+
+
+class NormLayer(Module):
+    """``run(x)`` normalises; ``add_run(x, delta)`` first adds delta to x in place."""
+
+    def __init__(self, spec: Norm, dim: int, kernels: Kernels, device: torch.device) -> None:
+        self.spec, self.dim, self.eps = spec, dim, spec.eps
+        self._kernels, self._device = kernels, device
+        if spec.affine:
+            self.weight = Param((dim,), "float32")
+        if spec.bias:
+            self.bias = Param((dim,), "float32")
+
+    def finish(self) -> None:
+        spec = self.spec
+        if spec.affine:
+            self.weight_D = self.weight.take()
+            if spec.offset:
+                self.weight_D = self.weight_D + spec.offset
+        else:
+            self.weight_D = torch.ones(self.dim, device=self._device)
+        self.bias_D = self.bias.take() if spec.bias else None
+        if spec.kind == "rms":
+            self._norm, self._add_norm = self._kernels.rms_norm, self._kernels.add_rms_norm
+            self._args: tuple[object, ...] = (self.weight_D, spec.eps)
+        else:
+            self._norm, self._add_norm = self._kernels.layer_norm, self._kernels.add_layer_norm
+            self._args = (self.weight_D, self.bias_D, spec.eps)
+
+    def run(self, x_TD: Tensor) -> Tensor:
+        """norm(x), a new tensor."""
+        return self._norm(x_TD, *self._args)
+
+    def add_run(self, x_TD: Tensor, delta_TD: Tensor) -> Tensor:
+        """``x += delta`` in place; norm(x), a new tensor."""
+        return self._add_norm(x_TD, delta_TD, *self._args)

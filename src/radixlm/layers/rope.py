@@ -1,0 +1,80 @@
+"""Rotary tables: cos and sin of a step's tokens, once a step for each Rope of the model.
+
+Legend: T tokens, N rows of a cached table (positions), R half the rotated channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.rope import inv_freq
+from radixlm.arch.spec import Rope
+from radixlm.kernels.dispatch import Kernels
+from radixlm.step.batch import ForwardBatch
+
+Angles = tuple[Tensor, Tensor]  # cos, sin: [T, R] float32
+
+FIRST_ROWS = 4096  # tables grow by doubling
+
+
+class StaticRope:
+    """Angles that depend on the position only: rows of a table that grows on demand."""
+
+    def __init__(self, rope: Rope, kernels: Kernels, device: torch.device) -> None:
+        frequencies, self._factor = inv_freq(rope, 0)
+        self._inv_freq_R = torch.from_numpy(frequencies).to(device)
+        self._kernels = kernels
+        self.cos_NR = self.sin_NR = self._inv_freq_R.new_empty(0, len(frequencies))
+
+    def reserve(self, num_rows: int) -> None:
+        """Make the tables at least ``num_rows`` long."""
+        have = self.cos_NR.shape[0]
+        if num_rows > have:
+            rows = max(num_rows, 2 * have, FIRST_ROWS)
+            positions = torch.arange(rows, device=self.cos_NR.device)
+            self.cos_NR, self.sin_NR = self._kernels.rope_angles(
+                positions, self._inv_freq_R, self._factor
+            )
+
+    def angles(self, batch: ForwardBatch) -> Angles:
+        self.reserve(batch.max_kv_len)
+        return self.cos_NR[batch.positions_T], self.sin_NR[batch.positions_T]
+
+
+class LengthRope:
+    """Angles that also depend on the length of the sequence (dynamic, longrope)."""
+
+    def __init__(self, rope: Rope, kernels: Kernels, device: torch.device) -> None:
+        self._rope, self._kernels, self._device = rope, kernels, device
+        self._frequencies = lru_cache(maxsize=1024)(self._make_frequencies)
+
+    def _make_frequencies(self, length: int) -> tuple[Tensor, float]:
+        frequencies, factor = inv_freq(self._rope, length)
+        return torch.from_numpy(frequencies).to(self._device), factor
+
+    def angles(self, batch: ForwardBatch) -> Angles:
+        lengths, which_T = torch.unique(batch.rope_len_T, return_inverse=True)
+        made = [self._frequencies(length) for length in lengths.tolist()]
+        inv_freq_TR = torch.stack([inv_freq_R for inv_freq_R, _ in made])[which_T]
+        factor_T = torch.tensor([factor for _, factor in made], device=self._device)[which_T]
+        angles_TR = batch.positions_T[:, None].float() * inv_freq_TR
+        return torch.cos(angles_TR) * factor_T[:, None], torch.sin(angles_TR) * factor_T[:, None]
+
+
+class RopeTables:
+    """The distinct ropes of a model; layers refer to them by index."""
+
+    def __init__(self, ropes: Sequence[Rope], kernels: Kernels, device: torch.device) -> None:
+        self.ropes = tuple(ropes)
+        self.makers = [
+            (LengthRope if r.depends_on_length else StaticRope)(r, kernels, device)
+            for r in self.ropes
+        ]
+
+    def angles(self, batch: ForwardBatch) -> list[Angles]:
+        """cos and sin of the step's tokens, in the order of ``ropes``."""
+        return [maker.angles(batch) for maker in self.makers]

@@ -1,0 +1,32 @@
+"""Record -> model."""
+
+from __future__ import annotations
+
+import torch
+
+from radixlm.arch.spec import Decoder
+from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.context import LayerContext
+from radixlm.models.decoder import DecoderModel
+from radixlm.quant.scheme import Scheme, UnquantizedScheme
+
+Model = DecoderModel
+
+
+def build_model(
+    decoder: Decoder,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    kernels: Kernels,
+    *,
+    weight_dtype: torch.dtype | None = None,
+    merge_windows: bool = False,
+    scheme: Scheme | None = None,
+) -> Model:
+    """A model without weights; ``weights.load.load_weights`` fills it.
+
+    ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
+    as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
+    """
+    context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme())
+    return DecoderModel(decoder, context, weight_dtype, merge_windows)

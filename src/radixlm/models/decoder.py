@@ -1,0 +1,95 @@
+"""The one decoder-only model: whatever a Decoder record says, as layers.
+
+Legend: T packed tokens, D model channels, R rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Decoder
+from radixlm.layers.block import BlockLayer
+from radixlm.layers.context import LayerContext
+from radixlm.layers.embedding import Embedding
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import RopeTables
+from radixlm.models.groups import kv_groups, pool_places
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class DecoderModel(Module):
+    """Embedding, blocks, final norm, head. Load weights, then ``finish``, then ``forward``."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        context: LayerContext,
+        weight_dtype: torch.dtype | None,
+        merge_windows: bool,
+    ) -> None:
+        self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
+        self.kv_groups = kv_groups(decoder, merge_windows)
+        kernels, device, dim = context.kernels, context.device, decoder.dim
+        ropes = list(dict.fromkeys(b.mixer.rope for b in decoder.blocks if b.mixer.rope))
+        self.ropes = RopeTables(ropes, kernels, device)
+        self.embed = Embedding(decoder.vocab, dim, context, decoder.embed_scale)
+        if decoder.positions is not None:
+            self.positions = Embedding(decoder.positions[0], dim, context)
+        places = pool_places(self.kv_groups)
+        self.blocks = [
+            BlockLayer(
+                block,
+                dim,
+                context,
+                ropes.index(block.mixer.rope) if block.mixer.rope else -1,
+                places[layer],
+            )
+            for layer, block in enumerate(decoder.blocks)
+        ]
+        self.norm = NormLayer(decoder.norm, dim, kernels, device)
+        if not decoder.tied:
+            self.head = context.plain_linear(dim, decoder.vocab, decoder.head_bias)
+
+    def finish(self) -> None:
+        """After the loader has filled and finished every layer."""
+        if self.decoder.tied:
+            head = self.context.kernels.pack_linear(self.embed.table_VD, None, "")
+            self._run_head = head.run
+        else:
+            self._run_head = self.head.run
+
+    @property
+    def sites(self) -> tuple[AttentionSite, ...]:
+        """One site a layer, in order; complete once the weights are loaded."""
+        return tuple(block.mixer.site for block in self.blocks)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states of the step's tokens after the final norm: [T, D]."""
+        x_TD = self._embed(batch)
+        angles = self.ropes.angles(batch)
+        for block in self.blocks:
+            x_TD = block.run(x_TD, batch, angles)
+        return self.norm.run(x_TD)
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        x_TD = self.embed.run(batch.token_ids_T)
+        if batch.embeds_TD is not None:
+            given = batch.embeds_TD.to(x_TD.dtype)
+            if batch.embeds_mask_T is not None:
+                given = torch.where(batch.embeds_mask_T[:, None], given, x_TD)
+            x_TD = given.clone() if given is batch.embeds_TD else given
+        if self.decoder.positions is not None:
+            x_TD += self.positions.run(batch.positions_T + self.decoder.positions[1])
+        return x_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """float32 [R, V], scaled and capped; a new tensor."""
+        decoder = self.decoder
+        logits_RV = self._run_head(hidden_RD).float()
+        if decoder.logit_scale != 1.0:
+            logits_RV = logits_RV * decoder.logit_scale
+        if decoder.logit_softcap:
+            logits_RV = torch.tanh(logits_RV / decoder.logit_softcap) * decoder.logit_softcap
+        return logits_RV

@@ -1,0 +1,44 @@
+"""Which attention layers share a pool: layers of one KV shape and window."""
+
+from __future__ import annotations
+
+from radixlm.arch.spec import Decoder, LatentAttention
+from radixlm.pools.group import KvGroup
+
+Key = tuple[int, int, int, int, bool]  # window, KV heads, head dim, v dim, latent
+
+
+def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
+    """What a layer must have in common with another to share its pool."""
+    mixer = decoder.blocks[layer].mixer
+    if isinstance(mixer, LatentAttention):
+        return (0, 1, mixer.kv_rank + mixer.rope_dim, mixer.kv_rank, True)
+    window = 0 if merge_windows else mixer.window
+    return (window, mixer.kv_heads, mixer.head_dim, mixer.head_dim, False)
+
+
+def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, ...]:
+    """The groups in a fixed order, full ones first. With ``merge_windows``, windowed layers keep
+    all their tokens, in a full group."""
+    members: dict[Key, list[int]] = {}
+    for layer in range(len(decoder.blocks)):
+        members.setdefault(group_key(decoder, layer, merge_windows), []).append(layer)
+    ordered = sorted(members.items(), key=lambda item: (item[0][0] > 0, item[1][0]))
+    return tuple(
+        KvGroup(
+            index=index,
+            name="window" if key[0] else "full",
+            layers=tuple(layers),
+            kv_heads=key[1],
+            head_dim=key[2],
+            v_dim=key[3],
+            latent=key[4],
+            window=key[0],
+        )
+        for index, (key, layers) in enumerate(ordered)
+    )
+
+
+def pool_places(groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
+    """Layer -> (group, row of its pool)."""
+    return {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}

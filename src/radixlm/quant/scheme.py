@@ -1,0 +1,44 @@
+"""Scheme: how a linear layer stores its weight. The layer asks it for parameters and for the
+object that runs them; it knows nothing else about quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.quant.param import Param, Shard
+
+
+class Scheme(Protocol):
+    """One way to store linear weights."""
+
+    def params(
+        self, out_features: int, in_features: int, bias: bool, shard: Shard | None
+    ) -> dict[str, Param]:
+        """The tensors to load, by checkpoint suffix ("weight", "bias", "scales", ...)."""
+        ...
+
+    def pack(self, kernels: Kernels, params: Mapping[str, Param]) -> PackedLinear:
+        """Consume the filled parameters."""
+        ...
+
+
+class UnquantizedScheme:
+    """The weight as it is in the checkpoint (or as ``--dtype`` says)."""
+
+    fmt = ""
+
+    def params(
+        self, out_features: int, in_features: int, bias: bool, shard: Shard | None
+    ) -> dict[str, Param]:
+        params = {"weight": Param((out_features, in_features), shard=shard)}
+        if bias:
+            bias_shard = shard if shard is not None and shard.dim == 0 else None
+            params["bias"] = Param((out_features,), "float32", bias_shard)
+        return params
+
+    def pack(self, kernels: Kernels, params: Mapping[str, Param]) -> PackedLinear:
+        bias = params["bias"].take() if "bias" in params else None
+        return kernels.pack_linear(params["weight"].take(), bias, self.fmt)

@@ -1,0 +1,147 @@
+"""From checkpoint names to one parameter: which tensors fill it, and joining them.
+
+Roles, templates and recipes come from ``arch/names``; see there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
+from radixlm.arch.recipes import Recipe
+from radixlm.arch.spec import Decoder, Mlp, Moe
+from radixlm.quant.param import Param
+from radixlm.weights.source import TensorSource
+
+
+class Fillable(Protocol):
+    """A layer with parameters of its own."""
+
+    def own_params(self) -> dict[str, Param]:
+        """Parameters by name; a name is a checkpoint suffix ("weight") or part of a role."""
+        ...
+
+    def finish(self) -> None:
+        """All parameters are filled."""
+        ...
+
+
+class Target(Protocol):
+    """A model as the loader sees it."""
+
+    decoder: Decoder
+    weight_dtype: torch.dtype | None
+
+    def layers(self) -> Iterator[tuple[str, Fillable]]:
+        """Every layer that has parameters or something to finish, with its path."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """How one parameter is made. ``tensors`` has one row a template; a row holds one name, or
+    one an expert when ``is_stacked``."""
+
+    path: str
+    tensors: tuple[tuple[str, ...], ...]
+    is_stacked: bool
+    recipe: Recipe | None
+
+    def names(self) -> list[str]:
+        """Every checkpoint tensor that takes part."""
+        return [name for row in self.tensors for name in row]
+
+
+class Resolver:
+    """Finds the tensors of each parameter of one decoder in one checkpoint."""
+
+    def __init__(self, decoder: Decoder, present: Container[str]) -> None:
+        self._decoder, self._present = decoder, present
+        self._ours, self._theirs = prefix_of(decoder, present)
+
+    def assembly(self, module: str, param: str) -> Assembly:
+        """The first spelling that is complete, else the first one (its names are then missing)."""
+        role, suffix, layer = self._role(module, param)
+        found = [
+            self._assembly(f"{module}.{param}", named, suffix, layer)
+            for named in spellings(self._decoder.names, role)
+        ]
+        for assembly in found:
+            if all(name in self._present for name in assembly.names()):
+                return assembly
+        return found[0]
+
+    def _role(self, module: str, param: str) -> tuple[str, str, int]:
+        """(role, suffix, layer) of a parameter; see the roles in ``arch/names``."""
+        layer, key = -1, module
+        if module.startswith("blocks."):
+            _, number, key = module.split(".", 2)
+            layer = int(number)
+            key = self._ffn_key(layer, key)
+        role = f"{key}.{param}"
+        if role in self._decoder.names or role in DEFAULT:
+            return role, "weight", layer
+        if param.endswith("_bias"):  # the bias of a stacked weight
+            return f"{key}.{param.removesuffix('_bias')}", "bias", layer
+        return key, param, layer
+
+    def _ffn_key(self, layer: int, key: str) -> str:
+        ffn = self._decoder.blocks[layer].ffn
+        if isinstance(ffn, Moe):
+            key = "moe" + key.removeprefix("ffn") if key.startswith("ffn") else key
+        dense = ffn.shared if isinstance(ffn, Moe) else ffn
+        is_up = key in ("ffn.up", "moe.shared.up")
+        return key + "1" if is_up and isinstance(dense, Mlp) and not dense.gated else key
+
+    def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> Assembly:
+        ffn = self._decoder.blocks[layer].ffn if layer >= 0 else None
+        num_experts = ffn.experts if isinstance(ffn, Moe) else 0
+        is_stacked = any("{e}" in template for template in named.templates)
+        rows = tuple(
+            tuple(
+                self._name(template, suffix, layer, expert)
+                for expert in (range(num_experts) if is_stacked else (0,))
+            )
+            for template in named.templates
+        )
+        return Assembly(path, rows, is_stacked, named.recipe)
+
+    def _name(self, template: str, suffix: str, layer: int, expert: int) -> str:
+        if template.startswith(self._ours):
+            template = self._theirs + template.removeprefix(self._ours)
+        name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
+        is_whole = suffix == "weight" and name in self._present
+        return name if is_whole else f"{name}.{suffix}"
+
+
+def join(assembly: Assembly, source: TensorSource) -> Tensor:
+    """The parameter's value before dtype and device; a view of the source where nothing joins."""
+    if assembly.is_stacked:
+        value = _stack(assembly.tensors, source)
+    elif len(assembly.tensors) == 1:
+        value = source.read(assembly.tensors[0][0])
+    else:
+        value = torch.cat([source.read(row[0]) for row in assembly.tensors])
+    return value if assembly.recipe is None else assembly.recipe(value, torch.cat)
+
+
+def _stack(tensors: tuple[tuple[str, ...], ...], source: TensorSource) -> Tensor:
+    """[experts, joined rows, ...], filled expert by expert without a second copy."""
+    firsts = [source.read(row[0]) for row in tensors]
+    num_rows = [first.shape[0] for first in firsts]
+    out = firsts[0].new_empty(len(tensors[0]), sum(num_rows), *firsts[0].shape[1:])
+    for expert in range(len(tensors[0])):
+        parts = out[expert].split(num_rows)
+        for part, row in zip(parts, tensors, strict=True):
+            value = source.read(row[expert])
+            if value.shape != part.shape:
+                raise ValueError(f"{row[expert]} is {list(value.shape)}, not {list(part.shape)}")
+            part.copy_(value)
+            del value
+            source.release(row[expert])
+    return out

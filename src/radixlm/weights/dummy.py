@@ -1,0 +1,36 @@
+"""``--load-format dummy``: deterministic random weights of the right shapes, no files read."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from radixlm.quant.param import Param
+
+
+def checkpoint_dtype(folder: Path) -> torch.dtype:
+    """The dtype that config.json states, float32 if it states none that exists."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return torch.float32
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return dtype if is_float else torch.float32
+
+
+def dummy_value(path: str, param: Param, dtype: torch.dtype) -> Tensor:
+    """Random numbers that depend on ``path`` only, of a size that keeps activations near one."""
+    generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+    if len(param.shape) == 1:
+        is_norm = path.endswith("norm.weight") or "norm" in path.split(".")[-2]
+        near = 1.0 if is_norm and path.endswith(".weight") else 0.0
+        return torch.empty(param.shape).normal_(near, 0.02, generator=generator).to(dtype)
+    scale = 1.0 / math.sqrt(param.shape[-1])
+    return torch.empty(param.shape).normal_(0.0, scale, generator=generator).to(dtype)

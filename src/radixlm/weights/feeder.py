@@ -1,0 +1,114 @@
+"""Feeder: where the loader gets the value of each parameter from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from radixlm.arch.names import is_ignorable
+from radixlm.base.errors import CheckpointError
+from radixlm.quant.param import Param
+from radixlm.weights.assemble import Assembly, Resolver, Target, join
+from radixlm.weights.dummy import checkpoint_dtype, dummy_value
+from radixlm.weights.folder import index_of, open_folder
+from radixlm.weights.source import TensorSource, index_names
+
+MAX_LISTED = 20  # names of one kind in an error message
+
+
+class Feeder(Protocol):
+    """Values of parameters, in any order, each asked for once."""
+
+    total_bytes: int
+    ignored: tuple[str, ...]
+
+    def feed(self, path: str, param: Param) -> Tensor:
+        """The value in the checkpoint's dtype, perhaps a view of a file. ValueError names the
+        checkpoint's side if its tensors cannot be joined."""
+        ...
+
+    def origin(self, path: str) -> str:
+        """The checkpoint tensors behind a parameter, for messages."""
+        ...
+
+    def release(self, path: str) -> int:
+        """The value was copied; the number of bytes that were read for it."""
+        ...
+
+
+class CheckpointFeeder:
+    """Joins a checkpoint's tensors by the names and recipes of its family."""
+
+    def __init__(self, model: Target, folder: Path, load_format: str) -> None:
+        self._source: TensorSource = open_folder(folder, load_format)
+        self._sizes = dict(self._source.sizes())
+        self.total_bytes = sum(self._sizes.values())
+        resolver = Resolver(model.decoder, self._sizes)
+        self._assemblies: dict[str, Assembly] = {
+            f"{path}.{name}": resolver.assembly(path, name)
+            for path, layer in model.layers()
+            for name in layer.own_params()
+        }
+        self.ignored = self._account(model, folder)
+
+    def _account(self, model: Target, folder: Path) -> tuple[str, ...]:
+        """Compare what is wanted with what is there; the tensors that may be left over."""
+        used = {name for assembly in self._assemblies.values() for name in assembly.names()}
+        left = sorted(self._sizes.keys() - used)
+        unknown = [name for name in left if not is_ignorable(name, model.decoder)]
+        missing = sorted(used - self._sizes.keys())
+        index = index_of(folder)
+        if index is not None:
+            missing += sorted(index_names(index) - self._sizes.keys() - set(missing))
+        problems = [f"missing from the checkpoint: {name}" for name in missing[:MAX_LISTED]]
+        problems += [f"not part of the model: {name}" for name in unknown[:MAX_LISTED]]
+        if problems:
+            count = f"{len(missing)} missing, {len(unknown)} unknown tensors"
+            raise CheckpointError(listing(f"{folder}: {count}", problems))
+        return tuple(left)
+
+    def feed(self, path: str, param: Param) -> Tensor:
+        try:
+            return join(self._assemblies[path], self._source)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(str(error).splitlines()[0]) from error
+
+    def origin(self, path: str) -> str:
+        names = self._assemblies[path].names()
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ", ".join(names[:3]) + more
+
+    def release(self, path: str) -> int:
+        names = self._assemblies[path].names()
+        for name in names:
+            self._source.release(name)
+        return sum(self._sizes[name] for name in names)
+
+
+class DummyFeeder:
+    """Random numbers; reads nothing but the dtype in config.json."""
+
+    total_bytes = 0
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, folder: Path) -> None:
+        self._dtype = checkpoint_dtype(folder)
+
+    def feed(self, path: str, param: Param) -> Tensor:
+        return dummy_value(path, param, self._dtype)
+
+    def origin(self, path: str) -> str:
+        return "random numbers"
+
+    def release(self, path: str) -> int:
+        return 0
+
+
+def listing(title: str, problems: list[str]) -> str:
+    """A message with one problem a line."""
+    shown = problems[: 2 * MAX_LISTED]
+    if len(problems) > len(shown):
+        shown = [*shown, f"... and {len(problems) - len(shown)} more"]
+    return "\n  ".join([f"{title}:", *shown])

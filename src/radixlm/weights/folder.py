@@ -1,0 +1,65 @@
+"""Which files of a checkpoint folder hold the weights, and the source that reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.weights.npcache import open_npcache
+from radixlm.weights.pickle_file import PickleSource
+from radixlm.weights.safetensors_file import SafetensorsSource
+from radixlm.weights.source import TensorSource, numbered_files, shard_files
+
+# What trainers and other loaders leave beside the weights.
+_NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
+
+
+def open_folder(folder: Path, load_format: str) -> TensorSource:
+    """The weights of ``folder``; CheckpointError if there are none."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder")
+    if load_format in ("auto", "safetensors"):
+        files = find_files(folder, (".safetensors",))
+        if files or load_format == "safetensors":
+            return SafetensorsSource(_some(folder, files, "*.safetensors"))
+        return PickleSource(_some(folder, find_pickles(folder), "*.safetensors or *.bin"))
+    if load_format == "pt":
+        return PickleSource(_some(folder, find_pickles(folder), "*.bin or *.pt"))
+    if load_format == "npcache":
+        return open_npcache(folder, find_pickles(folder))
+    raise ConfigError(
+        f"--load-format {load_format!r} is not available; choose one of: "
+        "auto, safetensors, pt, npcache, dummy, sharded_state"
+    )
+
+
+def find_pickles(folder: Path) -> list[Path]:
+    """The folder's .bin files, else its .pt files."""
+    return find_files(folder, (".bin",)) or find_files(folder, (".pt", ".pth"))
+
+
+def find_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    """Weight files of these endings: those of the index, or all."""
+    for ending in endings:
+        stem = "model" if ending == ".safetensors" else "pytorch_model"
+        index = folder / f"{stem}{ending}.index.json"
+        if index.is_file():
+            return shard_files(folder, index)
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.name.endswith(endings) and not file.name.startswith(_NOT_WEIGHTS)
+    ]
+    return numbered_files(folder, files)
+
+
+def index_of(folder: Path) -> Path | None:
+    """The safetensors index of the folder, if it has one."""
+    index = folder / "model.safetensors.index.json"
+    return index if index.is_file() else None
+
+
+def _some(folder: Path, files: list[Path], pattern: str) -> list[Path]:
+    if not files:
+        raise CheckpointError(f"{folder} holds no weights ({pattern})")
+    return files

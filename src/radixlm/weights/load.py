@@ -1,0 +1,104 @@
+"""The one loader: streams a checkpoint into a model, layer by layer.
+
+Each parameter is joined from its tensors, checked, brought to its dtype and device, and handed to
+its layer; a layer that is complete packs its weights at once, so that memory peaks near the size
+of the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from radixlm.base.errors import CheckpointError
+from radixlm.base.units import format_bytes, format_seconds
+from radixlm.weights.assemble import Fillable, Target
+from radixlm.weights.feeder import CheckpointFeeder, DummyFeeder, Feeder, listing
+from radixlm.weights.place import place, problem_of
+from radixlm.weights.progress import Progress
+from radixlm.weights.sharded_state import ShardedStateFeeder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did. ``num_bytes`` is the size of the parameters as stored; ``ignored`` are
+    checkpoint tensors that are known to be no part of the decoder."""
+
+    num_params: int
+    num_bytes: int
+    seconds: float
+    ignored: tuple[str, ...]
+
+
+def load_weights(
+    model: Target,
+    folder: str | Path,
+    load_format: str = "auto",
+    *,
+    device: torch.device | None = None,
+    progress: bool = True,
+) -> LoadReport:
+    """Fill and finish every layer of ``model`` from ``folder``.
+
+    ``load_format``: auto, safetensors, pt, npcache, dummy or sharded_state. ``progress`` shows a
+    bar where stderr is a terminal. CheckpointError lists missing and unknown tensors, shapes that
+    do not fit, NaN, and damaged or missing files.
+    """
+    started = time.monotonic()
+    feeder = open_feeder(model, Path(folder), load_format)
+    filler = _Filler(model, feeder, device or torch.device("cpu"))
+    with Progress("loading weights", feeder.total_bytes, progress) as bar:
+        for path, layer in model.layers():
+            filler.fill(path, layer, bar)
+    if filler.problems:
+        raise CheckpointError(listing(f"{folder}: weights do not fit the model", filler.problems))
+    seconds = time.monotonic() - started
+    size, duration = format_bytes(filler.num_bytes), format_seconds(seconds)
+    log.info("loaded %d parameters, %s, in %s", filler.num_params, size, duration)
+    return LoadReport(filler.num_params, filler.num_bytes, seconds, feeder.ignored)
+
+
+def open_feeder(model: Target, folder: Path, load_format: str) -> Feeder:
+    """Where the values come from, by ``--load-format``."""
+    if load_format == "dummy":
+        return DummyFeeder(folder)
+    if load_format == "sharded_state":
+        return ShardedStateFeeder(model, folder)
+    return CheckpointFeeder(model, folder, load_format)
+
+
+class _Filler:
+    """Fills layers until the first problem; from then on it only looks for further ones."""
+
+    def __init__(self, model: Target, feeder: Feeder, device: torch.device) -> None:
+        self.problems: list[str] = []
+        self.num_params = 0
+        self.num_bytes = 0
+        self._weight_dtype, self._feeder, self._device = model.weight_dtype, feeder, device
+
+    def fill(self, layer_path: str, layer: Fillable, bar: Progress) -> None:
+        feeder = self._feeder
+        for name, param in layer.own_params().items():
+            path = f"{layer_path}.{name}"
+            try:
+                value = feeder.feed(path, param)
+            except ValueError as error:
+                self.problems.append(f"{path} cannot be made of {feeder.origin(path)}: {error}")
+                continue
+            problem = problem_of(path, feeder.origin(path), param, value)
+            if problem:
+                self.problems.append(problem)
+            elif not self.problems:
+                param.value = place(value, param, self._weight_dtype, self._device)
+                self.num_bytes += param.value.nbytes
+            self.num_params += 1
+            del value
+            bar.advance(feeder.release(path))
+        if not self.problems:
+            layer.finish()

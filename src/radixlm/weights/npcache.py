@@ -1,0 +1,82 @@
+"""``--load-format npcache``: .bin files are unpickled once and kept beside themselves as .npy
+files, which later starts map. numpy has no bfloat16: such a tensor is stored as its raw bits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError
+from radixlm.weights.pickle_file import PickleSource
+
+INDEX = "weight_names.json"
+_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+class NpcacheSource:
+    """The tensors of a cache folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            index = json.loads((folder / INDEX).read_bytes())
+            self._dtypes = {name: getattr(torch, dtype) for name, dtype in index.items()}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder / INDEX}: damaged ({error}); delete {folder}"
+            ) from error
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: self._file(name).stat().st_size for name in self._dtypes}
+
+    def read(self, name: str) -> Tensor:
+        file = self._file(name)
+        try:
+            array = np.load(file, mmap_mode="c", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file}: damaged ({error}); delete {self._folder}") from error
+        return torch.from_numpy(array).view(self._dtypes[name])
+
+    def release(self, name: str) -> None:
+        """The mapping went with the tensor."""
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{_plain(name)}.npy"
+
+
+def open_npcache(folder: Path, files: list[Path]) -> NpcacheSource:
+    """The cache of ``files`` in ``folder``/np, made if it is not there."""
+    cache = folder / "np"
+    if not (cache / INDEX).is_file():
+        _make(cache, PickleSource(files))
+    return NpcacheSource(cache)
+
+
+def _make(cache: Path, source: PickleSource) -> None:
+    try:
+        cache.mkdir(exist_ok=True)
+        index = {}
+        for name in source.sizes():
+            tensor = source.read(name).contiguous()
+            index[name] = str(tensor.dtype).removeprefix("torch.")
+            bits = tensor.view(_BITS[tensor.dtype.itemsize]) if tensor.ndim else tensor
+            np.save(cache / f"{_plain(name)}.npy", bits.numpy(), allow_pickle=False)
+            source.release(name)
+        # The index comes last and whole: a cache without one is made again.
+        temporary = cache / (INDEX + ".tmp")
+        temporary.write_text(json.dumps(index))
+        os.replace(temporary, cache / INDEX)
+    except OSError as error:
+        raise CheckpointError(f"{cache}: the numpy cache cannot be written: {error}") from error
+
+
+def _plain(name: str) -> str:
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise CheckpointError(f"{name!r} cannot be the name of a file of the numpy cache")
+    return name

@@ -1,0 +1,60 @@
+"""PyTorch .bin and .pt files, read with ``weights_only=True``: nothing in them is executed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError
+
+
+class PickleSource:
+    """All tensors of some pickled state dicts; mapped from the file where its format allows."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        for file in files:
+            self._tensors.update(load_state_dict(file))
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: tensor.nbytes for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def release(self, name: str) -> None:
+        # Another name may share the storage (tied weights): only this reference goes.
+        self._tensors.pop(name, None)
+
+
+def load_state_dict(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file; CheckpointError for anything that is not a plain state dict."""
+    try:
+        state = _load(file)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: holds more than tensors, or is damaged; convert it to safetensors ({error})"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{file}: truncated or no PyTorch file ({error})") from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{file}: holds a {type(state).__name__}, not a state dict")
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or not isinstance(name, str):
+            raise CheckpointError(f"{file}: {name!r} is a {type(value).__name__}, not a tensor")
+    return dict(state)
+
+
+def _load(file: Path) -> object:
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except RuntimeError as error:
+        if "mmap can only be used" not in str(error):  # the format before PyTorch 1.6
+            raise
+        return torch.load(file, map_location="cpu", weights_only=True)

@@ -1,0 +1,42 @@
+"""A parameter's value: checked, in its dtype, on its device, in memory of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.quant.param import Param
+
+
+def problem_of(path: str, origin: str, param: Param, value: Tensor) -> str:
+    """What is wrong with ``value`` for ``param``, naming both sides; "" if nothing."""
+    if tuple(value.shape) != param.shape:
+        return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)} ({origin})"
+    if not value.is_floating_point():
+        return f"{path} is a floating-point weight, the checkpoint has {value.dtype} ({origin})"
+    if _has_nan(value):
+        return f"{path} holds NaN in the checkpoint ({origin})"
+    return ""
+
+
+def _has_nan(value: Tensor) -> bool:
+    """One pass over the data: a sum is NaN if a number is (or if infinities meet)."""
+    if value.dtype.itemsize == 1:
+        return False  # one-byte formats come with scales, which are checked
+    if not bool(torch.isnan(value.sum(dtype=torch.float32))):
+        return False
+    return bool(torch.isnan(value).any())
+
+
+def place(
+    value: Tensor, param: Param, weight_dtype: torch.dtype | None, device: torch.device
+) -> Tensor:
+    """A contiguous copy in the dtype that ``--dtype`` and the parameter's storage ask for."""
+    dtype = weight_dtype or value.dtype
+    if param.storage == "float32":
+        dtype = torch.float32
+    elif dtype == torch.float64:
+        dtype = torch.float32
+    # Always a copy: the value may be a view of a file that someone may replace.
+    placed = torch.empty(value.shape, dtype=dtype, device=device)
+    return placed.copy_(value)

@@ -1,0 +1,133 @@
+"""Safetensors files, memory-mapped: pages come in as a tensor is read and go when it is released.
+
+Format: 8 bytes little-endian header size, a JSON header {name: {dtype, shape, data_offsets}},
+then the data (https://github.com/huggingface/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor lies; ``start`` and ``end`` are bytes from the beginning of the file."""
+
+    file: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class SafetensorsSource:
+    """All tensors of some safetensors files."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._entries: dict[str, Entry] = {}
+        for number, file in enumerate(files):
+            entries = read_header(file, number)
+            twice = self._entries.keys() & entries.keys()
+            if twice:
+                raise CheckpointError(f"{file}: {min(twice)} is also in another file")
+            self._entries.update(entries)
+            with file.open("rb") as opened:
+                # Private and writable only because torch warns of read-only buffers.
+                self._maps.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: entry.end - entry.start for name, entry in self._entries.items()}
+
+    def read(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        count = math.prod(entry.shape)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        data = torch.frombuffer(
+            self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start
+        )
+        return data.view(entry.shape)
+
+    def release(self, name: str) -> None:
+        entry = self._entries[name]
+        start = -(-entry.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = entry.end // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[entry.file].madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def read_header(file: Path, number: int = 0) -> dict[str, Entry]:
+    """The entries of one file; CheckpointError if it is truncated or malformed."""
+    try:
+        file_size = file.stat().st_size
+        with file.open("rb") as opened:
+            prefix = opened.read(8)
+            if len(prefix) < 8:
+                raise CheckpointError(f"{file}: truncated: {file_size} bytes are no header")
+            (header_size,) = struct.unpack("<Q", prefix)
+            if header_size > min(file_size - 8, MAX_HEADER_BYTES):
+                raise CheckpointError(
+                    f"{file}: truncated or no safetensors file: the header says {header_size} "
+                    f"bytes, the file has {file_size}"
+                )
+            header = json.loads(opened.read(header_size))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file}: the header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: the header is no JSON object")
+    header.pop("__metadata__", None)
+    base = 8 + header_size
+    return {name: _entry(file, number, name, e, base, file_size) for name, e in header.items()}
+
+
+def _entry(file: Path, number: int, name: str, record: object, base: int, file_size: int) -> Entry:
+    match record:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
+            pass
+        case _:
+            raise CheckpointError(f"{file}: malformed entry for {name}: {record!r}")
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{file}: {name} has the unknown dtype {dtype!r}")
+    if not all(isinstance(n, int) and n >= 0 for n in shape) or start < 0:
+        raise CheckpointError(f"{file}: malformed entry for {name}: {record!r}")
+    if end - start != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise CheckpointError(f"{file}: {name}: {end - start} bytes do not make {dtype} {shape}")
+    if base + end > file_size:
+        raise CheckpointError(
+            f"{file}: truncated: {name} ends at byte {base + end}, the file has {file_size}"
+        )
+    return Entry(number, DTYPES[dtype], tuple(shape), base + start, base + end)

@@ -1,0 +1,77 @@
+"""``--load-format sharded_state``: the model's own parameters, already joined, a set of files for
+each tensor-parallel rank. Loads without recipes; written by ``save_sharded_state``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError
+from radixlm.quant.param import Param
+from radixlm.weights.assemble import Target
+from radixlm.weights.feeder import Feeder, listing
+from radixlm.weights.place import place
+from radixlm.weights.safetensors_file import SafetensorsSource
+
+MAX_FILE_BYTES = 5 << 30
+
+
+class ShardedStateFeeder:
+    """Parameters by their own path."""
+
+    def __init__(self, model: Target, folder: Path, rank: int = 0) -> None:
+        files = sorted(folder.glob(f"model-rank-{rank}-part-*.safetensors"))
+        if not files:
+            raise CheckpointError(f"{folder} holds no model-rank-{rank}-part-*.safetensors")
+        self._source = SafetensorsSource(files)
+        self._sizes = dict(self._source.sizes())
+        self.total_bytes = sum(self._sizes.values())
+        self.ignored: tuple[str, ...] = ()
+        wanted = {f"{path}.{name}" for path, layer in model.layers() for name in layer.own_params()}
+        problems = [f"missing: {name}" for name in sorted(wanted - self._sizes.keys())]
+        problems += [f"unknown: {name}" for name in sorted(self._sizes.keys() - wanted)]
+        if problems:
+            raise CheckpointError(listing(f"{folder} was saved from another model", problems))
+
+    def feed(self, path: str, param: Param) -> Tensor:
+        return self._source.read(path)
+
+    def origin(self, path: str) -> str:
+        return path
+
+    def release(self, path: str) -> int:
+        self._source.release(path)
+        return self._sizes[path]
+
+
+def save_sharded_state(model: Target, feeder: Feeder, folder: str | Path, rank: int = 0) -> None:
+    """Write the parameters that ``feeder`` yields for ``model`` to ``folder``.
+
+    Streams: no more than one file (at most 5 GiB) is in memory. The model is only asked for
+    names and shapes, so it may be empty or in use.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for part, tensors in enumerate(_parts(model, feeder)):
+        save_file(tensors, target / f"model-rank-{rank}-part-{part}.safetensors")
+
+
+def _parts(model: Target, feeder: Feeder) -> Iterator[dict[str, Tensor]]:
+    part: dict[str, Tensor] = {}
+    part_bytes = 0
+    cpu = torch.device("cpu")
+    for layer_path, layer in model.layers():
+        for name, param in layer.own_params().items():
+            path = f"{layer_path}.{name}"
+            value = place(feeder.feed(path, param), param, model.weight_dtype, cpu)
+            feeder.release(path)
+            if part and part_bytes + value.nbytes > MAX_FILE_BYTES:
+                yield part
+                part, part_bytes = {}, 0
+            part[path] = value
+            part_bytes += value.nbytes
+    yield part
