@@ -1,0 +1,194 @@
+"""The tensor side of one replica: StepPlan in, StepResult out.
+
+``forward`` launches, ``sample`` turns logits into tokens (which stay on the device for the next
+step), ``read`` brings them to the host. On a CPU each is done when it returns.
+
+Legend: R rows with logits, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.executor.pooling import Pooler
+from radixlm.executor.prepare import prepare
+from radixlm.executor.tables import SlotTables
+from radixlm.sampling.logprobs import chosen_logprobs
+from radixlm.sampling.sampler import Sampler
+from radixlm.sampling.tensors import SamplingTable
+from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.plan import Item, StepPlan
+from radixlm.step.result import ItemResult, StepResult
+from radixlm.wire.replies import Logprobs
+
+# logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
+# would be gigabytes
+PROMPT_ROWS = 256
+
+
+class Model(Protocol):
+    """What the runner asks of a model."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor: ...
+
+    def logits(self, hidden_RD: Tensor) -> Tensor: ...
+
+
+class Attention(AttentionRunner, Protocol):
+    """The attention backend: told of each step before its layers run."""
+
+    def begin(self, batch: ForwardBatch) -> None: ...
+
+
+@dataclass(slots=True)
+class Step:
+    """A step under way."""
+
+    plan: StepPlan
+    batch: ForwardBatch
+    hidden_TD: Tensor
+    logits_RV: Tensor | None
+    tokens_R: Tensor | None = None
+    logprobs: list[Logprobs | None] | None = None
+    is_bad_R: Tensor | None = None
+
+
+class Runner:
+    """Owns the device tables, the sampler's tables and the model."""
+
+    def __init__(
+        self,
+        model: Model,
+        attn: Attention,
+        tables: SlotTables,
+        sampling: SamplingTable,
+        space_of_group: tuple[int, ...],
+        page_size: int,
+        eos_ids: tuple[int, ...],
+        controls: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.attn, self.tables = model, attn, tables
+        self.sampling, self.sampler = sampling, Sampler(sampling)
+        self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
+        self.pooler = Pooler()
+        self._controls = dict(controls or {})
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Step:
+        """Apply the plan's updates to the tables, then run the model."""
+        for slot in plan.releases:
+            self.tables.release(slot)
+            self.sampling.clear(slot)
+        for admission in plan.admissions:
+            self.tables.admit(admission)
+            self.sampling.set(
+                admission.slot,
+                admission.sampling,
+                admission.prompt_ids,
+                admission.output_ids,
+                self.eos_ids,
+                processor=admission.processor,
+            )
+        for update in plan.pages:
+            self.tables.write(update)
+        batch = prepare(plan, self.tables, self.space_of_group, self.page_size, self.attn)
+        self.attn.begin(batch)
+        hidden_TD = self.model.forward(batch)
+        logits_RV = None
+        if len(batch.logits_rows_R):
+            logits_RV = self.model.logits(hidden_TD[batch.logits_rows_R])
+        return Step(plan, batch, hidden_TD, logits_RV)
+
+    @torch.inference_mode()
+    def sample(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> None:
+        """Draw a token for each emitting item and write it to the token table."""
+        if step.logits_RV is None:
+            return
+        emitting = [(i, item) for i, item in enumerate(step.plan.items) if item.emit]
+        slots_R = torch.tensor([item.slot for _, item in emitting], device=self.tables.device)
+        positions_R = step.batch.positions_T[step.batch.logits_rows_R] + 1
+        # a NaN or an infinity anywhere in a row makes its sum not finite
+        step.is_bad_R = ~torch.isfinite(step.logits_RV.sum(-1))
+        mask = self._mask([index for index, _ in emitting], masks)
+        needs = [item.logprobs for _, item in emitting]
+        drawn = self.sampler.sample(step.logits_RV, slots_R, positions_R, mask)
+        step.tokens_R = drawn.tokens
+        self.tables.next_token[slots_R] = drawn.tokens
+        if any(need is not None for need in needs):
+            step.logprobs = chosen_logprobs(drawn.logprobs_source, drawn.tokens, needs)
+
+    def _mask(self, order: list[int], masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
+        if not masks:
+            return None
+        width = len(next(iter(masks.values())))
+        rows = np.full((len(order), width), -1, np.int32)
+        for row, index in enumerate(order):
+            if index in masks:
+                rows[row] = masks[index]
+        return torch.from_numpy(rows).to(self.tables.device)
+
+    @torch.inference_mode()
+    def read(self, step: Step) -> StepResult:
+        """Wait for the step; what it produced, as numbers."""
+        tokens = step.tokens_R.tolist() if step.tokens_R is not None else []
+        bad = step.is_bad_R.tolist() if step.is_bad_R is not None else []
+        results: list[ItemResult] = []
+        row = at = 0
+        for item in step.plan.items:
+            got = ItemResult()
+            if item.emit:
+                if bad[row]:
+                    got.error = "the model produced numbers that are not finite (NaN)"
+                else:
+                    got.tokens = (tokens[row],)
+                    got.logprobs = step.logprobs[row] if step.logprobs else None
+                row += 1
+            if item.targets is not None or item.hidden_states or item.pooling:
+                self._extras(step, item, at, got)
+            at += item.count
+            results.append(got)
+        return StepResult(results)
+
+    def _extras(self, step: Step, item: Item, at: int, got: ItemResult) -> None:
+        """Prompt log-probabilities, hidden states and pooled vectors of one item."""
+        hidden = step.hidden_TD[at : at + item.count]
+        if item.targets is not None:
+            got.prompt_logprobs = self._prompt_logprobs(hidden, item)
+        if item.hidden_states:
+            got.hidden_states = hidden.float().cpu().numpy().tobytes()
+        if item.pooling:
+            total = self.tables.state(item.slot).prompt_len
+            got.pooled = self.pooler.add(item, hidden, total)
+
+    def _prompt_logprobs(self, hidden: Tensor, item: Item) -> Logprobs:
+        assert item.targets is not None and item.logprobs is not None
+        whole = Logprobs(chosen=[], top=[], asked=[])
+        if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
+            whole.chosen.append((None, int(item.tokens[0]) if item.tokens is not None else 0))
+            whole.top.append(None)
+            whole.asked.append(None)
+        targets = torch.from_numpy(item.targets.astype(np.int64)).to(hidden.device)
+        for first in range(0, len(targets), PROMPT_ROWS):
+            part = targets[first : first + PROMPT_ROWS]
+            begin = item.targets_at + first
+            logits = self.model.logits(hidden[begin : begin + len(part)])
+            for lp in chosen_logprobs(logits, part, [item.logprobs] * len(part)):
+                assert lp is not None
+                whole.chosen.extend(lp.chosen)
+                whole.top.extend(lp.top)
+                whole.asked.extend(lp.asked)
+        return whole
+
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        """An operator's wish that concerns tensors."""
+        if verb not in self._controls:
+            raise InvalidRequest(f"the engine knows no {verb!r}", param="verb")
+        return self._controls[verb](args)

@@ -1,0 +1,25 @@
+"""What intake must know of the model and the server to accept a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeFacts:
+    """``context_len`` counts prompt and output; ``max_total_tokens`` is what the KV cache holds
+    (0 until the engine is ready)."""
+
+    vocab: int
+    context_len: int
+    max_total_tokens: int = 0
+    allow_auto_truncate: bool = False
+    request_timeout_s: float | None = None
+    max_queue_time_s: float | None = None
+    hidden_states_enabled: bool = False
+    adapters: tuple[str, ...] = ()
+    processors: tuple[str, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, object] = field(default_factory=dict)
+    is_rope_length_dependent: bool = False
+    original_context_len: int = 0

@@ -1,0 +1,89 @@
+"""The asyncio end of a channel: messages are handed to a callback on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from radixlm.wire.channel import Channel, ZmqChannel
+
+Handler = Callable[[Any], None]
+
+
+class Link(Protocol):
+    """Sends records to the scheduler; what it answers goes to the handler."""
+
+    def start(self, handler: Handler) -> None: ...
+
+    def send(self, message: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ZmqLink:
+    """Over a zmq socket whose descriptor the loop watches. The descriptor is edge-triggered:
+    after each use of the socket it is drained."""
+
+    def __init__(self, channel: ZmqChannel) -> None:
+        self._channel = channel
+        self._handler: Handler | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_drain_due = False
+
+    def start(self, handler: Handler) -> None:
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.socket.getsockopt(zmq.FD), self._drain)
+        self._drain()
+
+    def send(self, message: Any) -> None:
+        self._channel.send(message)
+        if self._loop is not None and not self._is_drain_due:
+            self._is_drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._is_drain_due = False
+        if self._handler is None:
+            return
+        for message in self._channel.receive(0):
+            self._handler(message)
+
+    def close(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._channel.socket.getsockopt(zmq.FD))
+        self._channel.close()
+
+
+class ThreadLink:
+    """Over a blocking channel of this process, read by a thread (the offline engine)."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._is_closed = False
+
+    def start(self, handler: Handler) -> None:
+        loop = asyncio.get_running_loop()
+
+        def deliver(messages: list[Any]) -> None:
+            for message in messages:
+                handler(message)
+
+        def read() -> None:
+            while not self._is_closed:
+                messages = self._channel.receive(1.0)
+                if messages and not loop.is_closed():
+                    loop.call_soon_threadsafe(deliver, messages)
+
+        threading.Thread(target=read, name="link", daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        self._channel.send(message)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._channel.close()

@@ -1,0 +1,82 @@
+"""What faces give to intake and what they get back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixlm.wire.replies import Finish, Logprobs
+from radixlm.wire.requests import GrammarSpec, LogprobNeed
+from radixlm.wire.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One prompt. Exactly one of ``text``, ``input_ids`` and ``embeds`` (float32 bytes of
+    [num_embeds, dim]) is given. ``sampling.n`` > 1 asks for parallel samples."""
+
+    sampling: SamplingParams
+    text: str | None = None
+    input_ids: list[int] | None = None
+    embeds: bytes | None = None
+    num_embeds: int = 0
+    rid: str | None = None
+    stream: bool = False
+    logprobs: LogprobNeed | None = None
+    return_hidden_states: bool = False
+    extra_key: str | None = None
+    priority: int = 0
+    grammar: GrammarSpec | None = None
+    adapter: str | None = None
+    processor: str | None = None
+    pooling: str | None = None
+    timeout_s: float | None = None
+    fair_key: str | None = None
+    session: dict[str, Any] | None = None
+    is_internal: bool = False  # probes and warm-ups: not counted
+    add_special_tokens: bool = True
+
+
+@dataclass(slots=True)
+class Output:
+    """What is new of one sample since the last Output; counts are totals.
+
+    ``text`` never holds a part of a stop string nor of a character.
+    """
+
+    index: int = 0
+    rid: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    hidden_states: list[bytes] | None = None
+    pooled: list[float] | None = None
+    queue_time_s: float = 0.0
+
+    def absorb(self, later: Output) -> None:
+        """Join what came next, for a reader who was slower than the engine."""
+        self.text += later.text
+        self.token_ids.extend(later.token_ids)
+        self.finish = later.finish
+        self.prompt_tokens = later.prompt_tokens
+        self.completion_tokens = later.completion_tokens
+        self.cached_tokens = later.cached_tokens
+        self.retractions = later.retractions
+        self.queue_time_s = later.queue_time_s
+        self.pooled = later.pooled or self.pooled
+        self.logprobs = _joined(self.logprobs, later.logprobs)
+        self.prompt_logprobs = _joined(self.prompt_logprobs, later.prompt_logprobs)
+        if later.hidden_states:
+            self.hidden_states = (self.hidden_states or []) + later.hidden_states
+
+
+def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
+    if a is None or b is None:
+        return a or b
+    return Logprobs(a.chosen + b.chosen, a.top + b.top, a.asked + b.asked)

@@ -1,0 +1,147 @@
+"""One live sequence at intake: what would be needed to start it again, and its way to text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import numpy as np
+
+from radixlm.intake.records import Output
+from radixlm.text.detokenize import Detokenizer
+from radixlm.text.stop import StopChecker
+from radixlm.wire.replies import Finish, TokenDelta
+from radixlm.wire.requests import TokenizedRequest, pack_ids
+
+
+class Live:
+    """A request from submission to its end. It outlives any engine process."""
+
+    __slots__ = (
+        "arrival_s",
+        "detokenizer",
+        "ended",
+        "event",
+        "finished_s",
+        "first_token_s",
+        "index",
+        "kills",
+        "last_token_s",
+        "output_ids",
+        "pending",
+        "prompt_tokens",
+        "stop",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        wire: TokenizedRequest,
+        index: int,
+        detokenizer: Detokenizer | None,
+        stop: StopChecker | None,
+    ) -> None:
+        self.wire, self.index = wire, index
+        self.detokenizer, self.stop = detokenizer, stop
+        self.output_ids: list[int] = []
+        self.pending: Output | None = None
+        self.event = asyncio.Event()
+        self.ended = False
+        self.kills = 0
+        self.arrival_s = time.monotonic()
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+        self.finished_s = 0.0
+        self.prompt_tokens = len(wire.input_ids) // 4
+
+    @property
+    def rid(self) -> str:
+        return self.wire.rid
+
+    def again(self) -> TokenizedRequest:
+        """The same request with what was emitted appended to its prompt: a new engine goes on
+        where the old one stopped, random draws being keyed by (seed, position)."""
+        if not self.output_ids:
+            return self.wire
+        ids = self.wire.input_ids + pack_ids(np.asarray(self.output_ids))
+        return msgspec.structs.replace(self.wire, input_ids=ids, num_emitted=len(self.output_ids))
+
+    def take(self, delta: TokenDelta) -> str | None:
+        """Absorb what the scheduler sent. Returns the stop string that ended the text, if one
+        did: the scheduler must then be told."""
+        now_s = time.monotonic()
+        if delta.tokens:
+            self.first_token_s = self.first_token_s or now_s
+            self.last_token_s = now_s
+        self.output_ids.extend(delta.tokens)
+        text, matched = self._text(delta)
+        finish = Finish("stop", matched=matched) if matched is not None else delta.finish
+        self._put(
+            Output(
+                index=self.index,
+                rid=self.rid,
+                text=text,
+                token_ids=list(delta.tokens),
+                finish=finish,
+                prompt_tokens=delta.prompt_tokens,
+                completion_tokens=len(self.output_ids),
+                cached_tokens=delta.cached_tokens,
+                retractions=delta.retractions,
+                logprobs=delta.logprobs,
+                prompt_logprobs=delta.prompt_logprobs,
+                hidden_states=delta.hidden_states,
+                pooled=delta.pooled,
+                queue_time_s=delta.queue_time_s,
+            )
+        )
+        return matched if delta.finish is None else None
+
+    def _text(self, delta: TokenDelta) -> tuple[str, str | None]:
+        if self.detokenizer is None:
+            return "", None
+        ids = delta.tokens
+        finish = delta.finish
+        if finish is not None and finish.kind == "stop" and not self.wire.sampling.no_stop_trim:
+            ids = ids[:-1]  # the token that ended the text is not part of it
+        text = self.detokenizer.feed(ids)
+        if finish is not None:
+            text += self.detokenizer.finish()
+        if self.stop is None:
+            return text, None
+        text, matched = self.stop.feed(text)
+        if finish is not None and matched is None:
+            rest, matched = self.stop.finish()
+            text += rest
+        return text, matched
+
+    def fail(self, finish: Finish) -> None:
+        """End without the scheduler."""
+        if not self.ended:
+            self._put(
+                Output(
+                    index=self.index,
+                    rid=self.rid,
+                    finish=finish,
+                    prompt_tokens=self.prompt_tokens,
+                    completion_tokens=len(self.output_ids),
+                )
+            )
+
+    def _put(self, output: Output) -> None:
+        if output.finish is not None:
+            self.ended = True
+            self.finished_s = time.monotonic()
+        if self.pending is None:
+            self.pending = output
+        else:
+            self.pending.absorb(output)
+        self.event.set()
+
+    async def next(self) -> Output:
+        """What is new, waiting for it if need be."""
+        while self.pending is None:
+            self.event.clear()
+            await self.event.wait()
+        output, self.pending = self.pending, None
+        return output

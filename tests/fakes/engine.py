@@ -1,0 +1,100 @@
+"""A whole scheduler over a FakeExecutor, driven by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.chunk import ChunkCache
+from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.slots import SlotAllocator
+from radixlm.scheduler.hooks import Feature, Hooks
+from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.loop import Scheduler
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.replies import Finish, StepReply
+from radixlm.wire.requests import TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.executor import EOS, VOCAB, FakeExecutor
+
+LIMITS = Limits(
+    max_running=8,
+    max_queued=None,
+    step_tokens=16,
+    max_prefill_tokens=64,
+    context_len=512,
+    page_size=4,
+    eos_ids=(EOS,),
+    vocab=VOCAB,
+)
+
+
+class Bench:
+    """Submit requests, run to the end, read what came out."""
+
+    def __init__(
+        self,
+        num_pages: int = 64,
+        features: tuple[Feature, ...] = (),
+        radix: bool = True,
+        **limits: Any,
+    ) -> None:
+        self.limits = replace(LIMITS, **limits)
+        size, slots = self.limits.page_size, self.limits.max_running
+        allocator = PageAllocator(num_pages, size)
+        cache = RadixCache(allocator, size) if radix else ChunkCache(size)
+        self.executor = FakeExecutor(num_pages + 1, size, slots + 1)
+        self.ledger = KvLedger(allocator, SlotAllocator(slots), cache, size)
+        self.mine, theirs = MemoryChannel.pair()
+        self.now_s = 100.0
+        self.scheduler = Scheduler(
+            self.limits,
+            self.executor,
+            theirs,
+            self.ledger,
+            Hooks(features),
+            clock=lambda: self.now_s,
+        )
+        self.out: dict[str, list[int]] = {}
+        self.finish: dict[str, Finish] = {}
+        self.cached: dict[str, int] = {}
+        self.replies: list[Any] = []
+
+    def submit(self, rid: str, prompt: list[int], max_new: int = 8, **fields: Any) -> None:
+        ignore = fields.pop("ignore_eos", False)
+        sampling = SamplingParams(max_new_tokens=max_new, temperature=0.0, ignore_eos=ignore)
+        fields.setdefault("arrival_s", self.now_s)
+        self.out[rid] = []
+        self.mine.send(
+            TokenizedRequest(rid=rid, input_ids=pack_ids(prompt), sampling=sampling, **fields)
+        )
+
+    def tick(self) -> None:
+        self.scheduler.tick(wait=False)
+        self.now_s += 0.001
+        for reply in self.mine.receive(0):
+            self.replies.append(reply)
+            if not isinstance(reply, StepReply):
+                continue
+            for delta in reply.deltas:
+                assert delta.rid not in self.finish, "a delta after the end"
+                self.out[delta.rid].extend(delta.tokens)
+                self.cached[delta.rid] = delta.cached_tokens
+                if delta.finish:
+                    self.finish[delta.rid] = delta.finish
+
+    def run(self, most: int = 5000) -> None:
+        for _ in range(most):
+            self.tick()
+            if len(self.finish) == len(self.out) and not self.scheduler.inflight:
+                break
+        else:
+            missing = set(self.out) - set(self.finish)
+            raise AssertionError(f"not finished: {missing}")
+        self.tick()
+        assert not self.scheduler.planner.running
+        assert not self.scheduler.committer.requests
+        assert self.ledger.breaches([]) == []
+        assert self.scheduler.controls.num_breaches == 0

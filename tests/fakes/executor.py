@@ -1,0 +1,94 @@
+"""FakeExecutor: a model that is a hash of the whole prefix, on a device that is a dict.
+
+It honours the contract of the real one: page tables are kept by slot and every token of a sequence
+must lie in a page that the slot's table names; reading a token through a wrong page is an error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from radixlm.step.plan import StepPlan
+from radixlm.step.result import ItemResult, StepResult
+
+VOCAB = 31
+EOS = 0
+
+
+def next_token(prefix: np.ndarray, mask: np.ndarray | None = None) -> int:
+    """The model: a deterministic order of the vocabulary for each whole prefix."""
+    seed = zlib.crc32(np.asarray(prefix, np.int32).tobytes())
+    order = sorted(range(VOCAB), key=lambda t: (seed * (2 * t + 3) ^ t * 40503) % 10007)
+    return next(t for t in order if mask is None or mask[t // 32] >> (t % 32) & 1)
+
+
+def reference(prompt: list[int], max_new: int, ignore_eos: bool = False) -> list[int]:
+    """One request alone, one token at a time."""
+    tokens, out = list(prompt), []
+    while len(out) < max_new:
+        token = next_token(np.array(tokens))
+        tokens.append(token)
+        out.append(token)
+        if token == EOS and not ignore_eos:
+            break
+    return out
+
+
+@dataclass
+class FakeStep:
+    plan: StepPlan
+    results: list[ItemResult] = field(default_factory=list)
+
+
+class FakeExecutor:
+    """Keeps KV as tokens in pages, so that a page given away too early is noticed."""
+
+    def __init__(self, num_pages: int, page_size: int, num_slots: int) -> None:
+        self.kv = np.full((num_pages, page_size), -1, np.int64)
+        self.page_size = page_size
+        self.table: dict[int, dict[int, int]] = {slot: {} for slot in range(num_slots)}
+        self.next: dict[int, int] = {}
+        self.owner: dict[int, str] = {}
+        self.steps: list[StepPlan] = []
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        self.steps.append(plan)
+        for admission in plan.admissions:
+            self.owner[admission.slot] = admission.rid
+        for update in plan.pages:
+            for i, page in enumerate(update.pages.tolist()):
+                assert page != 0, "page 0 is nobody's"
+                self.table[update.slot][update.first + i] = page
+        for item in plan.items:
+            assert self.owner[item.slot] == item.rid
+            tokens = [self.next[item.slot]] if item.tokens is None else item.tokens.tolist()
+            for place, token in enumerate(tokens, item.start):
+                page = self.table[item.slot][place // self.page_size]
+                self.kv[page, place % self.page_size] = token
+        return FakeStep(plan)
+
+    def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
+        for index, item in enumerate(step.plan.items):
+            got = ItemResult()
+            if item.emit:
+                prefix = self.prefix(item.slot, item.start + item.count)
+                token = next_token(prefix, masks.get(index))
+                self.next[item.slot] = token
+                got.tokens = (token,)
+            step.results.append(got)
+
+    def prefix(self, slot: int, length: int) -> np.ndarray:
+        size = self.page_size
+        return np.array(
+            [self.kv[self.table[slot][p // size], p % size] for p in range(length)], np.int32
+        )
+
+    def read(self, step: FakeStep) -> StepResult:
+        return StepResult(step.results)
+
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        return {}

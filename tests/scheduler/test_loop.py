@@ -1,0 +1,98 @@
+"""Whatever else is in the batch, a request gets the tokens that it would get alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.fakes.engine import Bench
+from tests.fakes.executor import EOS, reference
+
+
+def _prompts(rng: random.Random, count: int, shared: int) -> list[list[int]]:
+    common = [rng.randrange(1, 31) for _ in range(shared)]
+    return [
+        common + [rng.randrange(1, 31) for _ in range(rng.randint(1, 40))] for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("radix", [True, False])
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("num_pages", [30, 400])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight", "lof", "random"])
+def test_equals_one_at_a_time(
+    depth: int, radix: bool, mixed: bool, num_pages: int, policy: str
+) -> None:
+    rng = random.Random(depth * 7 + num_pages)
+    bench = Bench(num_pages, radix=radix, mixed=mixed, depth=depth, policy=policy)
+    prompts = _prompts(rng, 20, shared=12)
+    lengths = [rng.randint(1, 25) for _ in prompts]
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        bench.submit(f"r{i}", prompt, length, ignore_eos=i % 3 == 0)
+        if i % 4 == 0:
+            bench.tick()
+    bench.run()
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        assert bench.out[f"r{i}"] == reference(prompt, length, i % 3 == 0), i
+
+
+def test_retracts_under_pressure_and_still_agrees() -> None:
+    bench = Bench(num_pages=24, reserve=0.0)
+    prompts = _prompts(random.Random(3), 6, shared=0)
+    for i, prompt in enumerate(prompts):
+        bench.submit(f"r{i}", prompt[:8], 40, ignore_eos=True)
+    bench.run()
+    assert bench.scheduler.planner.num_retracted > 0
+    for i, prompt in enumerate(prompts):
+        assert bench.out[f"r{i}"] == reference(prompt[:8], 40, True)
+
+
+def test_prefix_is_computed_once_for_requests_that_come_together() -> None:
+    shared = [1 + i % 30 for i in range(40)]
+    bench = Bench(num_pages=400)
+    for i in range(6):
+        bench.submit(f"r{i}", [*shared, i + 1], 4)
+    bench.run()
+    computed = sum(plan.num_tokens for plan in bench.executor.steps)
+    assert [bench.cached[f"r{i}"] for i in range(6)] == [0, 40, 40, 40, 40, 40]
+    assert computed < 41 + 6 * 8
+
+
+def test_finish_reasons() -> None:
+    bench = Bench()
+    prompt = next(p for p in ([i, i] for i in range(1, 31)) if EOS in reference(p, 30))
+    bench.submit("eos", prompt, 30)
+    bench.submit("length", [5, 6], 3, ignore_eos=True)
+    bench.submit("nothing", [5, 6, 7], 0)
+    bench.run()
+    assert (bench.finish["eos"].kind, bench.finish["eos"].matched) == ("stop", EOS)
+    assert bench.finish["length"].kind == "length"
+    assert bench.out["nothing"] == [] and bench.finish["nothing"].kind == "length"
+
+
+def test_resumed_request_goes_on_where_it_stood() -> None:
+    want = reference([7, 8, 9], 20, True)
+    bench = Bench()
+    bench.submit("r", [7, 8, 9, *want[:6]], 20, ignore_eos=True, num_emitted=6)
+    bench.run()
+    assert bench.out["r"] == want[6:]
+
+
+def test_extra_keys_do_not_share() -> None:
+    bench = Bench()
+    prompt = [3] * 20
+    bench.submit("a", prompt, 2, extra_key="x")
+    bench.run()
+    bench.submit("b", prompt, 2, extra_key="y")
+    bench.submit("c", prompt, 2, extra_key="x")
+    bench.run()
+    assert bench.cached["b"] == 0 and bench.cached["c"] == 16
+
+
+def test_context_end_is_a_length_finish() -> None:
+    bench = Bench(context_len=16)
+    bench.submit("r", [2] * 10, 100, ignore_eos=True)
+    bench.run()
+    assert len(bench.out["r"]) == 6 and bench.finish["r"].kind == "length"
