@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import difflib
 
-from radixlm.arch.families import llama, qwen
+from radixlm.arch.families import (
+    cohere,
+    deepseek,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    llama,
+    mixtral,
+    olmo,
+    phi,
+    qwen,
+)
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.base.errors import CheckpointError
 
 __all__ = ["FAMILIES", "LINEAGES", "family", "find"]
 
 # Naming the modules keeps the imports that register the families.
-LINEAGES = (llama, qwen)
+LINEAGES = (cohere, deepseek, gemma, glm, gpt, granite, llama, mixtral, olmo, phi, qwen)
 
 
 def find(architecture: str, source: str = "config.json") -> Family:

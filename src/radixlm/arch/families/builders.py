@@ -222,3 +222,15 @@ def plain(
         names=names or {},
         **fields,
     )
+
+
+def moe(c: Config, **fields: Any) -> Moe:
+    """Routed experts of config.moe_intermediate_size; ``fields`` are further fields of Moe."""
+    inner = fields.pop("inner", None) or c.moe_intermediate_size
+    act = fields.pop("act", None) or activation(c)
+    if not c.num_experts or not c.num_experts_per_tok:
+        raise c.error("num_experts", "and 'num_experts_per_tok' must be positive")
+    groups, kept = fields.setdefault("groups", (1, 1))
+    if c.num_experts % groups or kept > groups or c.num_experts_per_tok > c.num_experts:
+        raise c.error("num_experts", f"= {c.num_experts} cannot be split into {groups} groups")
+    return Moe(c.num_experts, c.num_experts_per_tok, inner, act, **fields)

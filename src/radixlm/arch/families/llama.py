@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, mlp, plain, window
-from radixlm.arch.spec import Decoder
+from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain, rope, window
+from radixlm.arch.spec import Attention, Decoder
 
 
 @family("LlamaForCausalLM")
@@ -35,4 +35,20 @@ def arcee(c: Config) -> Decoder:
 @family("SeedOssForCausalLM")
 def seed_oss(c: Config) -> Decoder:
     mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_out_bias)
+    return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+
+
+@family("SmolLM3ForCausalLM")
+def smollm3(c: Config) -> Decoder:
+    ropes = c.no_rope_layers or [
+        (i + 1) % c.no_rope_layer_interval for i in range(c.num_hidden_layers)
+    ]
+    bias = c.attention_bias
+
+    def mixer(i: int) -> Attention:
+        position = rope(c, head_dim(c)) if ropes[i] else None
+        slides = c.use_sliding_window and c.sliding_window and not ropes[i]
+        span = window(c, i) if c.layer_types else c.sliding_window if slides else 0
+        return attention(c, qkv_bias=bias, o_bias=bias, rope=position, window=span)
+
     return plain(c, mixer, mlp(c, bias=c.mlp_bias))

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, is_sliding, plain, rms
-from radixlm.arch.spec import Decoder
+from radixlm.arch.families.builders import (
+    activation,
+    attention,
+    family,
+    is_sliding,
+    mlp,
+    moe,
+    plain,
+    rms,
+)
+from radixlm.arch.names import LAYER, AnyOf
+from radixlm.arch.spec import Decoder, Mlp
+
+_SHARED = LAYER + "mlp.shared_expert."
 
 
 def slides(c: Config, layer: int) -> bool:
@@ -36,3 +50,49 @@ def qwen3(c: Config) -> Decoder:
             window=c.sliding_window if slides(c, i) else 0,
         ),
     )
+
+
+def sparse_layers(c: Config) -> Callable[[int], bool]:
+    """Whether a layer has experts: each decoder_sparse_step-th that mlp_only_layers spares."""
+    dense = c.mlp_only_layers or ()
+    return lambda i: i not in dense and (i + 1) % c.decoder_sparse_step == 0
+
+
+@family("Qwen2MoeForCausalLM")
+def qwen2_moe(c: Config) -> Decoder:
+    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
+    sparse = moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
+    has_experts = sparse_layers(c)
+
+    def slides_here(i: int) -> bool:
+        if c.layer_types is not None:
+            return is_sliding(c, i)
+        return bool(c.use_sliding_window and i % 2 == 0 and i < c.max_window_layers)
+
+    return plain(
+        c,
+        lambda i: attention(
+            c,
+            qkv_bias=c.qkv_bias,
+            window=c.sliding_window if c.use_sliding_window and slides_here(i) else 0,
+        ),
+        lambda i: sparse if has_experts(i) else mlp(c),
+        names={
+            "moe.shared.up": AnyOf(
+                (_SHARED + "gate_proj", _SHARED + "up_proj"), _SHARED + "gate_up_proj"
+            ),
+            "moe.shared.down": _SHARED + "down_proj",
+        },
+    )
+
+
+@family("Qwen3MoeForCausalLM")
+def qwen3_moe(c: Config) -> Decoder:
+    sparse = moe(c, renorm=c.norm_topk_prob)
+    has_experts = sparse_layers(c)
+    bias = c.attention_bias
+    span = (c.sliding_window or 0) if c.use_sliding_window else 0
+    mixer = attention(
+        c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c), window=span
+    )
+    return plain(c, mixer, lambda i: sparse if has_experts(i) else mlp(c))

@@ -1,0 +1,92 @@
+"""DeepSeek V2 and V3 (latent attention, grouped routing) and dots1, which routes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+    window,
+)
+from radixlm.arch.rope import yarn_mscale
+from radixlm.arch.spec import Decoder, LatentAttention, Mlp, Norm
+
+
+def routed(c: Config, **fields: Any) -> Callable[[int], Ffn]:
+    """The feed-forward by layer: dense up to first_k_dense_replace, then routed and shared."""
+    shared = c.get("n_shared_experts", 0) * c.moe_intermediate_size
+    fields.setdefault("groups", (c.get("n_group", 1), c.get("topk_group", 1)))
+    fields.setdefault("renorm", c.norm_topk_prob)
+    dense = mlp(c)
+    sparse = moe(
+        c,
+        scale=c.routed_scaling_factor,
+        shared=Mlp(shared, activation(c)) if shared else None,
+        **fields,
+    )
+    return lambda i: dense if i < c.first_k_dense_replace else sparse
+
+
+def latent(c: Config, *, interleaved: bool) -> LatentAttention:
+    """Latent attention; the softmax scale grows with YaRN's stretch where mscale_all_dim asks."""
+    position = rope(c, c.qk_rope_head_dim, interleaved=interleaved)
+    p = c.rope_parameters
+    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    if p["rope_type"] != "default" and p.get("mscale_all_dim"):
+        scale *= yarn_mscale(p["factor"], p["mscale_all_dim"]) ** 2
+    return LatentAttention(
+        heads=c.num_attention_heads,
+        nope_dim=c.qk_nope_head_dim,
+        rope_dim=c.qk_rope_head_dim,
+        v_dim=c.v_head_dim,
+        kv_rank=c.kv_lora_rank,
+        q_rank=c.q_lora_rank or 0,
+        rope=position,
+        norm=Norm(1e-6),  # these norms do not follow rms_norm_eps
+        scale=scale,
+        bias=c.attention_bias,
+    )
+
+
+@family("DeepseekV2ForCausalLM")
+def deepseek_v2(c: Config) -> Decoder:
+    c.refuse("topk_method", "greedy", "group_limited_greedy")
+    grouped = c.topk_method == "group_limited_greedy"
+    groups = (c.n_group, c.topk_group) if grouped else (1, 1)
+    # Hugging Face's V2 never renormalises, whatever norm_topk_prob says.
+    ffn = routed(c, groups=groups, group_score="max", renorm=False)
+    return plain(c, latent(c, interleaved=True), ffn)
+
+
+@family("DeepseekV3ForCausalLM")
+def deepseek_v3(c: Config) -> Decoder:
+    mixer = latent(c, interleaved=c.rope_interleave)
+    return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+
+
+@family("Dots1ForCausalLM")
+def dots1(c: Config) -> Decoder:
+    bias = c.attention_bias
+
+    def span(i: int) -> int:
+        if c.layer_types is not None:
+            return window(c, i)
+        return int(c.sliding_window or 0) if i >= c.max_window_layers else 0
+
+    return plain(
+        c,
+        lambda i: attention(
+            c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c), window=span(i)
+        ),
+        routed(c, score="sigmoid", correction=True),
+    )

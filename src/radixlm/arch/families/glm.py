@@ -1,0 +1,43 @@
+"""GLM 4 and its kin: half of each head turns, the feed-forward is stored fused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import attention, family, head_dim, plain, rms, rope
+from radixlm.arch.families.deepseek import routed
+from radixlm.arch.names import FUSED_UP, LAYER
+from radixlm.arch.spec import Decoder
+
+
+@family("GlmForCausalLM")
+def glm(c: Config) -> Decoder:
+    position = rope(c, head_dim(c), partial=True, interleaved=True)
+    mixer = attention(c, rope=position, qkv_bias=c.attention_bias)
+    return plain(c, mixer, names={"ffn.up": FUSED_UP})
+
+
+@family("Glm4ForCausalLM")
+def glm4(c: Config) -> Decoder:
+    described = glm(c)
+    names = {
+        "ffn.up": FUSED_UP,
+        "norm2": LAYER + "post_self_attn_layernorm",
+        "norm3": LAYER + "post_attention_layernorm",
+        "norm4": LAYER + "post_mlp_layernorm",
+    }
+    blocks = tuple(replace(block, layout="sandwich") for block in described.blocks)
+    return replace(described, blocks=blocks, names=names)
+
+
+@family("Glm4MoeForCausalLM")
+def glm4_moe(c: Config) -> Decoder:
+    mixer = attention(
+        c,
+        rope=rope(c, head_dim(c), partial=True),
+        qkv_bias=c.attention_bias,
+        qk_norm="head" if c.use_qk_norm else "",
+        qk_norm_spec=rms(c) if c.use_qk_norm else None,
+    )
+    return plain(c, mixer, routed(c, score="sigmoid", correction=True))

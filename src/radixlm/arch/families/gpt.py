@@ -1,0 +1,206 @@
+"""GPT-2, GPT-NeoX, OPT, Falcon and gpt-oss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    activation,
+    attention,
+    family,
+    head_dim,
+    moe,
+    plain,
+    rope,
+    window,
+)
+from radixlm.arch.names import LAYER, Named, Names
+from radixlm.arch.recipes import (
+    GroupedQkv,
+    interleaved,
+    interleaved_transposed,
+    transposed,
+)
+from radixlm.arch.spec import Attention, Decoder, Layout, Mlp, Norm
+
+_H = "transformer.h.{i}."
+
+
+@family("GPT2LMHeadModel")
+def gpt2(c: Config) -> Decoder:
+    c.refuse("add_cross_attention", False)
+    dim = c.divide("hidden_size", "num_attention_heads")
+    scale = dim**-0.5 if c.scale_attn_weights else 1.0
+    base = attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
+
+    def mixer(i: int) -> Attention:
+        shrink = i + 1 if c.scale_attn_by_inverse_layer_idx else 1
+        return replace(base, head_dim=dim, scale=scale / shrink)
+
+    inner = c.n_inner or 4 * c.hidden_size
+    return plain(
+        c,
+        mixer,
+        Mlp(inner, activation(c, "activation_function"), gated=False, bias=True),
+        norm=Norm(c.layer_norm_epsilon, "layer", bias=True),
+        positions=(c.max_position_embeddings, 0),
+        names={
+            "embed": "transformer.wte",
+            "positions": "transformer.wpe",
+            "norm": "transformer.ln_f",
+            "norm1": _H + "ln_1",
+            "norm2": _H + "ln_2",
+            "mixer.qkv": Named((_H + "attn.c_attn",), transposed),
+            "mixer.o": Named((_H + "attn.c_proj",), transposed),
+            "ffn.up1": Named((_H + "mlp.c_fc",), transposed),
+            "ffn.down": Named((_H + "mlp.c_proj",), transposed),
+        },
+    )
+
+
+@family("GPTNeoXForCausalLM")
+def gpt_neox(c: Config) -> Decoder:
+    layer = "gpt_neox.layers.{i}."
+    heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
+    bias = c.attention_bias
+    return plain(
+        c,
+        attention(
+            c,
+            kv_heads=heads,
+            head_dim=dim,
+            rope=rope(c, dim, partial=True),
+            qkv_bias=bias,
+            o_bias=bias,
+        ),
+        Mlp(c.intermediate_size, activation(c), gated=False, bias=True),
+        norm=Norm(c.layer_norm_eps, "layer", bias=True),
+        layout="parallel2" if c.use_parallel_residual else "pre",
+        names={
+            "embed": "gpt_neox.embed_in",
+            "norm": "gpt_neox.final_layer_norm",
+            "head": "embed_out",
+            "norm1": layer + "input_layernorm",
+            "norm2": layer + "post_attention_layernorm",
+            "mixer.qkv": Named((layer + "attention.query_key_value",), GroupedQkv(heads, dim)),
+            "mixer.o": layer + "attention.dense",
+            "ffn.up1": layer + "mlp.dense_h_to_4h",
+            "ffn.down": layer + "mlp.dense_4h_to_h",
+        },
+    )
+
+
+@family("FalconForCausalLM")
+def falcon(c: Config) -> Decoder:
+    """Three layouts: 40B (grouped heads), 7B (one KV head, parallel), 1B (plain heads)."""
+    c.refuse("alibi", False)
+    kv_heads = c.get("num_kv_heads") or c.num_attention_heads
+    if not c.new_decoder_architecture and c.multi_query:
+        kv_heads = 1
+    dim = c.divide("hidden_size", "num_attention_heads")
+    layout, norms = _falcon_norms(c)
+    return plain(
+        c,
+        attention(
+            c,
+            kv_heads=kv_heads,
+            head_dim=dim,
+            rope=rope(c, dim),
+            qkv_bias=c.bias,
+            o_bias=c.bias,
+        ),
+        Mlp(
+            c.get("ffn_hidden_size") or 4 * c.hidden_size,
+            activation(c, "activation"),
+            gated=False,
+            bias=c.bias,
+        ),
+        norm=Norm(c.layer_norm_epsilon, "layer", bias=True),
+        layout=layout,
+        names={
+            **norms,
+            "embed": "transformer.word_embeddings",
+            "norm": "transformer.ln_f",
+            "mixer.qkv": Named((_H + "self_attention.query_key_value",), GroupedQkv(kv_heads, dim)),
+            "mixer.o": _H + "self_attention.dense",
+            "ffn.up1": _H + "mlp.dense_h_to_4h",
+            "ffn.down": _H + "mlp.dense_4h_to_h",
+        },
+    )
+
+
+def _falcon_norms(c: Config) -> tuple[Layout, Names]:
+    two = {"norm1": _H + "input_layernorm", "norm2": _H + "post_attention_layernorm"}
+    if c.new_decoder_architecture:
+        c.refuse("parallel_attn", True)
+        c.refuse("num_ln_in_parallel_attn", 1, 2)
+        if c.get("num_ln_in_parallel_attn", 2) == 2:
+            return "parallel2", {"norm1": _H + "ln_attn", "norm2": _H + "ln_mlp"}
+        return "parallel", two
+    c.refuse("num_ln_in_parallel_attn", 1)
+    return ("parallel" if c.parallel_attn else "pre"), two
+
+
+@family("OPTForCausalLM")
+def opt(c: Config) -> Decoder:
+    c.refuse("do_layer_norm_before", True)  # the 350M checkpoint
+    c.refuse("_remove_final_layer_norm", False)
+    c.refuse("word_embed_proj_dim", c.hidden_size)
+    top, layer = "model.decoder.", "model.decoder.layers.{i}."
+    bias, dim = c.enable_bias, c.divide("hidden_size", "num_attention_heads")
+    return plain(
+        c,
+        attention(
+            c,
+            kv_heads=c.num_attention_heads,
+            head_dim=dim,
+            rope=None,
+            qkv_bias=bias,
+            o_bias=bias,
+        ),
+        Mlp(c.ffn_dim, activation(c, "activation_function"), gated=False, bias=bias),
+        norm=Norm(
+            1e-5,
+            "layer",
+            bias=c.layer_norm_elementwise_affine,
+            affine=c.layer_norm_elementwise_affine,
+        ),
+        positions=(c.max_position_embeddings + 2, 2),
+        names={
+            "embed": top + "embed_tokens",
+            "positions": top + "embed_positions",
+            "norm": top + "final_layer_norm",
+            "norm1": layer + "self_attn_layer_norm",
+            "norm2": layer + "final_layer_norm",
+            "mixer.qkv": tuple(f"{layer}self_attn.{part}_proj" for part in "qkv"),
+            "mixer.o": layer + "self_attn.out_proj",
+            "ffn.up1": layer + "fc1",
+            "ffn.down": layer + "fc2",
+        },
+    )
+
+
+@family("GptOssForCausalLM")
+def gpt_oss(c: Config) -> Decoder:
+    c.refuse("swiglu_alpha", 1.702)
+    c.refuse("swiglu_limit", 7.0)
+    bias, experts = c.attention_bias, LAYER + "mlp.experts."
+
+    def mixer(i: int) -> Attention:
+        span = window(c, i) if c.layer_types else 0 if i % 2 else c.sliding_window
+        position = rope(c, head_dim(c))
+        return attention(c, rope=position, qkv_bias=bias, o_bias=bias, sinks=True, window=span)
+
+    return plain(
+        c,
+        mixer,
+        moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),
+        names={
+            "moe.router": LAYER + "mlp.router",
+            "moe.up": Named((experts + "gate_up_proj",), interleaved_transposed),
+            "moe.down": Named((experts + "down_proj",), transposed),
+            "moe.up_bias": Named((experts + "gate_up_proj_bias",), interleaved),
+            "moe.down_bias": experts + "down_proj_bias",
+        },
+    )

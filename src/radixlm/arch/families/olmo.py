@@ -1,0 +1,76 @@
+"""OLMo 1 to 3, OLMoE, and EXAONE 4, which orders its norms like OLMo 2."""
+
+from __future__ import annotations
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    attention,
+    family,
+    head_dim,
+    moe,
+    plain,
+    rms,
+    rope,
+    window,
+)
+from radixlm.arch.names import POST
+from radixlm.arch.spec import Attention, Decoder, Norm
+
+
+@family("OlmoForCausalLM")
+def olmo(c: Config) -> Decoder:
+    c.refuse("clip_qkv")
+    bias = c.attention_bias
+    norm = Norm(1e-5, "layer", affine=False)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
+
+
+@family("Olmo2ForCausalLM")
+def olmo2(c: Config) -> Decoder:
+    bias = c.attention_bias
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
+    return plain(c, mixer, layout="post", names=POST)
+
+
+@family("Olmo3ForCausalLM")
+def olmo3(c: Config) -> Decoder:
+    bias = c.attention_bias
+
+    def mixer(i: int) -> Attention:
+        span = window(c, i) if c.layer_types else c.sliding_window if (i + 1) % 4 else 0
+        position = rope(c, head_dim(c), "sliding_attention" if span else "full_attention")
+        return attention(
+            c,
+            qkv_bias=bias,
+            o_bias=bias,
+            rope=position,
+            qk_norm="row",
+            qk_norm_spec=rms(c),
+            window=span,
+        )
+
+    return plain(c, mixer, layout="post", names=POST)
+
+
+@family("OlmoeForCausalLM")
+def olmoe(c: Config) -> Decoder:
+    c.refuse("clip_qkv")
+    bias = c.attention_bias
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
+    return plain(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
+
+
+@family("Exaone4ForCausalLM")
+def exaone4(c: Config) -> Decoder:
+    every = c.sliding_window_pattern
+
+    def mixer(i: int) -> Attention:
+        if c.layer_types is not None:
+            span = window(c, i)
+        else:
+            span = (c.sliding_window or 0) if (i + 1) % every else 0
+        # Beside sliding layers, those that see everything have no positions.
+        position = rope(c, head_dim(c)) if span or not c.sliding_window else None
+        return attention(c, rope=position, qk_norm="head", qk_norm_spec=rms(c), window=span)
+
+    return plain(c, mixer, layout="post", names=POST)

@@ -1,0 +1,152 @@
+"""Tiny random Hugging Face models of every architecture, and the comparison with ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from eager import Runner
+from radixlm.arch.hf import describe
+from radixlm.arch.names import is_ignorable
+
+transformers.utils.logging.disable_progress_bar()
+
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_WIDE = {"head_dim": 24}
+_SLIDING = {"head_dim": 24, "sliding_window": 4}
+_GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
+
+# architecture -> what its tiny config needs beyond TINY
+TINY_CONFIGS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "MistralForCausalLM": _SLIDING,
+    "MinistralForCausalLM": _SLIDING,
+    "ArceeForCausalLM": {},
+    "SeedOssForCausalLM": _WIDE,
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 2},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": _WIDE,
+    "Qwen2MoeForCausalLM": {**_EXPERTS, "shared_expert_intermediate_size": 48},
+    "Qwen3MoeForCausalLM": {**_EXPERTS, **_WIDE, "norm_topk_prob": True},
+    "Ernie4_5ForCausalLM": _WIDE,
+    "GlmForCausalLM": _WIDE,
+    "Glm4ForCausalLM": _WIDE,
+    "Glm4MoeForCausalLM": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
+    "Phi3ForCausalLM": {},
+    "PhiForCausalLM": {},
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "OlmoForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": {"sliding_window": 4, "num_hidden_layers": 4},
+    "OlmoeForCausalLM": {"num_experts": 8, "num_experts_per_tok": 2},
+    "Exaone4ForCausalLM": {**_SLIDING, "num_hidden_layers": 4},
+    "GemmaForCausalLM": _WIDE,
+    "Gemma2ForCausalLM": _SLIDING,
+    "Gemma3ForCausalLM": {**_SLIDING, "num_hidden_layers": 6},
+    "CohereForCausalLM": {"use_qk_norm": True},
+    "Cohere2ForCausalLM": {"sliding_window": 4, "num_hidden_layers": 4},
+    "StableLmForCausalLM": {"qk_layernorm": True},
+    "Starcoder2ForCausalLM": {"sliding_window": 4},
+    "NemotronForCausalLM": {},
+    "GPTNeoXForCausalLM": {"num_key_value_heads": None},
+    "FalconForCausalLM": {
+        "num_key_value_heads": None,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 96,
+    },
+    "GPT2LMHeadModel": _GPT,
+    "OPTForCausalLM": {"ffn_dim": 96, "num_key_value_heads": None},
+    "MixtralForCausalLM": {"num_local_experts": 4},
+    "DeepseekV2ForCausalLM": {
+        **_LATENT,
+        **_ROUTED,
+        "n_shared_experts": 2,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    },
+    "DeepseekV3ForCausalLM": {**_LATENT, **_ROUTED, "n_group": 4, "topk_group": 2},
+    "Dots1ForCausalLM": {**_ROUTED, "head_dim": 16},
+    "GptOssForCausalLM": {**_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def make(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> Any:
+    """A random model of the architecture, saved to ``folder``; returns it."""
+    torch.manual_seed(seed)
+    cls = getattr(transformers, architecture)
+    settings = {**TINY, **TINY_CONFIGS.get(architecture, {}), **changes}
+    config = cls.config_class(**{k: v for k, v in settings.items() if v is not None})
+    config._attn_implementation = "eager"
+    model = cls(config).eval()
+    buffers = [b for name, b in model.named_buffers() if "correction" in name]
+    for p in [*model.parameters(), *buffers]:
+        p.data.normal_(0, 0.08) if p.dim() > 1 else p.data.add_(torch.randn_like(p) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+def compare(model: Any, folder: Path, length: int = 12) -> tuple[float, list[str], float]:
+    """(relative error of the logits, tensors left over, the same with one weight nudged)."""
+    decoder = describe(folder)
+    tensors = load_file(folder / "model.safetensors")
+    ids = torch.randint(3, 120, (length,))
+    with torch.no_grad():
+        theirs = model(ids[None]).logits[0].float()
+        runner = Runner(decoder, tensors)
+        ours = runner(ids)
+        left = sorted(n for n in runner.w.unused if not is_ignorable(n, decoder))
+        name = next(n for n in tensors if ".1." in n and "att" in n and tensors[n].dim() > 1)
+        tensors[name][0, 0] += 1.0
+        nudged = Runner(decoder, tensors)(ids)
+    size = theirs.abs().max()
+    return float((theirs - ours).abs().max() / size), left, float((theirs - nudged).abs().max() / size)
