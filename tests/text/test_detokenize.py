@@ -1,0 +1,92 @@
+"""Deltas join to the one-shot text, never cut a character, and come cheap."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fakes import toy_tokenizer
+
+from radixlm.text.detokenize import Detokenizer
+from radixlm.text.pieces import Decoder
+from radixlm.text.tokenizer import Tokenizer
+
+
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    backend = toy_tokenizer.build(kind)
+    state = backend.decoder.__getstate__() if backend.decoder is not None else None
+    return Tokenizer(backend, Decoder.from_json(state), {}, {})
+
+
+def stream(detokenizer: Detokenizer, ids: list[int], step: int) -> list[str]:
+    deltas = [detokenizer.feed(ids[i : i + step]) for i in range(0, len(ids), step)]
+    return [*deltas, detokenizer.finish()]
+
+
+@pytest.mark.parametrize("kind", toy_tokenizer.KINDS)
+@settings(
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_deltas_join_to_the_text(kind: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(kind)
+    known = st.integers(0, tokenizer.vocab_size + 2)
+    ids = data.draw(st.lists(known, max_size=30))
+    skip = data.draw(st.booleans())
+    deltas = stream(Detokenizer(tokenizer, skip), ids, data.draw(st.integers(1, 4)))
+    assert "".join(deltas) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@settings(
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(text=st.text(max_size=20))
+def test_valid_text_never_shows_a_replacement(kind: str, text: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(text)
+    if tokenizer.token_id("<unk>") in ids or "\ufffd" in text:
+        return
+    deltas = stream(Detokenizer(tokenizer, False), ids, 1)
+    assert "".join(deltas) == tokenizer.decode(ids, False)
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_bytes_that_are_no_text_come_out_as_replacements(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    names = ["<0xE4>", "a", "<0xFF>", "<0xE4>"] if kind == "byte_fallback" else "äaÿä"
+    ids = [tokenizer.token_id(name) or 0 for name in names]
+    assert stream(Detokenizer(tokenizer), ids, 1) == ["", "\ufffda", *_tail(kind)]
+
+
+def _tail(kind: str) -> list[str]:
+    # An open run of fallback bytes waits for its end; byte-level knows that 0xFF is never valid.
+    return ["", "", "\ufffd\ufffd"] if kind == "byte_fallback" else ["\ufffd", "", "\ufffd"]
+
+
+def test_finish_leaves_a_fresh_detokenizer() -> None:
+    for kind in ("byte_level", "byte_fallback"):
+        tokenizer = tokenizer_of(kind)
+        detokenizer = Detokenizer(tokenizer)
+        ids = tokenizer.encode("Hello wor")
+        first = "".join(stream(detokenizer, ids, 1))
+        assert "".join(stream(detokenizer, ids, 2)) == first == tokenizer.decode(ids)
+
+
+def test_an_unknown_decoder_holds_back_half_a_character() -> None:
+    tokenizer = tokenizer_of("byte_level")
+    generic = Tokenizer(tokenizer.backend, Decoder(is_generic=True), {}, {})
+    ids = [*tokenizer.encode("a😀b"), tokenizer.token_id("ä") or 0]
+    deltas = stream(Detokenizer(generic), ids, 1)
+    assert "".join(deltas) == "a😀b\ufffd"
+    assert not any("\ufffd" in delta for delta in deltas[:-1])
