@@ -17,7 +17,7 @@ from radixlm.base.errors import InvalidRequest, NotSupported
 
 MAX_PARALLEL_SAMPLES = 1024
 MAX_STOPS = 1024
-MAX_STOP_CHARS = 16384
+MAX_STOP_CHARS = 16384  # of all items together: a matcher is built of them
 MAX_GRAMMAR_CHARS = 4 << 20
 TOP_K_ALL = 1 << 30
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy: dividing by it would overflow
@@ -119,11 +119,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _read_str(name, text)
                 if not text:
                     raise InvalidRequest(f"{name} must not contain an empty string", name)
-                if len(text) > MAX_STOP_CHARS:
-                    raise InvalidRequest(
-                        f"an item of {name} has {len(text)} characters, at most {MAX_STOP_CHARS}",
-                        name,
-                    )
+            num_chars = sum(map(len, stops))
+            if num_chars > MAX_STOP_CHARS:
+                raise InvalidRequest(
+                    f"{name} has {num_chars} characters, at most {MAX_STOP_CHARS}", name
+                )
         for token in self.stop_token_ids:
             _check_token("stop_token_ids", token, vocab_size)
 
