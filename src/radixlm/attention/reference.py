@@ -181,7 +181,9 @@ def _attend_by_hand(
     q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, seen_SQN: Tensor, site: AttentionSite
 ) -> Tensor:
     """What scaled_dot_product_attention lacks: a cap on the scores, a sink beside them."""
-    grouped = q_SHQC.unflatten(1, (site.kv_heads, -1))  # [S, K, H / K, Q, C]
+    grouped = q_SHQC.reshape(
+        q_SHQC.shape[0], site.kv_heads, -1, *q_SHQC.shape[2:]
+    )  # [S, K, H / K, Q, C]
     scores = (grouped @ k_SKNC[:, :, None].transpose(-1, -2)).float() * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap

@@ -36,17 +36,20 @@ class AttentionLayer(Module):
         self.o = context.linear(spec.heads * spec.head_dim, dim, spec.o_bias, Shard(1))
         if spec.qk_norm:
             assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
-            wide = spec.qk_norm == "row"
-            width = (spec.head_dim * n if wide else spec.head_dim for n in self._heads)
             self.q_norm, self.k_norm = (
-                NormLayer(spec.qk_norm_spec, w, context.kernels, context.device) for w in width
+                NormLayer(spec.qk_norm_spec, shape, context.kernels, context.device)
+                for shape in self._norm_shapes()
             )
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
 
-    @property
-    def _heads(self) -> tuple[int, int]:
-        return self.spec.heads, self.spec.kv_heads
+    def _norm_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
+        if self.spec.qk_norm == "row":
+            return (heads * dim,), (kv_heads * dim,)
+        if self.spec.qk_norm == "each":
+            return (heads, dim), (kv_heads, dim)
+        return (dim,), (dim,)
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
@@ -80,15 +83,15 @@ class AttentionLayer(Module):
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [T, H, C], k and v [T, K, C], and the gate [T, H * C]."""
         spec, gate = self.spec, None
-        q, k, v = self.qkv.run(x_TD).split(self.rows, -1)
+        q, k, v = self.qkv.run(x_TD).split_with_sizes(self.rows, -1)
         if spec.gate:  # each head's q, then its gate
-            q, gate = q.unflatten(-1, (spec.heads, 2 * spec.head_dim)).chunk(2, -1)
+            q, gate = q.view(-1, spec.heads, 2 * spec.head_dim).chunk(2, -1)
             gate = gate.flatten(1)
             q = q.flatten(1)
         if spec.qk_norm == "row":
             q, k = self.q_norm.run(q), self.k_norm.run(k)
-        q = q.unflatten(-1, (spec.heads, spec.head_dim))
-        k = k.unflatten(-1, (spec.kv_heads, spec.head_dim))
-        if spec.qk_norm == "head":
+        q = q.view(-1, spec.heads, spec.head_dim)
+        k = k.view(-1, spec.kv_heads, spec.head_dim)
+        if spec.qk_norm in ("head", "each"):
             q, k = self.q_norm.run(q), self.k_norm.run(k)
-        return q, k, v.unflatten(-1, (spec.kv_heads, spec.head_dim)), gate
+        return q, k, v.view(-1, spec.kv_heads, spec.head_dim), gate

@@ -46,7 +46,7 @@ class BlockLayer(Module):
         else:
             self.ffn = MlpLayer(spec.ffn, dim, context)
         for index in range(NUM_NORMS[spec.layout]):
-            norm = NormLayer(spec.norm, dim, context.kernels, context.device)
+            norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
             setattr(self, f"norm{index + 1}", norm)
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
         run = getattr(self, f"_run_{spec.layout}")

@@ -39,12 +39,12 @@ class LatentAttentionLayer(Module):
         query_rows = spec.heads * (spec.nope_dim + spec.rope_dim)
         if spec.q_rank:
             self.q_a = context.linear(dim, spec.q_rank, spec.bias)
-            self.q_a_norm = NormLayer(spec.norm, spec.q_rank, kernels, device)
+            self.q_a_norm = NormLayer(spec.norm, (spec.q_rank,), kernels, device)
             self.q_b = context.linear(spec.q_rank, query_rows, shard=Shard(0))
         else:
             self.q = context.linear(dim, query_rows, shard=Shard(0))
         self.kv_a = context.linear(dim, spec.kv_rank + spec.rope_dim, spec.bias)
-        self.kv_a_norm = NormLayer(spec.norm, spec.kv_rank, kernels, device)
+        self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
         self.kv_b = UpProjection(spec, context)
         self.o = context.linear(spec.heads * spec.v_dim, dim, spec.bias, Shard(1))
 
@@ -66,15 +66,15 @@ class LatentAttentionLayer(Module):
         spec, rotate = self.spec, self._context.kernels.rope
         cos, sin = angles[self._rope]
         q = self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD))) if spec.q_rank else self.q.run(x_TD)
-        q_THC = q.unflatten(-1, (spec.heads, spec.nope_dim + spec.rope_dim))
-        q_THN, q_THR = q_THC.split((spec.nope_dim, spec.rope_dim), -1)
+        q_THC = q.view(-1, spec.heads, spec.nope_dim + spec.rope_dim)
+        q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
         rotate(q_THR, cos, sin, spec.rope.interleaved)
-        latent_TL, k_TR = self.kv_a.run(x_TD).split((spec.kv_rank, spec.rope_dim), -1)
+        latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
         rotate(k_TR[:, None], cos, sin, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
         out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
-        return self.o.run(self.kv_b.expand(out_THL.unflatten(-1, (spec.heads, spec.kv_rank))))
+        return self.o.run(self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank)))
 
 
 class UpProjection(Module):
@@ -88,7 +88,7 @@ class UpProjection(Module):
 
     def finish(self) -> None:
         weight = self.weight.take().to(self._dtype)
-        halves = weight.unflatten(0, (self.spec.heads, -1)).split(
+        halves = weight.view(self.spec.heads, -1, self.spec.kv_rank).split_with_sizes(
             (self.spec.nope_dim, self.spec.v_dim), 1
         )
         self.key_HNL = halves[0].contiguous()

@@ -14,13 +14,17 @@ from radixlm.quant.param import Param
 class NormLayer(Module):
     """``run(x)`` normalises; ``add_run(x, delta)`` first adds delta to x in place."""
 
-    def __init__(self, spec: Norm, dim: int, kernels: Kernels, device: torch.device) -> None:
-        self.spec, self.dim, self.eps = spec, dim, spec.eps
+    def __init__(
+        self, spec: Norm, shape: tuple[int, ...], kernels: Kernels, device: torch.device
+    ) -> None:
+        """``shape`` is (D,), or (H, D) where every head has weights of its own."""
+        assert not (spec.kind == "rms" and spec.bias), "no RMS norm with a bias exists"
+        self.spec, self.shape = spec, shape
         self._kernels, self._device = kernels, device
         if spec.affine:
-            self.weight = Param((dim,), "float32")
+            self.weight = Param(shape, "float32")
         if spec.bias:
-            self.bias = Param((dim,), "float32")
+            self.bias = Param(shape, "float32")
 
     def finish(self) -> None:
         spec = self.spec
@@ -29,7 +33,7 @@ class NormLayer(Module):
             if spec.offset:
                 self.weight_D = self.weight_D + spec.offset
         else:
-            self.weight_D = torch.ones(self.dim, device=self._device)
+            self.weight_D = torch.ones(self.shape, device=self._device)
         self.bias_D = self.bias.take() if spec.bias else None
         if spec.kind == "rms":
             self._norm, self._add_norm = self._kernels.rms_norm, self._kernels.add_rms_norm

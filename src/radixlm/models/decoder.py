@@ -48,7 +48,7 @@ class DecoderModel(Module):
             )
             for layer, block in enumerate(decoder.blocks)
         ]
-        self.norm = NormLayer(decoder.norm, dim, kernels, device)
+        self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if not decoder.tied:
             self.head = context.plain_linear(dim, decoder.vocab, decoder.head_bias)
 
@@ -56,9 +56,9 @@ class DecoderModel(Module):
         """After the loader has filled and finished every layer."""
         if self.decoder.tied:
             head = self.context.kernels.pack_linear(self.embed.table_VD, None, "")
-            self._run_head = head.run
         else:
-            self._run_head = self.head.run
+            head = self.head.packed
+        self._run_head = head.run
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:

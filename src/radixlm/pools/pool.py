@@ -86,10 +86,10 @@ class PagedPool:
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
         index = self._index(pages)
-        self.k_LPBKC[layer, index] = k.unflatten(0, (-1, self.page_size)).to(self.dtype)
+        self.k_LPBKC[layer, index] = k.view(-1, self.page_size, *k.shape[1:]).to(self.dtype)
         if self.v_LPBKV is not None:
             assert v is not None, "a pool that stores V was given none"
-            self.v_LPBKV[layer, index] = v.unflatten(0, (-1, self.page_size)).to(self.dtype)
+            self.v_LPBKV[layer, index] = v.view(-1, self.page_size, *v.shape[1:]).to(self.dtype)
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.as_tensor(pages, dtype=torch.int64, device=self.k_LPBKC.device)

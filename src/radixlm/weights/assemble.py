@@ -136,7 +136,7 @@ def _stack(tensors: tuple[tuple[str, ...], ...], source: TensorSource) -> Tensor
     num_rows = [first.shape[0] for first in firsts]
     out = firsts[0].new_empty(len(tensors[0]), sum(num_rows), *firsts[0].shape[1:])
     for expert in range(len(tensors[0])):
-        parts = out[expert].split(num_rows)
+        parts = out[expert].split_with_sizes(num_rows)
         for part, row in zip(parts, tensors, strict=True):
             value = source.read(row[expert])
             if value.shape != part.shape:

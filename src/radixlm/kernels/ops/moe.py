@@ -49,7 +49,7 @@ def _scores(logits_TE: Tensor, kind: str) -> Tensor:
 
 
 def _keep_groups(pick_TE: Tensor, num_groups: int, kept: int, rating: str) -> Tensor:
-    grouped = pick_TE.unflatten(-1, (num_groups, -1))
+    grouped = pick_TE.view(pick_TE.shape[0], num_groups, -1)
     best = grouped.topk(2, -1)[0].sum(-1) if rating == "top2" else grouped.amax(-1)
     keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(kept, -1)[1], True)
     return grouped.masked_fill(~keep[..., None], float("-inf")).flatten(1)

@@ -1,0 +1,120 @@
+"""Runs a model through its paged cache the way an executor does, in few lines.
+
+Pages are dealt in a shuffled order, so that nothing works by luck of contiguous memory.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.hf import describe
+from radixlm.attention.select import make_backend
+from radixlm.kernels.dispatch import Kernels, bind
+from radixlm.models.build import Model, build_model
+from radixlm.step.batch import ForwardBatch
+from radixlm.weights.load import load_weights
+
+CPU = torch.device("cpu")
+
+
+def load_model(folder: Path, kernels: Kernels | None = None, **build: Any) -> Model:
+    """The model of a checkpoint folder, computing in float32."""
+    kernels = kernels or bind("cpu", {"all": "reference"})
+    model = build_model(describe(folder), CPU, torch.float32, kernels, **build)
+    load_weights(model, folder, progress=False)
+    return model
+
+
+class PagedRunner:
+    """Sequences by number; ``step`` feeds each some tokens and returns all their logits."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: str = "torch_native",
+        page_size: int = 4,
+        num_pages: int = 256,
+        cache_dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.page_size = model, page_size
+        self.backend = make_backend(backend, model.kv_groups, model.context.kernels, CPU)
+        for group in model.kv_groups:
+            self.backend.make_pool(group, num_pages, page_size, cache_dtype)
+        self.free = [
+            random.Random(seed + g.index).sample(range(num_pages), num_pages)
+            for g in model.kv_groups
+        ]
+        self.pages: list[dict[int, list[int]]] = [{} for _ in model.kv_groups]
+        self.known: dict[int, list[int]] = {}
+
+    def step(self, tokens: dict[int, Sequence[int]], **extra: Any) -> dict[int, Tensor]:
+        """Feed tokens to sequences (a batch in this order); logits [n, V] of each."""
+        batch = self.batch(tokens)
+        for name, value in extra.items():
+            setattr(batch, name, value)
+        with torch.inference_mode():
+            self.backend.begin(batch)
+            logits = self.model.logits(self.model.forward(batch))
+        counts = [len(t) for t in tokens.values()]
+        return dict(zip(tokens, logits.split(counts), strict=True))
+
+    def batch(self, tokens: dict[int, Sequence[int]]) -> ForwardBatch:
+        """The step's tensors; the sequences grow by their tokens."""
+        positions, starts = [], [0]
+        for sequence, new in tokens.items():
+            before = len(self.known.setdefault(sequence, []))
+            self.known[sequence].extend(new)
+            positions.append(torch.arange(before, before + len(new)))
+            starts.append(starts[-1] + len(new))
+        kv_len = [len(self.known[s]) for s in tokens]
+        tables = tuple(self._table(g, list(tokens)) for g in range(len(self.pages)))
+        counts = torch.tensor([len(t) for t in tokens.values()])
+        owner = torch.repeat_interleave(torch.arange(len(tokens)), counts)
+        position = torch.cat(positions)
+        stores = tuple(
+            t[owner, position // self.page_size].long() * self.page_size + position % self.page_size
+            for t in tables
+        )
+        return ForwardBatch(
+            token_ids_T=torch.tensor([t for new in tokens.values() for t in new]),
+            positions_T=position,
+            rope_len_T=torch.tensor(kv_len)[owner],
+            query_start_S1=torch.tensor(starts, dtype=torch.int32),
+            kv_len_S=torch.tensor(kv_len, dtype=torch.int32),
+            page_table_GSP=tables,
+            store_GT=stores,
+            logits_rows_R=torch.arange(starts[-1]),
+            attn=self.backend,
+            max_query_len=max(len(t) for t in tokens.values()),
+            max_kv_len=max(kv_len),
+        )
+
+    def _table(self, group: int, sequences: list[int]) -> Tensor:
+        for sequence in sequences:
+            have = self.pages[group].setdefault(sequence, [])
+            while len(have) * self.page_size < len(self.known[sequence]):
+                have.append(self.free[group].pop())
+        rows = [self.pages[group][s] for s in sequences]
+        width = max(len(row) for row in rows)
+        return torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int32)
+
+    def prefill(self, tokens: dict[int, Sequence[int]], num_chunks: int = 1) -> dict[int, Tensor]:
+        """All tokens in ``num_chunks`` steps; logits of every token."""
+        parts: dict[int, list[Tensor]] = {s: [] for s in tokens}
+        for chunk in range(num_chunks):
+            fed = {}
+            for sequence, new in tokens.items():
+                start = len(new) * chunk // num_chunks
+                end = len(new) * (chunk + 1) // num_chunks
+                if end > start:
+                    fed[sequence] = list(new[start:end])
+            for sequence, logits in self.step(fed).items():
+                parts[sequence].append(logits)
+        return {sequence: torch.cat(p) for sequence, p in parts.items()}
