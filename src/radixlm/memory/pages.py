@@ -92,6 +92,14 @@ class PageAllocator:
         self._num_free = len(free)
         self._stack[: len(free)] = free[::-1]
 
+    def audit(self) -> list[str]:
+        """Where the free list and the states disagree, with both numbers."""
+        listed = np.sort(self._stack[: self._num_free])
+        free = self.pages_in(FREE)
+        if np.array_equal(listed, free):
+            return []
+        return [f"{len(listed)} pages in the free list, {len(free)} are free"]
+
     def _push(self, pages: PageIds) -> None:
         """Puts pages on the free stack, the first of them on top."""
         self._state[pages] = FREE

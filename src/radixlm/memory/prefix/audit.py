@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from radixlm.memory.prefix.base import Lock
-from radixlm.memory.prefix.node import Node
+from radixlm.memory.pages import PageIds
+from radixlm.memory.prefix.base import Handle, Lock
+from radixlm.memory.prefix.node import NO_IDS, Node, join
 from radixlm.memory.prefix.tree import Tree
 from radixlm.memory.prefix.window import WindowGroup
 
@@ -41,6 +42,8 @@ def audit_locks(
     window_wanted: Counter[Node] = Counter()
     breaches: list[str] = []
     for handle, is_window_locked in locks:
+        if handle is None:
+            continue
         if not isinstance(handle, Node) or not handle.is_alive:
             breaches.append("a request has locked a prefix that is no longer cached")
             continue
@@ -61,3 +64,22 @@ def audit_locks(
             node.num_locks = wanted[node]
             node.num_window_locks = window_wanted[node]
     return breaches
+
+
+def locked_pages(handle: Handle | None) -> PageIds:
+    """Pages from the start to ``handle``; none if it is dead."""
+    if not isinstance(handle, Node) or not handle.is_alive:
+        return NO_IDS
+    return join([node.pages for node in handle.path()])
+
+
+def locked_window_pages(
+    window: WindowGroup | None, handle: Handle | None, is_window_locked: bool
+) -> PageIds:
+    """Window pages that a lock on ``handle`` keeps."""
+    if window is None or not is_window_locked:
+        return NO_IDS
+    if not isinstance(handle, Node) or not handle.is_alive:
+        return NO_IDS
+    rows = [node.window_pages for node in window.tail(handle)]
+    return join([row for row in rows if row is not None])

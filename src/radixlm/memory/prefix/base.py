@@ -23,8 +23,9 @@ class Handle:
     __slots__ = ()
 
 
-Lock = tuple[Handle, bool]
-"""A locked handle, and whether its window is locked too (False after ``unlock_window``)."""
+Lock = tuple[Handle | None, bool]
+"""What a request has locked, if anything, and whether the window too (not after ``unlock_window``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,21 @@ class InsertResult:
     duplicate_pages: PageIds
     window_pages: PageIds | None = None
     duplicate_window_pages: PageIds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a cache has, found by walking it, and where its books disagree.
+
+    pages, window_pages: ids of all that it owns (twice if a bug put one twice).
+    paths, window_paths: for each lock that was asked about, ids of the pages that it keeps.
+    """
+
+    breaches: list[str]
+    pages: PageIds
+    window_pages: PageIds
+    paths: list[PageIds]
+    window_paths: list[PageIds]
 
 
 class CacheEvents(Protocol):
@@ -138,17 +154,8 @@ class PrefixCache(Protocol):
     def total_pages(self) -> int:
         """Pages that the cache owns."""
 
-    def owned_window_pages(self) -> PageIds:
-        """Ids of all window pages that the cache owns."""
+    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
+        """Compares the cache's books with itself and with ``locks``, all that are held.
 
-    def owned_pages(self) -> PageIds:
-        """Ids of all pages that the cache owns, found by walking it."""
-
-    def path_pages(self, handle: Handle) -> PageIds:
-        """Ids of the pages from the start to ``handle``."""
-
-    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> list[str]:
-        """Breaches of the cache's own books, given every lock that is held.
-
-        With ``is_repair`` lock counts and sums are set to what they should be.
+        With ``is_repair`` lock counts and sums are then set to what they should be.
         """

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from radixlm.memory.pages import PageIds
-from radixlm.memory.prefix.base import Handle, InsertResult, Lock, Match, TokenIds
+from radixlm.memory.prefix.base import Audit, Handle, InsertResult, Lock, Match, TokenIds
 
 _NO_PAGES: Final = np.empty(0, np.int32)
 _NO_PAGES.flags.writeable = False
@@ -82,18 +82,7 @@ class ChunkCache:
         """0 pages."""
         return 0
 
-    def owned_pages(self) -> PageIds:
-        """No pages."""
-        return _NO_PAGES
-
-    def owned_window_pages(self) -> PageIds:
-        """No pages."""
-        return _NO_PAGES
-
-    def path_pages(self, handle: Handle) -> PageIds:
-        """No pages."""
-        return _NO_PAGES
-
-    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> list[str]:
+    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
         """No books, no breaches."""
-        return []
+        none = [_NO_PAGES for _ in locks]
+        return Audit([], _NO_PAGES, _NO_PAGES, none, none)

@@ -14,12 +14,25 @@ from numpy.typing import ArrayLike
 
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
-from radixlm.memory.prefix.audit import audit_locks, audit_shape
-from radixlm.memory.prefix.base import CacheEvents, Handle, InsertResult, Lock, Match, TokenIds
+from radixlm.memory.prefix.audit import (
+    audit_locks,
+    audit_shape,
+    locked_pages,
+    locked_window_pages,
+)
+from radixlm.memory.prefix.base import (
+    Audit,
+    CacheEvents,
+    Handle,
+    InsertResult,
+    Lock,
+    Match,
+    TokenIds,
+)
 from radixlm.memory.prefix.evict import EvictionQueue, policy
 from radixlm.memory.prefix.node import Node, join
 from radixlm.memory.prefix.tree import Step, Tree
-from radixlm.memory.prefix.window import WindowGroup
+from radixlm.memory.prefix.window import WindowGroup, checked_row
 
 
 class RadixCache:
@@ -123,7 +136,9 @@ class RadixCache:
         behind ``min(len(ids) // page_size, len(pages))`` pages is not looked at.
         window_pages: as ``pages`` (hybrid caches need it), 0 where the window has passed.
         """
-        row = self._checked_row(window_pages)
+        if (window_pages is None) != (self.window is None):
+            raise InvariantError("window pages are given to caches with a window group, only")
+        row = None if window_pages is None else checked_row(_as_int32(window_pages))
         ids, pages = _as_int32(ids), _as_int32(pages)
         num_pages = min(len(ids) // self.page_size, len(pages))
         ids, pages = ids[: num_pages * self.page_size], pages[:num_pages]
@@ -132,7 +147,9 @@ class RadixCache:
         shared = join([node.pages for node in nodes])
         num_shared = len(shared)
         duplicates = pages[:num_shared][pages[:num_shared] != shared]
-        row_duplicates = None if row is None else self._revive(nodes, row[:num_pages])
+        row_duplicates = None
+        if self.window is not None and row is not None:
+            row_duplicates = self.window.revive(nodes, row, self._split)
         node = nodes[-1] if nodes else self.tree.root
         if num_shared < num_pages:
             node = self._grow(node, ids, pages, row, num_shared, extra_key)
@@ -192,21 +209,9 @@ class RadixCache:
         if self._events is not None:
             self._events.on_reset()
 
-    def owned_pages(self) -> PageIds:
-        """Ids of all pages that the tree's nodes hold (a page twice, if a bug put it twice)."""
-        return join([node.pages for node in self.tree.nodes()])
-
-    def owned_window_pages(self) -> PageIds:
-        """Ids of all window pages that live nodes hold."""
-        rows = [node.window_pages for node in self.tree.nodes()]
-        return join([row for row in rows if row is not None])
-
-    def path_pages(self, handle: Handle) -> PageIds:
-        """Ids of the pages from the start to ``handle``."""
-        return join([node.pages for node in _alive(handle).path()])
-
-    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> list[str]:
-        """Breaches of the tree's own books; with ``is_repair`` counts and sums are set right."""
+    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
+        """Compares the books with the nodes and with all ``locks`` held; may set them right."""
+        locks = list(locks)
         breaches = audit_shape(self.tree)
         breaches += audit_locks(self.tree, self.window, locks, is_repair)
         nodes = list(self.tree.nodes())
@@ -224,7 +229,13 @@ class RadixCache:
             for node in nodes:
                 if not node.num_locks and not node.children:
                     self._queue.push(node)
-        return breaches
+        return Audit(
+            breaches,
+            join([node.pages for node in nodes]),
+            join([node.window_pages for node in nodes if node.window_pages is not None]),
+            [locked_pages(handle) for handle, _ in locks],
+            [locked_window_pages(self.window, *lock) for lock in locks],
+        )
 
     def _walk(self, ids: TokenIds, extra_key: str | None) -> list[Step]:
         """The steps along ``ids`` that a match may take."""
@@ -261,36 +272,6 @@ class RadixCache:
         if self.window is not None:
             self.window.has_split(upper)
         return upper
-
-    def _checked_row(self, window_pages: PageIds | None) -> PageIds | None:
-        """The window row of an insert: present in hybrid caches only, nulls only in front."""
-        if (window_pages is None) != (self.window is None):
-            raise InvariantError("window pages are given to caches with a window group, only")
-        if window_pages is None:
-            return None
-        row = _as_int32(window_pages)
-        is_live = row != NULL_PAGE
-        if len(row) and not is_live[int(is_live.argmax()) :].all() and is_live.any():
-            raise InvariantError("a row of window pages has a null page behind a live one")
-        return row
-
-    def _revive(self, nodes: list[Node], row: PageIds) -> PageIds:
-        """Gives the caller's window pages to tombstones on its path; those not needed."""
-        assert self.window is not None
-        duplicates: list[PageIds] = []
-        start = 0
-        for node in nodes:
-            mine = row[start : start + len(node.pages)]
-            start += len(node.pages)
-            is_live = mine != NULL_PAGE
-            num_null = len(mine) - int(is_live.sum())
-            if node.window_pages is not None:
-                duplicates.append(mine[is_live & (mine != node.window_pages)])
-            elif num_null < len(mine):
-                if num_null:
-                    self._split(node, num_null)
-                self.window.put(node, mine[num_null:])
-        return join(duplicates)
 
     def _grow(
         self,

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
 from radixlm.memory.prefix.evict import EvictionQueue, window_lru
-from radixlm.memory.prefix.node import NO_IDS, Node
+from radixlm.memory.prefix.node import Node, join
 from radixlm.memory.prefix.tree import Step
 
 
@@ -52,13 +52,11 @@ class WindowTable:
         return end - self.first_live_page(num_computed)
 
     def take_dead(self, row: PageIds, num_computed: int, start_page: int = 0) -> PageIds:
-        """Pages of ``row`` from ``start_page`` on that have left the window; nulls them in ``row``.
+        """Nulls what has left the window in ``row``; of that, the pages from ``start_page`` on.
 
         ``start_page`` is how many leading pages the prefix cache owns: those the cache frees.
         """
         stop = min(self.first_live_page(num_computed), len(row))
-        if stop <= start_page:
-            return NO_IDS
         dead = np.trim_zeros(row[start_page:stop]).copy()
         row[:stop] = NULL_PAGE
         return dead
@@ -163,6 +161,25 @@ class WindowGroup:
         self.total_pages += len(pages)
         self._queue.push(node)
 
+    def revive(
+        self, nodes: list[Node], row: PageIds, split: Callable[[Node, int], Node]
+    ) -> PageIds:
+        """Gives an inserter's window pages to tombstones on its path; those not needed."""
+        duplicates: list[PageIds] = []
+        start = 0
+        for node in nodes:
+            mine = row[start : start + len(node.pages)]
+            start += len(node.pages)
+            num_null = int((mine == NULL_PAGE).sum())
+            if node.window_pages is not None:
+                is_other = (mine != NULL_PAGE) & (mine != node.window_pages)
+                duplicates.append(mine[is_other])
+            elif num_null < len(mine):
+                if num_null:
+                    split(node, num_null)
+                self.put(node, mine[num_null:])
+        return join(duplicates)
+
     def clear(self, node: Node) -> int:
         """``node`` becomes a tombstone; its window pages are freed; how many."""
         if node.window_pages is None:
@@ -236,3 +253,11 @@ class WindowGroup:
                 if not node.num_window_locks:
                     self._queue.push(node)
         return breaches
+
+
+def checked_row(row: PageIds) -> PageIds:
+    """A row of window pages as it came, after a check that nulls stand only in front."""
+    is_live = row != NULL_PAGE
+    if is_live.any() and not is_live[int(is_live.argmax()) :].all():
+        raise InvariantError("a row of window pages has a null page behind a live one")
+    return row

@@ -1,0 +1,30 @@
+"""The cache without sharing: everything stays the caller's."""
+
+import numpy as np
+
+from radixlm.memory.prefix.base import PrefixCache
+from radixlm.memory.prefix.chunk import ChunkCache
+
+
+def test_nothing_is_kept():
+    cache: PrefixCache = ChunkCache(4)
+    ids, pages = np.arange(8, dtype=np.int32), np.array([1, 2], np.int32)
+    result = cache.insert(ids, pages)
+    cache.lock(result.handle)
+    cache.unlock(result.handle)
+    cache.unlock_window(result.handle)
+    assert (result.num_cached_pages, result.num_shared_pages) == (0, 0)
+    assert result.pages.tolist() == result.duplicate_pages.tolist() == []
+    match = cache.match(ids)
+    assert (match.num_tokens, match.pages.tolist(), match.window_pages) == (0, [], None)
+    assert cache.peek(ids) == cache.evict(3) == cache.evict_window(3) == 0
+    assert cache.num_evictable == cache.num_locked == cache.total_pages == 0
+    assert cache.num_window_evictable == 0
+    cache.reset()
+    audit = cache.audit([(match.handle, True), (None, True)])
+    assert audit.breaches == [] and len(audit.paths) == len(audit.window_paths) == 2
+
+
+def test_hybrid_rows_are_empty_not_absent():
+    cache = ChunkCache(4, is_hybrid=True)
+    assert cache.match(np.arange(8, dtype=np.int32)).window_pages.tolist() == []
