@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 from radixlm.base.errors import ConfigError
 
 
 def require(module: str, extra: str, why: str) -> ModuleType:
-    """Import ``module``; ConfigError naming the extra ("pip install 'radixlm[extra]'") if absent."""
+    """Import ``module``; ConfigError with "pip install 'radixlm[extra]'" if absent."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -17,3 +18,9 @@ def require(module: str, extra: str, why: str) -> ModuleType:
             f"{why} needs the package {module.partition('.')[0]!r}: "
             f"pip install 'radixlm[{extra}]' ({error})"
         ) from error
+
+
+def load(target: str) -> Any:
+    """The object called "module:attr". For what must not be imported early (torch)."""
+    module, _, attr = target.partition(":")
+    return getattr(importlib.import_module(module), attr)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 
 
 class Registry:
@@ -31,5 +31,4 @@ class Registry:
         if name not in self._entries:
             known = ", ".join(sorted(self._entries))
             raise ConfigError(f"{self.flag} {name!r} is unknown; choose one of: {known}")
-        module, _, attr = self._entries[name].partition(":")
-        return getattr(importlib.import_module(module), attr)
+        return load(self._entries[name])

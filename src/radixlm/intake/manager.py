@@ -50,7 +50,7 @@ from radixlm.wire.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 120.0
-# a request that was alive when the engine died so often is failed alone
+# a request that was computed alone when the engine died so often is failed alone
 MAX_KILLS = 2
 
 
@@ -303,9 +303,7 @@ class Intake:
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, Failed):
-            self.failure = message
-            if self.on_failed is not None:
-                self.on_failed(message)
+            self.give_up(message)
 
     def become_ready(self, facts: dict[str, Any]) -> None:
         """An engine serves: send it every live request, from where it stands."""
@@ -318,19 +316,30 @@ class Intake:
         for live in list(self.live.values()):
             self.link.send(live.again())
 
-    def lose_engine(self) -> None:
-        """The engine died: nothing is sent until the next is ready; a request that saw too many
-        deaths is failed, for it may be their cause."""
+    def lose_engine(self, culprit: str | None = None) -> None:
+        """The engine died: nothing is sent until the next is ready. All requests become suspects,
+        whose prompts are computed one by one; ``culprit`` was alone when the engine died again."""
         self.ready.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(Overloaded("the engine restarts", retry_after_s=2.0))
         for live in list(self.live.values()):
-            live.kills += 1
-            if live.kills >= MAX_KILLS and len(live.output_ids) == 0:
-                message = f"the engine died {live.kills} times while it held this request"
+            live.is_suspect = True
+            live.kills += live.rid == culprit
+            if live.kills >= MAX_KILLS:
+                message = f"the engine died {live.kills} times while it computed this request"
                 live.fail(Finish("error", message=message, status=EngineError.status))
                 self._forget(live.rid)
+
+    def give_up(self, failure: Failed) -> None:
+        """There will be no engine any more."""
+        self.failure = failure
+        self.is_accepting = False
+        for live in list(self.live.values()):
+            live.fail(Finish("error", message=failure.message, status=503, retry_after_s=10.0))
+            self._forget(live.rid)
+        if self.on_failed is not None:
+            self.on_failed(failure)
 
     def _take(self, reply: StepReply) -> None:
         stopped: list[str] = []

@@ -26,6 +26,7 @@ class Live:
         "finished_s",
         "first_token_s",
         "index",
+        "is_suspect",
         "kills",
         "last_token_s",
         "output_ids",
@@ -49,6 +50,7 @@ class Live:
         self.event = asyncio.Event()
         self.ended = False
         self.kills = 0
+        self.is_suspect = False
         self.arrival_s = time.monotonic()
         self.first_token_s = 0.0
         self.last_token_s = 0.0
@@ -62,10 +64,15 @@ class Live:
     def again(self) -> TokenizedRequest:
         """The same request with what was emitted appended to its prompt: a new engine goes on
         where the old one stopped, random draws being keyed by (seed, position)."""
-        if not self.output_ids:
-            return self.wire
-        ids = self.wire.input_ids + pack_ids(np.asarray(self.output_ids))
-        return msgspec.structs.replace(self.wire, input_ids=ids, num_emitted=len(self.output_ids))
+        ids = self.wire.input_ids
+        if self.output_ids:
+            ids += pack_ids(np.asarray(self.output_ids))
+        return msgspec.structs.replace(
+            self.wire,
+            input_ids=ids,
+            num_emitted=len(self.output_ids),
+            is_suspect=self.is_suspect,
+        )
 
     def take(self, delta: TokenDelta) -> str | None:
         """Absorb what the scheduler sent. Returns the stop string that ended the text, if one

@@ -104,10 +104,11 @@ class Controls:
     def check_books(self) -> None:
         """At idle: a breach is logged with its numbers, counted and repaired; we live on."""
         ledger = self._scheduler.ledger
-        breaches = ledger.breaches(self._scheduler.planner.running)
+        running = self._scheduler.planner.running
+        breaches = ledger.breaches(running)
         if not breaches:
             return
         self.num_breaches += len(breaches)
         for breach in breaches:
             log.error("ledger: %s", breach)
-        repair(ledger.pages, ledger.slots, ledger.cache)
+        repair(ledger.pages, ledger.slots, ledger.cache, ledger.holdings(running))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from radixlm.memory.check import check
+from radixlm.memory.check import Holding, check
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.slots import SlotAllocator
@@ -59,7 +59,7 @@ class KvLedger:
     def admit(self, request: Request, spare_pages: int) -> bool:
         """Give a slot and the cached prefix, if the whole rest would leave ``spare_pages``."""
         limit = self.match_limit(request)
-        found = self.cache.match(request.ids[:limit], request.key)
+        found = self.cache.match(request.ids[: min(limit, request.share_limit)], request.key)
         self.cache.lock(found.handle)
         need = self.pages_for(request.base + 1) - len(found.pages)
         slot = self.slots.alloc() if need + spare_pages <= self.num_available else None
@@ -92,7 +92,7 @@ class KvLedger:
 
     def insert(self, request: Request) -> None:
         """Share the request's computed whole pages; its duplicates are swapped and freed."""
-        whole = request.done // self.page_size
+        whole = min(request.done, request.share_limit) // self.page_size
         if self.match_limit(request) == 0 or whole * self.page_size <= request.inserted:
             return
         ids = request.ids[: whole * self.page_size]
@@ -120,9 +120,13 @@ class KvLedger:
         self.slots.free(request.slot)
         request.handle, request.num_pages, request.inserted = None, 0, 0
 
+    def holdings(self, running: Iterable[Request]) -> list[Holding]:
+        """What each running request has of its own, and the prefix that it has locked."""
+        return [
+            Holding(r.slot, r.pages[r.inserted // self.page_size : r.num_pages], r.handle)
+            for r in running
+        ]
+
     def breaches(self, running: Iterable[Request]) -> list[str]:
         """Every page has one owner, every slot one request; the differences in words."""
-        held = [
-            (r.slot, r.pages[r.inserted // self.page_size : r.num_pages], r.handle) for r in running
-        ]
-        return check(self.pages, self.slots, self.cache, held)
+        return check(self.pages, self.slots, self.cache, self.holdings(running))

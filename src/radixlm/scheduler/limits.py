@@ -6,6 +6,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class RopeLengths:
+    """Ropes whose angles depend on the prompt's length: up to ``original`` tokens all KV is alike,
+    beyond it is of another kind ("dynamic": of a kind for every length)."""
+
+    original: int
+    is_dynamic: bool
+
+    def variant(self, prompt_len: int) -> str | None:
+        """What KV of such a prompt may be shared with; None is the common kind."""
+        if prompt_len <= self.original:
+            return None
+        return f"rope{prompt_len}" if self.is_dynamic else "rope+"
+
+    def share_limit(self, prompt_len: int) -> int:
+        """Tokens from here on are of another kind than the prompt's."""
+        if prompt_len <= self.original:
+            return self.original
+        return prompt_len if self.is_dynamic else 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """``step_tokens``: tokens of one step, prefill and decode together. ``reserve``: the share of
     a running request's remaining tokens that admission keeps free (schedule conservativeness)."""
@@ -27,3 +48,4 @@ class Limits:
     mixed: bool = True
     eos_ids: tuple[int, ...] = ()
     vocab: int = 0
+    rope: RopeLengths | None = None

@@ -156,7 +156,7 @@ class Scheduler:
     def _arrive(self, wire: TokenizedRequest) -> None:
         eos = () if wire.sampling.ignore_eos else self.limits.eos_ids
         stop_ids = frozenset(wire.sampling.stop_token_ids or ()) | frozenset(eos)
-        request = Request(wire, stop_ids, wire.extra_key)
+        request = self._request(wire, stop_ids)
         if wire.rid in self.committer.requests:
             log.warning("request id %s is already in use; the newcomer is refused", wire.rid)
             return
@@ -173,6 +173,15 @@ class Scheduler:
         self.queue.push(request)
         if wire.deadline_s or wire.queue_deadline_s:
             self._timed[wire.rid] = request
+
+    def _request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
+        rope = self.limits.rope
+        if rope is None:
+            return Request(wire, stop_ids, wire.extra_key)
+        prompt_len = len(wire.input_ids) // 4 - wire.num_emitted
+        variant = rope.variant(prompt_len)
+        key = wire.extra_key if variant is None else f"{wire.extra_key or ''}\0{variant}"
+        return Request(wire, stop_ids, key, rope.share_limit(prompt_len))
 
     def _refusal(self, request: Request) -> RequestError | None:
         most = self.limits.max_queued

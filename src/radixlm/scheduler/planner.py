@@ -41,7 +41,8 @@ class Planner:
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         items: list[Item] = []
-        if not self.limits.mixed:  # prefill goes first when the two may not share a step
+        alone = self._suspect_alone(items, now_s)
+        if not alone and not self.limits.mixed:  # prefill first: the two may not share a step
             self._admit(items, self._chunks(items, self.limits.step_tokens), now_s)
         if not items:
             items = self._decodes()
@@ -61,6 +62,26 @@ class Planner:
         self._index += 1
         self._admissions, self.releases, self.ledger.updates = [], [], []
         return plan
+
+    def _suspect_alone(self, items: list[Item], now_s: float) -> bool:
+        """A request that may have killed an engine computes its prompt in steps of its own, so that
+        a second death has one culprit. True if such a step was planned."""
+        running = next((r for r in self.running if r.wire.is_suspect and r.is_prefilling), None)
+        if running is not None:
+            self._chunk(running, items, self.limits.step_tokens)
+        else:
+            waiting = next((r for r in self.queue if r.wire.is_suspect), None)
+            if waiting is not None and self._is_ready(waiting) and self._enter(waiting):
+                self._start(waiting, items, self.limits.step_tokens, now_s)
+        return bool(items)
+
+    def _start(self, request: Request, items: list[Item], left: int, now_s: float) -> int:
+        """The first chunk of a request that has just got its slot."""
+        request.started_s = now_s
+        self.queue.remove(request)
+        self.running.append(request)
+        self._admissions.append(self._admission(request))
+        return self._chunk(request, items, left)
 
     def _begin(self, request: Request, item: Item, items: list[Item]) -> None:
         """Count the item's tokens as computed: from now on the request gives way to none."""
@@ -185,16 +206,12 @@ class Planner:
         for request in self.queue.in_order(now_s):
             if prefill_left <= 0:
                 break
-            if not self._is_ready(request):
+            if request.wire.is_suspect or not self._is_ready(request):
                 continue
             entered = self._enter(request) or (self._preempt(request) and self._enter(request))
             if not entered:
                 break
-            request.started_s = now_s
-            self.queue.remove(request)
-            self.running.append(request)
-            self._admissions.append(self._admission(request))
-            prefill_left -= self._chunk(request, items, prefill_left)
+            prefill_left -= self._start(request, items, prefill_left, now_s)
 
     def _enter(self, request: Request) -> bool:
         if len(self.running) >= self.limits.max_running:

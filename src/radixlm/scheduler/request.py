@@ -42,13 +42,20 @@ class Request:
         "retractions",
         "rid",
         "sent",
+        "share_limit",
         "slot",
         "started_s",
         "stop_ids",
         "wire",
     )
 
-    def __init__(self, wire: TokenizedRequest, stop_ids: frozenset[int], key: str | None) -> None:
+    def __init__(
+        self,
+        wire: TokenizedRequest,
+        stop_ids: frozenset[int],
+        key: str | None,
+        share_limit: int = 1 << 62,
+    ) -> None:
         ids = wire.ids()
         self.wire, self.rid, self.stop_ids, self.key = wire, wire.rid, stop_ids, key
         self._ids = np.array(ids, dtype=np.int32)
@@ -59,6 +66,7 @@ class Request:
         self.done = 0
         self.num_planned = wire.num_emitted  # output tokens, those in flight included
         self.num_cached = 0
+        self.share_limit = share_limit  # tokens from here on are never put into the tree
         self.inserted = 0  # tokens that the prefix tree holds for this request
         self.slot = -1
         self.pages: Ids = np.zeros(0, np.int32)

@@ -38,7 +38,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
 
     ``num_emitted``: how many of the last ids were already sent to the client, by an engine that
     died or by a retraction elsewhere. ``deadline_s`` and ``queue_deadline_s`` are
-    ``time.monotonic`` values (0 = none), equal in all processes of one machine.
+    ``time.monotonic`` values (0 = none), equal in all processes of one machine. ``is_suspect``: an
+    engine died while it held the request, so its prompt is computed in steps of its own.
     """
 
     rid: str
@@ -59,6 +60,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     pooling: str | None = None
     fair_key: str | None = None
     stream: bool = True
+    is_suspect: bool = False
 
     def ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The token ids as an int32 array (a view, read only)."""

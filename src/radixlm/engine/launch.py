@@ -1,0 +1,138 @@
+"""From a configuration to an Intake with an engine behind it: a process of its own, or a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from radixlm.base.errors import CheckpointError, ConfigError, RadixError
+from radixlm.base.lazy import load
+from radixlm.config.root import ServerConfig
+from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.recover import Supervisor, Watcher
+from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.link import ThreadLink, ZmqLink
+from radixlm.intake.manager import Intake, Observer
+from radixlm.text.tokenizer import Tokenizer, load_tokenizer
+from radixlm.wire.channel import MemoryChannel, ZmqChannel
+from radixlm.wire.codec import intake_codec
+from radixlm.wire.replies import Failed, Ready
+from radixlm.wire.requests import Shutdown
+
+if TYPE_CHECKING:
+    from radixlm.scheduler.loop import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
+    """The tokenizer of --tokenizer-path, None with --skip-tokenizer-init."""
+    if config.model.skip_tokenizer_init:
+        return None
+    path = config.model.tokenizer_path
+    same = path in (None, config.model.model_path)
+    folder = info.folder if same else Path(str(path))
+    return load_tokenizer(folder, config.model.tokenizer_mode)
+
+
+def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
+    """What intake checks requests against."""
+    return IntakeFacts(
+        vocab=info.decoder.vocab,
+        context_len=info.context_len,
+        allow_auto_truncate=config.serve.allow_auto_truncate,
+        request_timeout_s=config.schedule.request_timeout_s,
+        hidden_states_enabled=config.execute.enable_return_hidden_states,
+        eos_ids=info.eos_ids,
+    )
+
+
+class ProcessEngine:
+    """An engine in its own process, restarted when it dies. Use inside an event loop."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        given: frozenset[str],
+        info: ModelInfo,
+        tokenizer: Tokenizer | None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.supervisor = Supervisor(config, given)
+        channel = ZmqChannel(self.supervisor.addresses[0], intake_codec(), bind=True)
+        self.intake = Intake(tokenizer, intake_facts(config, info), ZmqLink(channel), observers)
+
+    async def start(self) -> None:
+        """Returns when the engine process has been started, not when it is ready."""
+        self.intake.start()
+        watcher = Watcher(
+            lost=self.intake.lose_engine,
+            gave_up=self._give_up,
+            beat_s=lambda: self.intake.beat_s if self.intake.ready.is_set() else 0.0,
+        )
+        await self.supervisor.start(watcher)
+
+    def _give_up(self, message: str) -> None:
+        self.intake.give_up(Failed("EngineError", message))
+
+    async def stop(self) -> None:
+        await self.supervisor.stop()
+        self.intake.link.close()
+
+
+class ThreadEngine:
+    """An engine in a thread of this process: the offline API, tests, --engine-in-process."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        info: ModelInfo,
+        tokenizer: Tokenizer | None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self._config, self._info = config, info
+        mine, self._theirs = MemoryChannel.pair()
+        self.intake = Intake(tokenizer, intake_facts(config, info), ThreadLink(mine), observers)
+        self._thread: threading.Thread | None = None
+        self.scheduler: Scheduler | None = None
+
+    async def start(self) -> None:
+        """Returns at once; ``intake.ready`` is set when the model is loaded."""
+        self.intake.start()
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        assemble = load("radixlm.engine.assemble:assemble")
+        try:
+            replica = assemble(self._config, self._info, self._theirs)
+        except RadixError as error:
+            self._theirs.send(Failed(type(error).__name__, str(error)))
+            return
+        self.scheduler = replica.scheduler
+        self._theirs.send(Ready(replica.facts))
+        try:
+            replica.scheduler.run()
+        except Exception as error:
+            log.exception("the engine thread failed")
+            self._theirs.send(Failed("EngineError", f"{type(error).__name__}: {error}"))
+
+    async def stop(self) -> None:
+        self.intake.link.send(Shutdown())
+        if self._thread is not None:
+            deadline_s = time.monotonic() + 10
+            while self._thread.is_alive() and time.monotonic() < deadline_s:
+                self._thread.join(0.02)
+        self.intake.link.close()
+
+
+def failure_error(failure: Failed) -> RadixError:
+    """The engine's failure as the error that it was."""
+    kinds: dict[str, Any] = {"ConfigError": ConfigError, "CheckpointError": CheckpointError}
+    found = kinds.get(failure.kind, RadixError)(failure.message)
+    assert isinstance(found, RadixError)
+    return found

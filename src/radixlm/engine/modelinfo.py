@@ -1,0 +1,98 @@
+"""What both the HTTP process and the engine know of the model, read from its folder without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.arch.hf import (
+    context_len,
+    describe,
+    eos_token_ids,
+    load_config,
+    load_generation_config,
+)
+from radixlm.arch.spec import Attention, Decoder, LatentAttention, Moe, Rope
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.config.facts import host_facts
+from radixlm.config.resolve import resolve
+from radixlm.config.root import ServerConfig
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+DEFAULT_MODEL = "radix-tiny"
+# a checkout of the repository keeps its other trained models here
+ZOO = Path(__file__).resolve().parents[3] / "zoo" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The description of the model and what its folder says about generating."""
+
+    folder: Path
+    decoder: Decoder
+    architecture: str
+    model_type: str
+    context_len: int
+    eos_ids: tuple[int, ...]
+    generation: dict[str, Any]
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        found: list[Rope] = []
+        for block in self.decoder.blocks:
+            mixer = block.mixer
+            if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None:
+                found.append(mixer.rope)
+        return tuple(dict.fromkeys(found))
+
+
+def find_model(path: str | None) -> Path:
+    """The folder of ``--model-path``: a folder, or the name of a bundled model."""
+    name = path or DEFAULT_MODEL
+    for folder in (Path(name).expanduser(), ASSETS / name, ZOO / name):
+        if (folder / "config.json").is_file():
+            return folder
+    if Path(name).is_dir():
+        raise CheckpointError(f"{name}: no config.json in this folder")
+    bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))
+    raise ConfigError(
+        f"--model-path {name!r} is neither a folder with a config.json nor a bundled model "
+        f"({', '.join(bundled) or 'none is built'}); nothing is downloaded"
+    )
+
+
+def read_model(config: ServerConfig) -> ModelInfo:
+    """Describe the model of ``--model-path``; CheckpointError if it cannot be served."""
+    folder = find_model(config.model.model_path)
+    c = load_config(folder)
+    generation = load_generation_config(folder)
+    length = context_len(c)
+    asked = config.model.context_length
+    return ModelInfo(
+        folder=folder,
+        decoder=describe(c),
+        architecture=str((c.get("architectures") or ["?"])[0]),
+        model_type=str(c.get("model_type") or ""),
+        context_len=asked or length,
+        eos_ids=eos_token_ids(c, generation),
+        generation=generation,
+    )
+
+
+def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig, ModelInfo]:
+    """The model, and the configuration with everything filled in that depends on it."""
+    if config.model.model_path in (None, ""):
+        config = config.with_values({"model_path": DEFAULT_MODEL})
+    info = read_model(config)
+    decoder = info.decoder
+    c = load_config(info.folder)
+    facts = host_facts(
+        {
+            "context_len": context_len(c),
+            "is_moe": any(isinstance(b.ffn, Moe) for b in decoder.blocks),
+            "has_window": any(getattr(b.mixer, "window", 0) for b in decoder.blocks),
+            "vocab": decoder.vocab,
+        }
+    )
+    return resolve(config, facts, given), info

@@ -1,0 +1,155 @@
+"""Keep an engine process alive: start it, watch it, start it again.
+
+Intake holds every live request (``intake/stream.py``); when the new process says that it is ready,
+they are sent again from where they stand. A request that was computed alone when the engine died
+twice is failed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.config.root import ServerConfig, flat
+from radixlm.engine.features.flight import blamed
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+TERM_WAIT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whom the supervisor tells: the engine is lost (and whom it was computing alone); it cannot
+    be had any more; when did it last give a sign of life (monotonic seconds, 0 = not yet)."""
+
+    lost: Callable[[str | None], None]
+    gave_up: Callable[[str], None]
+    beat_s: Callable[[], float]
+
+
+class Supervisor:
+    """Owns the engine process and the folder of its sockets (mode 0700)."""
+
+    def __init__(self, config: ServerConfig, given: frozenset[str], num_intakes: int = 1) -> None:
+        self.config, self.given = config, given
+        self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
+        self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
+        self.flight_path = self.folder / "flight"
+        self.process: asyncio.subprocess.Process | None = None
+        self.num_restarts = 0
+        self._deaths: deque[float] = deque()
+        self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, watcher: Watcher) -> None:
+        """Start the engine and watch it in the background."""
+        await self._spawn()
+        self._task = asyncio.create_task(self._watch(watcher), name="engine supervisor")
+
+    async def _spawn(self) -> None:
+        order = {
+            "options": _sendable(self.config),
+            "given": sorted(self.given),
+            "addresses": self.addresses,
+            "flight_path": str(self.flight_path),
+            "parent": os.getpid(),
+        }
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "radixlm.engine.worker",
+            stdin=asyncio.subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode())
+        self.process.stdin.close()
+
+    async def _watch(self, watcher: Watcher) -> None:
+        while True:
+            assert self.process is not None
+            code = await self._until_dead(self.process, watcher)
+            if self._is_stopping:
+                return
+            if code == 2:  # it has said why: a bad option or checkpoint
+                return
+            culprit = blamed(self.flight_path)
+            watcher.lost(culprit)
+            if not self._may_restart():
+                watcher.gave_up(self._verdict(code))
+                return
+            log.warning("engine process ended with %s; starting another", _reason(code))
+            self.num_restarts += 1
+            await self._spawn()
+
+    async def _until_dead(self, process: asyncio.subprocess.Process, watcher: Watcher) -> int:
+        """Wait for the end of the process; one that gives no sign of life is ended."""
+        limit_s = self.config.serve.watchdog_timeout
+        waiting = asyncio.create_task(process.wait())
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=CHECK_S)
+            beat_s = watcher.beat_s()
+            if waiting.done() or not beat_s or time.monotonic() - beat_s < limit_s:
+                continue
+            log.error("no sign of life from the engine for %.0f s: dumping its stacks", limit_s)
+            process.send_signal(signal.SIGUSR1)
+            await asyncio.wait({waiting}, timeout=1.0)
+            if not waiting.done():
+                process.kill()
+        return await waiting
+
+    def _may_restart(self) -> bool:
+        now_s = time.monotonic()
+        serve = self.config.serve
+        self._deaths.append(now_s)
+        while self._deaths and now_s - self._deaths[0] > serve.restart_window_s:
+            self._deaths.popleft()
+        return len(self._deaths) <= serve.max_engine_restarts
+
+    def _verdict(self, code: int) -> str:
+        serve = self.config.serve
+        return (
+            f"the engine process died {len(self._deaths)} times within "
+            f"{serve.restart_window_s:.0f} s (last: {_reason(code)}); --max-engine-restarts is "
+            f"{serve.max_engine_restarts}"
+        )
+
+    async def stop(self) -> None:
+        """End the engine in order, or by force if it does not listen."""
+        self._is_stopping = True
+        process = self.process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), TERM_WAIT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=TERM_WAIT_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _sendable(config: ServerConfig) -> dict[str, Any]:
+    """Options that the engine needs, without what is unset or secret."""
+    shown = flat(config, show_secrets=False)
+    return {name: value for name, value in shown.items() if value not in (None, "***")}
+
+
+def _reason(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

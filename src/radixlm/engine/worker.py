@@ -1,0 +1,81 @@
+"""The engine process: scheduler and executor. ``python -m radixlm.engine.worker`` reads its
+options as JSON from standard input and talks to its intakes over the addresses given there."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+# torch before anything that links OpenMP: there must be one runtime in the process
+import torch  # noqa: F401
+
+from radixlm.base.errors import RadixError
+from radixlm.base.log import set_up_logging
+from radixlm.config.root import ServerConfig
+from radixlm.engine.assemble import assemble
+from radixlm.engine.fan import FanChannel
+from radixlm.engine.features.flight import FlightRecord
+from radixlm.engine.modelinfo import resolved
+from radixlm.wire.channel import ZmqChannel
+from radixlm.wire.codec import scheduler_codec
+from radixlm.wire.replies import Failed, Ready
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the one that started it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> int:
+    """0 after an orderly end, 2 if the model or the options cannot be served."""
+    order: dict[str, Any] = json.load(sys.stdin)
+    die_with_parent(int(order["parent"]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: intake decides
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    config = ServerConfig.from_kwargs(**order["options"])
+    set_up_logging(config.observe.log_level, "engine")
+    codec = scheduler_codec()
+    channel = FanChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
+    try:
+        config, info = resolved(config, frozenset(order["given"]))
+        flight = FlightRecord(Path(order["flight_path"]))
+        replica = assemble(config, info, channel, extra_features=(flight,))
+    except RadixError as error:
+        channel.send(Failed(type(error).__name__, str(error)))
+        time.sleep(0.2)  # zmq sends in the background; LINGER is 0
+        return 2
+    scheduler = replica.scheduler
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        scheduler.is_stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    channel.send(Ready(replica.facts))
+    scheduler.run()
+    channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # torch's teardown takes a while and nothing is left to save
+    os._exit(code)

@@ -1,0 +1,38 @@
+"""Operators' wishes that concern tensors: memory in use, weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from radixlm.base.errors import InvalidRequest
+
+
+class TensorControls:
+    """Verbs that the scheduler passes on to the executor. ``weights`` yields (name, tensor)."""
+
+    def __init__(self, model: Any, weight_bytes: int, kv_bytes: int, token_capacity: int) -> None:
+        self._model = model
+        self._memory = {
+            "weight": round(weight_bytes / 2**30, 3),
+            "kvcache": round(kv_bytes / 2**30, 3),
+            "token_capacity": token_capacity,
+            "graph": 0,
+        }
+
+    def verbs(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {"memory_usage": self._memory_usage, "weights_by_name": self._weights_by_name}
+
+    def _memory_usage(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {**self._memory, "rss_bytes": psutil.Process().memory_info().rss}
+
+    def _weights_by_name(self, args: dict[str, Any]) -> Any:
+        """The first ``truncate_size`` rows of a parameter, as nested lists."""
+        name = str(args.get("name"))
+        rows = int(args.get("truncate_size") or 100)
+        found = self._model.weight(name)
+        if found is None:
+            raise InvalidRequest(f"name: the model has no parameter {name!r}", param="name")
+        return found[:rows].float().tolist()
