@@ -1,0 +1,117 @@
+"""The curriculum: an endless, seeded stream of conversations with exact answers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import tasks
+import tools
+from chat import Conversation, Message, render, reply, train_tokenizer, user
+from passages import extract, passage, remember
+
+BUCKETS = {"short": 192, "middle": 512, "long": 1536}  # tokens a packed row
+
+
+def short(rng: Random, thinking: float = 0.12) -> Conversation:
+    """One to four short tasks in a row, some of them with thinking."""
+    if rng.random() < 0.05:
+        return remember(rng)
+    messages: list[Message] = []
+    if rng.random() < 0.1:
+        messages.append({"role": "system", "content": rng.choice(tools.SYSTEMS)})
+    table = list(tasks.SHORT.values())
+    think = rng.random() < thinking
+    turns = 1 if think else rng.choice((1, 2, 3, 4))
+    for _ in range(turns):
+        task, _weight = rng.choices(table, [weight for _, weight in table])[0]
+        question, answer, thought = task(rng)
+        messages += [user(question), reply(answer, thought if think else "")]
+    return Conversation(messages, task="short")
+
+
+def middle(rng: Random) -> Conversation:
+    """Tools, JSON, and passages of a few hundred tokens."""
+    pick = rng.random()
+    if pick < 0.6:
+        return tools.dialogue(rng, rng.choice((1, 2, 3, 4, 5)))
+    if pick < 0.8:
+        return extract(rng)
+    return passage(rng, rng.randint(2, 22), rng.randint(3, 8))
+
+
+def long(rng: Random) -> Conversation:
+    """A passage of 500 to 1,500 tokens with many questions."""
+    return passage(rng, rng.randint(40, 125), rng.randint(8, 16))
+
+
+BUCKET_MAKERS = {"short": short, "middle": middle, "long": long}
+
+
+def stream(bucket: str, seed: int) -> Iterator[Conversation]:
+    """Endless conversations for one row length."""
+    rng = Random(f"{bucket}/{seed}")
+    while True:
+        yield BUCKET_MAKERS[bucket](rng)
+
+
+def evaluation(task: str, seed: int) -> Conversation:
+    """One held-out item; its last assistant turn is the answer."""
+    rng = Random(f"held-out/{task}/{seed}")
+    if task.endswith("-think"):
+        base = evaluation(task.removesuffix("-think"), seed)
+        return Conversation(base.messages, base.tools, task)
+    if task[:3] in ("add", "sub") and task[3:].isdigit():
+        make = tasks.add if task.startswith("add") else tasks.subtract
+        question, answer, _ = make(rng, int(task[3:]))
+        return Conversation([user(question), reply(answer)], task=task)
+    if task in ("passage", "passage-long"):
+        facts = rng.randint(5, 30) if task == "passage" else rng.randint(60, 100)
+        return Conversation(passage(rng, facts, 1).messages, task=task)
+    if task == "json":
+        made = extract(rng)
+        return Conversation(made.messages, task=task)
+    if task.startswith("tool-"):
+        return tools.dialogue(rng, 1, task.removeprefix("tool-"))
+    if task == "memory":
+        return remember(rng)
+    question, answer, _ = tasks.SHORT[task][0](rng)
+    return Conversation([user(question), reply(answer)], task=task)
+
+
+EVALUATIONS = (
+    "add2 sub2 add3 sub3 add2-think sub2-think add3-think sub3-think copy quote passage "
+    "passage-long json tool-one tool-two tool-none memory reverse sort upper lower spell count "
+    "multiply compare capital python greet refuse"
+).split()
+
+
+def build_tokenizer(path: Path, num_documents: int = 12000) -> None:
+    """Train the tokenizer on the curriculum's own text."""
+    texts = []
+    for bucket in ("short", "middle"):
+        source = stream(bucket, 7)
+        share = num_documents * (4 if bucket == "short" else 1) // 5
+        texts += [render(next(source)) for _ in range(share)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    train_tokenizer(texts).save(str(path))
+
+
+def main() -> None:
+    """Print samples, or train the tokenizer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", type=Path, help="train a tokenizer and write it here")
+    parser.add_argument("--show", choices=list(BUCKETS), help="print samples of this row length")
+    args = parser.parse_args()
+    if args.tokenizer:
+        build_tokenizer(args.tokenizer)
+    if args.show:
+        source = stream(args.show, 1)
+        for _ in range(5):
+            print(render(next(source)), end="\n----\n")
+
+
+if __name__ == "__main__":
+    main()
