@@ -1,0 +1,150 @@
+// The table of kernels that each instruction set fills. Plain structs, no ownership.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "parallel.h"
+
+namespace radix {
+
+enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6 };
+enum Act : int { ACT_NONE = 0, ACT_SILU_MUL = 1, ACT_GELU_MUL = 2, ACT_GELU_TANH_MUL = 3,
+                 ACT_SILU = 4, ACT_GELU = 5, ACT_GELU_TANH = 6, ACT_RELU = 7, ACT_RELU2 = 8 };
+
+constexpr int PANEL = 32;  // output channels of one weight panel
+
+// Weights [N, K] as panels of 32 outputs: [ceil(N/32)][K][32] (see pack.cpp for each format's order).
+struct Weight {
+    const void* data = nullptr;
+    const float* scale = nullptr;   // int8: [N padded]; int4: [panel][K/group][32]
+    const float* offset = nullptr;  // int4: [panel][K/group][32], added to q * scale
+    const int32_t* column_sum = nullptr;  // w8a8: 128 * sum_k w[n, k], [N padded]
+    const float* bias = nullptr;    // [N padded] in panel order, or null
+    int64_t n = 0, k = 0;
+    int format = W_F32;
+    int group = 0;
+    int paired = 0;  // lanes 0-15 gate, 16-31 up of the same 16 outputs
+};
+
+struct LinearArgs {
+    Weight w;
+    const float* x = nullptr;
+    int64_t ldx = 0, m = 0;
+    const int32_t* rows = nullptr;    // gather: row i of x is rows[i]
+    float* y = nullptr;
+    int64_t ldy = 0;
+    const float* residual = nullptr;  // y = out_scale * (x w^T + bias) + residual
+    int64_t ldr = 0;
+    float out_scale = 1.0f;
+    int act = ACT_NONE;
+};
+
+struct NormArgs {
+    const float* x = nullptr;
+    int64_t ldx = 0;
+    float* residual = nullptr;  // when set: residual += x first, and the sum is normalised
+    int64_t ldr = 0;
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+    float* y = nullptr;
+    int64_t ldy = 0, rows = 0, dim = 0;
+    float eps = 0, offset = 0, x_scale = 1.0f;
+    int layer_norm = 0;
+};
+
+// One layer's paged cache. K: [page][kv_head][page_size/16][k_dim][16]; V: [page][kv_head][page_size][v_dim].
+struct Cache {
+    void* k = nullptr;
+    void* v = nullptr;
+    int dtype = 0, kv_heads = 0, k_dim = 0, v_dim = 0, page_size = 16;
+};
+
+struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null are skipped
+    float* q = nullptr;
+    float* k = nullptr;
+    const float* v = nullptr;
+    int64_t ldq = 0, ldk = 0, ldv = 0, tokens = 0;
+    int heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
+    int norm = 0;  // 0 none, 1 each head, 2 the whole row, 3 each head layer-norm
+    const float* q_norm = nullptr;
+    const float* k_norm = nullptr;
+    float eps = 0, norm_offset = 0;
+    const float* cos_sin = nullptr;  // [positions][rotary]: cos half, sin half
+    const int32_t* positions = nullptr;
+    int rotary = 0, interleaved = 0;
+    const int32_t* slots = nullptr;  // < 0: token is not stored
+    Cache cache;
+};
+
+struct AttnTask {
+    int32_t seq, q0, qn, kv_head, split0, split1, partial;  // partial < 0: write the output
+};
+
+struct AttnArgs {
+    const float* q = nullptr;
+    float* out = nullptr;
+    int64_t ldq = 0, ldo = 0;
+    Cache cache;
+    const int32_t* page_table = nullptr;
+    int64_t ldp = 0;
+    const int32_t* query_start = nullptr;
+    const int32_t* kv_len = nullptr;
+    int num_seqs = 0, heads = 0;
+    float scale = 1, softcap = 0;
+    int window = 0, causal = 1;
+    const float* sinks = nullptr;
+    const uint8_t* tree = nullptr;     // [tokens][tree_ld]: may query i see new token j of its sequence
+    int64_t tree_ld = 0;
+    const AttnTask* tasks = nullptr;
+    int num_tasks = 0, num_merges = 0;  // merges follow the tasks
+    float* partials = nullptr;
+};
+
+struct ActArgs {
+    const float* x = nullptr;  // [rows, 2 * dim] gate, up (or [rows, dim] for plain ones)
+    int64_t ldx = 0;
+    float* y = nullptr;
+    int64_t ldy = 0, rows = 0, dim = 0;
+    int act = 0;
+};
+
+struct EmbedArgs {
+    const int32_t* ids = nullptr;
+    int64_t tokens = 0, vocab = 0, dim = 0;
+    const void* table = nullptr;  // row major [vocab, dim] when packed == 0
+    int dtype = 0, packed = 0;
+    Weight w;
+    float scale = 1;
+    const void* positions_table = nullptr;  // learned positions, fp32 [rows, dim]
+    const int32_t* positions = nullptr;
+    int64_t position_offset = 0;
+    float* y = nullptr;
+    int64_t ldy = 0;
+};
+
+struct PackArgs {
+    const void* src = nullptr;
+    int src_dtype = 0;
+    int64_t ld = 0, rows = 0;        // rows of this source
+    int64_t first_row = 0;           // where they go
+    Weight w;                        // destination (data, scale, ... written)
+};
+
+struct Kernels {
+    const char* name;
+    void (*linear)(const LinearArgs&, const Ctx&);
+    size_t (*linear_shared)(const LinearArgs&);
+    size_t (*linear_local)(const LinearArgs&, int threads);
+    void (*norm)(const NormArgs&, const Ctx&);
+    void (*store)(const StoreArgs&, const Ctx&);
+    void (*attention)(const AttnArgs&, const Ctx&);
+    size_t (*attention_local)(const AttnArgs&);
+    void (*activation)(const ActArgs&, const Ctx&);
+    void (*embed)(const EmbedArgs&, const Ctx&);
+    void (*pack)(const PackArgs&, const Ctx&);
+};
+
+// Splits attention work; independent of the instruction set. Returns the number of tasks.
+constexpr int SPLIT = 512;  // tokens of one split, absolute: part of the arithmetic, never tuned by shape
+
+}  // namespace radix

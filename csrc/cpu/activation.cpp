@@ -1,0 +1,72 @@
+// Gate * up of rows, plain activations, and the embedding gather.
+#include "epilogue.h"
+#include "rows.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+static void act_row(const ActArgs& a, int64_t row) {
+    const float* x = a.x + row * a.ldx;
+    float* y = a.y + row * a.ldy;
+    bool gated = a.act >= ACT_SILU_MUL && a.act <= ACT_GELU_TANH_MUL;
+    for (int64_t i = 0; i < a.dim; i += 16) {
+        int n = lanes_at(i, a.dim);
+        vf v = activate(load_n(x + i, n), a.act);
+        if (gated) v = mul(v, load_n(x + a.dim + i, n));
+        store_n(y + i, v, n);
+    }
+}
+
+void activation(const ActArgs& a, const Ctx& ctx) {
+    ctx.each(a.rows, 1, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; r++) act_row(a, r);
+    });
+    ctx.barrier();
+}
+
+// Element k of output channel n in packed weights.
+static float packed_at(const Weight& w, int64_t n, int64_t k) {
+    const int64_t panel = n / PANEL, lane = n % PANEL, at = (panel * w.k + k) * PANEL;
+    switch (w.format) {
+        case W_F32: return ((const float*)w.data)[at + lane];
+        case W_BF16: return bf16_to_float(((const uint16_t*)w.data)[at + (lane < 16 ? 2 * lane : 2 * lane - 31)]);
+        case W_F16: return f16_to_float(((const uint16_t*)w.data)[at + lane]);
+        case W_INT8: return float(((const int8_t*)w.data)[at + lane]) * w.scale[n];
+        case W_W8A8: {
+            const int8_t* p = (const int8_t*)w.data + panel * ((w.k + 3) / 4 * 4) * PANEL;
+            return float(p[(k / 4) * 128 + lane * 4 + k % 4]) * w.scale[n];
+        }
+        default: {
+            const uint32_t* p = (const uint32_t*)w.data + (panel * (w.k / 8) + k / 8) * PANEL;
+            int64_t g = (panel * (w.k / w.group) + k / w.group) * PANEL + lane;
+            float q = float((p[lane] >> (4 * (k & 7))) & 15u);
+            return std::fma(q, w.scale[g], w.offset[g]);
+        }
+    }
+}
+
+static void embed_row(const EmbedArgs& a, int64_t t) {
+    int64_t id = a.ids[t];
+    float* y = a.y + t * a.ldy;
+    if (id < 0 || id >= a.vocab) {  // a placeholder: rows of other modalities are written later
+        std::memset(y, 0, size_t(a.dim) * 4);
+        return;
+    }
+    for (int64_t i = 0; i < a.dim; i++) {
+        float v = a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i);
+        y[i] = v * a.scale;
+    }
+    if (!a.positions_table) return;
+    const float* p = (const float*)a.positions_table + (a.positions[t] + a.position_offset) * a.dim;
+    for (int64_t i = 0; i < a.dim; i++) y[i] += p[i];
+}
+
+void embed(const EmbedArgs& a, const Ctx& ctx) {
+    ctx.each(a.tokens, 1, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; t++) embed_row(a, t);
+    });
+    ctx.barrier();
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix

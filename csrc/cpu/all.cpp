@@ -1,0 +1,11 @@
+// All kernels of one instruction set, as one translation unit: RADIX_ISA names the namespace.
+#include <utility>
+
+#include "activation.cpp"
+#include "attention.cpp"
+#include "int8.cpp"
+#include "linear.cpp"
+#include "norm.cpp"
+#include "pack.cpp"
+#include "store.cpp"
+#include "table.cpp"

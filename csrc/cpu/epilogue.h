@@ -1,0 +1,70 @@
+// What happens to 32 finished outputs of one row: scale, bias, activation, residual, store.
+#pragma once
+#include "../common/api.h"
+#include "../common/simd.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+RADIX_INLINE vf activate(vf x, int act) {
+    switch (act) {
+        case ACT_SILU_MUL:
+        case ACT_SILU: return mul(x, vsigmoid(x));
+        case ACT_GELU_MUL:
+        case ACT_GELU: return mul(mul(x, set1(0.5f)), add(set1(1.0f), verf(mul(x, set1(0.70710678118654752f)))));
+        case ACT_GELU_TANH_MUL:
+        case ACT_GELU_TANH: {
+            vf cube = mul(mul(x, x), x);
+            vf inner = mul(set1(0.79788456080286536f), fma(cube, set1(0.044715f), x));
+            return mul(mul(x, set1(0.5f)), add(set1(1.0f), vtanh(inner)));
+        }
+        case ACT_RELU: return vmax(x, zero());
+        case ACT_RELU2: {
+            vf r = vmax(x, zero());
+            return mul(r, r);
+        }
+        default: return x;
+    }
+}
+
+RADIX_INLINE void finish_half(const LinearArgs& a, int64_t row, int64_t col, vf v) {
+    int64_t left = a.w.n - col;
+    if (left <= 0) return;
+    int lanes = left < 16 ? int(left) : 16;
+    v = activate(v, a.act);
+    if (a.out_scale != 1.0f) v = mul(v, set1(a.out_scale));
+    float* y = a.y + row * a.ldy + col;
+    if (lanes == 16) {
+        if (a.residual) v = add(v, load(a.residual + row * a.ldr + col));
+        store(y, v);
+    } else {
+        if (a.residual) v = add(v, load_n(a.residual + row * a.ldr + col, lanes));
+        store_n(y, v, lanes);
+    }
+}
+
+// noinline: the code of every activation stands once, not in each register tile
+static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_t row, int64_t panel, const float* acc) {
+    int64_t at = panel * PANEL;
+    vf u = load(acc), v = load(acc + 16);
+    if (a.w.scale && a.w.format == W_INT8) u = mul(u, load(a.w.scale + at)), v = mul(v, load(a.w.scale + at + 16));
+    if (a.w.bias) u = add(u, load(a.w.bias + at)), v = add(v, load(a.w.bias + at + 16));
+    if (!a.w.paired) {
+        finish_half(a, row, at, u);
+        finish_half(a, row, at + 16, v);
+        return;
+    }
+    vf g = mul(activate(u, a.act), v);
+    if (a.out_scale != 1.0f) g = mul(g, set1(a.out_scale));
+    int64_t col = panel * 16, left = a.w.n / 2 - col;
+    if (left > 0) store_n(a.y + row * a.ldy + col, g, left < 16 ? int(left) : 16);
+}
+
+RADIX_INLINE void finish(const LinearArgs& a, int64_t row, int64_t panel, vf u, vf v) {
+    alignas(64) float t[32];
+    store(t, u), store(t + 16, v);
+    finish_general(a, row, panel, t);
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix

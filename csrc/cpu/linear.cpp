@@ -1,0 +1,251 @@
+// y = x W^T with fp32 arithmetic. Every output is one chain of fused multiply-adds over ascending k,
+// started at zero, whatever the number of rows, the tile or the thread: batch invariant bit for bit.
+#include "epilogue.h"
+#include "int8.h"
+#include "weights.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+#if defined(__AVX512F__)
+constexpr int MAX_ROWS = 12;  // 12 x 32 outputs fill 24 of the 32 registers
+#else
+constexpr int MAX_ROWS = 3;
+#endif
+constexpr int64_t KC = 256;          // of a widened panel: 32 KB, first-level cache
+constexpr int64_t BLOCK_TILES = 32;  // row tiles that share a widened panel
+constexpr int64_t GROUP = 4;         // panels that share a slice of x in second-level cache
+constexpr int64_t PREFETCH = 1024;   // bytes ahead of each weight stream
+
+// acc[row][2 * panel + half] += x[k][row] * w[panel][k]; x is packed [k][ROWS].
+template <class W, int ROWS, int NP>
+RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, int64_t k1, const float* x, vf (&acc)[ROWS][2 * NP]) {
+    const int64_t step = W::FORMAT == W_INT4 ? w.group : k1 - k0;
+    for (int64_t g = k0; g < k1; g += step) {
+        int64_t end = g + step < k1 ? g + step : k1;
+        if (W::FORMAT == W_INT4 && g != k0)
+            for (int p = 0; p < NP; p++) reader[p].group(w, panel + p, g);
+        auto one = [&](int64_t k) __attribute__((always_inline)) {
+            vf a[NP], b[NP];
+            for (int p = 0; p < NP; p++) reader[p].at(k - k0, a[p], b[p]);
+            for (int r = 0; r < ROWS; r++) {
+                vf xv = set1(x[(k - k0) * ROWS + r]);
+                for (int p = 0; p < NP; p++) {
+                    acc[r][2 * p] = fma(xv, a[p], acc[r][2 * p]);
+                    acc[r][2 * p + 1] = fma(xv, b[p], acc[r][2 * p + 1]);
+                }
+            }
+        };
+        int64_t k = g;
+        for (; k + 8 <= end; k += 8) {
+            for (int p = 0; p < NP; p++)
+                for (int64_t line = 0; line < 8 * 32 * 4; line += 64)
+                    if (reader[p].address(k - k0) + line < reader[p].address(k - k0 + 8))
+                        __builtin_prefetch(reader[p].address(k - k0) + line + PREFETCH);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) one(k + j);
+        }
+        for (; k < end; k++) one(k);
+    }
+}
+
+template <class W, int ROWS, int NP>
+static void direct_tile(const LinearArgs& a, const float* x, int64_t row0, int64_t panel) {
+    W reader[NP];
+    for (int p = 0; p < NP; p++) reader[p].open(a.w, panel + p, 0);
+    vf acc[ROWS][2 * NP];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < 2 * NP; c++) acc[r][c] = zero();
+    chain<W, ROWS, NP>(a.w, reader, panel, 0, a.w.k, x, acc);
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < NP; p++) finish(a, row0 + r, panel + p, acc[r][2 * p], acc[r][2 * p + 1]);
+}
+
+// One slice of k over a widened fp32 panel block; partial sums rest in c[ROWS][32].
+template <int ROWS>
+static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const float* x, float* c, bool first, bool last, int64_t row0, int64_t panel) {
+    vf acc[ROWS][2];
+    for (int r = 0; r < ROWS; r++) {
+        acc[r][0] = first ? zero() : load(c + r * 32);
+        acc[r][1] = first ? zero() : load(c + r * 32 + 16);
+    }
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < kn; k++) {
+        vf u = load(wide + k * 32), v = load(wide + k * 32 + 16);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            vf xv = set1(x[k * ROWS + r]);
+            acc[r][0] = fma(xv, u, acc[r][0]);
+            acc[r][1] = fma(xv, v, acc[r][1]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        if (last) finish(a, row0 + r, panel, acc[r][0], acc[r][1]);
+        else store(c + r * 32, acc[r][0]), store(c + r * 32 + 16, acc[r][1]);
+    }
+}
+
+using DirectTile = void (*)(const LinearArgs&, const float*, int64_t, int64_t);
+using BlockTile = void (*)(const LinearArgs&, const float*, int64_t, const float*, float*, bool, bool, int64_t, int64_t);
+
+template <class W>
+struct Tiles {
+    DirectTile one[MAX_ROWS + 1];   // one panel
+    DirectTile many[MAX_ROWS + 1];  // several, while registers last
+    int width[MAX_ROWS + 1];
+};
+
+constexpr int width_of(int rows, int wide) { return MAX_ROWS < 12 ? 1 : rows <= 3 ? wide : rows <= 6 ? 2 : 1; }
+
+template <class W, int... R>
+static Tiles<W> make_tiles(std::integer_sequence<int, R...>) {
+    Tiles<W> t{};
+    ((t.one[R + 1] = direct_tile<W, R + 1, 1>), ...);
+    ((t.many[R + 1] = direct_tile<W, R + 1, width_of(R + 1, W::WIDE)>), ...);
+    ((t.width[R + 1] = width_of(R + 1, W::WIDE)), ...);
+    return t;
+}
+template <class W>
+static const Tiles<W>& tiles() {
+    static const Tiles<W> t = make_tiles<W>(std::make_integer_sequence<int, MAX_ROWS>{});
+    return t;
+}
+template <int... R>
+static BlockTile block_for(int rows, std::integer_sequence<int, R...>) {
+    static const BlockTile t[] = {block_tile<R + 1>...};
+    return t[rows - 1];
+}
+
+struct RowTiles {  // rows cut into equal tiles, the last one shorter
+    int64_t m, rows, count;
+    explicit RowTiles(int64_t num_rows) : m(num_rows) {
+        count = (m + MAX_ROWS - 1) / MAX_ROWS;
+        rows = count ? (m + count - 1) / count : 0;
+        count = rows ? (m + rows - 1) / rows : 0;
+    }
+    int64_t size(int64_t t) const { return t + 1 < count ? rows : m - t * rows; }
+};
+
+static void pack_rows(const LinearArgs& a, const RowTiles& rt, int64_t t, float* dst) {
+    const int64_t n = rt.size(t), k = a.w.k;
+    const float* src[MAX_ROWS];
+    for (int64_t r = 0; r < n; r++) {
+        int64_t row = t * rt.rows + r;
+        src[r] = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
+    }
+    dst += t * rt.rows * k;
+    for (int64_t i0 = 0; i0 < k; i0 += 16) {
+        int64_t end = i0 + 16 < k ? i0 + 16 : k;
+        for (int64_t r = 0; r < n; r++)
+            for (int64_t i = i0; i < end; i++) dst[i * n + r] = src[r][i];
+    }
+}
+
+// Few rows: weights are read once, straight from memory.
+template <class W>
+static void run_direct(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
+    const Tiles<W>& table = tiles<W>();
+    const int width = table.width[rt.rows];
+    ctx.each(panels_of(a.w), 4, [&](int64_t p0, int64_t p1) {
+        int64_t p = p0;
+        for (; p + width <= p1; p += width)
+            for (int64_t t = 0; t < rt.count; t++) {
+                int rows = int(rt.size(t));
+                const float* xt = x + t * rt.rows * a.w.k;
+                if (table.width[rows] == width) table.many[rows](a, xt, t * rt.rows, p);
+                else
+                    for (int i = 0; i < width; i++) table.one[rows](a, xt, t * rt.rows, p + i);
+            }
+        for (; p < p1; p++)
+            for (int64_t t = 0; t < rt.count; t++) table.one[rt.size(t)](a, x + t * rt.rows * a.w.k, t * rt.rows, p);
+    });
+}
+
+template <class W>
+static void widen(const Weight& w, int64_t panel, int64_t k0, int64_t kn, float* out) {
+    W reader;
+    const int64_t step = W::FORMAT == W_INT4 ? w.group : kn;
+    for (int64_t g = 0; g < kn; g += step) {
+        int64_t n = g + step < kn ? step : kn - g;
+        reader.open(w, panel, k0 + g);
+        for (int64_t k = 0; k < n; k++) {
+            vf u, v;
+            reader.at(k, u, v);
+            store(out + (g + k) * 32, u), store(out + (g + k) * 32 + 16, v);
+        }
+    }
+}
+
+// Many rows: a slice of a panel is widened once and used by a block of row tiles.
+template <class W>
+static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
+    const int64_t panels = panels_of(a.w), k = a.w.k;
+    int64_t per_group = panels / (2 * ctx.threads());
+    per_group = per_group < 1 ? 1 : per_group > GROUP ? GROUP : per_group;
+    const int64_t groups = (panels + per_group - 1) / per_group;
+    const int64_t blocks = (rt.count + BLOCK_TILES - 1) / BLOCK_TILES;
+    const int64_t per_block = (rt.count + blocks - 1) / blocks;
+    float* wide = (float*)ctx.local();
+    float* sums = wide + KC * 32;
+    auto seq = std::make_integer_sequence<int, MAX_ROWS>{};
+    ctx.each(groups * blocks, 1, [&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; i++) {
+            int64_t t0 = i / groups * per_block, t1 = t0 + per_block < rt.count ? t0 + per_block : rt.count;
+            int64_t p0 = i % groups * per_group, p1 = p0 + per_group < panels ? p0 + per_group : panels;
+            for (int64_t k0 = 0; k0 < k; k0 += KC) {
+                int64_t kn = k0 + KC < k ? KC : k - k0;
+                for (int64_t p = p0; p < p1; p++) {
+                    const float* src = wide;
+                    if (W::FORMAT == W_F32) src = (const float*)a.w.data + (p * k + k0) * PANEL;
+                    else widen<W>(a.w, p, k0, kn, wide);
+                    for (int64_t t = t0; t < t1; t++) {
+                        int64_t rows = rt.size(t);
+                        float* c = sums + ((p - p0) * per_block + (t - t0)) * MAX_ROWS * 32;
+                        block_for(int(rows), seq)(a, src, kn, x + t * rt.rows * k + k0 * rows, c, k0 == 0, k0 + kn == k, t * rt.rows, p);
+                    }
+                }
+            }
+        }
+    });
+}
+
+template <class W>
+static void run_format(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
+    if (rt.count <= 2) run_direct<W>(a, rt, x, ctx);
+    else run_blocked<W>(a, rt, x, ctx);
+}
+
+void linear(const LinearArgs& a, const Ctx& ctx) {
+    if (a.m <= 0) return;
+    if (a.w.format == W_W8A8 || a.w.format == W_W4A8) return linear_int8(a, ctx);
+    RowTiles rt(a.m);
+    const float* x = a.x;
+    if (a.m > 1 || a.rows) {
+        float* packed = (float*)ctx.shared();
+        ctx.each(rt.count, 1, [&](int64_t t0, int64_t t1) {
+            for (int64_t t = t0; t < t1; t++) pack_rows(a, rt, t, packed);
+        });
+        ctx.barrier();
+        x = packed;
+    }
+    switch (a.w.format) {
+        case W_F32: run_format<ReadF32>(a, rt, x, ctx); break;
+        case W_BF16: run_format<ReadBf16>(a, rt, x, ctx); break;
+        case W_F16: run_format<ReadF16>(a, rt, x, ctx); break;
+        case W_INT8: run_format<ReadInt8>(a, rt, x, ctx); break;
+        default: run_format<ReadInt4>(a, rt, x, ctx); break;
+    }
+    ctx.barrier();
+}
+
+size_t linear_shared(const LinearArgs& a) {
+    if (a.w.format == W_W8A8 || a.w.format == W_W4A8) return linear_int8_shared(a);
+    return size_t(a.m) * size_t(a.w.k) * 4 + 64;
+}
+size_t linear_local(const LinearArgs& a, int) {
+    if (a.w.format == W_W8A8 || a.w.format == W_W4A8) return linear_int8_local(a);
+    return size_t(KC) * 32 * 4 + size_t(BLOCK_TILES) * GROUP * MAX_ROWS * 32 * 4;
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix

@@ -1,0 +1,108 @@
+// Row-major weights into the panels that the kernels stream. Rows may come from several sources.
+#include "../common/api.h"
+#include "../common/simd.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+struct Place {
+    int64_t panel, lane;
+};
+// Paired weights put gate row i and up row i into lanes i and 16 + i of the same panel.
+static Place place_of(const Weight& w, int64_t row) {
+    if (!w.paired) return {row / PANEL, row % PANEL};
+    int64_t half = w.n / 2, up = row >= half, i = row - up * half;
+    return {i / 16, i % 16 + 16 * up};
+}
+
+static float row_max(const PackArgs& a, int64_t r) {
+    float m = 0;
+    for (int64_t k = 0; k < a.w.k; k++) {
+        float v = std::fabs(load_scalar(a.src, a.src_dtype, r * a.ld + k));
+        m = v > m ? v : m;
+    }
+    return m;
+}
+static int8_t quantised(float v, float inverse) {
+    float q = std::nearbyint(v * inverse);
+    return int8_t(q > 127 ? 127 : q < -127 ? -127 : q);
+}
+
+static void pack_float(const PackArgs& a, int64_t r, Place at) {
+    const int64_t base = at.panel * a.w.k * PANEL;
+    const int64_t pair = at.lane < 16 ? 2 * at.lane : 2 * at.lane - 31;
+    for (int64_t k = 0; k < a.w.k; k++) {
+        float v = load_scalar(a.src, a.src_dtype, r * a.ld + k);
+        int64_t i = base + k * PANEL;
+        switch (a.w.format) {
+            case W_F32: ((float*)a.w.data)[i + at.lane] = v; break;
+            case W_BF16: ((uint16_t*)a.w.data)[i + pair] = float_to_bf16(v); break;
+            default: ((uint16_t*)a.w.data)[i + at.lane] = float_to_f16(v);
+        }
+    }
+}
+
+// int8: floats are quantised by the row's maximum; int8 sources keep their values (scale given apart).
+static void pack_int8(const PackArgs& a, int64_t r, Place at) {
+    const bool given = a.src_dtype == DT_I8;
+    float scale = given ? 1.0f : row_max(a, r) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    const int64_t lane = at.panel * PANEL + at.lane, k4 = (a.w.k + 3) / 4 * 4;
+    if (!given) ((float*)a.w.scale)[lane] = scale;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < a.w.k; k++) {
+        int8_t q = given ? ((const int8_t*)a.src)[r * a.ld + k] : quantised(load_scalar(a.src, a.src_dtype, r * a.ld + k), inverse);
+        sum += q;
+        if (a.w.format == W_INT8) ((int8_t*)a.w.data)[(at.panel * a.w.k + k) * PANEL + at.lane] = q;
+        else ((int8_t*)a.w.data)[at.panel * k4 * PANEL + (k / 4) * 128 + at.lane * 4 + k % 4] = q;
+    }
+    if (a.w.column_sum) ((int32_t*)a.w.column_sum)[lane] = 128 * sum;
+}
+
+// int4 from floats: symmetric groups, q in 1..15 around 8.
+static void pack_int4(const PackArgs& a, int64_t r, Place at) {
+    uint32_t* data = (uint32_t*)a.w.data;
+    for (int64_t g = 0; g < a.w.k / a.w.group; g++) {
+        float best = 0;  // the value of largest magnitude, with its sign: it maps to -8 exactly
+        for (int64_t k = g * a.w.group; k < (g + 1) * a.w.group; k++) {
+            float v = load_scalar(a.src, a.src_dtype, r * a.ld + k);
+            if (std::fabs(v) > std::fabs(best)) best = v;
+        }
+        float scale = best / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+        int64_t s = (at.panel * (a.w.k / a.w.group) + g) * PANEL + at.lane;
+        ((float*)a.w.scale)[s] = scale;
+        ((float*)a.w.offset)[s] = -8.0f * scale;
+        for (int64_t k = g * a.w.group; k < (g + 1) * a.w.group; k++) {
+            float q = std::nearbyint(load_scalar(a.src, a.src_dtype, r * a.ld + k) * inverse) + 8.0f;
+            uint32_t u = uint32_t(q < 0 ? 0 : q > 15 ? 15 : q);
+            uint32_t* d = data + (at.panel * (a.w.k / 8) + k / 8) * PANEL + at.lane;
+            *d = (*d & ~(15u << (4 * (k & 7)))) | (u << (4 * (k & 7)));
+        }
+    }
+}
+
+// int4 from unpacked values 0..15 (one byte each); scale and offset are filled by the caller.
+static void pack_nibbles(const PackArgs& a, int64_t r, Place at) {
+    uint32_t* data = (uint32_t*)a.w.data;
+    const uint8_t* src = (const uint8_t*)a.src + r * a.ld;
+    for (int64_t k8 = 0; k8 < a.w.k / 8; k8++) {
+        uint32_t u = 0;
+        for (int j = 0; j < 8; j++) u |= uint32_t(src[k8 * 8 + j] & 15u) << (4 * j);
+        data[(at.panel * (a.w.k / 8) + k8) * PANEL + at.lane] = u;
+    }
+}
+
+void pack(const PackArgs& a, const Ctx& ctx) {
+    ctx.each(a.rows, 32, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; r++) {
+            Place at = place_of(a.w, a.first_row + r);
+            if (a.w.format <= W_F16) pack_float(a, r, at);
+            else if (a.w.format <= W_W8A8) pack_int8(a, r, at);
+            else if (a.src_dtype == DT_I8) pack_nibbles(a, r, at);
+            else pack_int4(a, r, at);
+        }
+    });
+    ctx.barrier();
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix

@@ -1,0 +1,81 @@
+// q/k norm, rotary embedding and the store into the paged cache, one pass over a token's row.
+#include "rows.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+static void rotate_halves(float* x, const float* cs, int rotary) {
+    const int half = rotary / 2;
+    for (int i = 0; i < half; i += 16) {
+        int n = lanes_at(i, half);
+        vf c = load_n(cs + i, n), s = load_n(cs + half + i, n);
+        vf a = load_n(x + i, n), b = load_n(x + half + i, n);
+        store_n(x + i, fnma(b, s, mul(a, c)), n);
+        store_n(x + half + i, fma(a, s, mul(b, c)), n);
+    }
+}
+static void rotate_pairs(float* x, const float* cs, int rotary) {
+    const int half = rotary / 2;
+    for (int i = 0; i < half; i += 16) {
+        int n = lanes_at(i, half);
+        alignas(64) float even[16] = {0}, odd[16] = {0};
+        for (int j = 0; j < n; j++) even[j] = x[2 * (i + j)], odd[j] = x[2 * (i + j) + 1];
+        vf c = load_n(cs + i, n), s = load_n(cs + half + i, n), a = load(even), b = load(odd);
+        store(even, fnma(b, s, mul(a, c)));
+        store(odd, fma(a, s, mul(b, c)));
+        for (int j = 0; j < n; j++) x[2 * (i + j)] = even[j], x[2 * (i + j) + 1] = odd[j];
+    }
+}
+
+static void prepare_heads(const StoreArgs& a, float* x, int heads, const float* weight, const float* cs) {
+    if (a.norm == 2) rms_norm_to(x, x, weight, nullptr, int64_t(heads) * a.head_dim, a.eps, a.norm_offset);
+    for (int h = 0; h < heads; h++) {
+        float* head = x + int64_t(h) * a.head_dim;
+        if (a.norm == 1) rms_norm_to(head, head, weight, nullptr, a.head_dim, a.eps, a.norm_offset);
+        if (a.norm == 3) layer_norm_to(head, head, weight, nullptr, a.head_dim, a.eps, a.norm_offset);
+        if (a.norm == 4) layer_norm_to(head, head, weight ? weight + int64_t(h) * a.head_dim : nullptr, nullptr, a.head_dim, a.eps, a.norm_offset);
+        if (!cs) continue;
+        if (a.interleaved) rotate_pairs(head, cs, a.rotary);
+        else rotate_halves(head, cs, a.rotary);
+    }
+}
+
+static void store_token(const Cache& c, int64_t slot, const float* k, const float* v) {
+    const int64_t page = slot / c.page_size, at = slot % c.page_size, tiles = c.page_size / 16;
+    for (int h = 0; h < c.kv_heads; h++) {
+        int64_t block = page * c.kv_heads + h;
+        int64_t kbase = (block * tiles + at / 16) * c.k_dim * 16 + at % 16;
+        int64_t vbase = (block * c.page_size + at) * c.v_dim;
+        const float *kh = k + int64_t(h) * c.k_dim, *vh = v + int64_t(h) * c.v_dim;
+        switch (c.dtype) {
+            case DT_F32:
+                for (int d = 0; d < c.k_dim; d++) ((float*)c.k)[kbase + d * 16] = kh[d];
+                std::memcpy((float*)c.v + vbase, vh, size_t(c.v_dim) * 4);
+                break;
+            case DT_BF16:
+                for (int d = 0; d < c.k_dim; d++) ((uint16_t*)c.k)[kbase + d * 16] = float_to_bf16(kh[d]);
+                for (int d = 0; d < c.v_dim; d++) ((uint16_t*)c.v)[vbase + d] = float_to_bf16(vh[d]);
+                break;
+            default:
+                for (int d = 0; d < c.k_dim; d++) store_scalar(c.k, c.dtype, kbase + d * 16, kh[d]);
+                for (int d = 0; d < c.v_dim; d++) store_scalar(c.v, c.dtype, vbase + d, vh[d]);
+        }
+    }
+}
+
+void store(const StoreArgs& a, const Ctx& ctx) {
+    ctx.each(a.tokens, 1, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; t++) {
+            const float* cs = a.cos_sin ? a.cos_sin + int64_t(a.positions[t]) * a.rotary : nullptr;
+            if (a.q) prepare_heads(a, a.q + t * a.ldq, a.heads, a.q_norm, cs);
+            if (!a.k) continue;
+            float* k = a.k + t * a.ldk;
+            prepare_heads(a, k, a.kv_heads, a.k_norm, cs);
+            if (a.slots && a.slots[t] >= 0) store_token(a.cache, a.slots[t], k, a.v + t * a.ldv);
+        }
+    });
+    ctx.barrier();
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix

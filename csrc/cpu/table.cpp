@@ -1,0 +1,23 @@
+// The kernels of one instruction set.
+#include "../common/api.h"
+
+#define RADIX_STRING2(x) #x
+#define RADIX_STRING(x) RADIX_STRING2(x)
+
+namespace radix {
+namespace RADIX_ISA {
+void linear(const LinearArgs&, const Ctx&);
+size_t linear_shared(const LinearArgs&);
+size_t linear_local(const LinearArgs&, int);
+void norm(const NormArgs&, const Ctx&);
+void store(const StoreArgs&, const Ctx&);
+void attention(const AttnArgs&, const Ctx&);
+size_t attention_local(const AttnArgs&);
+void activation(const ActArgs&, const Ctx&);
+void embed(const EmbedArgs&, const Ctx&);
+void pack(const PackArgs&, const Ctx&);
+
+extern const Kernels table;
+const Kernels table = {RADIX_STRING(RADIX_ISA), linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, embed, pack};
+}  // namespace RADIX_ISA
+}  // namespace radix

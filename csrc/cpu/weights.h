@@ -1,0 +1,84 @@
+// How each weight format turns 32 stored weights into two float vectors.
+// A reader walks one panel; `at(k)` gives outputs 0-15 in a and 16-31 in b.
+#pragma once
+#include "../common/api.h"
+#include "../common/simd.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+RADIX_INLINE int64_t panels_of(const Weight& w) { return (w.n + PANEL - 1) / PANEL; }
+
+struct ReadF32 {
+    static constexpr int FORMAT = W_F32, LINES = 2, WIDE = 4;
+    const float* p;
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const float*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
+    RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { a = load(p + k * PANEL), b = load(p + k * PANEL + 16); }
+};
+struct ReadBf16 {
+    static constexpr int FORMAT = W_BF16, LINES = 1, WIDE = 4;
+    const uint16_t* p;
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
+    RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { load_bf16_pairs(p + k * PANEL, a, b); }
+};
+struct ReadF16 {
+    static constexpr int FORMAT = W_F16, LINES = 1, WIDE = 4;
+    const uint16_t* p;
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
+    RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { a = load_f16(p + k * PANEL), b = load_f16(p + k * PANEL + 16); }
+};
+struct ReadInt8 {  // the channel's scale waits for the epilogue
+    static constexpr int FORMAT = W_INT8, LINES = 1, WIDE = 4;
+    const int8_t* p;
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const int8_t*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
+    RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { a = load_i8(p + k * PANEL), b = load_i8(p + k * PANEL + 16); }
+};
+
+// 16 nibbles number j of 16 dwords, as floats 0..15
+RADIX_INLINE vf nibbles(const uint32_t* p, int j) {
+#if defined(__AVX512F__)
+    __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i v = _mm512_loadu_si512(p);
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(v, unsigned(4 * j)), table)};
+#elif defined(__AVX2__)
+    __m256i m = _mm256_set1_epi32(15), a = _mm256_loadu_si256((const __m256i*)p), b = _mm256_loadu_si256((const __m256i*)(p + 8));
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, 4 * j), m)),
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(b, 4 * j), m))};
+#else
+    vf r;
+    for (int i = 0; i < 16; i++) r.l[i] = float((p[i] >> (4 * j)) & 15u);
+    return r;
+#endif
+}
+
+struct ReadInt4 {  // eight k in each dword of an output; weight = q * scale + offset
+    static constexpr int FORMAT = W_INT4, LINES = 1, WIDE = 2;
+    const uint32_t* p;
+    vf sa, sb, oa, ob;
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
+        p = (const uint32_t*)w.data + (panel * (w.k / 8) + k / 8) * PANEL;
+        group(w, panel, k);
+    }
+    RADIX_INLINE void group(const Weight& w, int64_t panel, int64_t k) {
+        int64_t at = (panel * (w.k / w.group) + k / w.group) * PANEL;
+        sa = load(w.scale + at), sb = load(w.scale + at + 16);
+        oa = load(w.offset + at), ob = load(w.offset + at + 16);
+    }
+    RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + (k / 8) * PANEL); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const {
+        const uint32_t* q = p + (k / 8) * PANEL;
+        a = fma(nibbles(q, int(k & 7)), sa, oa);
+        b = fma(nibbles(q + 16, int(k & 7)), sb, ob);
+    }
+};
+
+}  // namespace RADIX_ISA
+}  // namespace radix

@@ -1,0 +1,179 @@
+#include "runtime.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+
+namespace radix {
+
+#define RADIX_DECLARE(isa) \
+    namespace isa {        \
+    extern const Kernels table; \
+    }
+#ifdef RADIX_HAS_AVX512VNNI
+RADIX_DECLARE(avx512vnni)
+#endif
+#ifdef RADIX_HAS_AVX512
+RADIX_DECLARE(avx512)
+#endif
+#ifdef RADIX_HAS_V3
+RADIX_DECLARE(x86_64_v3)
+#endif
+RADIX_DECLARE(portable)
+
+static const Kernels* const TABLES[] = {
+#ifdef RADIX_HAS_AVX512VNNI
+    &avx512vnni::table,
+#endif
+#ifdef RADIX_HAS_AVX512
+    &avx512::table,
+#endif
+#ifdef RADIX_HAS_V3
+    &x86_64_v3::table,
+#endif
+    &portable::table,
+};
+
+bool processor_has(const std::string& isa) {
+    if (isa == "portable") return true;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    bool wide = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    if (isa == "x86_64_v3") return v3;
+    if (isa == "avx512") return wide;
+    if (isa == "avx512vnni") return wide && __builtin_cpu_supports("avx512vnni");
+#endif
+    return false;
+}
+
+std::vector<std::string> compiled_isas() {
+    std::vector<std::string> names;
+    for (auto t : TABLES) names.push_back(t->name);
+    return names;
+}
+std::vector<std::string> supported_isas() {
+    std::vector<std::string> names;
+    for (auto& n : compiled_isas())
+        if (processor_has(n)) names.push_back(n);
+    return names;
+}
+
+static const Kernels* in_use = nullptr;
+
+void select_isa(const std::string& name) {
+    for (auto t : TABLES)
+        if (name == t->name) {
+            if (!processor_has(name)) throw std::invalid_argument("this processor lacks " + name);
+            in_use = t;
+            return;
+        }
+    throw std::invalid_argument("instruction set not compiled: " + name);
+}
+const Kernels& kernels() {
+    if (!in_use) select_isa(supported_isas().front());
+    return *in_use;
+}
+
+static int thread_limit = 0;
+int max_threads() {
+    if (thread_limit == 0) thread_limit = std::min(omp_get_max_threads(), MAX_THREADS);
+    return thread_limit;
+}
+void set_max_threads(int n) { thread_limit = std::max(1, std::min(n, MAX_THREADS)); }
+
+int threads_for(double bytes, double flops) {
+    double us = bytes / 8e3 + flops / 6e4;  // one core: 8 GB/s, 60 GFLOP/s
+    int worth = int(us / 12.0);
+    return std::max(1, std::min(worth, max_threads()));
+}
+
+static char* grow(char* old, size_t& have, size_t need) {
+    const size_t align = need >= (4u << 20) ? (2u << 20) : 4096;
+    size_t bytes = (need + need / 4 + align - 1) / align * align;
+    free(old);
+    void* p = nullptr;
+    if (posix_memalign(&p, align, bytes)) throw std::bad_alloc();
+    if (align > 4096) madvise(p, bytes, MADV_HUGEPAGE);
+    have = bytes;
+    return (char*)p;
+}
+
+void Workspace::reserve(size_t shared_need, size_t local_need, int num_threads) {
+    if (shared_need > shared_bytes) shared = grow(shared, shared_bytes, shared_need);
+    local_need = (local_need + 4095) / 4096 * 4096 + 4096;
+    if (local_need > local_bytes || num_threads > threads) {
+        size_t each = std::max(local_need, local_bytes), all = 0;
+        int n = std::max(num_threads, threads);
+        local = grow(local, all, each * size_t(n));
+        local_bytes = each, threads = n;
+    }
+}
+
+Workspace& workspace() {
+    struct Owner {
+        Workspace w;
+        ~Owner() { free(w.shared), free(w.local); }
+    };
+    static thread_local Owner owner;
+    return owner.w;
+}
+
+// Extends are cut into blocks of queries; short ones (decode) into splits when they are few.
+void AttnPlan::make(const AttnArgs& a, int threads) {
+    tasks.clear();
+    std::vector<AttnTask> merges;
+    std::vector<AttnTask> short_tasks;
+    const int heads = a.cache.kv_heads, group = a.heads / heads, state = (a.cache.v_dim + 15) / 16 * 16 + 32;
+    const int block = std::max(1, 96 / group);
+    int64_t partial_rows = 0, short_units = 0;
+    bytes = flops = 0;
+    const int element = a.cache.dtype == 0 ? 4 : a.cache.dtype == 3 ? 1 : 2;
+    for (int s = 0; s < a.num_seqs; s++) {
+        int q = a.query_start[s + 1] - a.query_start[s];
+        if (q * group <= 16 && q > 0) short_units += heads;
+    }
+    for (int s = 0; s < a.num_seqs; s++) {
+        const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
+        if (q <= 0 || kv <= 0) continue;
+        int first = a.window > 0 ? std::max(0, kv - q + 1 - a.window) : 0;
+        bytes += double(kv - first) * heads * (a.cache.k_dim + a.cache.v_dim) * element;
+        flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
+        if (q * group <= 16) {
+            int s0 = first / SPLIT, s1 = (kv + SPLIT - 1) / SPLIT;
+            // Enough sequences keep every thread busy without a merge.
+            int want = short_units >= 4 * threads ? 1 : int((4 * threads + short_units - 1) / short_units);
+            int pieces = std::min(s1 - s0, want);
+            if (s1 - s0 > 16) pieces = std::max(pieces, (s1 - s0) / 16);
+            for (int h = 0; h < heads; h++) {
+                if (pieces <= 1) {
+                    short_tasks.push_back({s, 0, q, h, s0, s1, -1});
+                    continue;
+                }
+                merges.push_back({s, 0, q, h, s0, s1, int32_t(partial_rows)});
+                for (int i = 0; i < pieces; i++) {
+                    int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
+                    short_tasks.push_back({s, 0, q, h, a0, a1, int32_t(partial_rows + int64_t(a0 - s0) * q * group)});
+                }
+                partial_rows += int64_t(s1 - s0) * q * group;
+            }
+            continue;
+        }
+        for (int q0 = (q - 1) / block * block; q0 >= 0; q0 -= block) {
+            int qn = std::min(block, q - q0), last = a.causal && !a.tree ? kv - q + q0 + qn : kv;
+            int lo = a.window > 0 ? std::max(0, kv - q + q0 + 1 - a.window) : 0;
+            for (int h = 0; h < heads; h++) tasks.push_back({s, q0, qn, h, lo / SPLIT, (last + SPLIT - 1) / SPLIT, -1});
+        }
+    }
+    tasks.insert(tasks.end(), short_tasks.begin(), short_tasks.end());
+    num_tasks = int(tasks.size()), num_merges = int(merges.size());
+    tasks.insert(tasks.end(), merges.begin(), merges.end());
+    partial_floats = size_t(partial_rows) * state;
+}
+
+}  // namespace radix

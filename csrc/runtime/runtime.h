@@ -1,0 +1,52 @@
+// Threads, scratch memory and the choice of instruction set: everything that is compiled once.
+#pragma once
+#include <omp.h>
+
+#include <string>
+#include <vector>
+
+#include "../common/api.h"
+
+namespace radix {
+
+const Kernels& kernels();                    // the table in use
+std::vector<std::string> supported_isas();   // what was compiled and this processor has, best first
+void select_isa(const std::string& name);    // throws std::invalid_argument
+bool processor_has(const std::string& isa);
+std::vector<std::string> compiled_isas();
+
+int max_threads();
+void set_max_threads(int n);
+// Threads worth waking for this much work: a region costs about 5 us, 20 when cores are busy.
+int threads_for(double bytes, double flops);
+
+Workspace& workspace();  // of the calling thread
+
+template <class F>
+void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
+    Workspace& space = workspace();
+    space.reserve(shared_bytes, local_bytes, threads);
+    Team team(threads, &space);
+    if (threads == 1) {
+        body(Ctx{&team, 0});
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        // A runtime that gives fewer threads than asked would leave the barrier waiting.
+#pragma omp single
+        team.n = omp_get_num_threads();
+        body(Ctx{&team, omp_get_thread_num()});
+    }
+}
+
+// Work items of one attention call, made once a step and shared by its layers.
+struct AttnPlan {
+    std::vector<AttnTask> tasks;
+    int num_tasks = 0, num_merges = 0;
+    size_t partial_floats = 0;
+    double bytes = 0, flops = 0;
+    void make(const AttnArgs& a, int threads);
+};
+
+}  // namespace radix

@@ -1,0 +1,11 @@
+"""Kernels of our own for processors, in C++ (``csrc/``).
+
+``available`` says whether ``radixlm._cpu`` could be imported, ``reason`` why not, ``isa`` which
+instruction set runs. The other modules of this package need ``available``.
+"""
+
+from __future__ import annotations
+
+from radixlm.kernels.cpu.extension import available, describe, isa, reason
+
+__all__ = ["available", "describe", "isa", "reason"]

@@ -1,0 +1,60 @@
+"""Activations over rows, and the plain embedding gather. Legend: T rows, I inner channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.checks import dtype_code, int32, rows_of
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.cpu.linear import ACT_CODE, PAIRED_ACTS
+
+
+def act_mul(x_T2I: Tensor, act: str, out: Tensor | None = None) -> Tensor:
+    """``act(gate) * up`` of rows [gate, up]; act: silu_mul, gelu_mul, gelu_tanh_mul."""
+    if act not in PAIRED_ACTS:
+        raise ValueError(f"unknown gated activation {act!r}")
+    return _run(x_T2I, x_T2I.shape[1] // 2, act, out)
+
+
+def silu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
+    """``silu(gate) * up``."""
+    return act_mul(x_T2I, "silu_mul", out)
+
+
+def gelu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
+    """``gelu(gate) * up`` with the exact gelu."""
+    return act_mul(x_T2I, "gelu_mul", out)
+
+
+def activate(x_TI: Tensor, act: str, out: Tensor | None = None) -> Tensor:
+    """silu, gelu, gelu_tanh, relu or relu2, elementwise."""
+    if act in PAIRED_ACTS or act not in ACT_CODE:
+        raise ValueError(f"unknown activation {act!r}")
+    return _run(x_TI, x_TI.shape[1], act, out)
+
+
+def _run(x: Tensor, dim: int, act: str, out: Tensor | None) -> Tensor:
+    out = torch.empty(x.shape[0], dim) if out is None else out
+    xa, ldx = rows_of(x, "x")
+    ya, ldy = rows_of(out, "out")
+    native().activation(xa, ldx, ya, ldy, x.shape[0], dim, ACT_CODE[act], 0)
+    return out
+
+
+def embedding(
+    ids_T: Tensor, table_VD: Tensor, scale: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """Rows of the table (float32, bfloat16, float16) as float32, times ``scale``; an id outside
+    the table gives zeros."""
+    ids = int32(ids_T, "ids")
+    if not table_VD.is_contiguous():
+        raise ValueError("table: must be contiguous")
+    num_rows, dim = table_VD.shape
+    out = torch.empty(ids.shape[0], dim) if out is None else out
+    ya, ldy = rows_of(out, "out")
+    native().embed(
+        ids.data_ptr(), ids.shape[0], table_VD.data_ptr(), dtype_code(table_VD.dtype, "table"),
+        num_rows, dim, scale, ya, ldy,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,77 @@
+"""Paged attention over the layout of ``cache.py``, decode and prefill rows in one call.
+
+Legend: T packed query tokens, S sequences, H query heads, D channels of K, V of V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.cache import CacheShape
+from radixlm.kernels.cpu.checks import dtype_code
+from radixlm.kernels.cpu.extension import address, native
+
+
+class PagedAttention:
+    """One kind of attention layer: heads, window, softcap and so on, over caches of one shape."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        cache: CacheShape,
+        scale: float,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        is_causal: bool = True,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        if num_heads % cache.kv_heads:
+            raise ValueError(f"{num_heads} query heads over {cache.kv_heads} KV heads")
+        self.num_heads, self.cache = num_heads, cache
+        self._sinks = None if sinks_H is None else sinks_H.detach().float().contiguous()
+        self.handle = native().Attention(
+            num_heads, cache.kv_heads, cache.k_dim, cache.v_dim, cache.page_size,
+            dtype_code(cache.dtype, "cache"), scale, window, softcap, is_causal,
+            address(self._sinks),
+        )  # fmt: skip
+
+    def run(
+        self,
+        q_THD: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table_SP: Tensor,
+        query_start_S1: Tensor,
+        kv_len_S: Tensor,
+        out: Tensor | None = None,
+        *,
+        tree_mask_TN: Tensor | None = None,
+        num_threads: int = 0,
+    ) -> Tensor:
+        """float32 [T, H, V]. Queries of sequence s are rows query_start[s] .. query_start[s + 1]
+        and its last tokens; kv_len counts them. int32 tables. ``tree_mask`` (uint8 [T, N]): which
+        new tokens of its sequence a query sees; older ones are all seen."""
+        if q_THD.dtype != torch.float32 or q_THD.stride(2) != 1 or q_THD.ndim != 3:
+            raise ValueError("q: expected float32 [T, H, D] with contiguous rows")
+        if q_THD.stride(1) != q_THD.shape[2] or tuple(q_THD.shape[1:]) != (
+            self.num_heads, self.cache.k_dim,
+        ):  # fmt: skip
+            raise ValueError(f"q: unexpected shape {tuple(q_THD.shape)}")
+        for name, table in (
+            ("page_table", page_table_SP), ("query_start", query_start_S1), ("kv_len", kv_len_S),
+        ):  # fmt: skip
+            if table.dtype != torch.int32 or (table.numel() and table.stride(-1) != 1):
+                raise TypeError(f"{name}: expected int32 with contiguous rows, got {table.dtype}")
+        self.cache.fields(k_cache, v_cache)
+        if out is None:
+            out = torch.empty(q_THD.shape[0], self.num_heads, self.cache.v_dim)
+        self.handle.run(
+            q_THD.data_ptr(), q_THD.stride(0), out.data_ptr(), out.stride(0),
+            k_cache.data_ptr(), v_cache.data_ptr(), page_table_SP.data_ptr(),
+            page_table_SP.stride(0), query_start_S1.data_ptr(), kv_len_S.data_ptr(),
+            int(kv_len_S.shape[0]), address(tree_mask_TN),
+            0 if tree_mask_TN is None else tree_mask_TN.stride(0), num_threads,
+        )  # fmt: skip
+        return out

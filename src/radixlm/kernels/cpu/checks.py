@@ -1,0 +1,40 @@
+"""Checks of tensors at the border to the extension, which trusts what it is given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.extension import DTYPE_CODE
+
+
+def rows_of(x: Tensor, name: str) -> tuple[int, int]:
+    """(address, row stride in elements) of a float32 matrix whose rows are contiguous."""
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise TypeError(f"{name}: expected float32 on the cpu, got {x.dtype} on {x.device}")
+    if x.ndim != 2 or (x.shape[1] > 1 and x.stride(1) != 1):
+        raise ValueError(f"{name}: expected a matrix of contiguous rows, got {tuple(x.shape)}")
+    return x.data_ptr(), x.stride(0)
+
+
+def vector(x: Tensor | None, size: int, name: str) -> Tensor | None:
+    """x as a contiguous float32 vector of ``size``; None stays None."""
+    if x is None:
+        return None
+    if x.numel() != size:
+        raise ValueError(f"{name}: expected {size} numbers, got {tuple(x.shape)}")
+    return x.detach().to(torch.float32).reshape(-1).contiguous()
+
+
+def int32(x: Tensor, name: str) -> Tensor:
+    """x as contiguous int32 (converted when it is int64)."""
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {x.dtype}")
+    return x.to(torch.int32).contiguous()
+
+
+def dtype_code(dtype: torch.dtype, name: str) -> int:
+    """The extension's number of a dtype. TypeError when it has none."""
+    if dtype not in DTYPE_CODE:
+        raise TypeError(f"{name}: {dtype} has no kernel")
+    return DTYPE_CODE[dtype]

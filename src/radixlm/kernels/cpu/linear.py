@@ -1,0 +1,235 @@
+"""Linear layers on packed weights. Legend: M rows, N outputs, K inputs, G groups of a row.
+
+Weights stand in panels of 32 outputs: [ceil(N / 32)][K][32]. Every output is one chain of fused
+multiply-adds over ascending k, so a row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
+from radixlm.kernels.cpu.extension import address, native
+
+PANEL = 32
+FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
+ACT_CODE = {
+    None: 0, "silu_mul": 1, "gelu_mul": 2, "gelu_tanh_mul": 3,
+    "silu": 4, "gelu": 5, "gelu_tanh": 6, "relu": 7, "relu2": 8,
+}  # fmt: skip
+PAIRED_ACTS = ("silu_mul", "gelu_mul", "gelu_tanh_mul")
+BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
+NATIVE_FORMAT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def parse_format(fmt: str) -> tuple[str, int]:
+    """("int4", 128) of "int4-128"; (fmt, 0) of the formats without groups."""
+    kind, _, group = fmt.partition("-")
+    if kind not in FORMAT_CODE or bool(group) != (BITS.get(kind) == 4):
+        raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMAT_CODE)}")
+    if group and int(group) not in (32, 64, 128):
+        raise ValueError(f"weight format {fmt!r}: groups have 32, 64 or 128 inputs")
+    return kind, int(group or 0)
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Memory behind a packed weight; the extension holds addresses only."""
+
+    data: Any
+    scale: Tensor | None
+    offset: Tensor | None
+    column_sum: Tensor | None
+    bias: Tensor | None
+
+
+class PackedLinear:
+    """Weights [N, K] ready to run. Filled by ``pack`` and ``pack_rows``; read-only afterwards.
+
+    With ``is_paired`` the rows are [gate; up] and ``run`` gives act(gate) * up, N / 2 outputs.
+    """
+
+    def __init__(
+        self, num_out: int, num_in: int, fmt: str, bias: Tensor | None, is_paired: bool
+    ) -> None:
+        kind, group = parse_format(fmt)
+        if group and num_in % group:
+            raise ValueError(f"{fmt}: {num_in} inputs are not a multiple of the group")
+        if is_paired and num_out % 2:
+            raise ValueError(f"paired weights need an even number of rows, got {num_out}")
+        self.fmt, self.is_paired = fmt, is_paired
+        self.num_out, self.num_in = num_out, num_in
+        self.out_features = num_out // 2 if is_paired else num_out
+        self._kind, self._group = kind, group
+        self._act = ACT_CODE["silu_mul"] if is_paired else 0
+        self.padded = self._padded_rows()
+        self._buffers = self._allocate(bias)
+        b = self._buffers
+        self.handle = native().Linear(
+            num_out, num_in, FORMAT_CODE[kind], group, is_paired, b.data.address,
+            address(b.scale), address(b.offset), address(b.column_sum), address(b.bias),
+        )  # fmt: skip
+
+    def _padded_rows(self) -> int:
+        rows, panel = (self.num_out // 2, 16) if self.is_paired else (self.num_out, PANEL)
+        return (rows + panel - 1) // panel * PANEL
+
+    def _allocate(self, bias: Tensor | None) -> Buffers:
+        inputs = (self.num_in + 3) // 4 * 4 if BITS[self._kind] <= 8 else self.num_in
+        data = native().Memory(self.padded * inputs * BITS[self._kind] // 8)
+        scale = offset = column_sum = None
+        if self._group:
+            shape = (self.padded // PANEL, self.num_in // self._group, PANEL)
+            scale, offset = torch.zeros(shape), torch.zeros(shape)
+        elif BITS[self._kind] == 8:
+            scale = torch.zeros(self.padded)
+            column_sum = torch.zeros(self.padded, dtype=torch.int32)
+        flat = vector(bias, self.num_out, "bias")
+        return Buffers(data, scale, offset, column_sum, None if flat is None else self.lanes(flat))
+
+    def lanes(self, per_row: Tensor) -> Tensor:
+        """A number (or row) for each output, [N, ...], in the order of the panels, padded."""
+        out = per_row.new_zeros(self.padded, *per_row.shape[1:])
+        if not self.is_paired:
+            out[: self.num_out] = per_row
+            return out
+        half = self.num_out // 2
+        view = out.view(-1, 2, 16, *per_row.shape[1:])
+        rows = torch.arange(half)
+        view[rows // 16, 0, rows % 16] = per_row[:half]
+        view[rows // 16, 1, rows % 16] = per_row[half:]
+        return out
+
+    @property
+    def num_bytes(self) -> int:
+        """Resident bytes: weights, scales, bias."""
+        b = self._buffers
+        extra = [t for t in (b.scale, b.offset, b.column_sum, b.bias) if t is not None]
+        return int(b.data.num_bytes) + sum(t.nbytes for t in extra)
+
+    def fill(self, rows: Tensor, first_row: int) -> None:
+        """Pack rows [n, K] (float32, bfloat16, float16) at ``first_row``; int8 values for 8 bit
+        formats and values 0..15 in uint8 for int4 keep their scale for ``set_scales``."""
+        if rows.ndim != 2 or rows.shape[1] != self.num_in or rows.stride(1) != 1:
+            raise ValueError(f"expected rows of {self.num_in} inputs, got {tuple(rows.shape)}")
+        if first_row < 0 or first_row + rows.shape[0] > self.num_out:
+            raise ValueError(f"rows {first_row}+{rows.shape[0]} exceed {self.num_out}")
+        code = dtype_code(rows.dtype, "weight")
+        if (code == 3) and BITS[self._kind] > 8:
+            raise TypeError(f"{self.fmt} weights are packed from floats, got {rows.dtype}")
+        self.handle.pack(rows.data_ptr(), code, rows.stride(0), rows.shape[0], first_row)
+
+    def set_scales(self, scale: Tensor, zero: Tensor | None = None) -> None:
+        """Scales of given integers: [N] for 8 bit; [N, G] for int4 with zero points [N, G]
+        (default 8): weight = (q - zero) * scale."""
+        b = self._buffers
+        assert b.scale is not None, "this format has no scales"
+        scale = scale.detach().float()
+        if not self._group:
+            b.scale.copy_(self.lanes(scale.reshape(self.num_out)))
+            return
+        assert b.offset is not None
+        zero = torch.full_like(scale, 8.0) if zero is None else zero.detach().float()
+        for target, values in ((b.scale, scale), (b.offset, -zero * scale)):
+            lanes = self.lanes(values)
+            target.copy_(lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2))
+
+    def run(
+        self,
+        x_MK: Tensor,
+        out: Tensor | None = None,
+        act: str | None = None,
+        residual: Tensor | None = None,
+        out_scale: float = 1.0,
+        num_threads: int = 0,
+    ) -> Tensor:
+        """``act(x W^T + bias) * out_scale + residual``, float32 [M, N].
+
+        Paired weights take silu_mul (default), gelu_mul or gelu_tanh_mul. ``out`` may be
+        ``residual`` but not ``x``. ``num_threads`` 0 lets the size of the work decide.
+        """
+        if (act in PAIRED_ACTS) != self.is_paired and not (self.is_paired and act is None):
+            raise ValueError(f"act {act!r} does not fit is_paired={self.is_paired}")
+        if x_MK.shape[-1] != self.num_in:
+            raise ValueError(f"expected {self.num_in} inputs, got {tuple(x_MK.shape)}")
+        x, ldx = rows_of(x_MK, "x")
+        if out is None:
+            out = torch.empty(x_MK.shape[0], self.out_features)
+        if out.shape != (x_MK.shape[0], self.out_features):
+            raise ValueError(f"out has shape {tuple(out.shape)}")
+        y, ldy = rows_of(out, "out")
+        r, ldr = (0, 0) if residual is None else rows_of(residual, "residual")
+        code = ACT_CODE[act] or self._act
+        self.handle.run(
+            x, ldx, x_MK.shape[0], y, ldy, r, ldr, out_scale, code, 0, num_threads
+        )
+        return out
+
+    def embed(self, ids_T: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+        """Rows ``ids`` (int32) of the weight as float32 [T, K], times ``scale``: a tied table."""
+        if ids_T.dtype != torch.int32:
+            raise TypeError(f"ids: expected int32, got {ids_T.dtype}")
+        out = torch.empty(ids_T.shape[0], self.num_in) if out is None else out
+        y, ldy = rows_of(out, "out")
+        self.handle.embed(ids_T.data_ptr(), ids_T.shape[0], y, ldy, scale)
+        return out
+
+    def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight [N, K] again (quantised formats: what the kernel computes with)."""
+        flat = torch.empty(self.num_out, self.num_in)
+        if self.is_paired:
+            raise NotImplementedError("paired weights are unpacked by their owner")
+        self.embed(torch.arange(self.num_out, dtype=torch.int32), out=flat)
+        return flat.to(dtype)
+
+
+def pack_rows(
+    parts: Sequence[Tensor], bias: Tensor | None, fmt: str, is_paired: bool = False
+) -> PackedLinear:
+    """Pack several matrices [n_i, K] as the rows of one, without joining them first."""
+    packed = PackedLinear(
+        sum(int(p.shape[0]) for p in parts), int(parts[0].shape[1]), fmt, bias, is_paired
+    )
+    first = 0
+    for part in parts:
+        packed.fill(part.detach(), first)
+        first += int(part.shape[0])
+    return packed
+
+
+def pack(
+    weight_NK: Tensor, bias_N: Tensor | None, fmt: str = "", is_paired: bool = False
+) -> PackedLinear:
+    """Pack a float weight. ``fmt``: fp32, bf16, fp16, int8wo, w8a8, int4-<group> (32, 64, 128);
+    "" keeps the weight's own dtype. ``is_paired``: rows are [gate; up] of a gated MLP."""
+    return pack_rows([weight_NK], bias_N, fmt or NATIVE_FORMAT[weight_NK.dtype], is_paired)
+
+
+def pack_int8(
+    weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, fmt: str, is_paired: bool = False
+) -> PackedLinear:
+    """Pack given int8 values with a scale for each output (``fmt`` int8wo or w8a8)."""
+    packed = PackedLinear(*map(int, weight_NK.shape), fmt, bias_N, is_paired)
+    packed.fill(weight_NK, 0)
+    packed.set_scales(scale_N)
+    return packed
+
+
+def pack_int4(
+    nibbles_NK: Tensor,
+    scale_NG: Tensor,
+    zero_NG: Tensor | None,
+    bias_N: Tensor | None,
+    fmt: str,
+    is_paired: bool = False,
+) -> PackedLinear:
+    """Pack given values 0..15 (uint8 [N, K]): weight = (q - zero) * scale, zero 8 by default."""
+    packed = PackedLinear(*map(int, nibbles_NK.shape), fmt, bias_N, is_paired)
+    packed.fill(nibbles_NK, 0)
+    packed.set_scales(scale_NG, zero_NG)
+    return packed

@@ -1,0 +1,194 @@
+"""Paged attention against fp64, and a token's result against the same token computed otherwise."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from radixlm.kernels.cpu import cache as paged
+from radixlm.kernels.cpu.attention import PagedAttention
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences (new tokens, tokens in all) over one kind of layer."""
+
+    lens: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 32
+    v_dim: int = 32
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    scale: float = 0.2
+
+
+class World:
+    """Random sequences in a paged cache whose pages are dealt in random order; what no sequence
+    owns is NaN, so that a stray read shows."""
+
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        self.case = case
+        g = torch.Generator().manual_seed(seed)
+        self.total = [total for _, total in case.lens]
+        per_seq = [-(-t // case.page_size) for t in self.total]
+        num_pages = sum(per_seq) + 2
+        self.shape = paged.CacheShape(
+            case.kv_heads, case.dim, case.v_dim, case.page_size, case.dtype
+        )
+        order = torch.randperm(num_pages, generator=g).tolist()
+        self.pages = torch.full((len(case.lens), max(per_seq) + 1), -7, dtype=torch.int32)
+        k_tokens = torch.full((num_pages * case.page_size, case.kv_heads, case.dim), torch.nan)
+        v_tokens = torch.full((num_pages * case.page_size, case.kv_heads, case.v_dim), torch.nan)
+        self.k, self.v, self.q = [], [], []
+        for s, total in enumerate(self.total):
+            mine = [order.pop() for _ in range(per_seq[s])]
+            self.pages[s, : len(mine)] = torch.tensor(mine)
+            k = torch.randn(total, case.kv_heads, case.dim, generator=g).to(case.dtype)
+            v = torch.randn(total, case.kv_heads, case.v_dim, generator=g).to(case.dtype)
+            slots = self.pages[s].long().repeat_interleave(case.page_size) * case.page_size
+            slots = (slots + torch.arange(case.page_size).repeat(len(self.pages[s])))[:total]
+            k_tokens[slots], v_tokens[slots] = k.float(), v.float()
+            self.k.append(k)
+            self.v.append(v)
+            self.q.append(torch.randn(total, case.heads, case.dim, generator=g))
+        self.caches = (
+            paged.pages_from_k(k_tokens.to(case.dtype), case.page_size),
+            paged.pages_from_v(v_tokens.to(case.dtype), case.page_size),
+        )
+        self.sinks = torch.randn(case.heads, generator=g) if case.has_sinks else None
+        self.layer = PagedAttention(
+            case.heads, self.shape, case.scale, window=case.window, softcap=case.softcap,
+            sinks_H=self.sinks,
+        )  # fmt: skip
+
+    def run(self, lens: list[tuple[int, int]], threads: int = 1) -> list[Tensor]:
+        """Outputs of the last ``new`` of the first ``total`` tokens of each sequence."""
+        q = [self.q[s][total - new : total] for s, (new, total) in enumerate(lens)]
+        starts = torch.tensor([0, *[new for new, _ in lens]], dtype=torch.int32).cumsum(0)
+        out = self.layer.run(
+            torch.cat(q), *self.caches, self.pages, starts.int(),
+            torch.tensor([total for _, total in lens], dtype=torch.int32), num_threads=threads,
+        )  # fmt: skip
+        return list(out.split([new for new, _ in lens]))
+
+    def reference(self, s: int, new: int, total: int) -> Tensor:
+        case = self.case
+        group = case.heads // case.kv_heads
+        k = self.k[s][:total].double().repeat_interleave(group, 1)
+        v = self.v[s][:total].double().repeat_interleave(group, 1)
+        q = self.q[s][total - new : total].double()
+        scores = torch.einsum("qhd,khd->hqk", q, k) * case.scale
+        if case.softcap:
+            scores = case.softcap * torch.tanh(scores / case.softcap)
+        at, key = torch.arange(total - new, total)[:, None], torch.arange(total)[None]
+        hidden = key > at
+        if case.window:
+            hidden |= key <= at - case.window
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if self.sinks is not None:
+            sink = self.sinks.double()[:, None, None].expand(-1, new, 1)
+            scores = torch.cat([scores, sink], -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :total], v)
+
+
+BASE = Case(((1, 1), (1, 70), (5, 5), (3, 130), (40, 100), (1, 600)))
+CASES = [
+    BASE,
+    replace(BASE, heads=6, kv_heads=1, dim=128, v_dim=128, page_size=32),
+    replace(BASE, dtype=torch.bfloat16, dim=64, v_dim=64),
+    replace(BASE, dtype=torch.float16, heads=2, page_size=64),
+    replace(BASE, window=33),
+    replace(BASE, window=1, has_sinks=True),
+    replace(BASE, softcap=3.0, scale=1.0),
+    replace(BASE, has_sinks=True, dim=40, v_dim=24),
+    replace(BASE, dim=96, v_dim=20, dtype=torch.bfloat16),
+    Case(((1, 1300), (20, 1100)), heads=8, kv_heads=2, window=700, page_size=128),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_mixed_rows_match_fp64(case: Case, threads: int) -> None:
+    world = World(case)
+    for s, got in enumerate(world.run(list(case.lens), threads)):
+        want = world.reference(s, *case.lens[s])
+        assert float((got - want).abs().max() / want.abs().max()) < 1e-5, s
+
+
+@pytest.mark.parametrize("case", [BASE, replace(BASE, window=50, dtype=torch.bfloat16)])
+def test_decode_equals_prefill_bit_for_bit(case: Case) -> None:
+    world = World(replace(case, lens=((150, 150), (90, 90))))
+    whole = world.run([(150, 150), (90, 90)], threads=2)
+    for cut in (1, 16, 63, 89):
+        first = world.run([(cut, cut), (cut, cut)])
+        rest = world.run([(150 - cut, 150), (90 - cut, 90)], threads=2)
+        for s in range(2):
+            assert torch.equal(torch.cat([first[s], rest[s]]), whole[s]), cut
+    for total in (1, 64, 65, 90):
+        decoded = world.run([(1, total), (1, total)])
+        for s in range(2):
+            assert torch.equal(decoded[s][0], whole[s][total - 1]), total
+
+
+def test_splits_merge_the_same_in_decode_and_prefill() -> None:
+    world = World(Case(((1200, 1200),), heads=2, kv_heads=1))
+    whole = world.run([(1200, 1200)], threads=2)[0]
+    for total in (512, 513, 1024, 1025, 1200):
+        for threads in (1, 2, 3):
+            assert torch.equal(world.run([(1, total)], threads)[0][0], whole[total - 1]), total
+
+
+def test_tree_mask_shows_only_ancestors() -> None:
+    world = World(Case(((4, 100),)))
+    parents = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]])
+    q = world.q[0][96:]
+    out = world.layer.run(
+        q, *world.caches, world.pages, torch.tensor([0, 4], dtype=torch.int32),
+        torch.tensor([100], dtype=torch.int32), tree_mask_TN=parents.to(torch.uint8),
+    )  # fmt: skip
+    k, v = world.k[0].double(), world.v[0].double()
+    visible = torch.cat([torch.ones(4, 96), parents], 1).bool()
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.repeat_interleave(2, 1)) * 0.2
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    want = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(2, 1))
+    assert float((out - want).abs().max()) < 1e-5
+
+
+@given(
+    lens=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(0, 300)).map(lambda t: (t[0], t[0] + t[1])),
+        min_size=1, max_size=4,
+    ),
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 3),
+    dim=st.integers(1, 17).map(lambda n: n * 8),
+    v_dim=st.integers(1, 17).map(lambda n: n * 8),
+    page_size=st.sampled_from([16, 32, 48, 128]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    window=st.sampled_from([0, 0, 1, 17, 100]),
+    softcap=st.sampled_from([0.0, 5.0]),
+    has_sinks=st.booleans(),
+    threads=st.integers(1, 3),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_random_worlds(
+    lens, group, kv_heads, dim, v_dim, page_size, dtype, window, softcap, has_sinks, threads
+) -> None:
+    case = Case(
+        tuple(lens), group * kv_heads, kv_heads, dim, v_dim, page_size, dtype, window, softcap,
+        has_sinks,
+    )  # fmt: skip
+    world = World(case)
+    together = world.run(lens, threads)
+    for s, (new, total) in enumerate(lens):
+        want = world.reference(s, new, total)
+        assert float((together[s] - want).abs().max() / want.abs().max()) < 1e-5
+        alone = world.run([(1, total) if i == s else (0, 0) for i in range(len(lens))])
+        assert torch.equal(alone[s][0], together[s][-1])

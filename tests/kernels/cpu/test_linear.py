@@ -1,0 +1,162 @@
+"""Linear layers against fp64, and a row's result against its own in other company."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from radixlm.kernels.cpu import linear
+
+FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = [*FLOAT, "int8wo", "int4-32"]
+
+
+def make(num_out: int, num_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(num_out, num_in, generator=generator) * num_in**-0.5
+    return weight, torch.randn(num_out, generator=generator)
+
+
+def rows(num_rows: int, num_in: int, seed: int = 1) -> Tensor:
+    return torch.randn(num_rows, num_in, generator=torch.Generator().manual_seed(seed))
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).abs().max() / want.abs().max().clamp_min(1e-30))
+
+
+@pytest.mark.parametrize("fmt", FLOAT)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 7, 12, 13, 24, 25, 40, 130])
+@pytest.mark.parametrize(("num_out", "num_in"), [(33, 31), (96, 256), (31, 300), (160, 517)])
+def test_float_weights(fmt: str, num_rows: int, num_out: int, num_in: int) -> None:
+    weight, bias = make(num_out, num_in)
+    weight = weight.to(FLOAT[fmt])
+    x = rows(num_rows, num_in)
+    want = x.double() @ weight.double().T + bias.double()
+    assert error(linear.pack(weight, bias, fmt).run(x), want) < 1e-5
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_row_does_not_depend_on_its_neighbours(fmt: str) -> None:
+    weight, bias = make(200, 320)
+    packed = linear.pack(weight, bias, fmt)
+    x = rows(64, 320)
+    together = packed.run(x, num_threads=2)
+    for num_rows in (1, 2, 3, 5, 11, 12, 13, 24, 25, 37):
+        part = packed.run(x[:num_rows].contiguous(), num_threads=1)
+        assert torch.equal(part, together[:num_rows]), num_rows
+    assert torch.equal(packed.run(x[40:41]), together[40:41])
+
+
+@given(
+    num_rows=st.integers(1, 90),
+    num_out=st.integers(1, 140),
+    num_in=st.integers(1, 600),
+    fmt=st.sampled_from(sorted(FLOAT)),
+    threads=st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_random_shapes(num_rows: int, num_out: int, num_in: int, fmt: str, threads: int) -> None:
+    weight, _ = make(num_out, num_in)
+    weight = weight.to(FLOAT[fmt])
+    x = rows(num_rows, num_in)
+    packed = linear.pack(weight, None, fmt)
+    y = packed.run(x, num_threads=threads)
+    scale = (x.double().abs() @ weight.double().abs().T).max()
+    assert float((y.double() - x.double() @ weight.double().T).abs().max() / scale) < 1e-6
+    assert torch.equal(packed.run(x[-1:].clone(), num_threads=1), y[-1:])
+
+
+@pytest.mark.parametrize(
+    ("act", "function"),
+    [
+        ("silu_mul", torch.nn.functional.silu),
+        ("gelu_mul", torch.nn.functional.gelu),
+        ("gelu_tanh_mul", lambda g: torch.nn.functional.gelu(g, approximate="tanh")),
+    ],
+)
+@pytest.mark.parametrize("num_rows", [1, 9, 40])
+@pytest.mark.parametrize("inner", [48, 37])
+def test_paired_gate_and_up(act: str, function, num_rows: int, inner: int) -> None:
+    weight, bias = make(2 * inner, 64)
+    x = rows(num_rows, 64) * 3
+    packed = linear.pack(weight, bias, "fp32", is_paired=True)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, 1)
+    assert error(packed.run(x, act=act), function(gate) * up) < 1e-5
+
+
+@pytest.mark.parametrize("num_rows", [1, 30])
+def test_residual_scale_and_strided_rows(num_rows: int) -> None:
+    weight, bias = make(70, 96)
+    wide = rows(num_rows, 200)
+    x, residual = wide[:, 50:146], rows(num_rows, 70, seed=5)
+    want = (x.double() @ weight.double().T + bias.double()) * 0.25 + residual.double()
+    out = residual.clone()
+    linear.pack(weight, bias, "fp32").run(x, out, residual=out, out_scale=0.25)
+    assert error(out, want) < 1e-5
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
+def test_plain_activation(act: str) -> None:
+    weight, bias = make(40, 32)
+    x = rows(5, 32)
+    h = x.double() @ weight.double().T + bias.double()
+    f = torch.nn.functional
+    want = {
+        "silu": f.silu, "gelu": f.gelu, "gelu_tanh": lambda h: f.gelu(h, approximate="tanh"),
+        "relu": f.relu, "relu2": lambda h: f.relu(h) ** 2,
+    }[act](h)  # fmt: skip
+    assert error(linear.pack(weight, bias, "fp32").run(x, act=act), want) < 1e-5
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_quantised_weights_compute_what_they_unpack_to(fmt: str) -> None:
+    weight, bias = make(75, 128)
+    packed = linear.pack(weight, bias, fmt)
+    held = packed.unpack()
+    bound = {"fp32": 0, "bf16": 4e-3, "fp16": 5e-4, "int8wo": 6e-3, "int4-32": 0.1}[fmt]
+    assert error(held, weight.double()) <= bound
+    for num_rows in (1, 6, 50):
+        x = rows(num_rows, 128)
+        want = x.double() @ held.double().T + bias.double()
+        assert error(packed.run(x), want) < 1e-5
+
+
+def test_given_int8_and_int4_values() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = rows(20, 128)
+    q8 = torch.randint(-127, 128, (50, 128), dtype=torch.int8, generator=generator)
+    scale8 = torch.rand(50, generator=generator)
+    got = linear.pack_int8(q8, scale8, None, "int8wo").run(x)
+    assert error(got, x.double() @ (q8.double() * scale8.double()[:, None]).T) < 1e-5
+    q4 = torch.randint(0, 16, (50, 128), dtype=torch.uint8, generator=generator)
+    scale4 = torch.rand(50, 2, generator=generator)
+    zero4 = torch.randint(0, 16, (50, 2), generator=generator)
+    got = linear.pack_int4(q4, scale4, zero4, None, "int4-64").run(x)
+    held = (q4.double().view(50, 2, 64) - zero4[..., None]) * scale4.double()[..., None]
+    assert error(got, x.double() @ held.view(50, 128).T) < 1e-5
+
+
+def test_several_sources_and_embedding_rows() -> None:
+    q, kv = make(48, 64)[0], make(20, 64, seed=2)[0]
+    packed = linear.pack_rows([q, kv], None, "bf16")
+    joined = torch.cat([q, kv]).bfloat16().float()
+    ids = torch.tensor([0, 67, 31, 32, 5], dtype=torch.int32)
+    assert torch.equal(packed.embed(ids, scale=2.0), joined[ids.long()] * 2)
+    assert torch.equal(packed.unpack(), joined)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    weight, _ = make(32, 64)
+    packed = linear.pack(weight, None, "fp32")
+    with pytest.raises(ValueError, match="inputs"):
+        packed.run(rows(2, 63))
+    with pytest.raises(TypeError, match="float32"):
+        packed.run(rows(2, 64).bfloat16())
+    with pytest.raises(ValueError, match="act"):
+        packed.run(rows(2, 64), act="silu_mul")
+    with pytest.raises(ValueError, match="format"):
+        linear.pack(weight, None, "int4")
+    with pytest.raises(ValueError, match="group"):
+        linear.pack(make(8, 40)[0], None, "int4-32")

@@ -1,0 +1,92 @@
+"""Rotary embedding, q/k norm and the cache store against plain torch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu import cache as paged
+from radixlm.kernels.cpu import rope
+
+
+def rotated(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+    half = cos_sin.shape[1] // 2
+    rows = cos_sin.double()[positions]
+    cos, sin = rows[:, None, :half], rows[:, None, half:]
+    y = x.double().clone()
+    parts = (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    if not interleaved:
+        parts = (slice(0, half), slice(half, 2 * half))
+    a, b = x.double()[..., parts[0]], x.double()[..., parts[1]]
+    y[..., parts[0]], y[..., parts[1]] = a * cos - b * sin, b * cos + a * sin
+    return y
+
+
+def normed(x: Tensor, weight: Tensor, offset: float, dims: int) -> Tensor:
+    flat = x.double().flatten(-dims)
+    y = flat * (flat.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    return (y * (weight.double() + offset)).view(x.shape)
+
+
+def table(rotary: int) -> Tensor:
+    return rope.cos_sin_table(10000.0 ** -(torch.arange(rotary // 2) * 2 / rotary), 50)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "rotary"), [(32, 32), (64, 16), (80, 40), (24, 6)])
+def test_apply_rotates_views_in_place(interleaved: bool, dim: int, rotary: int) -> None:
+    qkv = torch.randn(7, 5 * dim, generator=torch.Generator().manual_seed(0))
+    before = qkv.clone()
+    q, k = qkv[:, : 3 * dim].view(7, 3, dim), qkv[:, 3 * dim : 4 * dim].view(7, 1, dim)
+    positions = torch.tensor([0, 1, 49, 7, 7, 3, 20])
+    want_q = rotated(q, table(rotary), positions, interleaved)
+    want_k = rotated(k, table(rotary), positions, interleaved)
+    rope.apply(q, k, table(rotary), positions, interleaved)
+    assert (q - want_q).abs().max() < 2e-6 and (k - want_k).abs().max() < 2e-6
+    assert torch.equal(qkv[:, 4 * dim :], before[:, 4 * dim :])
+
+
+@pytest.mark.parametrize("kind", ["", "head", "row"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [16, 48])
+def test_norm_rope_store(kind: str, dtype: torch.dtype, page_size: int) -> None:
+    heads, kv_heads, dim, v_dim = 4, 2, 40, 24
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(6, heads, dim, generator=generator)
+    k = torch.randn(6, kv_heads, dim, generator=generator)
+    v = torch.randn(6, kv_heads, v_dim, generator=generator)
+    width = {"": 0, "head": 1, "row": None}[kind]
+    q_weight = torch.randn(dim * (width or heads), generator=generator)
+    k_weight = torch.randn(dim * (width or kv_heads), generator=generator)
+    norm = rope.QkNorm(kind, q_weight, k_weight, 1e-6, 1.0) if kind else None
+    shape = paged.CacheShape(kv_heads, dim, v_dim, page_size, dtype)
+    caches = shape.allocate(3)
+    for tensor in caches:
+        tensor.zero_()
+    slots = torch.tensor([0, 2 * page_size + 15, -1, 17, page_size - 1, 3], dtype=torch.int32)
+    positions = torch.arange(6)
+    want_q, want_k = q, k
+    if kind:
+        dims = 1 if kind == "head" else 2
+        want_q, want_k = normed(q, q_weight, 1.0, dims), normed(k, k_weight, 1.0, dims)
+    want_q = rotated(want_q, table(32), positions, False)
+    want_k = rotated(want_k, table(32), positions, False)
+    rope.qk_norm_rope_store(
+        q, k, v, caches, slots, norm=norm, cos_sin=table(32), positions_T=positions
+    )
+    assert (q - want_q).abs().max() < 1e-5 and (k - want_k).abs().max() < 1e-5
+    stored_k, stored_v = paged.tokens_of_k(caches[0]), paged.tokens_of_v(caches[1])
+    kept = slots >= 0
+    assert torch.equal(stored_k[slots[kept].long()], k[kept].to(dtype))
+    assert torch.equal(stored_v[slots[kept].long()], v[kept].to(dtype))
+    assert int(stored_k.abs().sum((1, 2)).count_nonzero()) == 5
+    assert torch.equal(paged.pages_from_k(stored_k, page_size), caches[0])
+    assert torch.equal(paged.pages_from_v(stored_v, page_size), caches[1])
+
+
+def test_cache_geometry_is_checked() -> None:
+    with pytest.raises(ValueError, match="multiple of 16"):
+        paged.CacheShape(1, 8, 8, 24, torch.float32)
+    shape = paged.CacheShape(1, 8, 8, 16, torch.float32)
+    k, v = shape.allocate(2)
+    with pytest.raises(ValueError, match="v_cache"):
+        shape.fields(k, v.transpose(2, 3))
