@@ -1,8 +1,10 @@
 """LoRA adapters."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated
 
+from radixlm.base.errors import ConfigError
 from radixlm.config.flag import POSITIVE, Flag, Group
 
 _LORA = "adapters in the executor"
@@ -64,3 +66,29 @@ class AdapterConfig(Group):
             choices=("triton", "csgmv", "torch_native"), state="no-op", why="no adapter is served"
         ),
     ] = "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPath:
+    """One adapter of --lora-paths."""
+
+    name: str
+    path: str
+    is_pinned: bool = False
+
+
+def read_lora_path(text: str) -> LoraPath:
+    """PATH, NAME=PATH or JSON {"lora_name", "lora_path", "pinned"}; ConfigError otherwise."""
+    if not text.lstrip().startswith("{"):
+        name, equals, path = text.partition("=")
+        found = LoraPath(name, path) if equals else LoraPath(text, text)
+    else:
+        try:
+            record = json.loads(text)
+            pinned = record.get("pinned", False)
+            found = LoraPath(str(record["lora_name"]), str(record["lora_path"]), pinned is True)
+        except (ValueError, KeyError) as error:
+            raise ConfigError(f"--lora-paths {text}: not an adapter ({error!r})") from error
+    if not found.name or not found.path:
+        raise ConfigError(f"--lora-paths {text!r}: give PATH or NAME=PATH, such as fr=/models/fr")
+    return found

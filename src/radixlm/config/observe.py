@@ -66,13 +66,19 @@ class ObserveConfig(Group):
         Flag(state="planned", needs=_LABELS),
     ] = None
     bucket_time_to_first_token: Annotated[
-        tuple[float, ...] | None, "Buckets in seconds.", Flag(within="(0, inf)")
+        tuple[float, ...] | None,
+        "Histogram bounds of the time to the first token, in seconds.",
+        Flag(within="(0, inf)"),
     ] = None
     bucket_inter_token_latency: Annotated[
-        tuple[float, ...] | None, "Buckets in seconds.", Flag(within="(0, inf)")
+        tuple[float, ...] | None,
+        "Histogram bounds of the time between two tokens, in seconds.",
+        Flag(within="(0, inf)"),
     ] = None
     bucket_e2e_request_latency: Annotated[
-        tuple[float, ...] | None, "Buckets in seconds.", Flag(within="(0, inf)")
+        tuple[float, ...] | None,
+        "Histogram bounds of the time of a whole request, in seconds.",
+        Flag(within="(0, inf)"),
     ] = None
     collect_tokens_histogram: Annotated[bool, "Histograms of prompt and output lengths."] = False
     prompt_tokens_buckets: Annotated[
@@ -94,3 +100,34 @@ class ObserveConfig(Group):
         "host:port of the OpenTelemetry collector.",
         Flag(("--otlp-traces-endpoint",), state="planned", needs=_TRACE),
     ] = "localhost:4317"
+
+
+def is_bucket_rule(rule: tuple[str, ...]) -> bool:
+    """Whether ``rule`` is default | tse MIDDLE BASE COUNT | customer VALUE ..."""
+    kind, *words = " ".join(rule).split() or [""]
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        return False
+    if kind == "default":
+        return not numbers
+    if kind == "tse":
+        return len(numbers) == 3 and numbers[1] > 1 and numbers[2] >= 1 and words[2].isdecimal()
+    distinct = len(set(numbers)) == len(numbers) > 0
+    return kind == "customer" and distinct and all(0 <= number < 1e18 for number in numbers)
+
+
+def bucket_values(rule: tuple[str, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:
+    """The rising bounds that a checked rule stands for; ``default`` for None and 'default'.
+
+    'tse M B N' is M and the N bounds M +- B^1, M +- B^2, ... nearest to it.
+    """
+    kind, *words = " ".join(rule or ("default",)).split()
+    if kind == "default":
+        return default
+    if kind == "customer":
+        return tuple(sorted(float(word) for word in words))
+    middle, base, count = float(words[0]), float(words[1]), int(words[2])
+    distances = [base**power for power in range(1, (count + 1) // 2 + 1)]
+    bounds = {middle, *(middle + d for d in distances), *(middle - d for d in distances)}
+    return tuple(sorted(bound for bound in bounds if bound > 0))

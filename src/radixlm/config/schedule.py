@@ -20,7 +20,7 @@ class ScheduleConfig(Group):
     max_queued_requests: Annotated[
         int | None,
         "Most requests that wait; more are refused with 429 or 503. No bound when unset.",
-        Flag(within=NON_NEGATIVE),
+        Flag(within=POSITIVE),
     ] = None
     chunked_prefill_size: Annotated[
         int,

@@ -83,12 +83,12 @@ class ServeConfig(Group):
     tool_call_parser: Annotated[
         str,
         "Format of tool calls; 'auto' reads it from the chat template.",
-        Flag(choices=TOOL_CALL_PARSERS, built=("auto",), needs="that tool-call parser"),
+        Flag(choices=TOOL_CALL_PARSERS, built=("auto", "none"), needs="that tool-call parser"),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         "Format of thinking; 'auto' reads it from the chat template.",
-        Flag(choices=REASONING_PARSERS, built=("auto",), needs="that reasoning parser"),
+        Flag(choices=REASONING_PARSERS, built=("auto", "none"), needs="that reasoning parser"),
     ] = "auto"
     tool_server: Annotated[
         str | None,

@@ -51,15 +51,15 @@ def is_within(value: float, interval: str) -> bool:
 
 
 def example(option: Option) -> str:
-    """A value that works, for an error message."""
+    """A value that works, as text."""
     flag = option.flag
-    choices = flag.choices if flag.built is None else flag.built
+    choices = flag.built or flag.choices
     if option.default not in (None, "", ()):
         return show(option, option.default)
     if choices:
         return str(choices[0])
     if flag.is_json:
-        return "'{\"key\": 1}'"
+        return '{"key": 1}'
     if option.kind is bool:
         return "true"
     if option.kind is str:
@@ -129,6 +129,8 @@ def _choose(option: Option, value: Any) -> Any:
     if today is not None:
         logger.warning("%s %s is now called %s", option.dashed, value, today)
         return today
+    if isinstance(value, str):
+        value = {str(choice).lower(): choice for choice in flag.choices}.get(value.lower(), value)
     if value not in flag.choices:
         known = [str(choice) for choice in flag.choices]
         near = suggestion(str(value), known)
@@ -155,17 +157,17 @@ def _one(option: Option, value: Any) -> Any:
 
 
 def _is_unset(option: Option, value: Any) -> bool:
-    """Whether ``value`` means "unset" for an option that may be unset."""
-    if not option.is_nullable or "none" in option.flag.choices:
-        return value is None and option.is_nullable
+    """Whether ``value`` means "unset": None always, some words for options that may be unset."""
+    if value is None or not option.is_nullable or "none" in option.flag.choices:
+        return value is None
     words = {"None"} if option.kind is str else {"None", "none", "null", "auto"}
-    return value is None or (isinstance(value, str) and value in words)
+    return isinstance(value, str) and value in words
 
 
 def coerce(option: Option, value: Any) -> Any:
     """``value`` (text or Python object) as the option's type; ConfigError naming the flag."""
     if _is_unset(option, value):
-        return None
+        return option.default
     if not option.is_many:
         return _one(option, value)
     if isinstance(value, Mapping) and option.name == "lora_paths":

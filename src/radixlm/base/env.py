@@ -1,0 +1,127 @@
+"""Every environment variable that RadixLM reads, typed, in one place.
+
+``env.HEALTH_CHECK_TIMEOUT_S.get()`` returns the value or the default. An alias is the name under
+which the reference (or the platform) knows the same setting; our own name wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from radixlm.base.errors import ConfigError
+
+T = TypeVar("T")
+
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True}
+_BOOLS |= {"0": False, "false": False, "no": False, "off": False, "": False}
+
+
+def read_bool(text: str) -> bool:
+    """1/true/yes/on or 0/false/no/off/empty; ValueError otherwise."""
+    try:
+        return _BOOLS[text.strip().lower()]
+    except KeyError:
+        raise ValueError("not one of 1, true, yes, on, 0, false, no, off") from None
+
+
+def read_seconds(text: str) -> float:
+    """A finite number of seconds above 0; ValueError otherwise."""
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError("not above 0")
+    return seconds
+
+
+def read_route(text: str) -> str:
+    """A path that begins with a slash; ValueError otherwise."""
+    if not text.startswith("/"):
+        raise ValueError("does not begin with '/'")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[T]):
+    """One variable. ``read`` turns its text into a value and raises ValueError if it cannot."""
+
+    name: str
+    default: T
+    read: Callable[[str], T]
+    help: str
+    aliases: tuple[str, ...] = ()
+
+    def get(self, environ: Mapping[str, str] | None = None) -> T:
+        """The value in ``environ`` (os.environ); ConfigError naming a malformed variable."""
+        environ = os.environ if environ is None else environ
+        for name in (self.name, *self.aliases):
+            text = environ.get(name)
+            if text is None:
+                continue
+            try:
+                return self.read(text)
+            except ValueError as error:
+                raise ConfigError(
+                    f"environment variable {name}={text!r}: {error}; "
+                    f"leave it out for {self.default!r}"
+                ) from error
+        return self.default
+
+
+CACHE_DIR = Variable(
+    "RADIXLM_CACHE_DIR",
+    Path.home() / ".cache" / "radixlm",
+    Path,
+    "Folder for what can be made again: compiled kernels, numpy copies of weights.",
+)
+ALLOW_LONGER_CONTEXT = Variable(
+    "RADIXLM_ALLOW_LONGER_CONTEXT",
+    False,
+    read_bool,
+    "Let --context-length exceed what the model was made for.",
+    ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",),
+)
+NO_EXTENSION = Variable(
+    "RADIXLM_NO_EXTENSION",
+    False,
+    read_bool,
+    "Leave the compiled CPU kernels out and run the torch reference.",
+)
+HEALTH_CHECK_TIMEOUT_S = Variable(
+    "RADIXLM_HEALTH_CHECK_TIMEOUT_S",
+    20.0,
+    read_seconds,
+    "Seconds that /health_generate waits for a token.",
+    ("SGLANG_HEALTH_CHECK_TIMEOUT",),
+)
+HEALTH_GENERATES = Variable(
+    "RADIXLM_HEALTH_GENERATES",
+    False,
+    read_bool,
+    "Let /health send a token through the model, as /health_generate does.",
+    ("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION",),
+)
+DISABLE_OPENAPI_DOC = Variable(
+    "RADIXLM_DISABLE_OPENAPI_DOC",
+    False,
+    read_bool,
+    "Serve neither /openapi.json nor /docs.",
+    ("DISABLE_OPENAPI_DOC",),
+)
+VERTEX_ROUTE = Variable(
+    "AIP_PREDICT_ROUTE",
+    "/vertex_generate",
+    read_route,
+    "Route of Vertex AI predictions.",
+)
+CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
+    "CUDA_VISIBLE_DEVICES", None, str, "GPUs that the driver shows to this process."
+)
+NO_COLOR = Variable("NO_COLOR", False, bool, "Any text switches colours off in the terminal.")
+
+VARIABLES: tuple[Variable[object], ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Variable)
+)
+"""All of the above, in order, for the docs."""

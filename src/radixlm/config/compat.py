@@ -1,0 +1,196 @@
+"""What cannot be combined, each with its physical reason, and the rules of single options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from radixlm.base.errors import ConfigError
+from radixlm.config.adapters import read_lora_path
+from radixlm.config.observe import is_bucket_rule
+from radixlm.config.root import ServerConfig
+from radixlm.config.states import is_set
+from radixlm.config.table import options
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two options that exclude each other. ``first`` and ``second`` are "name" (set to anything
+    but its default) or "name=value|value"."""
+
+    first: str
+    second: str
+    reason: str
+
+
+_RANKS = "every rank is a process of its own"
+_NO_TEXT = "without a tokenizer there are only token ids, and no text"
+_NO_TREE = "without the radix tree there is no prefix to keep"
+
+PAIRS: tuple[Pair, ...] = (
+    Pair(
+        "engine_in_process",
+        "tokenizer_worker_num",
+        "a scheduler inside one HTTP process cannot be reached from the others",
+    ),
+    Pair("engine_in_process", "tp_size", _RANKS),
+    Pair("engine_in_process", "pp_size", _RANKS),
+    Pair("engine_in_process", "dp_size", _RANKS),
+    Pair("engine_in_process", "nnodes", _RANKS),
+    Pair("skip_tokenizer_init", "chat_template", _NO_TEXT),
+    Pair("skip_tokenizer_init", "completion_template", _NO_TEXT),
+    Pair("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),
+    Pair("disable_radix_cache", "radix_eviction_policy", _NO_TREE),
+    Pair("disable_radix_cache", "enable_hierarchical_cache", _NO_TREE),
+    Pair("disable_radix_cache", "enable_lmcache", _NO_TREE),
+    Pair(
+        "enable_hierarchical_cache",
+        "enable_lmcache",
+        "evicted KV can go to one of them only",
+    ),
+    Pair(
+        "disable_hybrid_swa_memory",
+        "hybrid_kvcache_ratio",
+        "one gives all layers full-length pools, the other shorter ones to window layers",
+    ),
+    Pair("is_embedding", "speculative_algorithm", "an embedding has no next token to guess"),
+    Pair("is_embedding", "disaggregation_mode=decode", "an embedding has nothing to decode"),
+    Pair("enable_pdmux", "disaggregation_mode=prefill|decode", "there is only one of the phases"),
+    Pair(
+        "device=cpu",
+        "attention_backend=triton|flashinfer|fa3|fa4|flashmla|cutlass_mla|trtllm_mla|trtllm_mha"
+        "|dual_chunk_flash_attn|hybrid_linear_attn|aiter|wave|ascend",
+        "its kernels run on a GPU; on a CPU --attention-backend cpu or torch_native work",
+    ),
+    Pair(
+        "device=cuda|xpu|hpu|npu",
+        "attention_backend=cpu",
+        "its kernels read host memory; --attention-backend torch_native works everywhere",
+    ),
+)
+
+
+def _term(config: ServerConfig, term: str) -> str:
+    """The term as the user would write it if it holds, else ""."""
+    name, _, wanted = term.partition("=")
+    option, value = options()[name], config.value(name)
+    holds = value in wanted.split("|") if wanted else is_set(option, value)
+    if not holds:
+        return ""
+    return option.dashed if value is True else f"{option.dashed} {value}"
+
+
+def pair_problems(config: ServerConfig) -> Iterator[str]:
+    """One line for each pair that ``config`` violates."""
+    for pair in PAIRS:
+        first, second = _term(config, pair.first), _term(config, pair.second)
+        if first and second:
+            yield f"{first} cannot be combined with {second}: {pair.reason}"
+
+
+def rank_problems(config: ServerConfig) -> Iterator[str]:
+    """Ranks must divide evenly over nodes, replicas and experts."""
+    p = config.parallel
+    ranks = p.tp_size * p.pp_size
+    if ranks % p.nnodes:
+        yield f"--nnodes {p.nnodes} must divide --tp-size x --pp-size = {ranks}"
+    if p.node_rank >= p.nnodes:
+        yield f"--node-rank {p.node_rank} must be below --nnodes {p.nnodes}"
+    if p.nnodes > 1 and p.dist_init_addr is None:
+        yield f"--nnodes {p.nnodes} needs --dist-init-addr host:port, where the nodes meet"
+    if p.tp_size % p.ep_size:
+        yield f"--ep-size {p.ep_size} must divide --tp-size {p.tp_size}"
+    if p.moe_dense_tp_size is not None and p.tp_size % p.moe_dense_tp_size:
+        yield f"--moe-dense-tp-size {p.moe_dense_tp_size} must divide --tp-size {p.tp_size}"
+    if p.enable_dp_attention and (p.dp_size == 1 or p.tp_size % p.dp_size):
+        yield (
+            f"--enable-dp-attention needs a --dp-size above 1 that divides --tp-size {p.tp_size}, "
+            f"got {p.dp_size}"
+        )
+    if p.enable_dp_lm_head and not p.enable_dp_attention:
+        yield "--enable-dp-lm-head needs --enable-dp-attention, whose groups it splits"
+    if p.load_balance_method == "minimum_tokens" and not p.enable_dp_attention:
+        yield "--load-balance-method minimum_tokens needs --enable-dp-attention; round_robin works"
+
+
+def schedule_problems(config: ServerConfig) -> Iterator[str]:
+    """Budgets and priorities."""
+    s, m = config.schedule, config.memory
+    if s.chunked_prefill_size == 0:
+        yield "--chunked-prefill-size 0 computes nothing; -1 switches chunks off, 2048 works"
+    if m.max_total_tokens is not None and m.page_size and m.max_total_tokens < m.page_size:
+        yield f"--max-total-tokens {m.max_total_tokens} holds no page of {m.page_size} tokens"
+    if s.schedule_low_priority_values_first and not s.enable_priority_scheduling:
+        yield "--schedule-low-priority-values-first needs --enable-priority-scheduling"
+
+
+def bucket_problems(config: ServerConfig) -> Iterator[str]:
+    """Rules and lists of histogram buckets."""
+    o = config.observe
+    for name in ("prompt_tokens_buckets", "generation_tokens_buckets"):
+        rule = config.value(name)
+        if rule is not None and not is_bucket_rule(rule):
+            yield (
+                f"{options()[name].dashed} {' '.join(rule)}: not a rule; 'default', "
+                "'tse 1000 2 8' (middle, base above 1, count) and 'customer 10 50 100' work"
+            )
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        values = getattr(o, f"bucket_{name}")
+        if values is not None and list(values) != sorted(set(values)):
+            flag = options()[f"bucket_{name}"].dashed
+            works = " ".join(map(str, sorted(set(values))))
+            yield f"{flag} must rise from value to value; {works} works"
+
+
+def adapter_problems(config: ServerConfig) -> Iterator[str]:
+    """Adapters: names, ranks, targets and limits."""
+    a = config.adapters
+    names = [read_lora_path(text).name for text in a.lora_paths or ()]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"--lora-paths names the adapter {name!r} twice"
+    if a.enable_lora and not names and not (a.max_lora_rank and a.lora_target_modules):
+        yield "--enable-lora without --lora-paths needs --max-lora-rank and --lora-target-modules"
+    if "all" in (a.lora_target_modules or ()) and len(a.lora_target_modules or ()) > 1:
+        yield "--lora-target-modules all stands alone"
+    limit = a.max_loaded_loras
+    if limit is not None and limit < a.max_loras_per_batch:
+        yield f"--max-loaded-loras {limit} is below --max-loras-per-batch {a.max_loras_per_batch}"
+    if limit is not None and len(names) > limit:
+        yield f"--lora-paths lists {len(names)} adapters, --max-loaded-loras allows {limit}"
+
+
+def name_problems(config: ServerConfig) -> Iterator[str]:
+    """Repeatable NAME=VALUE options."""
+    for name, works in (("kernel", "rms_norm=reference"), ("logit_processor", "x=package.mod:Cls")):
+        seen: set[str] = set()
+        for text in config.value(name):
+            key, _, target = text.partition("=")
+            if not key or not target or (name == "logit_processor" and ":" not in target):
+                yield f"{options()[name].dashed} {text}: not NAME=VALUE; {works} works"
+            elif key in seen:
+                yield f"{options()[name].dashed} sets {key} twice"
+            seen.add(key)
+
+
+Rule = Callable[[ServerConfig], Iterable[str]]
+
+RULES: tuple[Rule, ...] = (
+    pair_problems,
+    rank_problems,
+    schedule_problems,
+    bucket_problems,
+    adapter_problems,
+    name_problems,
+)
+
+
+def problems(config: ServerConfig) -> list[str]:
+    """Every violated pair and rule, one line each."""
+    return [line for rule in RULES for line in rule(config)]
+
+
+def check(config: ServerConfig) -> None:
+    """ConfigError that lists every problem."""
+    found = problems(config)
+    if found:
+        raise ConfigError("\n".join(found))

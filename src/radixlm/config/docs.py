@@ -1,0 +1,132 @@
+"""docs/server-arguments.md, written from the options: ``python -m radixlm.config.docs FILE``."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from radixlm.base.env import VARIABLES
+from radixlm.config.groups import GROUPS
+from radixlm.config.renamed import RENAMED
+from radixlm.config.table import Option, options
+from radixlm.config.values import show
+
+_INTRO = """\
+# Server arguments
+
+<!-- Written by `python -m radixlm.config.docs docs/server-arguments.md`; edit the options. -->
+
+Every flag that SGLang 0.5.2 knows is accepted, and some of our own. `radixlm serve --help` prints
+the same list. Lists take their values after one flag: `--cuda-graph-bs 1 2 4`. Switches are
+written `--enable-metrics` or `--no-enable-metrics`.
+
+`--config FILE` reads flags from a YAML file, with dashes or underscores; a flag on the command line
+wins over the file:
+
+```yaml
+model-path: /models/qwen3-0.6b
+port: 30000
+enable-metrics: true
+```
+
+The offline engine takes the same names: `Engine(model_path="/models/qwen3-0.6b", page_size=16)`.
+
+State of a flag:
+
+- **works**: it does what the table says. "only a, b" names the values that work today.
+- **no-op**: it is accepted and changes no result; a line in the log says why.
+- **planned**: the feature is not built. Any value but the default stops the server at start, with
+  an error that says what is missing.
+"""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _state(option: Option) -> str:
+    flag = option.flag
+    if flag.state == "no-op":
+        return f"no-op: {flag.why}"
+    if flag.state == "planned":
+        return f"planned: needs {flag.needs}"
+    if flag.built is None:
+        return "works"
+    if not flag.built:
+        return f"planned: needs {flag.needs}"
+    return f"works: only {', '.join(map(str, flag.built))}; the rest needs {flag.needs}"
+
+
+def _description(option: Option) -> str:
+    text = option.help
+    if option.flag.choices:
+        text += f" One of {', '.join(f'`{choice}`' for choice in option.flag.choices)}."
+    if option.flag.within:
+        text += f" Range {option.flag.within}."
+    return text
+
+
+def _row(option: Option) -> str:
+    names = "<br>".join(f"`{name}`" for name in (option.dashed, *option.flag.aliases))
+    cells = (names, _description(option), show(option, option.default), _state(option))
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _group(name: str) -> Iterator[str]:
+    yield f"\n## {(GROUPS[name].__doc__ or name).rstrip('.')} (`config.{name}`)\n"
+    yield "| flag | what it does | default | state |"
+    yield "|---|---|---|---|"
+    for option in options().values():
+        if option.group == name:
+            yield _row(option)
+
+
+def _old() -> Iterator[str]:
+    yield "\n## Old flags\n"
+    yield "Accepted with one line of warning.\n"
+    yield "| flag | today |"
+    yield "|---|---|"
+    for key, renamed in RENAMED.items():
+        to = "--" + renamed.to.replace("_", "-")
+        value = (
+            f"the value of --{renamed.like.replace('_', '-')}" if renamed.like else renamed.value
+        )
+        today = f"`{to}` {value or ''}".rstrip() if renamed.to else f"nothing: {renamed.note}"
+        yield f"| `--{key.replace('_', '-')}` | {_cell(today)} |"
+    for option in options().values():
+        for old, new in option.flag.old_values:
+            yield f"| `{option.dashed} {old}` | `{option.dashed} {new}` |"
+
+
+def _environment() -> Iterator[str]:
+    yield "\n## Environment variables\n"
+    yield "| variable | what it does | default |"
+    yield "|---|---|---|"
+    for variable in VARIABLES:
+        names = "<br>".join(f"`{name}`" for name in (variable.name, *variable.aliases))
+        default = str(variable.default).replace(str(Path.home()), "~")
+        yield f"| {names} | {_cell(variable.help)} | {default} |"
+
+
+def render() -> str:
+    """The whole page."""
+    states = Counter(_state(option).partition(":")[0] for option in options().values())
+    counts = ", ".join(f"{states[state]} {state}" for state in ("works", "no-op", "planned"))
+    lines = [_INTRO, f"{len(options())} options: {counts}."]
+    for name in GROUPS:
+        lines += _group(name)
+    return "\n".join([*lines, *_old(), *_environment()]) + "\n"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the page to the file named by ``argv``, or print it."""
+    if argv:
+        Path(argv[0]).write_text(render(), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

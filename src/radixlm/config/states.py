@@ -1,0 +1,63 @@
+"""No flag is ignored: what is not built is an error, what has no effect is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from radixlm.base.errors import ConfigError
+from radixlm.config.root import ServerConfig
+from radixlm.config.table import Option, options
+from radixlm.config.values import show
+
+
+def is_set(option: Option, value: Any) -> bool:
+    """Whether ``value`` asks for something: it is neither unset nor the default."""
+    return value is not None and value != option.default
+
+
+def unbuilt(option: Option, value: Any) -> str:
+    """Why ``value`` cannot be had yet, or ""."""
+    flag = option.flag
+    if not is_set(option, value):
+        return ""
+    written = f"{option.dashed} {show(option, value)}" if value is not True else option.dashed
+    needs = f" It needs {flag.needs}." if flag.needs else ""
+    if flag.state == "planned":
+        default = show(option, option.default)
+        return f"{written} is not built yet.{needs} Leave it out (default: {default})."
+    values = value if option.is_many else (value,)
+    if flag.built is None or all(item in flag.built for item in values):
+        return ""
+    works = ", ".join(map(str, flag.built)) or "leaving it out"
+    return f"{written} is not built yet.{needs} What works: {works}."
+
+
+def check_states(config: ServerConfig) -> None:
+    """ConfigError that lists every option whose value needs something that is not built."""
+    problems = [unbuilt(option, config.value(name)) for name, option in options().items()]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+WINDOW_OPTIONS = ("hybrid_kvcache_ratio", "swa_full_tokens_ratio", "disable_hybrid_swa_memory")
+
+
+def window_notes(config: ServerConfig, has_window: bool | None) -> Iterator[str]:
+    """One line for each option about sliding windows, if the model is known to have none."""
+    for name in WINDOW_OPTIONS:
+        if has_window is False and is_set(options()[name], config.value(name)):
+            yield f"{options()[name].dashed} has no effect: no layer has a sliding window"
+
+
+def idle_notes(config: ServerConfig, device: str) -> Iterator[str]:
+    """One line for each option that asks for something and has no effect."""
+    for name, option in options().items():
+        flag = option.flag
+        if not is_set(option, config.value(name)):
+            continue
+        if flag.state == "no-op":
+            yield f"{option.dashed} has no effect: {flag.why}"
+        elif flag.only and flag.only != device:
+            yield f"{option.dashed} has no effect: it is for {flag.only}, this is {device}"

@@ -1,0 +1,53 @@
+"""Environment variables: typed, aliased, and named when malformed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from radixlm.base import env
+from radixlm.base.env import VARIABLES, Variable
+from radixlm.base.errors import ConfigError
+
+
+def test_defaults_hold_in_an_empty_environment() -> None:
+    for variable in VARIABLES:
+        assert variable.get({}) == variable.default
+    assert len({variable.name for variable in VARIABLES}) == len(VARIABLES)
+
+
+def test_values_are_typed() -> None:
+    assert env.HEALTH_CHECK_TIMEOUT_S.get({"RADIXLM_HEALTH_CHECK_TIMEOUT_S": "3"}) == 3.0
+    assert env.CACHE_DIR.get({"RADIXLM_CACHE_DIR": "/a"}) == Path("/a")
+    assert env.NO_COLOR.get({"NO_COLOR": "1"}) is True
+    for text, value in (("1", True), ("True", True), ("off", False), ("", False)):
+        assert env.NO_EXTENSION.get({"RADIXLM_NO_EXTENSION": text}) is value
+
+
+def test_our_own_name_wins_over_the_alias() -> None:
+    both = {"RADIXLM_HEALTH_CHECK_TIMEOUT_S": "3", "SGLANG_HEALTH_CHECK_TIMEOUT": "4"}
+    assert env.HEALTH_CHECK_TIMEOUT_S.get(both) == 3.0
+    assert env.HEALTH_CHECK_TIMEOUT_S.get({"SGLANG_HEALTH_CHECK_TIMEOUT": "4"}) == 4.0
+
+
+def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXLM_ALLOW_LONGER_CONTEXT", "yes")
+    assert env.ALLOW_LONGER_CONTEXT.get() is True
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        (env.NO_EXTENSION, "maybe"),
+        (env.HEALTH_CHECK_TIMEOUT_S, "soon"),
+        (env.HEALTH_CHECK_TIMEOUT_S, "-1"),
+        (env.HEALTH_CHECK_TIMEOUT_S, "inf"),
+        (env.VERTEX_ROUTE, "predict"),
+    ],
+)
+def test_a_malformed_value_is_named(variable: Variable[object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        variable.get({variable.name: text})
+    assert f"{variable.name}={text!r}" in str(caught.value)
+    assert repr(variable.default) in str(caught.value)

@@ -1,0 +1,131 @@
+"""Logs: one line a record, no duplicates, levels by logger."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from radixlm.base import log
+
+NAMES = ("", "radixlm", "uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "py.warnings")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Leave logging as it was."""
+    loggers = [logging.getLogger(name) for name in NAMES]
+    before = [(one.level, list(one.handlers), one.propagate) for one in loggers]
+    log._warned.clear()
+    yield
+    logging.captureWarnings(False)
+    for one, (level, handlers, propagate) in zip(loggers, before, strict=True):
+        one.setLevel(level)
+        one.handlers[:] = handlers
+        one.propagate = propagate
+    log._warned.clear()
+
+
+def test_a_record_is_one_readable_line() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("scheduler", stream=stream)
+    log.get_logger("radixlm.x").info("hello %d", 3)
+    pattern = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] INFO scheduler: hello 3\n"
+    assert re.fullmatch(pattern, stream.getvalue())
+
+
+def test_a_message_cannot_forge_a_record() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", stream=stream)
+    log.get_logger("radixlm").error("a\n[2025-01-01 00:00:00] INFO http: b\r\n")
+    assert stream.getvalue().count("\n") == 1
+    assert "a\\n[2025" in stream.getvalue()
+
+
+def test_a_traceback_follows_its_record() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", stream=stream)
+    try:
+        raise KeyError("gone")
+    except KeyError:
+        log.get_logger("radixlm").exception("failed", stack_info=True)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith("ERROR http: failed")
+    assert lines[1].startswith("Traceback")
+    assert "KeyError: 'gone'" in lines
+    assert any(line.startswith("Stack (most recent call last)") for line in lines)
+
+
+def test_a_second_set_up_replaces_the_first() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    log.set_up_logging("http", stream=first)
+    log.set_up_logging("scheduler", "debug", stream=second)
+    log.get_logger("radixlm.x").debug("once")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("once") == 1
+    assert "scheduler: once" in second.getvalue()
+
+
+def test_levels() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", "warning", "error", stream)
+    log.get_logger("radixlm.x").info("quiet")
+    log.get_logger("radixlm.x").warning("loud")
+    logging.getLogger("uvicorn.error").warning("quiet")
+    logging.getLogger("uvicorn.error").error("loud")
+    assert "quiet" not in stream.getvalue()
+    assert stream.getvalue().count("loud") == 2
+    log.set_level("info")
+    log.get_logger("radixlm.x").info("audible")
+    assert "audible" in stream.getvalue()
+
+
+def test_third_parties_may_only_warn() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", "debug", stream=stream)
+    logging.getLogger("httpx").info("GET /")
+    logging.getLogger("httpx").warning("slow")
+    assert "GET" not in stream.getvalue()
+    assert "slow" in stream.getvalue()
+
+
+def test_handlers_of_the_http_server_are_replaced() -> None:
+    stream = io.StringIO()
+    logging.getLogger("uvicorn.access").addHandler(logging.StreamHandler(stream))
+    logging.getLogger("uvicorn.access").propagate = False
+    log.set_up_logging("http", stream=stream)
+    logging.getLogger("uvicorn.access").info("GET /health 200")
+    assert stream.getvalue().count("GET /health 200") == 1
+
+
+def test_python_warnings_become_records() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", stream=stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
+        warnings.warn("careful", UserWarning, stacklevel=1)
+    assert "careful" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_warning_is_given_once() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", stream=stream)
+    logger = log.get_logger("radixlm.x")
+    for _ in range(3):
+        log.warn_once(logger, "slow %s", "disk")
+    log.warn_once(logger, "slow %s", "net")
+    log.warn_once(logger, "100 %")
+    assert stream.getvalue().count("slow disk") == 1
+    assert stream.getvalue().count("\n") == 3
+
+
+def test_a_level_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="'loud'"):
+        log.set_up_logging("http", "loud")

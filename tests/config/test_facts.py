@@ -1,0 +1,51 @@
+"""Facts about the machine."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from radixlm.config import facts
+from radixlm.config.facts import has_cuda, host_facts, host_memory_bytes
+
+
+def test_the_host_is_described() -> None:
+    found = host_facts({"context_len": 8})
+    assert found.num_cpus == len(os.sched_getaffinity(0))
+    assert 2**24 < found.memory_bytes <= host_memory_bytes(())
+    assert found.model == {"context_len": 8}
+    assert host_facts().model is None
+    assert found.device in ("cpu", "cuda")
+
+
+def test_a_container_limit_counts(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("1048576\n")
+    assert host_memory_bytes((limit,)) == 2**20
+    limit.write_text("max\n")
+    assert host_memory_bytes((limit, tmp_path / "missing")) == host_memory_bytes(())
+
+
+def test_cuda_needs_driver_build_and_visibility(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidiactl"
+    monkeypatch.setattr(facts, "version", lambda name: "2.13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert not has_cuda(driver)
+    driver.touch()
+    assert has_cuda(driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not has_cuda(driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(facts, "version", lambda name: "2.13.0+cpu")
+    assert not has_cuda(driver)
+
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(facts, "version", absent)
+    assert not has_cuda(driver)
