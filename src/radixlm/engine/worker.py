@@ -50,7 +50,7 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**order["options"])
-    set_up_logging(config.observe.log_level, "engine")
+    set_up_logging("engine", config.observe.log_level)
     codec = scheduler_codec()
     channel = FanChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
     try:

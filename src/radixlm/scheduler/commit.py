@@ -56,13 +56,18 @@ class Committer:
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """Deltas for intake, in the order of the plan."""
         deltas: list[TokenDelta] = []
+        requests = self.requests
         for item, got in zip(plan.items, result.items, strict=True):
-            request = self.requests.get(item.rid)
+            request = requests.get(item.rid)
             if request is None or request.slot != item.slot:
                 continue
             request.inflight -= 1
             if request.finish is None:
-                delta = self._advance(request, item, got)
+                request.done = item.start + item.count
+                if item.tokens is not None or got.error is not None:
+                    delta = self._advance(request, item, got)
+                else:
+                    delta = self._emit(request, got)
                 if delta is not None:
                     deltas.append(delta)
             if request.finish is not None and not request.inflight:
@@ -70,25 +75,31 @@ class Committer:
         return deltas
 
     def _advance(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
-        request.done = item.start + item.count
+        """A part of the prompt was computed."""
         if got.error is not None:
             return self.end(request, Finish("error", message=got.error, status=500))
-        if item.tokens is not None:
-            self.planner.ledger.insert(request)
-        self._keep(request, got)
+        self.planner.ledger.insert(request)
         if got.pooled is not None:
+            self._keep(request, got)
             return self.end(request, Finish("stop"), pooled=got.pooled)
+        if got.tokens:
+            return self._emit(request, got)
+        self._keep(request, got)
         if request.done == request.base and not item.emit and not request.wire.pooling:
             return self.end(request, Finish("length"))
-        if not got.tokens:
-            return None
+        return None
+
+    def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
+        """Tokens were sampled. The common case of one token and no extras is kept short: it runs
+        once a request a step."""
+        self._keep(request, got)
         finish = self._append(request, got.tokens)
         if finish is not None:
             return self.end(request, finish)
-        interval = self._interval(request)
-        return self.delta(request) if request.num_output - request.sent >= interval else None
+        return self.delta(request) if len(request.fresh) >= request.interval else None
 
-    def _interval(self, request: Request) -> int:
+    def interval(self, request: Request) -> int:
+        """Tokens between two deltas."""
         wire = request.wire
         if wire.stream:
             return wire.sampling.stream_interval or self.stream_interval
@@ -96,25 +107,26 @@ class Committer:
 
     def _append(self, request: Request, tokens: tuple[int, ...]) -> Finish | None:
         finish: Finish | None = None
-        before = request.num_output
+        count = 0
         for token in tokens:
             request.append(token)
+            count += 1
             finish = self._finish_of(request, token)
             if finish is not None:
                 break
-        accepted = request.output_ids[before:].tolist()
-        self.num_generated += len(accepted)
-        try:
-            self.hooks.committed(request, accepted)
-        except RequestError as error:
-            return Finish("error", message=str(error), status=error.status)
+        self.num_generated += count
+        if self.hooks.has_committed:
+            try:
+                self.hooks.committed(request, tokens[:count])
+            except RequestError as error:
+                return Finish("error", message=str(error), status=error.status)
         return finish
 
     def _finish_of(self, request: Request, token: int) -> Finish | None:
-        enough = request.num_output >= request.wire.sampling.min_new_tokens
-        if enough and token in request.stop_ids:
+        num_output = request.num_known - request.prompt_len
+        if token in request.stop_ids and num_output >= request.wire.sampling.min_new_tokens:
             return Finish("stop", matched=token)
-        if request.num_output >= request.max_new or request.num_known >= self.limits.context_len:
+        if num_output >= request.max_new or request.num_known >= self.limits.context_len:
             return Finish("length")
         return None
 
@@ -129,9 +141,16 @@ class Committer:
 
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
-        unsent = self._unsent.pop(request.rid, None)
-        tokens = request.output_ids[request.sent :].tolist()
-        request.sent = request.num_output
+        tokens, request.fresh = request.fresh, []
+        unsent = self._unsent.pop(request.rid, None) if self._unsent else None
+        if unsent is None and request.finish is None:
+            return TokenDelta(
+                rid=request.rid,
+                tokens=tokens,
+                prompt_tokens=request.prompt_len,
+                cached_tokens=request.num_cached,
+                retractions=request.retractions,
+            )
         return TokenDelta(
             rid=request.rid,
             tokens=tokens,

@@ -63,6 +63,7 @@ class Hooks:
         self._arrive, self._ready = overriding("arrive"), overriding("ready")
         self._extend, self._masks = overriding("extend"), overriding("masks")
         self._committed, self._release = overriding("committed"), overriding("release")
+        self.has_committed = bool(self._committed)
 
     def arrive(self, request: Request) -> None:
         for feature in self._arrive:

@@ -161,6 +161,7 @@ class Scheduler:
             log.warning("request id %s is already in use; the newcomer is refused", wire.rid)
             return
         self.committer.requests[wire.rid] = request
+        request.interval = self.committer.interval(request)
         error = self._refusal(request)
         if error is not None:
             self._refuse(request, error)

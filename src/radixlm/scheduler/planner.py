@@ -92,8 +92,12 @@ class Planner:
 
     def _decodes(self) -> list[Item]:
         items: list[Item] = []
+        page_size = self.limits.page_size
         for request in list(self.running):
-            if not self._wants_decode(request) or not self._make_room(request):
+            if not self._wants_decode(request):
+                continue
+            has_room = request.computed < request.num_pages * page_size
+            if not has_room and not self._make_room(request):
                 continue
             item = Item(
                 rid=request.rid,
@@ -111,12 +115,14 @@ class Planner:
         return items
 
     def _wants_decode(self, request: Request) -> bool:
-        if request.is_prefilling or request.finish or request.slot < 0:
-            return False
-        if request.inflight > self.limits.depth:
-            return False
-        room = request.computed < self.limits.context_len
-        return room and 0 < request.num_planned < request.max_new
+        return (
+            request.computed >= request.base
+            and request.finish is None
+            and request.slot >= 0
+            and request.inflight <= self.limits.depth
+            and request.computed < self.limits.context_len
+            and 0 < request.num_planned < request.max_new
+        )
 
     def _make_room(self, request: Request) -> bool:
         """Pages for one more token, taken from the newest requests if need be."""

@@ -27,10 +27,13 @@ class Request:
         "computed",
         "done",
         "finish",
+        "fresh",
         "handle",
         "inflight",
         "inserted",
+        "interval",
         "key",
+        "max_new",
         "num_cached",
         "num_known",
         "num_pages",
@@ -41,7 +44,6 @@ class Request:
         "rank",
         "retractions",
         "rid",
-        "sent",
         "share_limit",
         "slot",
         "started_s",
@@ -58,6 +60,7 @@ class Request:
     ) -> None:
         ids = wire.ids()
         self.wire, self.rid, self.stop_ids, self.key = wire, wire.rid, stop_ids, key
+        self.max_new = wire.sampling.max_new_tokens or 0
         self._ids = np.array(ids, dtype=np.int32)
         self.num_known = len(ids)
         self.prompt_len = len(ids) - wire.num_emitted
@@ -75,7 +78,8 @@ class Request:
         self.inflight = 0
         self.finish: Finish | None = None
         self.retractions = 0
-        self.sent = wire.num_emitted  # output tokens already sent to intake
+        self.fresh: list[int] = []  # output tokens not yet sent to intake
+        self.interval = 1  # tokens between two deltas
         self.queued_s = wire.arrival_s
         self.started_s = 0.0
         self.rank: Any = None  # the order hook's note
@@ -94,10 +98,6 @@ class Request:
         return self.num_known - self.prompt_len
 
     @property
-    def max_new(self) -> int:
-        return int(self.wire.sampling.max_new_tokens or 0)
-
-    @property
     def is_prefilling(self) -> bool:
         return self.computed < self.base
 
@@ -111,6 +111,7 @@ class Request:
             self._ids = np.concatenate((self._ids, np.zeros(max(64, len(self._ids)), np.int32)))
         self._ids[self.num_known] = token
         self.num_known += 1
+        self.fresh.append(token)
 
     def add_pages(self, new: Ids) -> None:
         """Pages that follow those held."""

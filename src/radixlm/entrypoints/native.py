@@ -1,0 +1,377 @@
+"""The native request and answer of ``/generate``: a JSON object in, GenerateRequests out, and back.
+
+Served over HTTP and by the offline engine alike. Rows SP-01..22 and MI-01..10 of the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.intake.manager import Intake
+from radixlm.intake.records import GenerateRequest, Output
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.replies import Finish, Logprob, TopLogprobs
+from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.sampling_params import SamplingParams
+
+# fields whose feature is not built: a value other than these is refused by name
+_UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "image_data": ("images need a multimodal model, which is not supported yet", (None, [])),
+    "video_data": ("videos need a multimodal model, which is not supported yet", (None, [])),
+    "audio_data": ("audio needs a multimodal model, which is not supported yet", (None, [])),
+    "lora_path": ("adapters are not supported yet (--enable-lora)", (None, [])),
+    "custom_logit_processor": (
+        "serialised code is never run; the operator registers processors with "
+        "--logit-processor name=module:Class and a request names one in 'logit_processor'",
+        (None,),
+    ),
+    "bootstrap_host": ("disaggregation is not supported yet", (None,)),
+    "bootstrap_port": ("disaggregation is not supported yet", (None,)),
+    "bootstrap_room": ("disaggregation is not supported yet", (None,)),
+    "return_routed_experts": ("routed experts are not recorded", (None, False)),
+    "return_sampling_mask": ("sampling masks are not returned", (None, False)),
+    "return_entropy": ("entropies are not returned", (None, False)),
+}
+# accepted, and without effect on the answer by their meaning
+_IGNORED = frozenset(
+    "log_metrics modalities background conversation_id label return_bytes no_logs custom_labels "
+    "data_parallel_rank routed_dp_rank routing_key bootstrap_pair_key external_trace_header "
+    "received_time".split()
+)
+_FIELDS = frozenset(
+    "text input_ids input_embeds sampling_params rid return_logprob logprob_start_len "
+    "top_logprobs_num token_ids_logprob return_text_in_logprobs stream return_hidden_states "
+    "session_params priority extra_key cache_salt timeout logit_processor "
+    "return_prompt_token_ids".split()
+)
+MAX_BATCH = 4096
+
+
+@dataclass(slots=True)
+class Batch:
+    """The requests of one call, and what their answers must look like."""
+
+    requests: list[GenerateRequest]
+    is_list: bool
+    stream: bool
+    wants_logprobs: list[bool] = field(default_factory=list)
+    logprob_text: bool = False
+    wants_prompt_ids: bool = False
+    stream_disjoint: bool = False
+
+
+def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Batch:
+    """Check a ``/generate`` body; InvalidRequest names the field. ``defaults``: sampling values of
+    the model's generation_config.json, for what the request leaves out."""
+    if not isinstance(body, Mapping):
+        raise InvalidRequest("the body must be a JSON object")
+    for name, value in body.items():
+        _check_field(name, value)
+    prompts, is_list = _prompts(body)
+    stream = _bool(body, "stream")
+    each = _Each(body, len(prompts), is_list)
+    base = default_sampling(defaults or {})
+    requests = [_request(each, i, prompt, base, stream) for i, prompt in enumerate(prompts)]
+    counts = {r.sampling.n for r in requests}
+    if len(counts) > 1:
+        raise InvalidRequest("sampling_params.n must be the same in a batch", param="n")
+    return Batch(
+        requests=requests,
+        is_list=is_list or counts != {1},
+        stream=stream,
+        wants_logprobs=[bool(each("return_logprob", i)) for i in range(len(prompts))],
+        logprob_text=_bool(body, "return_text_in_logprobs"),
+        wants_prompt_ids=_bool(body, "return_prompt_token_ids"),
+    )
+
+
+def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:
+    """What generation_config.json says about sampling, over our defaults."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = {n: generation[n] for n in names if generation.get(n) is not None}
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
+    if values.get("top_k") == 0:
+        values["top_k"] = -1
+    return SamplingParams.from_dict(values)
+
+
+def _check_field(name: str, value: Any) -> None:
+    if name in _FIELDS or name in _IGNORED:
+        return
+    if name in _UNBUILT:
+        message, harmless = _UNBUILT[name]
+        if value not in harmless:
+            raise NotSupported(f"{name}: {message}", param=name)
+        return
+    raise InvalidRequest(f"unknown field {name!r}", param=str(name))
+
+
+def _bool(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false", param=name)
+    return value
+
+
+def _prompts(body: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], bool]:
+    """[(kind, prompt)] and whether a list was given."""
+    given = [k for k in ("text", "input_ids", "input_embeds") if body.get(k) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            "exactly one of text, input_ids and input_embeds must be given", param="text"
+        )
+    kind = given[0]
+    value = body[kind]
+    depth = {"text": 0, "input_ids": 1, "input_embeds": 2}[kind]
+    if kind == "text" and isinstance(value, str):
+        return [(kind, value)], False
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"{kind} must be a prompt or a list of prompts", param=kind)
+    nested = value
+    for _ in range(depth):
+        nested = nested[0] if isinstance(nested, list) and nested else None
+    is_list = kind == "text" or isinstance(nested, list)
+    prompts = value if is_list else [value]
+    if len(prompts) > MAX_BATCH:
+        raise InvalidRequest(f"{kind}: at most {MAX_BATCH} prompts a call", param=kind)
+    for prompt in prompts:
+        _check_prompt(kind, prompt)
+    return [(kind, prompt) for prompt in prompts], is_list
+
+
+def _check_prompt(kind: str, prompt: Any) -> None:
+    if kind == "text":
+        fits = isinstance(prompt, str)
+    elif kind == "input_ids":
+        fits = isinstance(prompt, list) and all(type(i) is int for i in prompt)
+    else:
+        fits = isinstance(prompt, list) and all(isinstance(row, list) for row in prompt)
+    if not fits:
+        wanted = {"text": "strings", "input_ids": "lists of integers"}.get(kind, "lists of rows")
+        raise InvalidRequest(f"{kind} must hold {wanted}", param=kind)
+
+
+class _Each:
+    """A field's value for prompt i: fields are scalar, or lists as long as the batch."""
+
+    def __init__(self, body: Mapping[str, Any], count: int, is_list: bool) -> None:
+        self._body, self._count, self._is_list = body, count, is_list
+
+    def __call__(self, name: str, i: int) -> Any:
+        value = self._body.get(name)
+        if not isinstance(value, list):
+            return value
+        if name == "token_ids_logprob" and not any(isinstance(v, list | None) for v in value):
+            return value
+        if len(value) != self._count:
+            raise InvalidRequest(
+                f"{name} has {len(value)} entries for {self._count} prompts", param=name
+            )
+        return value[i]
+
+
+def _request(
+    each: _Each, i: int, prompt: tuple[str, Any], base: SamplingParams, stream: bool
+) -> GenerateRequest:
+    kind, value = prompt
+    params = each("sampling_params", i)
+    if params is not None and not isinstance(params, Mapping):
+        raise InvalidRequest("sampling_params must be an object", param="sampling_params")
+    request = GenerateRequest(
+        sampling=SamplingParams.from_dict(params or {}, base),
+        rid=_typed(each, "rid", i, str),
+        stream=stream,
+        logprobs=_logprob_need(each, i),
+        return_hidden_states=bool(_typed(each, "return_hidden_states", i, bool)),
+        extra_key=prefix_key(_typed(each, "extra_key", i, str), _typed(each, "cache_salt", i, str)),
+        priority=_typed(each, "priority", i, int) or 0,
+        timeout_s=_typed(each, "timeout", i, float),
+        session=each("session_params", i),
+        processor=_typed(each, "logit_processor", i, str),
+    )
+    if kind == "text":
+        request.text = value
+    elif kind == "input_ids":
+        request.input_ids = value
+    else:
+        request.embeds, request.num_embeds = _embeds(value)
+    return request
+
+
+def prefix_key(extra_key: str | None, cache_salt: str | None) -> str | None:
+    """What separates prefix caches: the two together, each counting by itself."""
+    if cache_salt is None:
+        return extra_key
+    return f"{extra_key or ''}\0{cache_salt}"
+
+
+def _embeds(rows: list[Any]) -> tuple[bytes, int]:
+    try:
+        array = np.asarray(rows, dtype="<f4")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest("input_embeds must be rows of numbers", "input_embeds") from error
+    if array.ndim != 2 or not np.isfinite(array).all():
+        raise InvalidRequest("input_embeds must be finite rows of one length", "input_embeds")
+    return array.tobytes(), len(array)
+
+
+def _typed(each: _Each, name: str, i: int, kind: type) -> Any:
+    value = each(name, i)
+    if value is None:
+        return None
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        raise InvalidRequest(f"{name} must be of type {kind.__name__}", param=name)
+    return value
+
+
+def _logprob_need(each: _Each, i: int) -> LogprobNeed | None:
+    if not _typed(each, "return_logprob", i, bool):
+        return None
+    start = _typed(each, "logprob_start_len", i, int)
+    top = _typed(each, "top_logprobs_num", i, int) or 0
+    asked = each("token_ids_logprob", i) or []
+    if top < 0:
+        raise InvalidRequest("top_logprobs_num must be 0 or more", param="top_logprobs_num")
+    if not isinstance(asked, list) or not all(type(t) is int and t >= 0 for t in asked):
+        raise InvalidRequest("token_ids_logprob must be token ids", param="token_ids_logprob")
+    return LogprobNeed(-1 if start is None else start, top, tuple(asked))
+
+
+# ---- answers -------------------------------------------------------------------------------
+
+
+class Reply:
+    """Makes the answers of one call from Outputs."""
+
+    def __init__(self, tokenizer: Tokenizer | None, batch: Batch, weight_version: str) -> None:
+        self._tokenizer, self._batch, self._version = tokenizer, batch, weight_version
+        self._began_s = time.monotonic()
+
+    def whole(self, index: int, output: Output) -> dict[str, Any]:
+        """The finished answer of sample ``output`` of prompt ``index``."""
+        answer: dict[str, Any] = {}
+        if self._tokenizer is not None:
+            answer["text"] = output.text
+        answer["output_ids"] = output.token_ids
+        answer["meta_info"] = self._meta(index, output)
+        return answer
+
+    def _meta(self, index: int, output: Output) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": output.rid,
+            "finish_reason": finish_reason(output.finish, output.completion_tokens),
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+            "weight_version": self._version,
+            "num_retractions": output.retractions,
+            "queue_time": output.queue_time_s,
+        }
+        if output.finish is not None:
+            meta["e2e_latency"] = time.monotonic() - self._began_s
+        if self._batch.wants_logprobs[index]:
+            self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
+        if output.hidden_states is not None:
+            meta["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+        if output.pooled is not None:
+            meta["pooled"] = output.pooled
+        return meta
+
+    def _add_logprobs(self, need: LogprobNeed | None, output: Output, meta: dict[str, Any]) -> None:
+        assert need is not None
+        for side, got in (("input", output.prompt_logprobs), ("output", output.logprobs)):
+            chosen = got.chosen if got else []
+            meta[f"{side}_token_logprobs"] = [self._chosen(c) for c in chosen]
+            if need.top:
+                meta[f"{side}_top_logprobs"] = [self._top(t) for t in (got.top if got else [])]
+            if need.token_ids:
+                asked = got.asked if got else []
+                meta[f"{side}_token_ids_logprobs"] = [self._top(t) for t in asked]
+
+    def _chosen(self, chosen: Logprob) -> list[Any]:
+        return [chosen[0], chosen[1], self._text_of(chosen[1])]
+
+    def _top(self, top: TopLogprobs | None) -> list[Any] | None:
+        return None if top is None else [[lp, t, self._text_of(t)] for lp, t in top]
+
+    def _text_of(self, token_id: int) -> str | None:
+        if not self._batch.logprob_text or self._tokenizer is None:
+            return None
+        return self._tokenizer.token_text(token_id)
+
+    async def stream(self, intake: Intake) -> AsyncIterator[dict[str, Any]]:
+        """Answers so far, one as often as something is new; cumulative unless disjoint."""
+        queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
+
+        async def pump(index: int) -> None:
+            try:
+                async for output in intake.stream(self._batch.requests[index]):
+                    await queue.put((index, output))
+                await queue.put(None)
+            except Exception as error:  # handed to the reader, who raises it
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(pump(i)) for i in range(len(self._batch.requests))]
+        total: dict[tuple[int, int], Output] = {}
+        left = len(tasks)
+        try:
+            while left:
+                event = await queue.get()
+                if isinstance(event, Exception):
+                    raise event
+                if event is None:
+                    left -= 1
+                    continue
+                yield self._event(event[0], event[1], total)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _event(
+        self, index: int, output: Output, total: dict[tuple[int, int], Output]
+    ) -> dict[str, Any]:
+        key = (index, output.index)
+        if key in total and not self._batch.stream_disjoint:
+            total[key].absorb(output)
+        else:
+            total[key] = output
+        answer = self.whole(index, total[key])
+        answer["output_ids"] = list(answer["output_ids"])
+        if self._batch.is_list:
+            answer["index"] = index * self._batch.requests[index].sampling.n + output.index
+        return answer
+
+
+def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
+    """Row MI-02."""
+    if finish is None:
+        return None
+    if finish.kind == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.kind == "length":
+        return {"type": "length", "length": length}
+    return {
+        "type": "abort",
+        "message": finish.message or "aborted",
+        "status_code": finish.status or None,
+        "err_type": None if finish.kind == "abort" else "EngineError",
+    }
+
+
+def hidden_rows(parts: list[bytes], num_prompt: int) -> list[Any]:
+    """Hidden states as the reference gives them: one entry a step."""
+    rows: list[Any] = []
+    for part in parts:
+        rows.append(np.frombuffer(part, np.float32).tolist())
+    return rows

@@ -1,0 +1,218 @@
+"""``radixlm.Engine``: the whole engine inside a Python program.
+
+The engine runs in threads of the calling process; every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
+
+from tqdm import tqdm
+
+from radixlm import __version__
+from radixlm.base.errors import RadixError
+from radixlm.config.reading import read_values
+from radixlm.config.root import ServerConfig, flat
+from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
+from radixlm.engine.modelinfo import resolved
+from radixlm.entrypoints.native import Batch, Reply, read_generate
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Generate without a server. Keyword arguments are the server's options:
+    ``Engine(model_path="...", mem_fraction_static=0.5)``. ConfigError or CheckpointError if the
+    model cannot be served. A context manager: leaving it shuts the engine down."""
+
+    def __init__(self, **options: Any) -> None:
+        given = frozenset(read_values(options, "argument "))
+        config = ServerConfig.from_kwargs(**options)
+        self.config, self.info = resolved(config, given)
+        self.tokenizer = intake_tokenizer(self.config, self.info)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
+        self._thread.start()
+        self._engine = ThreadEngine(self.config, self.info, self.tokenizer)
+        self._is_shut = False
+        self._wait(self._start())
+
+    async def _start(self) -> None:
+        failed = asyncio.Event()
+        intake = self._engine.intake
+        intake.on_failed = lambda failure: failed.set()
+        await self._engine.start()
+        tasks = [asyncio.ensure_future(e.wait()) for e in (intake.ready, failed)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        if intake.failure is not None:
+            raise failure_error(intake.failure)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---- generate --------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        show_progress: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Answer one prompt or a list of them, with the fields of ``/generate``. A dict, a list of
+        dicts, or with ``stream`` an iterator of dicts whose text is cumulative."""
+        batch = self._batch(prompt, sampling_params, stream, fields)
+        if stream:
+            return self._iterate(batch)
+        return self._wait(self._collect(batch, show_progress))
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """``generate`` for a caller with an event loop of its own."""
+        batch = self._batch(prompt, sampling_params, stream, fields)
+        if stream:
+            return self._aiterate(batch)
+        future = asyncio.run_coroutine_threadsafe(self._collect(batch, False), self._loop)
+        return await asyncio.wrap_future(future)
+
+    def _batch(
+        self, prompt: Any, sampling_params: Any, stream: bool, fields: dict[str, Any]
+    ) -> Batch:
+        body = {**fields, "stream": stream}
+        if prompt is not None:
+            body["text"] = prompt
+        if sampling_params is not None:
+            body["sampling_params"] = sampling_params
+        return read_generate(body, self.info.generation if self._uses_model_defaults else {})
+
+    @property
+    def _uses_model_defaults(self) -> bool:
+        return self.config.serve.sampling_defaults == "model"
+
+    async def _collect(self, batch: Batch, show_progress: bool) -> Any:
+        intake = self._engine.intake
+        bar = tqdm(total=len(batch.requests), disable=not show_progress, unit="prompt")
+
+        async def one(index: int) -> list[dict[str, Any]]:
+            outputs = await intake.collect(batch.requests[index])
+            bar.update()
+            reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
+            return [reply.whole(index, output) for output in outputs]
+
+        try:
+            answers = await asyncio.gather(*(one(i) for i in range(len(batch.requests))))
+        finally:
+            bar.close()
+        flat_answers = [answer for group in answers for answer in group]
+        return flat_answers if batch.is_list else flat_answers[0]
+
+    def _iterate(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """Outputs pass from the engine's loop to the caller's thread through a queue."""
+        queue: SimpleQueue[Any] = SimpleQueue()
+
+        async def pump() -> None:
+            try:
+                async for event in self._events(batch):
+                    queue.put(event)
+                queue.put(None)
+            except RadixError as error:
+                queue.put(error)
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (event := queue.get()) is not None:
+                if isinstance(event, RadixError):
+                    raise event
+                yield event
+        finally:
+            future.cancel()
+
+    async def _aiterate(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
+        here = asyncio.get_running_loop()
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def pump() -> None:
+            try:
+                async for event in self._events(batch):
+                    here.call_soon_threadsafe(queue.put_nowait, event)
+                here.call_soon_threadsafe(queue.put_nowait, None)
+            except RadixError as error:
+                here.call_soon_threadsafe(queue.put_nowait, error)
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (event := await queue.get()) is not None:
+                if isinstance(event, RadixError):
+                    raise event
+                yield event
+        finally:
+            future.cancel()
+
+    async def _events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
+        reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
+        async for event in reply.stream(self._engine.intake):
+            yield event
+
+    # ---- the rest --------------------------------------------------------------------------
+
+    def flush_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        return self._wait(self._engine.intake.control("flush_cache")).ok
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Options, state and version."""
+        info = self._wait(self._engine.intake.control("info"))
+        return {
+            **flat(self.config),
+            **self._engine.intake.engine_facts,
+            "internal_states": [info.data],
+            "version": __version__,
+        }
+
+    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
+        """The first rows of a parameter as nested lists, None if there is none."""
+        reply = self._wait(
+            self._engine.intake.control("weights_by_name", name=name, truncate_size=truncate_size)
+        )
+        return reply.data if reply.ok else None
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """End one request, or all."""
+        intake = self._engine.intake
+
+        async def abort() -> None:
+            if abort_all:
+                intake.abort_all()
+            else:
+                intake.abort(rid)
+
+        self._wait(abort())
+
+    def shutdown(self) -> None:
+        """Stop the engine; calling it twice is fine."""
+        if self._is_shut:
+            return
+        self._is_shut = True
+        self._wait(self._engine.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
