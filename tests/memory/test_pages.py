@@ -47,6 +47,17 @@ def test_a_wrong_free_changes_nothing(pages, message):
     assert pool.audit() == []
 
 
+@pytest.mark.parametrize("num_named", [3, 40])
+def test_a_page_named_twice_among_few_and_among_many(num_named):
+    pool = PageAllocator(100, 1)
+    pages = pool.alloc(60)[:num_named]
+    pages[-1] = pages[1]
+    with pytest.raises(InvariantError, match="page 2 is named twice"):
+        pool.free(pages)
+    pool.free(np.unique(pages))
+    assert pool.num_free == 39 + num_named - 1 and pool.audit() == []
+
+
 def test_double_free_across_calls():
     pool = PageAllocator(8, 1)
     pages = pool.alloc(2)

@@ -98,6 +98,7 @@ def test_inner_nodes_become_tombstones_and_leaves_go():
     pools, cache = make(window_tokens=2)
     put(pools, cache, ids(1, 2, 3, 4))
     put(pools, cache, ids(1, 2, 9, 9))
+    cache.match(ids(1, 2))
     cache.match(ids(1, 2, 9, 9))
     assert cache.evict_window(1) == 2, "node (3, 4), the least recently needed, is a leaf"
     assert cache.peek(ids(1, 2, 3, 4)) == 2 and cache.total_pages == 4

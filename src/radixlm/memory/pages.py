@@ -23,7 +23,6 @@ HELD: Final = 1
 CACHED: Final = 2
 RESERVED: Final = 3
 _STATE_NAMES: Final = ("free", "held by a request", "owned by the prefix cache", "reserved")
-_NO_PAGES: Final = np.empty(0, np.int32)
 
 
 class PageAllocator:
@@ -100,32 +99,41 @@ class PageAllocator:
             return []
         return [f"{len(listed)} pages in the free list, {len(free)} are free"]
 
-    def _push(self, pages: PageIds) -> None:
+    def _push(self, index: NDArray[np.intp]) -> None:
         """Puts pages on the free stack, the first of them on top."""
-        self._state[pages] = FREE
-        self._stack[self._num_free : self._num_free + len(pages)] = pages[::-1]
-        self._num_free += len(pages)
+        self._state[index] = FREE
+        self._stack[self._num_free : self._num_free + len(index)] = index[::-1]
+        self._num_free += len(index)
 
-    def _checked(self, pages: ArrayLike, state: int) -> PageIds:
-        """``pages`` as int32, after a check that each is in ``state`` and named once."""
+    def _checked(self, pages: ArrayLike, state: int) -> NDArray[np.intp]:
+        """``pages`` as an index, after a check that each is in ``state`` and named once."""
         ids = np.asarray(pages, np.int32)
+        index = ids.astype(np.intp)  # once here, or numpy converts again for each look-up
         if len(ids) == 0:
-            return _NO_PAGES
+            return index
         if int(ids.min()) < 0 or int(ids.max()) >= self.num_pages:
             raise InvariantError(
                 f"page ids {int(ids.min())} .. {int(ids.max())} in a pool of {self.num_pages}"
             )
-        is_wrong = self._state[ids] != state
+        is_wrong = self._state[index] != state
         if is_wrong.any():
             page = int(ids[is_wrong.argmax()])
             raise InvariantError(
                 f"page {page} is {_STATE_NAMES[self._state[page]]}, expected {_STATE_NAMES[state]} "
                 f"({int(is_wrong.sum())} of {len(ids)} pages)"
             )
-        order = np.arange(len(ids), dtype=np.int32)
-        # Of a page that is named twice only the last stamp survives: duplicates found in O(n).
-        self._stamp[ids] = order
-        is_twice = self._stamp[ids] != order
-        if is_twice.any():
-            raise InvariantError(f"page {int(ids[is_twice.argmax()])} is named twice in one call")
-        return ids
+        if self._is_any_twice(index):
+            page = int(np.bincount(index).argmax())
+            raise InvariantError(f"page {page} is named twice in one call")
+        return index
+
+    def _is_any_twice(self, index: NDArray[np.intp]) -> bool:
+        """Whether a page is named twice: by marking where many are named, else by stamping."""
+        if len(index) > self.num_pages // 8:
+            is_named = np.zeros(self.num_pages, np.bool_)
+            is_named[index] = True
+            return int(np.count_nonzero(is_named)) < len(index)
+        # Of a page that is named twice only the last stamp survives.
+        order = np.arange(len(index), dtype=np.int32)
+        self._stamp[index] = order
+        return bool((self._stamp[index] != order).any())

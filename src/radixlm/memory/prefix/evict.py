@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Final
 
 from radixlm.base.errors import ConfigError
@@ -15,19 +16,16 @@ Rank = Callable[[Node], int]
 _CLOCK_BITS: Final = 48
 
 
-def lru(node: Node) -> int:
-    """Least recently used first."""
-    return node.last_access
+lru: Final[Rank] = attrgetter("last_access")
+"""Least recently used first."""
+
+window_lru: Final[Rank] = attrgetter("window_access")
+"""The order of window pages: when a match last ended so close that it needed them."""
 
 
 def lfu(node: Node) -> int:
     """Least often matched first; among equals the least recently used."""
     return (node.num_hits << _CLOCK_BITS) | node.last_access
-
-
-def window_lru(node: Node) -> int:
-    """The order of window pages: when a match last ended so close that it needed them."""
-    return node.window_access
 
 
 POLICIES: Final[dict[str, Rank]] = {"lru": lru, "lfu": lfu}
@@ -41,52 +39,58 @@ def policy(name: str) -> Rank:
 
 
 class EvictionQueue:
-    """A lazy heap of candidates: a node's rank is looked at again only when it comes up.
+    """Candidates in the order of their ranks, which are looked at again only when one comes up.
 
     A use costs nothing here; it makes an entry stale, and ranks only rise, so an entry that still
     has its rank when popped is the smallest. The caller checks that a popped node may go.
+
+    Entries stand in a sorted run, made when many are stale, or in a heap of those that came since.
     """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._run: list[Node] = []  # the next one last
+        self._run_ranks: list[int] = []
         self._heap: list[tuple[int, int, Node]] = []
-        self._members: set[Node] = set()
-
-    def __len__(self) -> int:
-        return len(self._members)
+        self._members: dict[Node, None] = {}  # an ordered set: the same calls, the same order
+        self._num_stale = 0
 
     def push(self, node: Node) -> None:
         """Makes ``node`` a candidate if it is none."""
         if node not in self._members:
-            self._members.add(node)
+            self._members[node] = None
             heapq.heappush(self._heap, (self._rank(node), node.serial, node))
 
     def discard(self, node: Node) -> None:
         """``node`` is a candidate no more; its entry goes when it comes up or in a clean-up."""
         if node in self._members:
-            self._members.remove(node)
-            if len(self._heap) > 2 * len(self._members) + 64:
-                self._heap = [(self._rank(n), n.serial, n) for n in self._members]
-                heapq.heapify(self._heap)
+            del self._members[node]
+            if len(self._heap) + len(self._run) > 2 * len(self._members) + 64:
+                self._rebuild()
 
     def pop(self) -> Node | None:
         """The candidate of smallest rank, which is a candidate no more; None if there is none."""
-        heap = self._heap
-        while heap:
-            rank, serial, node = heap[0]
-            if node not in self._members:
-                heapq.heappop(heap)
+        heap, run, members = self._heap, self._run, self._members
+        while run or heap:
+            if run and (not heap or self._run_ranks[-1] <= heap[0][0]):
+                node, rank = run.pop(), self._run_ranks.pop()
+            else:
+                rank, _, node = heapq.heappop(heap)
+            if node not in members:
                 continue
             now = self._rank(node)
-            if now != rank:
-                heapq.heapreplace(heap, (now, serial, node))
-                continue
-            heapq.heappop(heap)
-            self._members.remove(node)
-            return node
+            if now == rank:
+                del members[node]
+                return node
+            heapq.heappush(heap, (now, node.serial, node))
+            self._num_stale += 1
+            if self._num_stale > len(members) // 8:
+                self._rebuild()
         return None
 
-    def clear(self) -> None:
-        """No candidates."""
+    def _rebuild(self) -> None:
+        """Ranks all candidates anew and sorts them."""
+        self._run[:] = sorted(self._members, key=self._rank, reverse=True)
+        self._run_ranks[:] = map(self._rank, self._run)
         self._heap.clear()
-        self._members.clear()
+        self._num_stale = 0

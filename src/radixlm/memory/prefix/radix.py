@@ -307,17 +307,17 @@ class RadixCache:
 
     def _remove(self, node: Node, freed: list[PageIds]) -> int:
         """Takes an unlocked leaf out, and tombstones that become leaves by it; pages gone."""
-        num_pages = 0
+        window, num_pages = self.window, 0
         while True:
             num_pages += len(node.pages)
             freed.append(node.pages)
-            self._queue.discard(node)
-            if self.window is not None:
-                self.window.clear(node)
+            if window is not None:
+                window.clear(node)
+                self._queue.discard(node)
             node = self.tree.detach(node)
             if node.parent is None or node.children or node.num_locks:
                 return num_pages
-            if self.window is None or node.window_pages is not None:
+            if window is None or node.window_pages is not None:
                 self._queue.push(node)
                 return num_pages
 
