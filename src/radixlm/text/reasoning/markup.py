@@ -1,0 +1,161 @@
+"""Reasoning between two markers, in all its variants.
+
+White space around the reasoning, and in front of the text that follows it, is not given out.
+Markers never leak: a start marker inside the reasoning and an end marker outside of it are
+swallowed.
+"""
+
+from __future__ import annotations
+
+from radixlm.text.reasoning.table import Markers
+from radixlm.text.tools.scan import SPACES, MarkerSet, Scanner, Step
+
+
+class MarkupReasoning:
+    """A ReasoningParser driven by ``markers``.
+
+    ``starts_inside``: the message begins within the reasoning (the prompt opened it).
+    ``stream_reasoning`` off: the reasoning is given in one piece, when it ends.
+    """
+
+    def __init__(
+        self, markers: Markers, *, starts_inside: bool, stream_reasoning: bool = True
+    ) -> None:
+        self.scanner = Scanner()
+        self.markers = markers
+        self.is_inside = starts_inside
+        self.has_reasoned = False
+        self._was_inside = starts_inside
+        self._stream_reasoning = stream_reasoning
+        self._inside = MarkerSet(*markers.starts, *markers.ends, *markers.breaks)
+        resume = (markers.resume,) if markers.resume else ()
+        self._outside = MarkerSet(*markers.starts, *markers.ends, *markers.silent, *resume)
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._machine = self.run()
+        next(self._machine)
+
+    def feed(self, chunk: str) -> tuple[str, str]:
+        if chunk and not self.scanner.is_ended:
+            self.scanner.push(chunk)
+            next(self._machine, None)
+        return self._drain()
+
+    def finish(self) -> tuple[str, str]:
+        if not self.scanner.is_ended:
+            self.scanner.is_ended = True
+            next(self._machine, None)
+        return self._drain()
+
+    def run(self) -> Step[None]:
+        """The machine: thinking and answering in turns."""
+        while not (self.scanner.is_ended and self.scanner.is_dry):
+            if self.is_inside:
+                yield from self._think()
+            else:
+                yield from self._answer()
+
+    def think(self, text: str) -> None:
+        """Give out reasoning."""
+        self._reasoning.append(text)
+        self.scanner.commit()
+
+    def say(self, text: str) -> None:
+        """Give out text."""
+        self._text.append(text)
+        self.scanner.commit()
+
+    def _think(self) -> Step[None]:
+        """Up to a marker that ends the reasoning; white space at both ends is dropped."""
+        scanner = self.scanner
+        is_blank = True
+        while True:
+            at, marker = scanner.search(self._inside)
+            text = scanner.buffer[scanner.position : at]
+            body = text.strip(SPACES)
+            if is_blank and body:
+                scanner.take(len(text) - len(text.lstrip(SPACES)))
+                self.think("\n" if self.has_reasoned else "")
+                is_blank, self.has_reasoned = False, True
+                self.think(scanner.take(len(body)))
+            elif body:
+                self.think(scanner.take(len(text.rstrip(SPACES))))
+            if marker in self.markers.starts:
+                self._skip_start(marker, is_blank)
+            elif marker or scanner.is_ended:
+                self._leave(marker)
+                return
+            else:
+                yield
+
+    def _skip_start(self, marker: str, is_blank: bool) -> None:
+        """A start marker within the reasoning; the space in front of it stays between words."""
+        spaces = self.scanner.take(
+            self.scanner.buffer.index(marker, self.scanner.position) - self.scanner.position
+        )
+        self.scanner.take(len(marker))
+        self.think("" if is_blank else spaces)
+
+    def _leave(self, marker: str) -> None:
+        """The reasoning is over: at ``marker``, or at the message's end."""
+        scanner = self.scanner
+        end = scanner.buffer.index(marker, scanner.position) if marker else len(scanner.buffer)
+        scanner.take(end - scanner.position)
+        if marker in self.markers.ends:
+            scanner.take(len(marker))
+        scanner.commit()
+        self.is_inside, self._was_inside = False, True
+
+    def _answer(self) -> Step[None]:
+        """Up to a start marker; white space behind reasoning and around markup is dropped."""
+        scanner = self.scanner
+        is_blank, is_trimming = True, self._was_inside
+        while True:
+            at, marker = scanner.search(self._outside)
+            text = scanner.buffer[scanner.position : at]
+            if is_blank and (body := text.lstrip(SPACES)):
+                spaces = scanner.take(len(text) - len(body))
+                self.say("" if is_trimming else spaces)
+                is_blank = False
+            if not is_blank:
+                self.say(scanner.take(at - scanner.position))
+            if marker:
+                scanner.take(at - scanner.position + len(marker))
+                self.say(marker if marker == self.markers.resume else "")
+                is_trimming = True
+            if marker and marker in (*self.markers.starts, self.markers.resume):
+                self.is_inside = True
+                return
+            if not marker and scanner.is_ended:
+                rest = scanner.take(len(scanner.buffer))
+                self.say("" if is_trimming else rest)
+                return
+            if not marker:
+                yield
+
+    def _drain(self) -> tuple[str, str]:
+        text, self._text = "".join(self._text), []
+        is_held = self.is_inside and not self._stream_reasoning and not self.scanner.is_ended
+        if is_held:
+            return "", text
+        reasoning, self._reasoning = "".join(self._reasoning), []
+        return reasoning, text
+
+
+class AppendThink:
+    """No split: the start marker, which the prompt holds, is put back in front of the text."""
+
+    def __init__(
+        self, markers: Markers, *, starts_inside: bool, stream_reasoning: bool = True
+    ) -> None:
+        self._prefix = markers.starts[0] if starts_inside else ""
+
+    def feed(self, chunk: str) -> tuple[str, str]:
+        if not chunk:
+            return "", ""
+        prefix, self._prefix = self._prefix, ""
+        return "", prefix + chunk
+
+    def finish(self) -> tuple[str, str]:
+        prefix, self._prefix = self._prefix, ""
+        return "", prefix

@@ -1,0 +1,169 @@
+"""What a tool choice means as a grammar.
+
+``required`` and a named function are enforced: Hermes-like formats, whose tags are plain text,
+in the format itself; all others as a JSON array that the "json" parser reads, because a grammar
+over text cannot produce the special tokens they begin with. ``auto`` constrains only the
+arguments of functions marked strict, by structural tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.text.tools.base import ToolSpec
+from radixlm.text.tools.table import FORMATS
+
+_HERMES_LIKE = "hermes:"
+_NOT_SCHEMAS = frozenset(("const", "enum", "default", "examples", "example"))
+_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+_ALL_KINDS = frozenset(("lark", "json_schema", "structural_tag"))
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+
+
+def constraint(
+    name: str,
+    tools: Sequence[ToolSpec],
+    choice: str | Mapping[str, Any],
+    parallel: bool = True,
+    kinds: Collection[str] = _ALL_KINDS,
+) -> dict[str, Any] | None:
+    """The grammar for a tool choice in the format ``name``; None when nothing is constrained.
+
+    ``kinds``: what the grammar backend understands; "json_schema" is always taken for granted.
+
+    ``choice``: "none", "auto", "required" or ``{"type": "function", "function": {"name": ...}}``.
+    Returns ``kind`` ("lark", "json_schema" or "structural_tag") and its ``value``; ``parser``,
+    the parser that then has to read the message; ``prefix``, the text each constrained message
+    begins with; ``is_forced``, whether the whole message is calls. A grammar starts after the
+    reasoning. Raises InvalidRequest for ``required`` without tools and for an unknown function.
+    """
+    if choice == "none":
+        return None
+    if choice == "auto":
+        return _strict_tags(name, tools) if "structural_tag" in kinds else None
+    chosen = _chosen(tools, choice)
+    is_single = not parallel or not isinstance(choice, str)
+    if FORMATS[name].target.startswith(_HERMES_LIKE) and "lark" in kinds:
+        value = _hermes_grammar(chosen, is_single)
+        return _result("lark", value, name, prefix="<tool_call>\n")
+    schema = json.dumps(call_array_schema(chosen, is_single), ensure_ascii=False)
+    return _result("json_schema", schema, "json", prefix="[")
+
+
+def call_array_schema(tools: Sequence[ToolSpec], is_single: bool) -> dict[str, Any]:
+    """JSON schema of an array of ``{"name", "parameters"}``, one of ``tools`` each."""
+    definitions = {f"tool{i}": hoist(_arguments(t), f"tool{i}") for i, t in enumerate(tools)}
+    options = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                "parameters": {"$ref": f"#/$defs/tool{place}"},
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for place, tool in enumerate(tools)
+    ]
+    items = options[0] if len(options) == 1 else {"anyOf": options}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
+    if is_single:
+        schema["maxItems"] = 1
+    return {**schema, "$defs": definitions}
+
+
+def hoist(schema: Any, name: str) -> Any:
+    """``schema`` as it must read at ``#/$defs/{name}``: its references to itself move along."""
+    if isinstance(schema, list):
+        return [hoist(item, name) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            moved[key] = {member: hoist(inside, name) for member, inside in value.items()}
+        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = f"#/$defs/{name}{value[1:]}"
+        elif key not in ("$schema", "$id"):
+            moved[key] = value if key in _NOT_SCHEMAS else hoist(value, name)
+    return moved
+
+
+def _chosen(tools: Sequence[ToolSpec], choice: str | Mapping[str, Any]) -> Sequence[ToolSpec]:
+    if isinstance(choice, str):
+        if choice != "required":
+            raise InvalidRequest(
+                f"tool_choice {choice!r} is none of: none, auto, required, a function",
+                param="tool_choice",
+            )
+        if not tools:
+            raise InvalidRequest("tool_choice required needs tools", param="tools")
+        return tools
+    function = choice.get("function") or choice
+    wanted = function.get("name") if isinstance(function, Mapping) else None
+    chosen = [tool for tool in tools if tool.name == wanted]
+    if not chosen:
+        known = ", ".join(tool.name for tool in tools) or "none"
+        raise InvalidRequest(
+            f"tool_choice names {wanted!r}, the tools are: {known}", param="tool_choice"
+        )
+    return chosen[:1]
+
+
+def _hermes_grammar(tools: Sequence[ToolSpec], is_single: bool) -> str:
+    calls = " | ".join(f"call{place}" for place in range(len(tools)))
+    lines = [f"start: call{'' if is_single else ' (NEXT call)*'}", f"call: {calls}", 'NEXT: "\\n"']
+    for place, tool in enumerate(tools):
+        head = '<tool_call>\n{"name": ' + json.dumps(tool.name) + ', "arguments": '
+        schema = json.dumps(_arguments(tool))
+        lines.append(
+            f"call{place}: {_quoted(head)} args{place} {_quoted('}' + chr(10) + '</tool_call>')}"
+        )
+        lines.append(f"args{place}: %json {schema}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A string literal of the grammar; its escapes are JSON's."""
+    return json.dumps(text)
+
+
+def _strict_tags(name: str, tools: Sequence[ToolSpec]) -> dict[str, Any] | None:
+    structure = FORMATS[name].structure
+    if structure is None or not any(tool.strict for tool in tools):
+        return None
+    structures = [
+        {
+            "begin": structure.begin.format(name=json.dumps(tool.name)[1:-1]),
+            "schema": _arguments(tool) if tool.strict else _ANY_ARGUMENTS,
+            "end": structure.end,
+        }
+        for tool in tools
+    ]
+    value = {"type": "structural_tag", "structures": structures, "triggers": [structure.trigger]}
+    text = json.dumps(value, ensure_ascii=False)
+    return _result("structural_tag", text, name, is_forced=False)
+
+
+def _arguments(tool: ToolSpec) -> dict[str, Any]:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return (
+        parameters
+        if "type" in parameters or "$ref" in parameters
+        else {"type": "object", **parameters}
+    )
+
+
+def _result(
+    kind: str, value: str, parser: str, prefix: str = "", is_forced: bool = True
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "value": value,
+        "parser": parser,
+        "prefix": prefix,
+        "is_forced": is_forced,
+    }

@@ -1,0 +1,1 @@
+"""Call formats, one a file; ``radixlm.text.tools.registry`` names them."""

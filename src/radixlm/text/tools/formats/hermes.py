@@ -1,0 +1,16 @@
+"""``<tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>``: Hermes, Qwen 2.5 and 3."""
+
+from __future__ import annotations
+
+from radixlm.text.tools.json_calls import JsonBlocks
+
+
+class Hermes(JsonBlocks):
+    starts = ("<tool_call>",)
+    ends = ("</tool_call>",)
+
+
+class Trinity(Hermes):
+    """Calls may stand inside the thinking; its tags are no text."""
+
+    silent = ("<think>", "</think>")

@@ -1,0 +1,83 @@
+"""JSON calls between a format's own markers: the formats that differ in nothing else."""
+
+from __future__ import annotations
+
+from radixlm.text.tools.json_calls import JsonBlocks, NamedJsonBlocks
+from radixlm.text.tools.scan import Malformed, Step
+
+
+class InternS1(JsonBlocks):
+    """``<|action_start|> <|plugin|>\\n{"name": "f", "parameters": {...}}<|action_end|>``"""
+
+    starts = ("<|action_start|>",)
+    ends = ("<|action_end|>",)
+
+    def block(self, marker: str) -> Step[None]:
+        yield from self.scanner.spaces()
+        yield from self.scanner.accept("<|plugin|>")
+        yield from super().block(marker)
+
+
+class Apertus(NamedJsonBlocks):
+    """``<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>``"""
+
+    starts = ("<|tools_prefix|>",)
+    ends = ("<|tools_suffix|>",)
+
+
+class Cohere(JsonBlocks):
+    """``<|START_ACTION|>[{"tool_name": "f", "parameters": {...}}]<|END_ACTION|>``"""
+
+    starts = ("<|START_ACTION|>",)
+    ends = ("<|END_ACTION|>",)
+    silent = ("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+
+
+class Granite(JsonBlocks):
+    """``<|tool_call|>[{"name": "f", "arguments": {...}}]``: Granite 3; 4 writes Hermes tags."""
+
+    starts = ("<|tool_call|>", "<tool_call>")
+    ends = ("</tool_call>",)
+
+
+class Phi4(JsonBlocks):
+    """``<|tool_call|>[...]<|/tool_call|>`` or ``functools[...]``: Phi-4-mini."""
+
+    starts = ("<|tool_call|>", "functools[")
+    ends = ("<|/tool_call|>",)
+
+    def block(self, marker: str) -> Step[None]:
+        if marker == "functools[":
+            self.scanner.position -= 1
+        yield from super().block(marker)
+
+
+class GigaChat3(JsonBlocks):
+    """``<|message_sep|>\\n\\nfunction call<|role_sep|>\\n{...}`` or ``<|function_call|>{...}``"""
+
+    starts = ("<|function_call|>", "function call<|role_sep|>")
+    silent = ("<|message_sep|>",)
+    ends = ("<|message_sep|>",)
+
+
+class Inkling(JsonBlocks):
+    """``<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {}}<|end_message|>``"""
+
+    starts = ("<|content_invoke_tool_json|>", "<|message_model|>")
+    ends = ("<|end_message|>",)
+    silent = (
+        "<|content_text|>",
+        "<|content_thinking|>",
+        "<|end_message|>",
+        "<|content_model_end_sampling|>",
+    )
+
+    def block(self, marker: str) -> Step[None]:
+        if marker == "<|message_model|>":
+            found = yield from self.scanner.accept(*self.silent)
+            if found:
+                return  # a message of text: only its header was read
+            yield from self.name()
+            if not (yield from self.scanner.accept(self.starts[0])):
+                raise Malformed
+        yield from super().block(marker)

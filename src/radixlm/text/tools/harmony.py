@@ -1,0 +1,46 @@
+"""The header of a Harmony message, shared by the tool and the reasoning parser of gpt-oss.
+
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>...<|call|>
+
+The generation prompt ends with ``<|start|>assistant``, so the first message begins with its
+channel. The recipient stands behind the role or behind the channel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from radixlm.text.tools.scan import Malformed, Scanner, Step
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+ANALYSIS = "analysis"
+
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z_]+)")
+_MAX_HEADER_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``function``: the tool the message is addressed to. ``raw``: the text of the header."""
+
+    channel: str
+    function: str | None
+    raw: str
+
+
+def read_header(scanner: Scanner, marker: str) -> Step[Header]:
+    """Read from behind ``marker`` (START or CHANNEL) past the message's ``<|message|>``."""
+    text = marker + (yield from scanner.until(MESSAGE, _MAX_HEADER_CHARS))
+    channel = _CHANNEL_NAME.search(text)
+    if any(end in text for end in ENDS) or text.count(CHANNEL) > 1:
+        raise Malformed
+    recipient = _RECIPIENT.search(text)
+    function = recipient.group(1).removeprefix("functions.") if recipient else None
+    if function in ("", "user", "assistant"):
+        function = None
+    return Header(channel.group(1) if channel else "", function, text + MESSAGE)

@@ -1,0 +1,171 @@
+"""Calls written as JSON objects: ``{"name": "f", "arguments": {...}}``, alone or in an array."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from radixlm.text.tools.json_copy import JsonCopier, copy_string
+from radixlm.text.tools.markup import MarkupParser
+from radixlm.text.tools.scan import Cut, Malformed, Step
+
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args")
+_BARE_KEYS = frozenset(("name", "arguments", "parameters", "type", "id", "function", "index"))
+_LOAD_ERRORS = (ValueError, RecursionError)
+
+
+class JsonBlocks(MarkupParser):
+    """One object, several, or an array of them, up to one of ``ends``."""
+
+    ends: ClassVar[tuple[str, ...]] = ()
+
+    def block(self, marker: str) -> Step[None]:
+        yield from self.json_calls(is_bare=bool(marker) and marker in self.bare)
+        if self.ends:
+            yield from self.end(*self.ends)
+
+    def call(self, is_bare: bool) -> Step[None]:
+        """Read one object; a format may write it differently."""
+        yield from _JsonCall(self, is_bare).read()
+
+    def json_calls(self, is_bare: bool = False) -> Step[None]:
+        scanner = self.scanner
+        yield from scanner.spaces()
+        is_array = bool((yield from scanner.accept("[")))
+        yield from scanner.spaces()
+        yield from self.call(is_bare)
+        while (yield from self._is_followed_by_call(is_array)):
+            yield from self.call(is_bare)
+        if is_array:
+            yield from self.end("]")
+
+    def _is_followed_by_call(self, is_array: bool) -> Step[bool]:
+        """Read the separator; nothing when no further object follows."""
+        scanner = self.scanner
+        scanner.commit()
+        yield from scanner.spaces()
+        yield from scanner.accept(*(",",) if is_array else (",", ";"))
+        yield from scanner.spaces()
+        if (yield from scanner.peek()) == "{":
+            return True
+        scanner.rewind()
+        return False
+
+
+class _JsonCall:
+    """Reads one object, streaming the arguments when the name stands in front of them.
+
+    ``is_bare``: there was no marker, so the object must look like a call in every key.
+    """
+
+    def __init__(self, parser: MarkupParser, is_bare: bool) -> None:
+        self._parser = parser
+        self._scanner = parser.scanner
+        self._is_bare = is_bare
+        self._name: str | None = None
+        self._arguments: str | None = None
+        self._is_announced = False
+        self._is_nested = False
+
+    def read(self) -> Step[None]:
+        yield from self._fields()
+        if self._is_announced:
+            return
+        if not self._name or (self._is_bare and self._arguments is None):
+            raise Malformed
+        self._parser.begin(self._name)
+        self._parser.put(self._arguments or "{}", "")
+        self._parser.done()
+
+    def _fields(self) -> Step[None]:
+        scanner = self._scanner
+        yield from scanner.expect("{")
+        is_first = True
+        while True:
+            yield from scanner.spaces()
+            comma = "" if is_first else (yield from scanner.accept(","))
+            yield from scanner.spaces()
+            if (yield from scanner.accept("}")):
+                return
+            if self._is_announced and not comma:
+                return  # a brace forgotten behind whole arguments harms nobody
+            if not is_first and not comma:
+                raise Cut if scanner.is_dry else Malformed
+            is_first = False
+            key = json.loads((yield from JsonCopier(scanner, _ignore).key()).rstrip(": \t\r\n"))
+            yield from self._field(key)
+
+    def _field(self, key: str) -> Step[None]:
+        char = yield from self._scanner.peek()
+        if self._is_bare and key not in _BARE_KEYS:
+            raise Malformed
+        if key in _ARGUMENT_KEYS and self._arguments is None and not self._is_announced:
+            yield from self._argument_field(char)
+        elif key == "function" and char == "{" and not self._is_nested:
+            self._is_nested = True
+            yield from self._fields()
+        elif char == '"' and not self._name and key in (*_NAME_KEYS, "function"):
+            self._name = json.loads((yield from self._raw_value()))
+        else:
+            yield from self._raw_value()
+
+    def _argument_field(self, char: str) -> Step[None]:
+        if char == "{" and self._name:
+            self._is_announced = True
+            yield from self._parser.json_arguments(self._name)
+        elif char == "{":
+            self._arguments = yield from self._raw_value()
+        else:
+            self._arguments = _as_object((yield from self._raw_value()))
+
+    def _raw_value(self) -> Step[str]:
+        parts: list[str] = []
+        yield from JsonCopier(self._scanner, lambda text, _: parts.append(text)).value()
+        return "".join(parts)
+
+
+class NamedJsonBlocks(JsonBlocks):
+    """Objects whose only key is the name: ``{"f": {...}}``."""
+
+    def call(self, is_bare: bool) -> Step[None]:
+        scanner = self.scanner
+        yield from scanner.expect("{")
+        yield from scanner.spaces()
+        yield from scanner.expect('"')
+        parts: list[str] = []
+        yield from copy_string(scanner, parts.append, 256)
+        name = json.loads('"' + "".join(parts) + '"')
+        yield from scanner.spaces()
+        yield from scanner.expect(":")
+        if not name:
+            raise Malformed
+        yield from self.json_arguments(name)
+        yield from self.end("}")
+
+
+def _as_object(raw: str) -> str:
+    """Arguments that are not an object in place: null, or an object written into a string."""
+    value: Any = json.loads(raw)
+    if isinstance(value, str):
+        value = _loads_object(value) if value.strip() else None
+    if value is None:
+        return "{}"
+    if not isinstance(value, dict):
+        raise Malformed
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _loads_object(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False, parse_constant=_refuse)
+    except _LOAD_ERRORS:
+        raise Malformed from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _ignore(fragment: str, closers: str) -> None:
+    """A sink for what is read but not kept."""

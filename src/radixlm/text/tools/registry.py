@@ -1,0 +1,52 @@
+"""Call formats by name: create, detect, ids."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Sequence
+
+from radixlm.base.registry import Registry
+from radixlm.text.tools.base import ToolParser, ToolSpec
+from radixlm.text.tools.constrain import constraint
+from radixlm.text.tools.table import FORMATS
+
+__all__ = ["NAMES", "call_id", "constraint", "create", "detect", "keep_special_tokens"]
+
+NAMES: tuple[str, ...] = tuple(FORMATS)
+"""Values of ``--tool-call-parser`` besides "auto"."""
+
+_PARSERS = Registry("--tool-call-parser", {name: f.path for name, f in FORMATS.items()})
+
+
+def create(name: str, tools: Sequence[ToolSpec] = (), *, drop_unknown: bool = False) -> ToolParser:
+    """A parser for one message. ConfigError names the known formats when ``name`` is none.
+
+    Calls of functions that are not among ``tools`` are passed on unless ``drop_unknown``.
+    """
+    parser: ToolParser = _PARSERS.resolve(name)(tools, drop_unknown=drop_unknown)
+    return parser
+
+
+def detect(chat_template: str) -> str | None:
+    """The format a chat template writes calls in, None when it shows none that is known."""
+    for name, entry in FORMATS.items():
+        if any(all(text in chat_template for text in hint) for hint in entry.hints):
+            return name
+    return None
+
+
+def call_id(parser_name: str, tool_name: str, index: int, rng: random.Random | None = None) -> str:
+    """The id of a call: ``functions.{name}:{index}`` where the template wants that, else random.
+
+    ``index`` counts the calls of the conversation, ``rng`` makes the id repeatable.
+    """
+    if parser_name == "kimi_k2":
+        return f"functions.{tool_name}:{index}"
+    bits = rng.getrandbits(96) if rng else uuid.uuid4().int >> 32
+    return f"call_{bits:024x}"
+
+
+def keep_special_tokens(name: str) -> bool:
+    """Must the text reach the parser with special tokens in it (``skip_special_tokens=False``)?"""
+    return FORMATS[name].is_special
