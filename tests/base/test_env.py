@@ -51,3 +51,7 @@ def test_a_malformed_value_is_named(variable: Variable[object], text: str) -> No
         variable.get({variable.name: text})
     assert f"{variable.name}={text!r}" in str(caught.value)
     assert repr(variable.default) in str(caught.value)
+
+
+def test_routes_begin_with_a_slash() -> None:
+    assert env.VERTEX_ROUTE.get({"AIP_PREDICT_ROUTE": "/predict"}) == "/predict"

@@ -89,6 +89,12 @@ NO_EXTENSION = Variable(
     read_bool,
     "Leave the compiled CPU kernels out and run the torch reference.",
 )
+CPU_ISA = Variable(
+    "RADIXLM_CPU_ISA",
+    "",
+    str,
+    "Instruction set of the CPU kernels; the best that the CPU has when empty.",
+)
 HEALTH_CHECK_TIMEOUT_S = Variable(
     "RADIXLM_HEALTH_CHECK_TIMEOUT_S",
     20.0,

@@ -35,7 +35,6 @@ REASONING_PARSERS = (
     "step3",
 )
 _BATCHED = "texts that arrive together are tokenized together anyway"
-_RESTART = "recovery of a dead engine"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -146,10 +145,10 @@ class ServeConfig(Group):
     max_engine_restarts: Annotated[
         int,
         "Restarts of a dead engine within --restart-window-s before the server gives up.",
-        Flag(within=NON_NEGATIVE, state="planned", needs=_RESTART),
+        Flag(within=NON_NEGATIVE),
     ] = 3
     restart_window_s: Annotated[
         float,
         "Seconds over which restarts are counted.",
-        Flag(within=ABOVE_ZERO, state="planned", needs=_RESTART),
+        Flag(within=ABOVE_ZERO),
     ] = 600.0
