@@ -165,9 +165,7 @@ class PackedLinear:
         y, ldy = rows_of(out, "out")
         r, ldr = (0, 0) if residual is None else rows_of(residual, "residual")
         code = ACT_CODE[act] or self._act
-        self.handle.run(
-            x, ldx, x_MK.shape[0], y, ldy, r, ldr, out_scale, code, 0, num_threads
-        )
+        self.handle.run(x, ldx, x_MK.shape[0], y, ldy, r, ldr, out_scale, code, 0, num_threads)
         return out
 
     def embed(self, ids_T: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
@@ -214,7 +212,8 @@ def pack_int8(
     weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, fmt: str, is_paired: bool = False
 ) -> PackedLinear:
     """Pack given int8 values with a scale for each output (``fmt`` int8wo or w8a8)."""
-    packed = PackedLinear(*map(int, weight_NK.shape), fmt, bias_N, is_paired)
+    num_out, num_in = weight_NK.shape
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired)
     packed.fill(weight_NK, 0)
     packed.set_scales(scale_N)
     return packed
@@ -229,7 +228,8 @@ def pack_int4(
     is_paired: bool = False,
 ) -> PackedLinear:
     """Pack given values 0..15 (uint8 [N, K]): weight = (q - zero) * scale, zero 8 by default."""
-    packed = PackedLinear(*map(int, nibbles_NK.shape), fmt, bias_N, is_paired)
+    num_out, num_in = nibbles_NK.shape
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired)
     packed.fill(nibbles_NK, 0)
     packed.set_scales(scale_NG, zero_NG)
     return packed

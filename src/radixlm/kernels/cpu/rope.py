@@ -78,9 +78,7 @@ def apply(
     )  # fmt: skip
 
 
-def kv_store(
-    k_TKD: Tensor, v_TKV: Tensor, cache: tuple[Tensor, Tensor], slots_T: Tensor
-) -> None:
+def kv_store(k_TKD: Tensor, v_TKV: Tensor, cache: tuple[Tensor, Tensor], slots_T: Tensor) -> None:
     """Write rows into the cache at ``slots`` (page * page_size + offset; negative: nowhere)."""
     qk_norm_rope_store(None, k_TKD, v_TKV, cache, slots_T)
 

@@ -1,0 +1,119 @@
+"""Announces the kernels of this package under the names of ``kernels/ops``.
+
+Only float32 activations run here; other dtypes, and shapes that a kernel has not, go to the torch
+reference of the same op.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu import activation, linear, norm
+from radixlm.kernels.dispatch import implements
+from radixlm.kernels.ops import activation as reference_activation
+from radixlm.kernels.ops import embedding as reference_embedding
+from radixlm.kernels.ops import linear as reference_linear
+from radixlm.kernels.ops import norm as reference_norm
+
+NAME = "native"
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.is_contiguous() and x.numel() > 0
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.view(-1, x.shape[-1])
+
+
+@implements("rms_norm", name=NAME, device="cpu")
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """See kernels/ops/norm.py."""
+    if not _is_plain(x_TD) or weight_D.dtype != torch.float32:
+        return reference_norm.rms_norm(x_TD, weight_D, eps)
+    return norm.rms_norm(_rows(x_TD), weight_D, eps).view(x_TD.shape)
+
+
+@implements("add_rms_norm", name=NAME, device="cpu")
+def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """See kernels/ops/norm.py."""
+    if not (_is_plain(x_TD) and _is_plain(delta_TD)) or weight_D.dtype != torch.float32:
+        return reference_norm.add_rms_norm(x_TD, delta_TD, weight_D, eps)
+    return norm.add_rms_norm(_rows(delta_TD), _rows(x_TD), weight_D, eps)[0].view(x_TD.shape)
+
+
+@implements("layer_norm", name=NAME, device="cpu")
+def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Tensor:
+    """See kernels/ops/norm.py."""
+    if not _is_plain(x_TD) or weight_D.dtype != torch.float32:
+        return reference_norm.layer_norm(x_TD, weight_D, bias_D, eps)
+    bias = None if bias_D is None else bias_D.float()
+    return norm.layer_norm(_rows(x_TD), weight_D, bias, eps).view(x_TD.shape)
+
+
+@implements("add_layer_norm", name=NAME, device="cpu")
+def add_layer_norm(
+    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float
+) -> Tensor:
+    """See kernels/ops/norm.py."""
+    if not (_is_plain(x_TD) and _is_plain(delta_TD)) or weight_D.dtype != torch.float32:
+        return reference_norm.add_layer_norm(x_TD, delta_TD, weight_D, bias_D, eps)
+    bias = None if bias_D is None else bias_D.float()
+    normed = norm.add_layer_norm(_rows(delta_TD), _rows(x_TD), weight_D, bias, eps)[0]
+    return normed.view(x_TD.shape)
+
+
+@implements("activate", name=NAME, device="cpu")
+def activate(x_TI: Tensor, act: str) -> Tensor:
+    """See kernels/ops/activation.py."""
+    if not _is_plain(x_TI) or act not in linear.ACT_CODE:
+        return reference_activation.activate(x_TI, act)
+    return activation.activate(_rows(x_TI), act).view(x_TI.shape)
+
+
+@implements("activate_gated", name=NAME, device="cpu")
+def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
+    """See kernels/ops/activation.py."""
+    if not _is_plain(x_T2I) or f"{act}_mul" not in linear.PAIRED_ACTS:
+        return reference_activation.activate_gated(x_T2I, act)
+    return activation.act_mul(_rows(x_T2I), f"{act}_mul").view(*x_T2I.shape[:-1], -1)
+
+
+@implements("embedding", name=NAME, device="cpu")
+def embedding(ids_T: Tensor, table_VD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """See kernels/ops/embedding.py. The scale is rounded to ``dtype`` there, so float32 only."""
+    known = table_VD.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if dtype != torch.float32 or not known or not table_VD.is_contiguous() or ids_T.ndim != 1:
+        return reference_embedding.embedding(ids_T, table_VD, scale, dtype)
+    return activation.embedding(ids_T, table_VD, scale)
+
+
+class NativeLinear:
+    """``PackedLinear`` of the op: any leading dimensions, activations in float32 inside."""
+
+    def __init__(self, packed: linear.PackedLinear, dtype: torch.dtype) -> None:
+        self.packed, self._dtype = packed, dtype
+        self.out_features = packed.out_features
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """[T, O] in the dtype of x."""
+        x = x_TI.to(torch.float32)
+        if x.ndim != 2 or (x.shape[1] > 1 and x.stride(1) != 1):
+            x = x.reshape(-1, x.shape[-1])
+        y = self.packed.run(x).to(x_TI.dtype)
+        return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
+
+    def unpack(self) -> Tensor:
+        """The weight [O, I] in the dtype that it was given in."""
+        return self.packed.unpack(self._dtype)
+
+
+@implements("pack_linear", name=NAME, device="cpu")
+def pack_linear(
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str
+) -> reference_linear.PackedLinear:
+    """See kernels/ops/linear.py; formats of kernels/cpu/linear.py."""
+    if not fmt and weight_OI.dtype not in linear.NATIVE_FORMAT:
+        return reference_linear.pack_linear(weight_OI, bias_O, fmt)
+    return NativeLinear(linear.pack(weight_OI.detach(), bias_O, fmt), weight_OI.dtype)
