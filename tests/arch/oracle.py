@@ -9,9 +9,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from eager import Runner
 from radixlm.arch.hf import describe
 from radixlm.arch.names import is_ignorable
+from tests.arch.eager import Runner
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -120,12 +120,20 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+# Architectures of composite checkpoints whose text model stands above under its own name.
+ALIASES = {"Gemma3ForConditionalGeneration"}
+
+
 def make(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> Any:
-    """A random model of the architecture, saved to ``folder``; returns it."""
+    """A random model of the architecture, saved to ``folder``; returns it.
+
+    A change to None takes the key out of the config, a change to "null" sets it to None.
+    """
     torch.manual_seed(seed)
     cls = getattr(transformers, architecture)
     settings = {**TINY, **TINY_CONFIGS.get(architecture, {}), **changes}
-    config = cls.config_class(**{k: v for k, v in settings.items() if v is not None})
+    given = {k: None if v == "null" else v for k, v in settings.items() if v is not None}
+    config = cls.config_class(**given)
     config._attn_implementation = "eager"
     model = cls(config).eval()
     buffers = [b for name, b in model.named_buffers() if "correction" in name]
@@ -149,4 +157,8 @@ def compare(model: Any, folder: Path, length: int = 12) -> tuple[float, list[str
         tensors[name][0, 0] += 1.0
         nudged = Runner(decoder, tensors)(ids)
     size = theirs.abs().max()
-    return float((theirs - ours).abs().max() / size), left, float((theirs - nudged).abs().max() / size)
+    return (
+        float((theirs - ours).abs().max() / size),
+        left,
+        float((theirs - nudged).abs().max() / size),
+    )

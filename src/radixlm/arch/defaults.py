@@ -125,8 +125,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "Olmo3ForCausalLM", "vocab_size": 50304, "hidden_size": 4096,
         "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
         "max_position_embeddings": 2048, "eos_token_id": 50279, "rms_norm_eps": 1e-05,
-        "sliding_window": 4096, "rope_theta": 500000.0,
-        "rope_theta_by_type": {"full_attention": 500000.0, "sliding_attention": 500000.0},
+        "sliding_window": 4096, "rope_theta": 500000.0, "rope_theta_by_type": {},
     },
     "exaone4": {
         "architecture": "Exaone4ForCausalLM", "vocab_size": 102400, "hidden_size": 4096,
@@ -156,7 +155,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131072, "eos_token_id": 1, "tie_word_embeddings": True,
         "query_pre_attn_scalar": 256, "sliding_window": 4096, "final_logit_softcapping": None,
         "attn_logit_softcapping": None, "use_bidirectional_attention": False,
-        "rope_theta_by_type": {"full_attention": 1000000.0, "sliding_attention": 10000.0},
+        "rope_theta": 1000000.0, "rope_theta_by_type": {"sliding_attention": 10000.0},
         "sliding_window_pattern": 6,
     },
     "cohere": {

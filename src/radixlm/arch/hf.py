@@ -64,13 +64,14 @@ def eos_token_ids(c: Config, generation: Mapping[str, Any]) -> tuple[int, ...]:
 
 def context_len(c: Config) -> int:
     """Tokens that the model was made for: a position scaling stretches max_position_embeddings
-    unless the config says what the length was before it (then it is the stretched one)."""
+    unless the config gives a smaller length from before (then it is the stretched one)."""
     rope = c.rope_parameters
     rope = next((p for p in rope.values() if isinstance(p, dict)), rope)
-    factor = rope.get("factor") or 1
-    if rope["rope_type"] in ("default", "llama3") or "original_max_position_embeddings" in rope:
-        factor = 1
-    return int(c.max_position_embeddings * factor)
+    longest: int = c.max_position_embeddings
+    before = rope.get("original_max_position_embeddings", longest)
+    if rope["rope_type"] in ("default", "llama3") or before < longest:
+        return longest
+    return int(longest * (rope.get("factor") or 1))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -184,7 +185,8 @@ def _rope(
         return {key: _flat(given.get(key) or {}, values, source, key) for key in _LAYER_TYPES}
     if "rope_theta_by_type" not in defaults:
         return _flat(given, values, source)
-    local = {key: values[key] for key in ("rope_theta",) if key in raw}
+    theta = raw.get("rope_local_base_freq")
+    local = {} if theta is None else {"rope_theta": theta}
     return {
         "full_attention": _flat(given, values, source, "full_attention"),
         "sliding_attention": _flat(local, values, source, "sliding_attention"),
@@ -195,12 +197,13 @@ def _flat(
     given: Mapping[str, Any], values: Mapping[str, Any], source: str, kind: str = ""
 ) -> dict[str, Any]:
     p = {key: value for key, value in given.items() if value is not None and key != "type"}
-    by_type = values.get("rope_theta_by_type", {})
-    p.setdefault("rope_theta", by_type.get(kind, values["rope_theta"]))
+    p.setdefault("rope_theta", values.get("rope_theta_by_type", {}).get(kind, values["rope_theta"]))
     if not isinstance(p["rope_theta"], int | float) or p["rope_theta"] <= 0:
         raise CheckpointError(f"{source}: 'rope_theta' = {p['rope_theta']!r} must be positive")
     rope_type = p.get("rope_type") or given.get("type") or "default"
     p["rope_type"] = {"su": "longrope", "mrope": "default"}.get(rope_type, rope_type)
+    if "long_factor" in p:
+        p["rope_type"] = "longrope"  # old configs call it "yarn"
     share = values.get("partial_rotary_factor", values.get("rotary_pct"))
     if share is not None:
         p.setdefault("partial_rotary_factor", share)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.arch.spec import Rope
+from radixlm.arch.yarn import yarn_mscale
 
 Frequencies = NDArray[np.float32]
 _Params = Mapping[str, Any]
@@ -35,12 +36,6 @@ def inv_freq(rope: Rope, seq_len: int = 0) -> tuple[Frequencies, float]:
     if rope.scaling is None:
         return _plain(rope.theta, rope.dim), 1.0
     return _KINDS[rope.scaling.kind](rope, dict(rope.scaling.params), seq_len)
-
-
-def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """How much sharper attention gets when YaRN stretches the context by ``factor``
-    (arXiv:2309.00071, section 3.4)."""
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _plain(theta: float, dim: int) -> Frequencies:

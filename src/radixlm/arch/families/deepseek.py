@@ -18,8 +18,8 @@ from radixlm.arch.families.builders import (
     rope,
     window,
 )
-from radixlm.arch.rope import yarn_mscale
 from radixlm.arch.spec import Decoder, LatentAttention, Mlp, Norm
+from radixlm.arch.yarn import yarn_mscale
 
 
 def routed(c: Config, **fields: Any) -> Callable[[int], Ffn]:

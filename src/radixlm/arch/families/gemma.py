@@ -27,8 +27,7 @@ def _scaled(c: Config, **parts: Any) -> Decoder:
 @family("GemmaForCausalLM")
 def gemma(c: Config) -> Decoder:
     # Old checkpoints say "gelu" where their authors meant its tanh approximation.
-    named = c.get("hidden_activation") or c.hidden_act
-    feed_forward = Mlp(c.intermediate_size, "gelu_tanh") if named == "gelu" else mlp(c)
+    feed_forward = Mlp(c.intermediate_size, "gelu_tanh") if c.hidden_act == "gelu" else mlp(c)
     bias = c.attention_bias
     return _scaled(c, mixer=attention(c, qkv_bias=bias, o_bias=bias), ffn=feed_forward)
 
@@ -47,7 +46,6 @@ def _attention(c: Config, every: int, layer: int, **fields: Any) -> Attention:
         qkv_bias=bias,
         o_bias=bias,
         scale=c.query_pre_attn_scalar**-0.5,
-        softcap=c.attn_logit_softcapping or 0.0,
         window=_alternating(c, layer, every),
         **fields,
     )
@@ -57,7 +55,7 @@ def _attention(c: Config, every: int, layer: int, **fields: Any) -> Attention:
 def gemma2(c: Config) -> Decoder:
     return _scaled(
         c,
-        mixer=lambda i: _attention(c, 2, i),
+        mixer=lambda i: _attention(c, 2, i, softcap=c.attn_logit_softcapping or 0.0),
         ffn=mlp(c, act="hidden_activation"),
         layout="sandwich",
         logit_softcap=c.final_logit_softcapping or 0.0,
@@ -67,6 +65,7 @@ def gemma2(c: Config) -> Decoder:
 
 @family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 def gemma3(c: Config) -> Decoder:
+    # attn_logit_softcapping is a leftover of Gemma 2 in these configs: the model does not use it.
     every = c.sliding_window_pattern
 
     def mixer(i: int) -> Attention:

@@ -1,0 +1,154 @@
+"""What a described model costs: parameters, bytes of KV cache, operations. No weights needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm
+
+_NUM_NORMS = {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class KvBytes:
+    """Bytes that one token occupies in the KV cache, by how long its layers keep it."""
+
+    full: int  # layers that see everything (latent ones too)
+    window: int  # layers that forget tokens outside their window
+
+    @property
+    def total(self) -> int:
+        return self.full + self.window
+
+
+def num_parameters(decoder: Decoder) -> int:
+    """Parameters of the model; a tied embedding counts once."""
+    return _outside(decoder) + sum(_block(block, decoder.dim) for block in decoder.blocks)
+
+
+def active_parameters(decoder: Decoder) -> int:
+    """Parameters that take part in one token: of the experts only those that it is routed to."""
+    return num_parameters(decoder) - sum(_idle(b.ffn, decoder.dim) for b in decoder.blocks)
+
+
+def weight_bytes(decoder: Decoder, dtype_bytes: float) -> int:
+    """Bytes of all parameters at ``dtype_bytes`` each (2 for bf16, 0.5 for packed 4 bit)."""
+    return int(num_parameters(decoder) * dtype_bytes)
+
+
+def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
+    """Bytes of KV cache a token, keys and values of all layers, apart by kind of layer."""
+    full = window = 0
+    for block in decoder.blocks:
+        mixer = block.mixer
+        if isinstance(mixer, LatentAttention):
+            full += (mixer.kv_rank + mixer.rope_dim) * dtype_bytes
+            continue
+        size = 2 * mixer.kv_heads * mixer.head_dim * dtype_bytes
+        if mixer.window:
+            window += size
+        else:
+            full += size
+    return KvBytes(full, window)
+
+
+def flops_per_token(decoder: Decoder, context: int) -> int:
+    """Multiply-adds times two for one more token that sees ``context`` tokens, itself included.
+
+    Matrix products only: two for every active parameter of a matrix (the embedding is looked up,
+    not multiplied), and the attention scores and sums. Latent attention as its plain expansion.
+    """
+    dim = decoder.dim
+    total = 2 * decoder.vocab * dim  # the head, tied or not
+    for block in decoder.blocks:
+        matrices = _mixer(block.mixer, dim, matrices_only=True) + _ffn_matrices(block.ffn, dim)
+        total += 2 * (matrices - _idle(block.ffn, dim, matrices_only=True))
+        total += _attention_flops(block.mixer, context)
+    return total
+
+
+def _attention_flops(mixer: Attention | LatentAttention, context: int) -> int:
+    if isinstance(mixer, LatentAttention):
+        return 2 * context * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
+    seen = min(context, mixer.window) if mixer.window else context
+    return 4 * seen * mixer.heads * mixer.head_dim
+
+
+def _outside(decoder: Decoder) -> int:
+    """Embeddings, the last norm and the head."""
+    tables = decoder.vocab * decoder.dim * (1 if decoder.tied else 2)
+    if decoder.positions:
+        tables += decoder.positions[0] * decoder.dim
+    head_bias = decoder.vocab if decoder.head_bias else 0
+    return tables + head_bias + _norm(decoder.norm, decoder.dim)
+
+
+def _block(block: Block, dim: int) -> int:
+    norms = _NUM_NORMS[block.layout] * _norm(block.norm, dim)
+    return norms + _mixer(block.mixer, dim) + _ffn(block.ffn, dim)
+
+
+def _norm(norm: Norm, width: int) -> int:
+    return width * (norm.affine + norm.bias)
+
+
+def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool = False) -> int:
+    if isinstance(mixer, LatentAttention):
+        return _latent(mixer, dim, matrices_only)
+    qkv_rows = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    o_columns = mixer.heads * mixer.head_dim
+    matrices = qkv_rows * dim + dim * o_columns
+    if matrices_only:
+        return matrices
+    vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
+    if mixer.qk_norm_spec is not None:
+        heads = 2 if mixer.qk_norm == "head" else mixer.heads + mixer.kv_heads
+        vectors += _norm(mixer.qk_norm_spec, heads * mixer.head_dim)
+    return matrices + vectors
+
+
+def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
+    q_rows = mixer.heads * (mixer.nope_dim + mixer.rope_dim)
+    kv_a_rows = mixer.kv_rank + mixer.rope_dim
+    matrices = (
+        (dim * mixer.q_rank + mixer.q_rank * q_rows if mixer.q_rank else dim * q_rows)
+        + dim * kv_a_rows
+        + mixer.kv_rank * mixer.heads * (mixer.nope_dim + mixer.v_dim)
+        + mixer.heads * mixer.v_dim * dim
+    )
+    if matrices_only:
+        return matrices
+    biases = (mixer.q_rank + kv_a_rows + dim) * mixer.bias
+    return matrices + biases + _norm(mixer.norm, mixer.q_rank + mixer.kv_rank)
+
+
+def _ffn(ffn: Mlp | Moe, dim: int) -> int:
+    if isinstance(ffn, Mlp):
+        return _ffn_matrices(ffn, dim) + (_up_rows(ffn) + dim) * ffn.bias
+    shared = _ffn(ffn.shared, dim) if ffn.shared else 0
+    matrices = ffn.experts * _expert(ffn, dim) + dim * ffn.experts
+    biases = ffn.experts * (2 * ffn.inner + dim + 1) * ffn.bias
+    return matrices + biases + shared + dim * ffn.shared_gate + ffn.experts * ffn.correction
+
+
+def _ffn_matrices(ffn: Mlp | Moe, dim: int) -> int:
+    if isinstance(ffn, Mlp):
+        return (_up_rows(ffn) + ffn.inner) * dim
+    shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
+    return ffn.experts * _expert(ffn, dim) + dim * ffn.experts + dim * ffn.shared_gate + shared
+
+
+def _idle(ffn: Mlp | Moe, dim: int, *, matrices_only: bool = False) -> int:
+    """Parameters of the experts that one token does not visit."""
+    if isinstance(ffn, Mlp):
+        return 0
+    biases = 0 if matrices_only else (2 * ffn.inner + dim) * ffn.bias
+    return (ffn.experts - ffn.top_k) * (_expert(ffn, dim) + biases)
+
+
+def _expert(ffn: Moe, dim: int) -> int:
+    return 3 * ffn.inner * dim
+
+
+def _up_rows(ffn: Mlp) -> int:
+    return ffn.inner * (2 if ffn.gated else 1)

@@ -1,0 +1,111 @@
+"""Every architecture against Hugging Face: tiny random models, our records driven eagerly."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from radixlm.arch.cost import num_parameters
+from radixlm.arch.hf import describe, load_config
+from radixlm.arch.registry import FAMILIES
+from radixlm.base.errors import CheckpointError
+from tests.arch import fuzz, oracle
+
+MOST_ERROR = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("architecture", oracle.TINY_CONFIGS)
+def test_logits_equal_hugging_face(architecture: str, tmp_path: Path) -> None:
+    model = oracle.make(architecture, tmp_path)
+    error, left_over, nudged = oracle.compare(model, tmp_path)
+    assert left_over == []
+    assert error < MOST_ERROR
+    assert nudged > 100 * MOST_ERROR  # the comparison sees a single changed weight
+    theirs = sum(p.numel() for p in model.parameters())
+    corrections = sum(b.numel() for n, b in model.named_buffers() if "correction" in n)
+    assert num_parameters(describe(tmp_path)) == theirs + corrections
+
+
+@pytest.mark.parametrize("architecture", fuzz.FLAGS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_configs_equal_hugging_face(architecture: str, seed: int, tmp_path: Path) -> None:
+    _check_random(architecture, seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", fuzz.FLAGS)
+def test_many_random_configs_equal_hugging_face(architecture: str, tmp_path: Path) -> None:
+    for seed in range(100, 130):
+        _check_random(architecture, seed, tmp_path / str(seed))
+
+
+def _check_random(architecture: str, seed: int, folder: Path) -> None:
+    rng = random.Random(f"{architecture}{seed}")
+    changes = fuzz.draw(architecture, rng)
+    model = oracle.make(architecture, folder, seed, **changes)
+    error, left_over, _ = oracle.compare(model, folder, rng.choice([12, 40]))
+    assert left_over == [], changes
+    assert error < MOST_ERROR, changes
+    assert num_parameters(describe(folder)) == sum(
+        t.numel() for n, t in [*model.named_parameters(), *model.named_buffers()] if _is_ours(n)
+    )
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith((".weight", ".bias", "sinks", "_proj", "_proj_bias", "correction_bias"))
+
+
+def test_every_family_has_a_tiny_config() -> None:
+    missing = set(FAMILIES) - set(oracle.TINY_CONFIGS) - oracle.ALIASES
+    assert not missing
+
+
+REFUSED = [
+    ("OlmoForCausalLM", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 8.0}, "clip_qkv"),
+    ("OPTForCausalLM", {"ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before"),
+    ("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+    ("FalconForCausalLM", {"alibi": True}, "alibi"),
+    ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
+    ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
+    ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("GptOssForCausalLM", {"swiglu_limit": 5.0}, "swiglu_limit"),
+    ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method"),
+    ("LlamaForCausalLM", {"hidden_act": "mish"}, "hidden_act"),
+    ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_attention_heads"),
+    ("LlamaForCausalLM", {"hidden_size": 66}, "hidden_size"),
+    ("LlamaForCausalLM", {"rope_scaling": {"type": "spiral", "factor": 2}}, "rope_parameters"),
+    ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "rope_parameters"),
+    ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": "x"}}, "rope_parameters"),
+    ("GlmForCausalLM", {"partial_rotary_factor": 0.3, "head_dim": 10}, "rope_parameters"),
+    ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("Qwen2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+    (
+        "Gemma2ForCausalLM",
+        {"layer_types": ["linear_attention"] * 3, "sliding_window": 4},
+        "layer_types",
+    ),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes", "key"), REFUSED)
+def test_what_no_record_can_say_is_refused_by_name(architecture, changes, key) -> None:
+    with pytest.raises(CheckpointError, match=key) as caught:
+        describe({"architectures": [architecture], **oracle.TINY, **changes})
+    assert "config.json" in str(caught.value)
+
+
+def test_a_loaded_config_may_be_described_directly() -> None:
+    raw = {"architectures": ["LlamaForCausalLM"], **oracle.TINY}
+    assert describe(load_config(raw)) == describe(raw)
