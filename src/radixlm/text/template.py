@@ -1,0 +1,319 @@
+"""Jinja templates of strangers: sandboxed, and bounded in time, memory and output.
+
+A chat template comes with a checkpoint, a file or a request. It sees plain data only, cannot reach
+Python through it, and works on a budget: every loop turn, every printed value and every string it
+builds is counted, so that "{% for i in range(99999) %}..." nested five deep ends with an error.
+The environment is Hugging Face's (trimmed blocks, loop controls, tojson without HTML escapes,
+raise_exception, strftime_now, the generation tag), so templates render as they do there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sized
+from contextvars import ContextVar
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from radixlm.base.errors import InvalidRequest
+
+MAX_SOURCE_CHARS = 1 << 20
+MAX_OUTPUT_CHARS = 32 << 20
+MAX_WORK_CHARS = 256 << 20
+MAX_TURNS = 5_000_000
+MAX_SECONDS = 10.0
+_MAX_WIDTH = 10_000
+_MAX_BITS = 4096
+_WIDE_FORMAT = re.compile(r"\d{5,}|\*")
+_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class _OverBudget(TemplateError):
+    """The template used up its time, its turns or its characters."""
+
+
+class _Budget:
+    """What one rendering may still use."""
+
+    __slots__ = ("chars", "deadline", "turns")
+
+    def __init__(self) -> None:
+        self.chars = MAX_WORK_CHARS
+        self.turns = MAX_TURNS
+        self.deadline = time.monotonic() + MAX_SECONDS
+
+    def turn(self, num_chars: int) -> str:
+        """One turn of a loop or one call of a macro, that prints ``num_chars`` of fixed text."""
+        self.turns -= 1
+        if self.turns < 0:
+            raise _OverBudget("too many loop turns")
+        if self.turns & 1023 == 0 and time.monotonic() > self.deadline:
+            raise _OverBudget("too slow")
+        self.spend(num_chars)
+        return ""
+
+    def spend(self, num_chars: int) -> None:
+        """Account for a string of ``num_chars``, before it is built where that is possible."""
+        self.chars -= num_chars
+        if self.chars < 0:
+            raise _OverBudget("too much text")
+
+
+_BUDGET: ContextVar[_Budget] = ContextVar("template_budget")
+
+
+def _spend(value: Any) -> Any:
+    if isinstance(value, str | list | tuple) and (budget := _BUDGET.get(None)):
+        budget.spend(len(value))
+    return value
+
+
+def _turn(num_chars: int) -> str:
+    return _BUDGET.get().turn(num_chars)
+
+
+def _concat(*values: Any) -> str:
+    parts = [str(value) for value in values]
+    _BUDGET.get().spend(sum(map(len, parts)))
+    return "".join(parts)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Hugging Face's environment with a meter on everything that can grow."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Operators that make large values out of small ones are checked first."""
+        _check_operator(operator, left, right)
+        return _spend(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """str.format of the sandbox, with the widths checked."""
+        function = super().wrap_str_format(value)
+        if function is None:
+            return None
+
+        def run(*args: Any, **kwargs: Any) -> str:
+            _check_string_method(value.__self__, value.__name__, args, kwargs)
+            return function(*args, **kwargs)
+
+        return run
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Methods of strings are checked; what any call returns is counted."""
+        if isinstance(getattr(__obj, "__self__", None), str):
+            _check_string_method(__obj.__self__, __obj.__name__, args, kwargs)
+        return _spend(super().call(__context, __obj, *args, **kwargs))
+
+
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    numbers = isinstance(left, int) and isinstance(right, int)
+    if operator == "**" and numbers and left.bit_length() * abs(right) > _MAX_BITS:
+        raise _OverBudget("a number is too large")
+    if operator == "*" and numbers and left.bit_length() + right.bit_length() > _MAX_BITS:
+        raise _OverBudget("a number is too large")
+    if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+        raise _OverBudget("a format is too wide")
+    if operator in "+*":
+        sizes = [len(side) if isinstance(side, Sized) else side for side in (left, right)]
+        if any(isinstance(side, Sized) for side in (left, right)):
+            whole = [size for size in sizes if isinstance(size, int)]
+            grown = sum(whole) if operator == "+" else max(0, whole[0] * whole[-1])
+            _BUDGET.get().spend(grown)
+
+
+def _check_string_method(
+    text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    given = (*args, *kwargs.values())
+    if name in ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"):
+        _check_widths(given)
+        if name.startswith("format") and _WIDE_FORMAT.search(text):
+            raise _OverBudget("a format is too wide")
+        if name == "expandtabs":
+            _BUDGET.get().spend(text.count("\t") * _MAX_WIDTH)
+    elif name == "replace" and len(given) >= 2 and all(isinstance(a, str) for a in given[:2]):
+        _BUDGET.get().spend(text.count(given[0]) * len(given[1]))
+    elif name == "join" and given and isinstance(given[0], Sized):
+        _BUDGET.get().spend(len(text) * len(given[0]))
+
+
+def _check_widths(values: tuple[Any, ...]) -> None:
+    if any(isinstance(value, int) and value > _MAX_WIDTH for value in values):
+        raise _OverBudget("a width is too large")
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that refuses wide padding and counts what it returns."""
+
+    @wraps(function)  # also keeps Jinja's marks on the function
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        if name in ("center", "indent", "batch", "slice", "wordwrap", "tojson"):
+            _check_widths(given)
+        texts = [value for value in given if isinstance(value, str)]
+        if name == "format" and any(_WIDE_FORMAT.search(text) for text in texts[:1]):
+            raise _OverBudget("a format is too wide")
+        if name == "replace" and len(texts) >= 3:
+            _BUDGET.get().spend(texts[0].count(texts[1]) * len(texts[2]))
+        if name == "join" and texts and len(texts[-1]) > _MAX_WIDTH:
+            raise _OverBudget("a separator is too long")
+        return _spend(function(*args, **kwargs))
+
+    return run
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %} marks text for training: shown as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The body itself."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        finalize=_spend,
+    )
+    environment.filters["tojson"] = _tojson
+    for name, function in list(environment.filters.items()):
+        environment.filters[name] = _guarded(name, function)
+    del environment.globals["lipsum"]
+    environment.globals.update(
+        raise_exception=_raise_exception,
+        strftime_now=_strftime_now,
+    )
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def _meter(tree: nodes.Template) -> None:
+    """Put a meter into each loop, macro and call body, and into each "~"."""
+    bodies = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock)
+    for node in list(tree.find_all(bodies)):
+        num_chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        call = nodes.Call(_imported(_turn), [nodes.Const(num_chars)], [], None, None)
+        body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
+        body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+    _replace_concat(tree)
+
+
+def _replace_concat(node: nodes.Node) -> None:
+    for field, value in list(node.iter_fields()):
+        items = value if isinstance(value, list) else [value]
+        for index, item in enumerate(items):
+            if not isinstance(item, nodes.Node):
+                continue
+            _replace_concat(item)
+            if isinstance(item, nodes.Concat):
+                call = nodes.Call(_imported(_concat), item.nodes, [], None, None)
+                items[index] = call.set_lineno(item.lineno)
+        if not isinstance(value, list):
+            setattr(node, field, items[0])
+
+
+def _imported(function: Callable[..., Any]) -> nodes.ImportedName:
+    """A reference that no name in the template can shadow."""
+    return nodes.ImportedName(f"{__name__}.{function.__name__}")
+
+
+class Template:
+    """One compiled template. Safe to render from several threads."""
+
+    def __init__(self, source: str, param: str = "chat_template") -> None:
+        """Raises InvalidRequest(param) for a template that does not compile."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise InvalidRequest(f"a template has at most {MAX_SOURCE_CHARS} characters", param)
+        self.source = source
+        try:
+            self.tree = _ENVIRONMENT.parse(source)
+            metered = _ENVIRONMENT.parse(source)
+            _meter(metered)
+            code = _ENVIRONMENT.compile(metered)
+            self._template = jinja2.Template.from_code(
+                _ENVIRONMENT, code, dict(_ENVIRONMENT.globals)
+            )
+        except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
+            raise InvalidRequest(f"the template does not compile: {error}", param) from None
+
+    def render(self, variables: Mapping[str, Any], param: str = "messages") -> str:
+        """The text; InvalidRequest(param) if the template fails, refuses or exceeds its budget."""
+        budget = _Budget()
+        token = _BUDGET.set(budget)
+        parts, num_chars = [], 0
+        try:
+            for part in self._template.generate(**_plain(variables)):
+                parts.append(part)
+                num_chars += len(part)
+                if num_chars > MAX_OUTPUT_CHARS or time.monotonic() > budget.deadline:
+                    raise _OverBudget("too much text" if num_chars > MAX_OUTPUT_CHARS else "slow")
+        except (_OverBudget, SecurityError) as error:
+            raise InvalidRequest(f"the chat template was stopped: {error}", param) from None
+        except _FAILURES as error:
+            raise InvalidRequest(f"the chat template refused: {error}", param) from None
+        finally:
+            _BUDGET.reset(token)
+        return "".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` made of plain JSON types only, so that a template can call no method of ours."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)
