@@ -37,6 +37,7 @@ _UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "bootstrap_room": ("disaggregation is not supported yet", (None,)),
     "return_routed_experts": ("routed experts are not recorded", (None, False)),
     "return_sampling_mask": ("sampling masks are not returned", (None, False)),
+    "return_prompt_token_ids": ("prompt ids are not returned; POST /tokenize", (None, False)),
     "return_entropy": ("entropies are not returned", (None, False)),
 }
 # accepted, and without effect on the answer by their meaning
@@ -48,8 +49,7 @@ _IGNORED = frozenset(
 _FIELDS = frozenset(
     "text input_ids input_embeds sampling_params rid return_logprob logprob_start_len "
     "top_logprobs_num token_ids_logprob return_text_in_logprobs stream return_hidden_states "
-    "session_params priority extra_key cache_salt timeout logit_processor "
-    "return_prompt_token_ids".split()
+    "session_params priority extra_key cache_salt timeout logit_processor".split()
 )
 MAX_BATCH = 4096
 
@@ -63,7 +63,6 @@ class Batch:
     stream: bool
     wants_logprobs: list[bool] = field(default_factory=list)
     logprob_text: bool = False
-    wants_prompt_ids: bool = False
     stream_disjoint: bool = False
 
 
@@ -88,7 +87,6 @@ def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
         stream=stream,
         wants_logprobs=[bool(each("return_logprob", i)) for i in range(len(prompts))],
         logprob_text=_bool(body, "return_text_in_logprobs"),
-        wants_prompt_ids=_bool(body, "return_prompt_token_ids"),
     )
 
 
@@ -257,6 +255,7 @@ class Reply:
     def __init__(self, tokenizer: Tokenizer | None, batch: Batch, weight_version: str) -> None:
         self._tokenizer, self._batch, self._version = tokenizer, batch, weight_version
         self._began_s = time.monotonic()
+        self.last_finish = Finish("abort")  # of the sample that ended last
 
     def whole(self, index: int, output: Output) -> dict[str, Any]:
         """The finished answer of sample ``output`` of prompt ``index``."""
@@ -279,6 +278,7 @@ class Reply:
             "queue_time": output.queue_time_s,
         }
         if output.finish is not None:
+            self.last_finish = output.finish
             meta["e2e_latency"] = time.monotonic() - self._began_s
         if self._batch.wants_logprobs[index]:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)

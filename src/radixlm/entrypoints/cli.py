@@ -1,0 +1,66 @@
+"""``radixlm``: one command, its verbs imported only when called."""
+
+from __future__ import annotations
+
+import sys
+
+from radixlm import __version__
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.lazy import load
+
+# verb -> (module:function taking the remaining arguments, one line of help)
+VERBS: dict[str, tuple[str, str]] = {
+    "serve": ("radixlm.entrypoints.serve:main", "start the HTTP server"),
+    "chat": ("radixlm.entrypoints.chat:main", "talk to a model in the terminal"),
+    "generate": ("radixlm.entrypoints.generate:main", "answer prompts without a server"),
+    "run-batch": ("radixlm.entrypoints.run_batch:main", "answer a file of OpenAI batch requests"),
+    "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, host, kernels"),
+    "check-env": ("radixlm.entrypoints.check_env:main", "show what this machine offers"),
+    "version": ("radixlm.entrypoints.cli:version", "print the version"),
+}
+
+
+def version(argv: list[str]) -> int:
+    """Print the version."""
+    print(__version__)
+    return 0
+
+
+def usage() -> str:
+    """The help text."""
+    lines = [f"  {verb:<12} {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join(
+        [
+            f"RadixLM {__version__}: serve language models.",
+            "",
+            "usage: radixlm VERB [options]",
+            "",
+            *lines,
+            "",
+            "`radixlm VERB --help` lists the options of a verb. Without --model-path, serve and chat",
+            "use the small model that comes with the package.",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0, or 2 after an error of the user's."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    verb = "version" if args[0] == "--version" else args[0]
+    if verb not in VERBS:
+        print(f"radixlm: unknown verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        return int(load(VERBS[verb][0])(args[1:]) or 0)
+    except (ConfigError, CheckpointError) as error:
+        print(f"radixlm: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""``radixlm generate``: prompts from arguments or standard input, answers on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from radixlm.base.errors import ConfigError, RequestError
+from radixlm.base.log import set_up_logging
+from radixlm.config.options import parse
+from radixlm.config.root import flat
+from radixlm.entrypoints.offline import Engine
+
+USAGE = """usage: radixlm generate [--prompt TEXT ...] [--max-new-tokens N] [--temperature T] [--json]
+                        [server options]
+
+Prompts are the --prompt values, or else the lines of standard input. Answers stream to standard
+output; --json prints one JSON object a prompt instead. Server options: radixlm serve --help."""
+
+
+def _own(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Our options (with values) and what is left for the server's."""
+    own: dict[str, list[str]] = {}
+    rest: list[str] = []
+    args = iter(argv)
+    for arg in args:
+        name, _, value = arg.partition("=")
+        if name in ("--prompt", "--max-new-tokens", "--temperature"):
+            value = value if "=" in arg else next(args, "")
+            own.setdefault(name, []).append(value)
+        elif name == "--json":
+            own["--json"] = [""]
+        else:
+            rest.append(arg)
+    return own, rest
+
+
+def _number(own: dict[str, list[str]], name: str, default: float) -> float:
+    try:
+        return float(own[name][-1]) if name in own else default
+    except ValueError:
+        raise ConfigError(f"{name} {own[name][-1]!r} is not a number; try {default:g}") from None
+
+
+def main(argv: list[str]) -> int:
+    """Answer the prompts in order."""
+    if {"-h", "--help"} & set(argv):
+        print(USAGE)
+        return 0
+    own, rest = _own(argv)
+    prompts = own.get("--prompt") or [line.rstrip("\n") for line in sys.stdin]
+    params = {
+        "max_new_tokens": int(_number(own, "--max-new-tokens", 128)),
+        "temperature": _number(own, "--temperature", 0.0),
+    }
+    config, given = parse(rest, prog="radixlm generate")
+    set_up_logging("generate", config.observe.log_level if "log_level" in given else "warning")
+    options = {
+        name: value for name, value in flat(config, show_secrets=True).items() if name in given
+    }
+    try:
+        with Engine(**options) as engine:
+            for prompt in prompts:
+                _answer(engine, prompt, params, "--json" in own)
+    except RequestError as error:
+        print(f"radixlm generate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _answer(engine: Engine, prompt: str, params: dict[str, float], is_json: bool) -> None:
+    if is_json:
+        print(json.dumps(engine.generate(prompt, params), ensure_ascii=False), flush=True)
+        return
+    shown = 0
+    for event in engine.generate(prompt, params, stream=True):
+        print(event["text"][shown:], end="", flush=True)
+        shown = len(event["text"])
+    print()

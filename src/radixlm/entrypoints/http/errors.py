@@ -1,0 +1,113 @@
+"""Errors -> HTTP, in one place. Bodies have OpenAI's nested form: {"error": {message, type, ...}}."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from radixlm.base.errors import EngineError, RadixError, RequestError
+from radixlm.wire.replies import Finish
+
+log = logging.getLogger(__name__)
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "overloaded_error",
+}
+
+
+class FinishError(RadixError):
+    """A request that ended in an error before anything was sent."""
+
+    def __init__(self, finish: Finish) -> None:
+        super().__init__(finish.message or "the request failed")
+        self.status = finish.status or (499 if finish.kind == "abort" else EngineError.status)
+        self.retry_after_s = finish.retry_after_s
+
+
+def error_body(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body of an error, for answers and for events in mid-stream."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def body_of(error: RadixError) -> dict[str, Any]:
+    """The body of one of our errors."""
+    status = int(getattr(error, "status", 500))
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return error_body(str(error), status, param, code)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON by orjson; numbers that JSON cannot say become null."""
+    data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    return Response(data, status, headers, media_type="application/json")
+
+
+def error_response(error: RadixError) -> Response:
+    """The answer to a request that failed with one of our errors."""
+    status = int(getattr(error, "status", 500))
+    retry_s = getattr(error, "retry_after_s", None)
+    headers = {}
+    if status in (429, 503):
+        headers["Retry-After"] = str(max(1, math.ceil(retry_s or 1.0)))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(body_of(error), status, headers)
+
+
+def _describe(errors: list[Any]) -> tuple[str, str | None]:
+    """Pydantic's findings as one sentence a field."""
+    parts: list[str] = []
+    first: str | None = None
+    for found in errors[:5]:
+        place = ".".join(str(p) for p in found.get("loc", ()) if p != "body")
+        first = first or place or None
+        parts.append(f"{place or 'body'}: {found.get('msg')}")
+    return "; ".join(parts), first
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Every exception becomes a JSON error with the status that its type says."""
+
+    async def on_radix_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RadixError)
+        if not isinstance(error, RequestError):
+            log.error("%s %s: %s", request.method, request.url.path, error)
+        return error_response(error)
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        message, param = _describe(list(error.errors()))
+        return json_response(error_body(message, 400, param, "invalid_value"), 400)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"no route {request.method} {request.url.path}"
+        headers = dict(error.headers or {})
+        return json_response(error_body(message, error.status_code), error.status_code, headers)
+
+    async def on_any(request: Request, error: Exception) -> Response:
+        log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+        return json_response(error_body("internal error", 500), 500)
+
+    app.add_exception_handler(RadixError, on_radix_error)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_any)

@@ -1,0 +1,104 @@
+"""/generate and its kin (NH-09, NH-10, NH-32, NH-38)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.body import DONE, event, read_json, stream_response
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import FinishError, json_response
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.native import Batch, Reply, read_generate
+from radixlm.intake.records import Output
+
+router = APIRouter(tags=["native"])
+
+
+@router.post("/generate")
+@router.put("/generate")
+async def generate(request: Request) -> Response:
+    """Continue a prompt, or a list of prompts."""
+    return await answer_generate(request, await read_json(request))
+
+
+async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
+    """The native answer to a native body."""
+    state = state_of(request)
+    batch = read_generate(body, _defaults(state))
+    batch.stream_disjoint = state.config.serve.stream_output
+    reply = Reply(state.tokenizer, batch, state.config.model.weight_version)
+    if batch.stream:
+        return await stream_response(_events(state, reply))
+    answers = await until_gone(request, _collect(state, batch, reply))
+    return json_response(answers if batch.is_list else answers[0])
+
+
+def _defaults(state: ServerState) -> dict[str, Any]:
+    return state.info.generation if state.config.serve.sampling_defaults == "model" else {}
+
+
+async def _collect(state: ServerState, batch: Batch, reply: Reply) -> list[dict[str, Any]]:
+    async def one(index: int) -> list[dict[str, Any]]:
+        outputs = await state.intake.collect(batch.requests[index])
+        for output in outputs:
+            raise_failed(output)
+        return [reply.whole(index, output) for output in outputs]
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(i)) for i in range(len(batch.requests))]
+    return [answer for task in tasks for answer in task.result()]
+
+
+def raise_failed(output: Output) -> None:
+    """An Output that ended in an error, as that error."""
+    finish = output.finish
+    if finish is not None and finish.kind == "error":
+        raise FinishError(finish)
+
+
+async def _events(state: ServerState, reply: Reply) -> AsyncIterator[bytes]:
+    is_first = True
+    async for answer in reply.stream(state.intake):
+        reason = answer["meta_info"]["finish_reason"]
+        if reason and reason["type"] == "abort" and reason["err_type"] and is_first:
+            raise FinishError(reply.last_finish)
+        is_first = False
+        yield event(answer)
+    yield DONE
+
+
+@router.post("/generate_from_file")
+async def generate_from_file(request: Request) -> Response:
+    """Input embeddings, uploaded as a JSON file."""
+    form = await request.form()
+    upload = form.get("file")
+    if upload is None or isinstance(upload, str):
+        raise InvalidRequest("send the embeddings as a file in the form field 'file'", "file")
+    try:
+        rows = orjson.loads(await upload.read())
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"file: not valid JSON: {error}", "file") from error
+    sampling = {"temperature": 0.0, "max_new_tokens": 512}
+    return await answer_generate(request, {"input_embeds": rows, "sampling_params": sampling})
+
+
+@router.post("/abort_request")
+async def abort_request(request: Request) -> Response:
+    """End one request, or all; says how many were ended."""
+    body = await read_json(request)
+    intake = state_of(request).intake
+    message = str(body.get("abort_message") or "aborted by request")
+    if body.get("abort_all"):
+        return json_response({"success": True, "num_aborted": intake.abort_all(message)})
+    rids = body.get("rids") or [body.get("rid")]
+    if not isinstance(rids, list) or not all(isinstance(r, str) and r for r in rids):
+        raise InvalidRequest("rid: name the request to abort, or send abort_all", "rid")
+    count = sum(intake.abort(rid, message) for rid in rids)
+    return json_response({"success": count > 0, "num_aborted": count})

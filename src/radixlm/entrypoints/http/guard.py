@@ -1,0 +1,170 @@
+"""The ASGI layer in front of all routes: keys, body size, request ids.
+
+Pure ASGI, so that streams pass through untouched.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from radixlm.base.errors import (
+    ConfigError,
+    Forbidden,
+    PayloadTooLarge,
+    RadixError,
+    Unauthorized,
+)
+from radixlm.config.serve import ServeConfig
+from radixlm.entrypoints.http.errors import error_response
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/health_generate", "/ping", "/metrics", "/v1/health"})
+# what changes the server, or shows what other clients send
+ADMIN_PATHS = frozenset(
+    "/flush_cache /set_internal_state /slow_down /freeze_gc /configure_logging /pause_generation "
+    "/continue_generation /update_weights_from_disk /init_weights_update_group "
+    "/destroy_weights_update_group /update_weights_from_tensor /update_weights_from_distributed "
+    "/update_weight_version /release_memory_occupation /resume_memory_occupation /start_profile "
+    "/stop_profile /load_lora_adapter /unload_lora_adapter /get_weights_by_name "
+    "/start_expert_distribution_record /stop_expert_distribution_record "
+    "/dump_expert_distribution_record /clear_hicache_storage_backend "
+    "/hicache/storage-backend/clear /hicache/storage-backend".split()
+)
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+MAX_REQUEST_ID = 128
+
+
+class Guard:
+    """Checks a request before any route sees it."""
+
+    def __init__(self, app: App, serve: ServeConfig) -> None:
+        self._app = app
+        self._keys = _keys(serve)
+        self._admin_key = serve.admin_api_key
+        self._is_local = serve.host in _LOOPBACK
+        self._max_bytes = serve.max_request_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        send = _with_header(send, request_id)
+        try:
+            self._check(scope, headers)
+        except RadixError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        limited = _Limited(receive, self._max_bytes)
+        try:
+            await self._app(scope, limited, send)
+        except PayloadTooLarge as error:
+            await error_response(error)(scope, receive, send)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_bytes:
+            raise PayloadTooLarge(
+                f"the body has {int(length)} bytes, the limit is {self._max_bytes} "
+                "(--max-request-bytes)"
+            )
+        path = scope["path"].rstrip("/") or "/"
+        if scope["method"] == "OPTIONS" or path in OPEN_PATHS:
+            return
+        key = _bearer(headers)
+        if path in ADMIN_PATHS:
+            self._check_admin(key)
+        elif self._keys and not _matches(key, (*self._keys, self._admin_key)):
+            raise Unauthorized("the API key is missing or wrong: send Authorization: Bearer KEY")
+
+    def _check_admin(self, key: str) -> None:
+        """--admin-api-key where there is one; else the ordinary key; with neither, only a server
+        that listens on loopback alone has its admin routes open."""
+        if self._admin_key:
+            if not _matches(key, (self._admin_key,)):
+                raise Unauthorized("this route needs the admin key (--admin-api-key)")
+        elif self._keys:
+            if not _matches(key, self._keys):
+                raise Unauthorized(
+                    "the API key is missing or wrong: send Authorization: Bearer KEY"
+                )
+        elif not self._is_local:
+            raise Forbidden(
+                "this route changes the server and is closed on a public address: "
+                "start with --admin-api-key KEY"
+            )
+
+
+class _Limited:
+    """Counts the body's bytes, for clients that do not announce them."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._left, self._most = receive, most, most
+
+    async def __call__(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise PayloadTooLarge(f"the body exceeds {self._most} bytes (--max-request-bytes)")
+        return message
+
+
+def _keys(serve: ServeConfig) -> tuple[str, ...]:
+    keys = [serve.api_key] if serve.api_key else []
+    if serve.api_key_file:
+        try:
+            lines = Path(serve.api_key_file).read_text().splitlines()
+        except OSError as error:
+            raise ConfigError(f"--api-key-file {serve.api_key_file}: {error.strerror}") from error
+        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise ConfigError(f"--api-key-file {serve.api_key_file}: the file holds no key")
+    return tuple(keys)
+
+
+def _bearer(headers: dict[bytes, bytes]) -> str:
+    """The key of ``Authorization: Bearer``, or of ``x-api-key`` (Anthropic's clients)."""
+    value = headers.get(b"authorization", b"").decode("latin-1")
+    scheme, _, key = value.partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    return headers.get(b"x-api-key", b"").decode("latin-1")
+
+
+def _matches(given: str, accepted: tuple[str | None, ...]) -> bool:
+    """Constant-time comparison with every key."""
+    found = False
+    for key in accepted:
+        if key:
+            found |= hmac.compare_digest(given.encode(), key.encode())
+    return found
+
+
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    if given and len(given) <= MAX_REQUEST_ID and given.isprintable() and given.isascii():
+        return given
+    return secrets.token_hex(8)
+
+
+def _with_header(send: Send, request_id: str) -> Send:
+    async def wrapped(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", request_id.encode("latin-1")),
+            ]
+        await send(message)
+
+    return wrapped

@@ -1,0 +1,153 @@
+"""Run the HTTP server: start the engine first (it takes longest), then the face, then wait.
+
+SIGTERM and Ctrl-C drain: readiness goes off, what runs may finish within --drain-timeout, exit 0.
+A second signal leaves at once. An engine that cannot start ends the server with exit status 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import uvloop
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
+from radixlm.base.log import set_up_logging
+from radixlm.base.units import format_seconds
+from radixlm.config.root import ServerConfig
+from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
+from radixlm.engine.modelinfo import ModelInfo, resolved
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The listening socket; ConfigError if the address cannot be had."""
+    host, port = config.serve.host, config.serve.port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: {error.strerror or error}; --port 0 takes a free port"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def run(config: ServerConfig, given: frozenset[str]) -> int:
+    """Serve until a signal; the exit status."""
+    began_s = time.monotonic()
+    set_up_logging("server", config.observe.log_level, config.observe.log_level_http)
+    config, info = resolved(config, given)
+    sock = listen(config)
+    if config.serve.tokenizer_worker_num > 1:
+        serve_many = load("radixlm.entrypoints.http.workers:serve_many")
+        return int(serve_many(config, given, sock))
+    return uvloop.run(Server(config, given, info, sock, began_s).serve())
+
+
+class Server:
+    """One HTTP process with an engine behind it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        given: frozenset[str],
+        info: ModelInfo,
+        sock: socket.socket,
+        began_s: float,
+    ) -> None:
+        self.config, self.given, self.info = config, given, info
+        self.sock, self.began_s = sock, began_s
+        self.engine: Any = None
+        self.uvicorn: Any = None
+        self.num_signals = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve(self) -> int:
+        """Start engine and face; the exit status when all is over."""
+        tokenizer = intake_tokenizer(self.config, self.info)
+        if self.config.serve.engine_in_process:
+            self.engine = ThreadEngine(self.config, self.info, tokenizer)
+        else:
+            self.engine = ProcessEngine(self.config, self.given, self.info, tokenizer)
+        await self.engine.start()
+        try:
+            return await self._face(tokenizer)
+        finally:
+            await self.engine.stop()
+
+    async def _face(self, tokenizer: Any) -> int:
+        create_app = load("radixlm.entrypoints.http.app:create_app")
+        make_uvicorn = load("radixlm.entrypoints.http.app:make_uvicorn")
+        intake = self.engine.intake
+        app = create_app(self.config, self.info, tokenizer, self.engine)
+        self.uvicorn = make_uvicorn(app, self.config)
+        intake.on_failed = lambda failure: self._stop_now()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        self._spawn(self._announce())
+        gc.collect()
+        gc.freeze()  # what is alive now lives for ever: the collector need not look at it again
+        await self.uvicorn.serve(sockets=[self.sock])
+        if intake.failure is not None:
+            print(f"radixlm: {failure_error(intake.failure)}", file=sys.stderr)
+            return 2
+        log.info("stopped")
+        return 0
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _announce(self) -> None:
+        intake = self.engine.intake
+        await intake.ready.wait()
+        port = self.sock.getsockname()[1]
+        host = self.config.serve.host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        url = f"http://{shown}:{port}"
+        took = format_seconds(time.monotonic() - self.began_s)
+        log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
+        if sys.stderr.isatty():
+            print(
+                f"\nTry it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+                """-d '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'\n""",
+                file=sys.stderr,
+            )
+
+    def _on_signal(self, signum: int) -> None:
+        self.num_signals += 1
+        if self.num_signals > 1:
+            log.warning("second signal: leaving at once")
+            self.engine.intake.is_accepting = False
+            self._stop_now()
+            return
+        name = signal.Signals(signum).name
+        running = len(self.engine.intake.live)
+        log.info("%s: draining, %d requests run", name, running)
+        self._spawn(self._drain())
+
+    async def _drain(self) -> None:
+        await self.engine.intake.drain(self.config.serve.drain_timeout)
+        self._stop_now()
+
+    def _stop_now(self) -> None:
+        if self.uvicorn is not None:
+            self.uvicorn.should_exit = True
+            self.uvicorn.force_exit = self.num_signals > 1

@@ -1,0 +1,13 @@
+"""``radixlm serve``: read the options, then start the server. --help needs no more than config."""
+
+from __future__ import annotations
+
+from radixlm.base.lazy import load
+from radixlm.config.options import parse
+
+
+def main(argv: list[str]) -> int:
+    """Serve until a signal; the exit status."""
+    config, given = parse(argv, prog="radixlm serve")
+    run = load("radixlm.entrypoints.http.server:run")
+    return int(run(config, given))
