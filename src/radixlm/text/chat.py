@@ -39,7 +39,8 @@ class ChatTemplate:
     """How one checkpoint wants its conversations written. Immutable, safe between threads.
 
     ``stops`` are texts that end an answer besides the EOS token (built-in formats only).
-    ``content_format``: "openai" if the template walks the parts of a content, else "string".
+    ``adds_special_tokens``: encode the prompt with the tokenizer's BOS (built-in formats write
+    none); a template of a checkpoint writes its own. ``content_format``: "openai" if the template walks the parts of a content, else "string".
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ChatTemplate:
         tool_source: str | None = None,
         stops: tuple[str, ...] = (),
         media: Mapping[str, str] | None = None,
+        adds_special_tokens: bool = False,
     ) -> None:
         """Raises InvalidRequest if a template does not compile."""
         self._template = Template(source)
@@ -57,6 +59,7 @@ class ChatTemplate:
         self._media = dict(media or {})
         self.source = source
         self.stops = stops
+        self.adds_special_tokens = adds_special_tokens
         self.content_format: ContentFormat = detect_content_format(self._template)
 
     def mentions(self, text: str) -> bool:
@@ -269,6 +272,7 @@ def from_conversation(
         special_tokens,
         stops=conversation.stops,
         media=conversation.media,
+        adds_special_tokens=True,
     )
 
 
