@@ -42,7 +42,10 @@ class PagedRunner:
         num_pages: int = 256,
         cache_dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        final_len: int = 0,
     ) -> None:
+        """``final_len`` is the length that length-dependent ropes use (0: the present one)."""
+        self.final_len = final_len
         self.model, self.page_size = model, page_size
         self.backend = make_backend(backend, model.kv_groups, model.context.kernels, CPU)
         for group in model.kv_groups:
@@ -85,7 +88,7 @@ class PagedRunner:
         return ForwardBatch(
             token_ids_T=torch.tensor([t for new in tokens.values() for t in new]),
             positions_T=position,
-            rope_len_T=torch.tensor(kv_len)[owner],
+            rope_len_T=torch.tensor([self.final_len or n for n in kv_len])[owner],
             query_start_S1=torch.tensor(starts, dtype=torch.int32),
             kv_len_S=torch.tensor(kv_len, dtype=torch.int32),
             page_table_GSP=tables,

@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 
-# device type -> (extension that must import, module that announces implementations)
-BACKENDS: dict[str, tuple[tuple[str, str], ...]] = {
-    "cpu": (("radixlm._cpu", "radixlm.kernels.cpu.ops"),),
+# device type -> (extension that must import, modules that announce implementations)
+BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "cpu": (("radixlm._cpu", ("radixlm.kernels.cpu.ops", "radixlm.kernels.cpu_fused")),),
 }
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -37,10 +37,14 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "add_layer_norm": norm.add_layer_norm,
     "rope": rope.rope,
     "rope_angles": rope.rope_angles,
+    "prepare_qk": rope.prepare_qk,
     "activate": activation.activate,
     "activate_gated": activation.activate_gated,
     "embedding": embedding.embedding,
     "pack_linear": linear.pack_linear,
+    "pack_gated": linear.pack_gated,
+    "pack_tied": linear.pack_tied,
+    "pack_head_linear": linear.pack_head_linear,
     "route": moe.route,
     "pack_experts": moe.pack_experts,
 }
@@ -56,11 +60,15 @@ class Kernels:
     layer_norm: Callable[..., Tensor]
     add_layer_norm: Callable[..., Tensor]
     rope: Callable[..., None]
-    rope_angles: Callable[..., tuple[Tensor, Tensor]]
+    rope_angles: Callable[..., Tensor]
+    prepare_qk: Callable[..., None]
     activate: Callable[..., Tensor]
     activate_gated: Callable[..., Tensor]
     embedding: Callable[..., Tensor]
     pack_linear: Callable[..., linear.PackedLinear]
+    pack_gated: Callable[..., linear.PackedLinear]
+    pack_tied: Callable[..., linear.TiedTable]
+    pack_head_linear: Callable[..., linear.HeadLinear]
     route: Callable[..., tuple[Tensor, Tensor]]
     pack_experts: Callable[..., moe.PackedExperts]
     chosen: Mapping[str, str]
@@ -100,13 +108,14 @@ def implementations(device: str) -> tuple[Implementation, ...]:
 def load_backends(device: str) -> list[str]:
     """Import the device's backends; return the extensions that are missing."""
     missing = []
-    for extension, module in BACKENDS.get(device, ()):
+    for extension, modules in BACKENDS.get(device, ()):
         try:
             importlib.import_module(extension)
         except ImportError as error:
             missing.append(f"{extension} ({error})")
             continue
-        importlib.import_module(module)
+        for module in modules:
+            importlib.import_module(module)
     return missing
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
+from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -28,7 +29,9 @@ class AttentionLayer(Module):
         self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
     ) -> None:
         """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
-        self.spec, self._rope, self._pool, self._context = spec, rope, pool, context
+        self.spec, self._rope, self._pool = spec, rope, pool
+        self._prepare = context.kernels.prepare_qk
+        self._interleaved = spec.rope is not None and spec.rope.interleaved
         query_rows = spec.heads * spec.head_dim * (2 if spec.gate else 1)
         kv_rows = spec.kv_heads * spec.head_dim
         self.rows = (query_rows, kv_rows, kv_rows)
@@ -53,6 +56,7 @@ class AttentionLayer(Module):
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
+        self._qk_norm = self._make_qk_norm()
         self.site = AttentionSite(
             layer=row,
             group=group,
@@ -66,15 +70,20 @@ class AttentionLayer(Module):
             sinks=self.sinks.take() if spec.sinks else None,
         )
 
+    def _make_qk_norm(self) -> QkNorm | None:
+        spec = self.spec
+        if not spec.qk_norm or spec.qk_norm_spec is None:
+            return None
+        q, k = self.q_norm, self.k_norm
+        is_layer_norm = spec.qk_norm_spec.kind == "layer"
+        weights = (q.weight_D, k.weight_D, q.bias_D, k.bias_D)
+        return QkNorm(spec.qk_norm, is_layer_norm, spec.qk_norm_spec.eps, *weights)
+
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         q, k, v, gate = self._project(x_TD)
-        if self._rope >= 0:
-            cos, sin = angles[self._rope]
-            rotate = self._context.kernels.rope
-            interleaved = self.spec.rope is not None and self.spec.rope.interleaved
-            rotate(q, cos, sin, interleaved)
-            rotate(k, cos, sin, interleaved)
+        turn = angles[self._rope] if self._rope >= 0 else None
+        self._prepare(q, k, self._qk_norm, turn, self._interleaved)
         out = batch.attn.run(q, k, v, self.site)
         if gate is not None:
             out = out * torch.sigmoid(gate)
@@ -88,10 +97,6 @@ class AttentionLayer(Module):
             q, gate = q.view(-1, spec.heads, 2 * spec.head_dim).chunk(2, -1)
             gate = gate.flatten(1)
             q = q.flatten(1)
-        if spec.qk_norm == "row":
-            q, k = self.q_norm.run(q), self.k_norm.run(k)
         q = q.view(-1, spec.heads, spec.head_dim)
         k = k.view(-1, spec.kv_heads, spec.head_dim)
-        if spec.qk_norm in ("head", "each"):
-            q, k = self.q_norm.run(q), self.k_norm.run(k)
         return q, k, v.view(-1, spec.kv_heads, spec.head_dim), gate

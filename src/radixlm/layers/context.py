@@ -22,10 +22,15 @@ class LayerContext:
     scheme: Scheme = field(default_factory=UnquantizedScheme)
 
     def linear(
-        self, in_features: int, out_features: int, bias: bool = False, shard: Shard | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        shard: Shard | None = None,
+        gate_act: str = "",
     ) -> Linear:
-        """A linear layer in this context's scheme."""
-        return Linear(in_features, out_features, bias, self.scheme, self.kernels, shard)
+        """A linear layer in this context's scheme; ``gate_act`` as in ``Linear``."""
+        return Linear(in_features, out_features, bias, self.scheme, self.kernels, shard, gate_act)
 
     def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """A linear layer that is never quantised (routers, gates, heads)."""

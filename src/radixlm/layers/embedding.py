@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.linear import TiedTable
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.quant.param import Param, Shard
@@ -19,8 +21,21 @@ class Embedding(Module):
         self._lookup = context.kernels.embedding
 
     def finish(self) -> None:
-        self.table_VD = self.weight.take()
+        self._table_VD: Tensor | None = self.weight.take()
+
+    def share(self, kernels: Kernels) -> TiedTable:
+        """Hand the table over to an object that is also the output head, and look rows up there."""
+        assert self._table_VD is not None
+        self._tied = kernels.pack_tied(self._table_VD)
+        self._table_VD = None
+        return self._tied
+
+    def unpack(self) -> Tensor:
+        """The table [V, D] in the checkpoint's dtype."""
+        return self._tied.unpack() if self._table_VD is None else self._table_VD
 
     def run(self, ids_T: Tensor) -> Tensor:
         """Rows ``ids``, scaled: [T, D]."""
-        return self._lookup(ids_T, self.table_VD, self.scale, self._dtype)
+        if self._table_VD is None:
+            return self._tied.rows(ids_T, self.scale, self._dtype)
+        return self._lookup(ids_T, self._table_VD, self.scale, self._dtype)

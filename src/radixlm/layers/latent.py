@@ -64,13 +64,13 @@ class LatentAttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         spec, rotate = self.spec, self._context.kernels.rope
-        cos, sin = angles[self._rope]
+        turn = angles[self._rope]
         q = self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD))) if spec.q_rank else self.q.run(x_TD)
         q_THC = q.view(-1, spec.heads, spec.nope_dim + spec.rope_dim)
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
-        rotate(q_THR, cos, sin, spec.rope.interleaved)
+        rotate(q_THR, turn, spec.rope.interleaved)
         latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
-        rotate(k_TR[:, None], cos, sin, spec.rope.interleaved)
+        rotate(k_TR[:, None], turn, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
         out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
@@ -78,26 +78,26 @@ class LatentAttentionLayer(Module):
 
 
 class UpProjection(Module):
-    """kv_b [H * (N + V), L], split into its key and value halves, in the compute dtype."""
+    """kv_b [H * (N + V), L], split into its key and value halves."""
 
     def __init__(self, spec: LatentAttention, context: LayerContext) -> None:
-        self.spec, self._dtype = spec, context.compute_dtype
+        self.spec, self._pack = spec, context.kernels.pack_head_linear
         self.weight = Param(
             (spec.heads * (spec.nope_dim + spec.v_dim), spec.kv_rank), shard=Shard(0)
         )
 
     def finish(self) -> None:
-        weight = self.weight.take().to(self._dtype)
+        weight = self.weight.take()
         halves = weight.view(self.spec.heads, -1, self.spec.kv_rank).split_with_sizes(
             (self.spec.nope_dim, self.spec.v_dim), 1
         )
-        self.key_HNL = halves[0].contiguous()
-        self.value_HLV = halves[1].transpose(1, 2).contiguous()
+        self._key = self._pack(halves[0].transpose(1, 2).contiguous())
+        self._value = self._pack(halves[1].contiguous())
 
     def absorb(self, q_THN: Tensor) -> Tensor:
         """Queries in the latent's space: [T, H, L]."""
-        return torch.bmm(q_THN.transpose(0, 1), self.key_HNL).transpose(0, 1)
+        return self._key.run(q_THN)
 
     def expand(self, out_THL: Tensor) -> Tensor:
         """Values of averaged latents: [T, H * V]."""
-        return torch.bmm(out_THL.transpose(0, 1), self.value_HLV).transpose(0, 1).flatten(1)
+        return self._value.run(out_THL).flatten(1)

@@ -27,16 +27,18 @@ class Linear(Module):
         scheme: Scheme,
         kernels: Kernels,
         shard: Shard | None = None,
+        gate_act: str = "",
     ) -> None:
+        """With ``gate_act``, the rows are [gate; up] and ``run`` gives act(gate) * up."""
         self.in_features = in_features
         self.out_features = out_features
         self.scheme = scheme
-        self._kernels = kernels
+        self._kernels, self._gate_act = kernels, gate_act
         self._params = scheme.params(out_features, in_features, bias, shard)
 
     def own_params(self) -> dict[str, Param]:
         return self._params
 
     def finish(self) -> None:
-        self.packed = self.scheme.pack(self._kernels, self._params)
+        self.packed = self.scheme.pack(self._kernels, self._params, self._gate_act)
         self.run = self.packed.run

@@ -16,11 +16,12 @@ class MlpLayer(Module):
     def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
-        self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts))
+        gate_act = spec.act if spec.gated else ""
+        self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts), gate_act)
         self.down = context.linear(spec.inner, dim, spec.bias, Shard(1))
-        kernels = context.kernels
-        self._activate = kernels.activate_gated if spec.gated else kernels.activate
+        self._activate = context.kernels.activate
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
-        return self.down.run(self._activate(self.up.run(x_TD), self.spec.act))
+        h = self.up.run(x_TD)
+        return self.down.run(h if self.spec.gated else self._activate(h, self.spec.act))

@@ -16,7 +16,7 @@ from radixlm.arch.spec import Rope
 from radixlm.kernels.dispatch import Kernels
 from radixlm.step.batch import ForwardBatch
 
-Angles = tuple[Tensor, Tensor]  # cos, sin: [T, R] float32
+Angles = Tensor  # float32 [T, 2R]: R cosines, then R sines
 
 FIRST_ROWS = 4096  # tables grow by doubling
 
@@ -28,21 +28,19 @@ class StaticRope:
         frequencies, self._factor = inv_freq(rope, 0)
         self._inv_freq_R = torch.from_numpy(frequencies).to(device)
         self._kernels = kernels
-        self.cos_NR = self.sin_NR = self._inv_freq_R.new_empty(0, len(frequencies))
+        self.table_N2R = self._inv_freq_R.new_empty(0, 2 * len(frequencies))
 
     def reserve(self, num_rows: int) -> None:
         """Make the tables at least ``num_rows`` long."""
-        have = self.cos_NR.shape[0]
+        have = self.table_N2R.shape[0]
         if num_rows > have:
             rows = max(num_rows, 2 * have, FIRST_ROWS)
-            positions = torch.arange(rows, device=self.cos_NR.device)
-            self.cos_NR, self.sin_NR = self._kernels.rope_angles(
-                positions, self._inv_freq_R, self._factor
-            )
+            positions = torch.arange(rows, device=self.table_N2R.device)
+            self.table_N2R = self._kernels.rope_angles(positions, self._inv_freq_R, self._factor)
 
     def angles(self, batch: ForwardBatch) -> Angles:
         self.reserve(batch.max_kv_len)
-        return self.cos_NR[batch.positions_T], self.sin_NR[batch.positions_T]
+        return self.table_N2R[batch.positions_T]
 
 
 class LengthRope:
@@ -62,7 +60,7 @@ class LengthRope:
         inv_freq_TR = torch.stack([inv_freq_R for inv_freq_R, _ in made])[which_T]
         factor_T = torch.tensor([factor for _, factor in made], device=self._device)[which_T]
         angles_TR = batch.positions_T[:, None].float() * inv_freq_TR
-        return torch.cos(angles_TR) * factor_T[:, None], torch.sin(angles_TR) * factor_T[:, None]
+        return torch.cat((torch.cos(angles_TR), torch.sin(angles_TR)), -1) * factor_T[:, None]
 
 
 class RopeTables:

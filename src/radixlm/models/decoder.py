@@ -54,11 +54,8 @@ class DecoderModel(Module):
 
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
-        if self.decoder.tied:
-            head = self.context.kernels.pack_linear(self.embed.table_VD, None, "")
-        else:
-            head = self.head.packed
-        self._run_head = head.run
+        tied = self.decoder.tied
+        self._run_head = self.embed.share(self.context.kernels).run if tied else self.head.run
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:

@@ -20,8 +20,11 @@ class Scheme(Protocol):
         """The tensors to load, by checkpoint suffix ("weight", "bias", "scales", ...)."""
         ...
 
-    def pack(self, kernels: Kernels, params: Mapping[str, Param]) -> PackedLinear:
-        """Consume the filled parameters."""
+    def pack(
+        self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
+    ) -> PackedLinear:
+        """Consume the filled parameters. With ``gate_act``, the rows are [gate; up] and the
+        result runs act(gate) * up."""
         ...
 
 
@@ -39,6 +42,11 @@ class UnquantizedScheme:
             params["bias"] = Param((out_features,), "float32", bias_shard)
         return params
 
-    def pack(self, kernels: Kernels, params: Mapping[str, Param]) -> PackedLinear:
+    def pack(
+        self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
+    ) -> PackedLinear:
         bias = params["bias"].take() if "bias" in params else None
-        return kernels.pack_linear(params["weight"].take(), bias, self.fmt)
+        weight = params["weight"].take()
+        if gate_act:
+            return kernels.pack_gated(weight, bias, self.fmt, gate_act)
+        return kernels.pack_linear(weight, bias, self.fmt)

@@ -5,7 +5,7 @@ Roles, templates and recipes come from ``arch/names``; see there.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,7 +127,11 @@ def join(assembly: Assembly, source: TensorSource) -> Tensor:
         value = source.read(assembly.tensors[0][0])
     else:
         value = torch.cat([source.read(row[0]) for row in assembly.tensors])
-    return value if assembly.recipe is None else assembly.recipe(value, torch.cat)
+    return value if assembly.recipe is None else assembly.recipe(value, _cat)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat(list(tensors), dim)
 
 
 def _stack(tensors: tuple[tuple[str, ...], ...], source: TensorSource) -> Tensor:

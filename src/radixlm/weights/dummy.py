@@ -21,8 +21,9 @@ def checkpoint_dtype(folder: Path) -> torch.dtype:
         return torch.float32
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     dtype = getattr(torch, name.removeprefix("torch."), None)
-    is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    return dtype if is_float else torch.float32
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    return torch.float32
 
 
 def dummy_value(path: str, param: Param, dtype: torch.dtype) -> Tensor:

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from radixlm.kernels.ops.activation import activate_gated
+from radixlm.kernels.ops.embedding import embedding
 
 
 class PackedLinear(Protocol):
@@ -49,3 +53,74 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> PackedLin
     if fmt:
         raise ValueError(f"the reference linear has no format {fmt!r}")
     return ReferenceLinear(weight_OI, bias_O)
+
+
+class Gated:
+    """``act(gate) * up`` after a linear map that gives [gate, up]."""
+
+    def __init__(self, packed: PackedLinear, act: str) -> None:
+        self._packed, self._act = packed, act
+        self.out_features = packed.out_features // 2
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        return activate_gated(self._packed.run(x_TI), self._act)
+
+    def unpack(self) -> Tensor:
+        return self._packed.unpack()
+
+
+def pack_gated(weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str) -> PackedLinear:
+    """The front of a gated MLP: ``run`` gives act(gate) * up, [T, O / 2]; gate's rows first."""
+    return Gated(pack_linear(weight_OI, bias_O, fmt), act)
+
+
+class TiedTable(Protocol):
+    """One matrix that is both the token table and the output head."""
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """Logits [T, V] in the dtype of x."""
+        ...
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` times ``scale``, as ``embedding`` gives them."""
+        ...
+
+    def unpack(self) -> Tensor:
+        """The table [V, D] again."""
+        ...
+
+
+class ReferenceTied(ReferenceLinear):
+    """The table as it is."""
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        return embedding(ids_T, self.weight_OI, scale, dtype)
+
+
+def pack_tied(table_VD: Tensor) -> TiedTable:
+    """An object that looks rows up and projects to the vocabulary from one copy of the table."""
+    return ReferenceTied(table_VD, None)
+
+
+class HeadLinear(Protocol):
+    """One linear map a head: y[:, h] = x[:, h] W[h]^T."""
+
+    def run(self, x_THI: Tensor) -> Tensor:
+        """[T, H, O] in the dtype of x."""
+        ...
+
+
+class ReferenceHeadLinear:
+    """All heads in one batched product."""
+
+    def __init__(self, weight_HOI: Tensor) -> None:
+        self.weight_HIO = weight_HOI.transpose(1, 2)
+
+    def run(self, x_THI: Tensor) -> Tensor:
+        weight = self.weight_HIO.to(x_THI.dtype)
+        return torch.bmm(x_THI.transpose(0, 1), weight).transpose(0, 1)
+
+
+def pack_head_linear(weight_HOI: Tensor) -> HeadLinear:
+    """An object whose ``run`` maps every head by its own weight."""
+    return ReferenceHeadLinear(weight_HOI)

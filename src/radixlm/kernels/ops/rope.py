@@ -1,20 +1,41 @@
-"""Rotary position embedding (arXiv:2104.09864). Legend: T tokens, H heads, D head dim,
-R = half the number of rotated channels."""
+"""Rotary position embedding (arXiv:2104.09864), and what happens to q and k before attention.
+
+Legend: T tokens, H query heads, K KV heads, D head dim, R half the number of rotated channels.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from radixlm.kernels.ops.norm import layer_norm, rms_norm
 
-def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor, interleaved: bool) -> None:
+
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    """Norms of q and k. "head": all heads share weights [D]; "each": weights [H, D], every head
+    normalised alone; "row": the whole projection [H * D] at once. Weights are float32."""
+
+    kind: Literal["head", "each", "row"]
+    is_layer_norm: bool
+    eps: float
+    q_weight: Tensor
+    k_weight: Tensor
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
+
+
+def rope(x_THD: Tensor, cos_sin_T2R: Tensor, interleaved: bool) -> None:
     """Rotate the first 2R channels of every head in place; x may be a strided view.
 
-    Pairs are (i, i + R), or (2i, 2i + 1) when ``interleaved``. cos and sin are float32 and hold
-    the attention factor of yarn and longrope.
+    Pairs are (i, i + R), or (2i, 2i + 1) when ``interleaved``. ``cos_sin`` is float32, R cosines
+    then R sines of each token, times the attention factor of yarn and longrope.
     """
-    half = cos_TR.shape[-1]
-    cos, sin = cos_TR[:, None], sin_TR[:, None]
+    half = cos_sin_T2R.shape[-1] // 2
+    cos, sin = cos_sin_T2R[:, None, :half], cos_sin_T2R[:, None, half:]
     turned = x_THD[..., : 2 * half]
     if interleaved:
         a, b = turned[..., 0::2], turned[..., 1::2]
@@ -26,7 +47,31 @@ def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor, interleaved: bool) -> No
     b.copy_(rotated_b)
 
 
-def rope_angles(positions_T: Tensor, inv_freq_R: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, R], float32, of position * inv_freq, times ``factor``."""
-    angles_TR = positions_T[:, None].float() * inv_freq_R[None]
-    return torch.cos(angles_TR) * factor, torch.sin(angles_TR) * factor
+def rope_angles(positions_T: Tensor, inv_freq_R: Tensor, factor: float) -> Tensor:
+    """R cosines, then R sines, [T, 2R] float32, of position * inv_freq, times ``factor``."""
+    angles_TR = positions_T[:, None].float() * inv_freq_R
+    return torch.cat((torch.cos(angles_TR), torch.sin(angles_TR)), -1) * factor
+
+
+def prepare_qk(
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    norm: QkNorm | None,
+    cos_sin_T2R: Tensor | None,
+    interleaved: bool,
+) -> None:
+    """Normalise, then rotate q and k in place; they may be views of one qkv row."""
+    if norm is not None:
+        for x, weight, bias in (
+            (q_THD, norm.q_weight, norm.q_bias),
+            (k_TKD, norm.k_weight, norm.k_bias),
+        ):
+            rows = x.flatten(1) if norm.kind == "row" else x
+            if norm.is_layer_norm:
+                normed = layer_norm(rows, weight, bias, norm.eps)
+            else:
+                normed = rms_norm(rows, weight, norm.eps)
+            x.copy_(normed.view(x.shape))
+    if cos_sin_T2R is not None:
+        rope(q_THD, cos_sin_T2R, interleaved)
+        rope(k_TKD, cos_sin_T2R, interleaved)

@@ -1,0 +1,213 @@
+"""Announces what several C++ kernels do together: gated projections, a tied table, a linear map a
+head, experts. Single ops are announced by ``kernels/cpu/ops.py``.
+
+Only float32 runs here; other dtypes and what has no kernel go to the torch reference.
+Legend: T tokens, H heads, K KV heads or chosen experts, D channels, I inner channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu import linear as cpu_linear
+from radixlm.kernels.cpu import rope as cpu_rope
+from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
+from radixlm.kernels.dispatch import implements
+from radixlm.kernels.ops import linear as reference_linear
+from radixlm.kernels.ops import moe as reference_moe
+from radixlm.kernels.ops import rope as reference_rope
+
+NAME = "native"
+
+
+class _Counting:
+    """0, 1, 2 ... as int32, as long as any step so far."""
+
+    numbers = torch.arange(4096, dtype=torch.int32)
+
+    @classmethod
+    def upto(cls, count: int) -> Tensor:
+        if cls.numbers.shape[0] < count:
+            cls.numbers = torch.arange(2 * count, dtype=torch.int32)
+        return cls.numbers
+
+
+@implements("rope", name=NAME, device="cpu")
+def rope(x_THD: Tensor, cos_sin_T2R: Tensor, interleaved: bool) -> None:
+    """See kernels/ops/rope.py."""
+    if x_THD.dtype != torch.float32 or x_THD.stride(2) != 1:
+        reference_rope.rope(x_THD, cos_sin_T2R, interleaved)
+    else:
+        cpu_rope.apply(x_THD, None, cos_sin_T2R, None, interleaved)
+
+
+class FusedGated:
+    """``act(gate) * up`` inside the kernel of the joined projection."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str) -> None:
+        self.packed = cpu_linear.pack(weight_OI, bias_O, fmt, is_paired=True)
+        self.out_features = self.packed.out_features
+        self._dtype = weight_OI.dtype
+        self._run = self.packed.handle.run
+        self._act = cpu_linear.act_code(f"{act}_mul", True)
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """[T, O / 2], float32."""
+        if x_TI.stride(1) != 1 and x_TI.shape[1] > 1:
+            x_TI = x_TI.contiguous()
+        rows, width = x_TI.shape[0], self.out_features
+        out = torch.empty(rows, width)
+        self._run(
+            x_TI.data_ptr(), x_TI.stride(0), rows, out.data_ptr(), width, 0, 0, 1.0, self._act, 0, 0
+        )
+        return out
+
+    def unpack(self) -> Tensor:
+        """[gate; up] again."""
+        return unpack_paired(self.packed).to(self._dtype)
+
+
+def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
+    """Rows of a paired weight in their first order, float32 [N, K]."""
+    buffers = packed._buffers
+    kind, group = cpu_linear.parse_format(packed.fmt)
+    plain = native().Linear(
+        packed.padded, packed.num_in, cpu_linear.FORMAT_CODE[kind], group, False,
+        buffers.data.address, address(buffers.scale), address(buffers.offset),
+        address(buffers.column_sum), 0,
+    )  # fmt: skip
+    lanes = torch.empty(packed.padded, packed.num_in)
+    plain.embed(
+        _Counting.upto(packed.padded).data_ptr(),
+        packed.padded,
+        lanes.data_ptr(),
+        packed.num_in,
+        1.0,
+    )
+    owner = packed.lanes(torch.arange(1, packed.num_out + 1))
+    return lanes[torch.argsort(owner)[-packed.num_out :]]
+
+
+@implements("pack_gated", name=NAME, device="cpu")
+def pack_gated(
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str
+) -> reference_linear.PackedLinear:
+    """See kernels/ops/linear.py."""
+    is_known = bool(fmt) or weight_OI.dtype in cpu_linear.NATIVE_FORMAT
+    if is_known and act in cpu_linear.GATED_CODE:
+        return FusedGated(weight_OI, bias_O, fmt, act)
+    return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt), act)
+
+
+class NativeTied(NativeLinear):
+    """The packed head; its rows are looked up in the packed panels."""
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """See kernels/ops/embedding.py."""
+        return self.packed.embed(ids_T.int(), scale).to(dtype)
+
+
+@implements("pack_tied", name=NAME, device="cpu")
+def pack_tied(table_VD: Tensor) -> reference_linear.TiedTable:
+    """See kernels/ops/linear.py."""
+    if table_VD.dtype not in cpu_linear.NATIVE_FORMAT:
+        return reference_linear.pack_tied(table_VD)
+    return NativeTied(cpu_linear.pack(table_VD, None), table_VD.dtype)
+
+
+class NativeHeadLinear:
+    """A packed weight a head; heads run one after another over strided rows."""
+
+    def __init__(self, weight_HOI: Tensor) -> None:
+        self._heads = [cpu_linear.pack(weight, None) for weight in weight_HOI]
+        self._out = int(weight_HOI.shape[1])
+
+    def run(self, x_THI: Tensor) -> Tensor:
+        """[T, H, O], float32."""
+        if x_THI.dtype != torch.float32 or (x_THI.stride(2) != 1 and x_THI.shape[2] > 1):
+            x_THI = x_THI.float().contiguous()
+        tokens, heads, _ = x_THI.shape
+        out = torch.empty(tokens, heads, self._out)
+        x, y = x_THI.data_ptr(), out.data_ptr()
+        x_step, y_step, row = 4 * x_THI.stride(1), 4 * self._out, heads * self._out
+        for packed in self._heads:
+            packed.handle.run(x, x_THI.stride(0), tokens, y, row, 0, 0, 1.0, 0, 0, 0)
+            x, y = x + x_step, y + y_step
+        return out
+
+
+@implements("pack_head_linear", name=NAME, device="cpu")
+def pack_head_linear(weight_HOI: Tensor) -> reference_linear.HeadLinear:
+    """See kernels/ops/linear.py."""
+    if weight_HOI.dtype not in cpu_linear.NATIVE_FORMAT:
+        return reference_linear.pack_head_linear(weight_HOI)
+    return NativeHeadLinear(weight_HOI)
+
+
+class NativeExperts:
+    """Every expert's two weights packed; the tokens of an expert are gathered by the kernel."""
+
+    def __init__(
+        self,
+        up_E2ID: Tensor,
+        down_EDI: Tensor,
+        up_bias_E2I: Tensor | None,
+        down_bias_ED: Tensor | None,
+        act: str,
+    ) -> None:
+        self._code = cpu_linear.act_code(f"{act}_mul", True)
+        self._inner, self._dim = int(down_EDI.shape[2]), int(down_EDI.shape[1])
+        self._up, self._down = [], []
+        for expert in range(up_E2ID.shape[0]):
+            up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
+            down_bias = None if down_bias_ED is None else down_bias_ED[expert]
+            up, down = up_E2ID[expert], down_EDI[expert].contiguous()
+            self._up.append(cpu_linear.pack(up.contiguous(), up_bias, is_paired=True))
+            self._down.append(cpu_linear.pack(down, down_bias))
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """Sum of the chosen experts; each output adds its experts in the order of the choice."""
+        x_TD = x_TD.float().contiguous()
+        top_k, flat = ids_TK.shape[1], ids_TK.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=len(self._up)).tolist()
+        tokens = (order // top_k).int()
+        y = torch.empty(order.shape[0], self._dim)
+        width = self._inner
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                h = torch.empty(count, width)
+                self._up[expert].handle.run(
+                    x_TD.data_ptr(), self._dim, count, h.data_ptr(), width, 0, 0, 1.0,
+                    self._code, tokens.data_ptr() + 4 * start, 0,
+                )  # fmt: skip
+                self._down[expert].handle.run(
+                    h.data_ptr(), self._inner, count, y.data_ptr() + 4 * start * self._dim,
+                    self._dim, 0, 0, 1.0, 0, 0, 0,
+                )  # fmt: skip
+                start += count
+        where_TK = torch.empty_like(order)
+        where_TK[order] = torch.arange(order.shape[0])
+        where_TK = where_TK.view(-1, top_k)
+        # Products and sums apart, choice by choice: rounding never depends on the batch.
+        out = y[where_TK[:, 0]] * weights_TK[:, :1]
+        for choice in range(1, top_k):
+            out += y[where_TK[:, choice]] * weights_TK[:, choice, None]
+        return out
+
+
+@implements("pack_experts", name=NAME, device="cpu")
+def pack_experts(
+    up_E2ID: Tensor,
+    down_EDI: Tensor,
+    up_bias_E2I: Tensor | None,
+    down_bias_ED: Tensor | None,
+    act: str,
+) -> reference_moe.PackedExperts:
+    """See kernels/ops/moe.py."""
+    if up_E2ID.dtype not in cpu_linear.NATIVE_FORMAT or act not in cpu_linear.GATED_CODE:
+        return reference_moe.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act)
+    return NativeExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act)

@@ -1,0 +1,64 @@
+"""Rotary tables: static ones grow, length-dependent ones follow each token's own length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from radixlm.arch.rope import inv_freq
+from radixlm.arch.spec import Rope, RopeScaling
+from radixlm.kernels.dispatch import bind
+from radixlm.layers import rope as rope_layer
+from radixlm.layers.rope import RopeTables, StaticRope
+
+CPU = torch.device("cpu")
+KERNELS = bind("cpu", {"all": "reference"})
+PLAIN = Rope(8, 10000.0)
+DYNAMIC = Rope(
+    8, 10000.0, RopeScaling("dynamic", (("factor", 4.0), ("max_position_embeddings", 16)))
+)
+
+
+class Batch:
+    """The three fields that tables read."""
+
+    def __init__(self, positions: list[int], lengths: list[int]) -> None:
+        self.positions_T, self.rope_len_T = torch.tensor(positions), torch.tensor(lengths)
+        self.max_kv_len = max(lengths)
+
+
+def angles_of(rope: Rope, position: int, length: int) -> torch.Tensor:
+    frequencies, factor = inv_freq(rope, length)
+    angle = position * torch.from_numpy(frequencies)
+    return torch.cat((angle.cos(), angle.sin())) * factor
+
+
+@pytest.mark.parametrize("rope", [PLAIN, DYNAMIC], ids=["static", "dynamic"])
+def test_each_token_turns_by_its_position_and_length(rope: Rope) -> None:
+    positions, lengths = [0, 15, 40, 3, 3], [1, 16, 41, 41, 12]
+    batch: Any = Batch(positions, lengths)
+    (table,) = RopeTables([rope], KERNELS, CPU).angles(batch)
+    for row, position, length in zip(table, positions, lengths, strict=True):
+        torch.testing.assert_close(row, angles_of(rope, position, length))
+    assert torch.equal(table[3], table[4]) == (rope is PLAIN)
+
+
+def test_static_tables_grow_and_keep_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rope_layer, "FIRST_ROWS", 4)
+    maker = StaticRope(PLAIN, KERNELS, CPU)
+    first = maker.angles(Batch([0, 3], [4, 4]))  # type: ignore[arg-type]
+    grown = maker.angles(Batch([0, 3, 9], [4, 4, 10]))  # type: ignore[arg-type]
+    assert torch.equal(grown[:2], first)
+    assert maker.table_N2R.shape[0] >= 10
+    table = maker.table_N2R
+    maker.angles(Batch([1], [2]))  # type: ignore[arg-type]
+    assert maker.table_N2R is table
+
+
+def test_tables_stand_in_the_order_of_the_ropes() -> None:
+    other = Rope(4, 100.0)
+    batch: Any = Batch([5], [6])
+    tables = RopeTables([PLAIN, other], KERNELS, CPU).angles(batch)
+    assert [t.shape[1] for t in tables] == [8, 4]

@@ -1,0 +1,61 @@
+"""Pools: pages move whole, over all layers, and come back as they were written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import PagedPool
+
+PLAIN = KvGroup(0, "full", (0, 2, 5), kv_heads=2, head_dim=6, v_dim=4)
+LATENT = KvGroup(1, "full", (1, 3), kv_heads=1, head_dim=10, v_dim=8, latent=True)
+
+
+def filled(group: KvGroup, dtype: torch.dtype = torch.float32) -> PagedPool:
+    pool = PagedPool(group, 7, 3, dtype, torch.device("cpu"))
+    for layer in range(len(group.layers)):
+        k, v = pool.read(layer, range(7))
+        pool.write(layer, range(7), torch.randn_like(k), None if v is None else torch.randn_like(v))
+    return pool
+
+
+@pytest.mark.parametrize("group", [PLAIN, LATENT], ids=["plain", "latent"])
+def test_bytes_of_a_page_are_what_the_tensors_take(group: KvGroup) -> None:
+    pool = filled(group, torch.bfloat16)
+    taken = pool.k_LPBKC.nbytes + (0 if pool.v_LPBKV is None else pool.v_LPBKV.nbytes)
+    assert pool.nbytes_per_page * pool.num_pages == taken
+
+
+@pytest.mark.parametrize("group", [PLAIN, LATENT], ids=["plain", "latent"])
+def test_copied_pages_hold_the_old_content_even_when_chains_overlap(group: KvGroup) -> None:
+    pool = filled(group)
+    before = [pool.read(layer, range(7)) for layer in range(len(group.layers))]
+    pool.copy_pages([0, 1, 4], [1, 2, 6])
+    for layer, (k, v) in enumerate(before):
+        order = [0, 0, 1, 3, 4, 5, 4]  # page 1 took 0, page 2 took the old 1, page 6 took 4
+        rows = (torch.tensor(order)[:, None] * 3 + torch.arange(3)).flatten()
+        got_k, got_v = pool.read(layer, range(7))
+        assert torch.equal(got_k, k[rows])
+        assert (v is None) == (got_v is None)
+        assert v is None or got_v is None or torch.equal(got_v, v[rows])
+
+
+def test_read_after_write_in_any_order() -> None:
+    pool = filled(PLAIN)
+    k, v = torch.randn(6, 2, 6), torch.randn(6, 2, 4)
+    pool.write(1, [5, 2], k, v)
+    got_k, got_v = pool.read(1, [2, 5])
+    assert got_v is not None
+    assert torch.equal(got_k, torch.cat((k[3:], k[:3])))
+    assert torch.equal(got_v, torch.cat((v[3:], v[:3])))
+
+
+def test_values_of_a_latent_pool_are_the_front_of_its_keys() -> None:
+    pool = filled(LATENT)
+    assert torch.equal(pool.flat_v(1), pool.flat_k(1)[..., :8])
+
+
+def test_a_new_pool_is_finite() -> None:
+    pool = PagedPool(PLAIN, 7, 3, torch.float32, torch.device("cpu"))
+    assert not pool.k_LPBKC.any()
