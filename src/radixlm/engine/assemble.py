@@ -25,7 +25,7 @@ from radixlm.executor.capacity import MemoryFacts, num_pages
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.runner import Runner
 from radixlm.executor.tables import SlotTables
-from radixlm.kernels.dispatch import bind
+from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.chunk import ChunkCache
@@ -69,11 +69,13 @@ def assemble(
     device = torch.device(config.execute.device or "cpu")
     _set_threads(config, info)
     free_bytes = _free_bytes(device)
-    model, weight_bytes = _load(config, info, device)
+    overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
+    kernels = bind(device.type, overrides)
+    model, weight_bytes = _load(config, info, device, kernels)
     loaded_s = time.perf_counter()
     page_size = config.memory.page_size or 1
     attn = make_backend(
-        config.execute.attention_backend or "torch_native", model.kv_groups, model.kernels, device
+        config.execute.attention_backend or "torch_native", model.kv_groups, kernels, device
     )
     if not attn.supports(page_size):
         raise ConfigError(
@@ -148,9 +150,9 @@ def _free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _load(config: ServerConfig, info: ModelInfo, device: torch.device) -> tuple[Model, int]:
-    overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
-    kernels = bind(device.type, overrides)
+def _load(
+    config: ServerConfig, info: ModelInfo, device: torch.device, kernels: Kernels
+) -> tuple[Model, int]:
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     model = build_model(

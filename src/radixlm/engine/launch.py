@@ -107,16 +107,14 @@ class ThreadEngine:
         self._thread.start()
 
     def _serve(self) -> None:
-        assemble = load("radixlm.engine.assemble:assemble")
         try:
+            assemble = load("radixlm.engine.assemble:assemble")
             replica = assemble(self._config, self._info, self._theirs)
+            self.scheduler = replica.scheduler
+            self._theirs.send(Ready(replica.facts))
+            replica.scheduler.run()
         except RadixError as error:
             self._theirs.send(Failed(type(error).__name__, str(error)))
-            return
-        self.scheduler = replica.scheduler
-        self._theirs.send(Ready(replica.facts))
-        try:
-            replica.scheduler.run()
         except Exception as error:
             log.exception("the engine thread failed")
             self._theirs.send(Failed("EngineError", f"{type(error).__name__}: {error}"))

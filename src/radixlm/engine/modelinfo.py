@@ -1,4 +1,4 @@
-"""What both the HTTP process and the engine know of the model, read from its folder without torch."""
+"""What the HTTP process and the engine both know of the model, read without torch."""
 
 from __future__ import annotations
 

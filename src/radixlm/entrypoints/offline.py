@@ -105,12 +105,12 @@ class Engine:
 
     async def _collect(self, batch: Batch, show_progress: bool) -> Any:
         intake = self._engine.intake
+        reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
         bar = tqdm(total=len(batch.requests), disable=not show_progress, unit="prompt")
 
         async def one(index: int) -> list[dict[str, Any]]:
             outputs = await intake.collect(batch.requests[index])
             bar.update()
-            reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
             return [reply.whole(index, output) for output in outputs]
 
         try:

@@ -53,8 +53,8 @@ def _require(
             else "choose a smaller model or a machine with more memory"
         )
     raise ConfigError(
-        f"{flag}: weights ({format_bytes(facts.weight_bytes)}) and {wanted * page_size} tokens of KV "
-        f"({format_bytes(wanted * page_bytes)}) need {format_bytes(need)}; "
+        f"{flag}: weights ({format_bytes(facts.weight_bytes)}) and {wanted * page_size} tokens of "
+        f"KV ({format_bytes(wanted * page_bytes)}) need {format_bytes(need)}; "
         f"--mem-fraction-static {facts.mem_fraction_static} of the free "
         f"{format_bytes(facts.free_bytes)} is {format_bytes(have)}: {advice}"
     )

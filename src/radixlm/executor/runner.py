@@ -21,13 +21,14 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.prepare import prepare
 from radixlm.executor.tables import SlotTables
-from radixlm.sampling.logprobs import chosen_logprobs
+from radixlm.sampling import logprobs as lp
 from radixlm.sampling.sampler import Sampler
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.replies import Logprobs
+from radixlm.wire.requests import LogprobNeed
 
 # logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
 # would be gigabytes
@@ -57,7 +58,7 @@ class Step:
     hidden_TD: Tensor
     logits_RV: Tensor | None
     tokens_R: Tensor | None = None
-    logprobs: list[Logprobs | None] | None = None
+    logprobs: lp.Logprobs | None = None
     is_bad_R: Tensor | None = None
 
 
@@ -76,7 +77,7 @@ class Runner:
         controls: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.attn, self.tables = model, attn, tables
-        self.sampling, self.sampler = sampling, Sampler(sampling)
+        self.sampling, self.sampler = sampling, Sampler(sampling, detect_bad=True)
         self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
         self.pooler = Pooler()
         self._controls = dict(controls or {})
@@ -113,17 +114,16 @@ class Runner:
         if step.logits_RV is None:
             return
         emitting = [(i, item) for i, item in enumerate(step.plan.items) if item.emit]
-        slots_R = torch.tensor([item.slot for _, item in emitting], device=self.tables.device)
+        slots = [item.slot for _, item in emitting]
         positions_R = step.batch.positions_T[step.batch.logits_rows_R] + 1
-        # a NaN or an infinity anywhere in a row makes its sum not finite
-        step.is_bad_R = ~torch.isfinite(step.logits_RV.sum(-1))
-        mask = self._mask([index for index, _ in emitting], masks)
+        mask_RW = self._mask([index for index, _ in emitting], masks)
         needs = [item.logprobs for _, item in emitting]
-        drawn = self.sampler.sample(step.logits_RV, slots_R, positions_R, mask)
-        step.tokens_R = drawn.tokens
-        self.tables.next_token[slots_R] = drawn.tokens
+        wanted = None
         if any(need is not None for need in needs):
-            step.logprobs = chosen_logprobs(drawn.logprobs_source, drawn.tokens, needs)
+            wanted = [_request(need) if need else None for need in needs]
+        drawn = self.sampler.sample(step.logits_RV, slots, positions_R, mask_RW, wanted)
+        step.tokens_R, step.is_bad_R, step.logprobs = drawn.tokens_R, drawn.is_bad_R, drawn.logprobs
+        self.tables.next_token[slots] = drawn.tokens_R
 
     def _mask(self, order: list[int], masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
         if not masks:
@@ -149,7 +149,9 @@ class Runner:
                     got.error = "the model produced numbers that are not finite (NaN)"
                 else:
                     got.tokens = (tokens[row],)
-                    got.logprobs = step.logprobs[row] if step.logprobs else None
+                    if step.logprobs is not None and item.logprobs is not None:
+                        got.logprobs = Logprobs(chosen=[], top=[], asked=[])
+                        _append(got.logprobs, step.logprobs, row, tokens[row], item.logprobs)
                 row += 1
             if item.targets is not None or item.hidden_states or item.pooling:
                 self._extras(step, item, at, got)
@@ -173,18 +175,17 @@ class Runner:
         whole = Logprobs(chosen=[], top=[], asked=[])
         if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
             whole.chosen.append((None, int(item.tokens[0]) if item.tokens is not None else 0))
-            whole.top.append(None)
-            whole.asked.append(None)
+            whole.top.extend([None] if item.logprobs.top else [])
+            whole.asked.extend([None] if item.logprobs.token_ids else [])
         targets = torch.from_numpy(item.targets.astype(np.int64)).to(hidden.device)
+        request = _request(item.logprobs)
         for first in range(0, len(targets), PROMPT_ROWS):
             part = targets[first : first + PROMPT_ROWS]
             begin = item.targets_at + first
             logits = self.model.logits(hidden[begin : begin + len(part)])
-            for lp in chosen_logprobs(logits, part, [item.logprobs] * len(part)):
-                assert lp is not None
-                whole.chosen.extend(lp.chosen)
-                whole.top.extend(lp.top)
-                whole.asked.extend(lp.asked)
+            found = lp.compute_logprobs(logits, part, [request] * len(part))
+            for row, token in enumerate(part.tolist()):
+                _append(whole, found, row, token, item.logprobs)
         return whole
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
@@ -192,3 +193,16 @@ class Runner:
         if verb not in self._controls:
             raise InvalidRequest(f"the engine knows no {verb!r}", param="verb")
         return self._controls[verb](args)
+
+
+def _request(need: LogprobNeed) -> lp.LogprobRequest:
+    return lp.LogprobRequest(need.top, need.token_ids)
+
+
+def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobNeed) -> None:
+    """Add one place; "top" and "asked" only where the request wants them."""
+    whole.chosen.append((found.chosen[row], token))
+    if need.top:
+        whole.top.append(list(zip(*found.top[row], strict=True)))
+    if need.token_ids:
+        whole.asked.append(list(zip(*found.given[row], strict=True)))

@@ -81,7 +81,7 @@ class Scheduler:
         self.num_steps = 0
         self.sleep_s = 0.0  # the /slow_down test aid
         self._beat_s = 0.0
-        self._rate = (0.0, 0)
+        self._rate = (clock(), 0)
         self._throughput = 0.0
         self._was_idle = True
         self._timed: dict[str, Request] = {}  # those with a deadline
