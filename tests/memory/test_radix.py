@@ -136,6 +136,36 @@ def test_lfu_keeps_what_is_matched_often():
     assert [cache.peek(ids(n, n)) for n in (1, 2, 3)] == [2, 0, 1]
 
 
+def test_lfu_counts_the_uses_of_a_front_before_it_was_split_off():
+    pool, cache = make(eviction="lfu")
+    put(pool, cache, ids(1, 1, 1))
+    for _ in range(3):
+        cache.match(ids(1, 1, 1))
+    put(pool, cache, ids(2, 2))
+    for _ in range(2):
+        cache.match(ids(2, 2))
+    cache.match(ids(1, 1))
+    assert cache.evict(2) == 2 and cache.peek(ids(2, 2)) == 0
+    cache.evict(1)
+    put(pool, cache, ids(3))
+    for _ in range(2):
+        cache.match(ids(3))
+    cache.evict(1)
+    assert (cache.peek(ids(1, 1)), cache.peek(ids(3))) == (2, 0)
+
+
+def test_grown_prefixes_are_evicted_from_their_ends():
+    pool, cache = make(num_pages=512)
+    for end in (1, 2, 3):
+        for n in range(100):
+            prompt = ids(n, 1, 2)[:end]
+            match = cache.match(prompt)
+            table = np.concatenate([match.pages, pool.alloc(end - len(match.pages))])
+            cache.insert(prompt, table)
+    assert cache.evict(150) == 150
+    assert [cache.peek(ids(n, 1, 2)) for n in (0, 49, 50, 51, 99)] == [0, 0, 3, 3, 3]
+
+
 def test_unknown_policy():
     with pytest.raises(ConfigError, match=r"'mru': use one of \['lfu', 'lru'\]"):
         make(eviction="mru")

@@ -42,6 +42,7 @@ def test_the_table_keeps_all_that_is_read_and_little_more(window_tokens, page_si
         assert first * page_size <= max(0, num_computed - window_tokens)
         whole = num_computed // page_size * page_size
         assert (first + 1) * page_size > whole - window_tokens
+        assert first <= max(0, whole - window_tokens) // page_size, "the cache needs its window"
         assert table.num_live_pages(num_computed, 7) == -(-(num_computed + 7) // page_size) - first
 
 
@@ -158,6 +159,24 @@ def test_a_lock_holds_exactly_the_window():
     assert cache.evict_window(9) == 2 and cache.total_pages == 6
     cache.unlock(handle, is_window_locked=False)
     assert cache.evict(1) == 6 and pools.full.num_free == pools.window.num_free == 63
+
+
+def test_a_front_split_off_by_a_lock_is_as_old_as_it_was():
+    pools, cache = make(window_tokens=2)
+    put(pools, cache, ids(9, 9))
+    handle = put(pools, cache, ids(1, 2, 3, 4)).handle
+    cache.lock(handle)
+    assert cache.evict_window(1) == 2 and cache.peek(ids(9, 9)) == 0
+    assert cache.peek(ids(1, 2)) == 2
+    cache.unlock(handle)
+
+
+def test_full_eviction_leaves_no_window_candidates():
+    pools, cache = make(window_tokens=2)
+    put(pools, cache, ids(9, 9))
+    put(pools, cache, ids(1, 2, 3, 4))
+    assert cache.evict(99) == 6
+    assert not cache.window._queue._members and not cache._queue._members
 
 
 def test_wrong_use_is_refused():
