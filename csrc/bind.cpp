@@ -1,8 +1,11 @@
 // radixlm._cpu: kernels called with raw addresses; the GIL is released around every one.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "runtime/linear.h"
+#include "runtime/program.h"
 #include "runtime/runtime.h"
 
 namespace nb = nanobind;
@@ -10,62 +13,6 @@ using namespace radix;
 using nb::arg;
 
 namespace {
-
-using Address = uintptr_t;
-template <class T>
-T* at(Address a) {
-    return reinterpret_cast<T*>(a);
-}
-
-// Zeroed memory for packed weights, on huge pages where the system gives them.
-struct Memory {
-    void* data = nullptr;
-    size_t bytes = 0;
-    explicit Memory(size_t n);
-    ~Memory();
-    Memory(const Memory&) = delete;
-    Address address() const { return Address(data); }
-};
-
-struct Linear {
-    Weight w;
-    Linear(int64_t n, int64_t k, int format, int group, bool paired, Address data, Address scale, Address offset, Address column_sum, Address bias) {
-        w.n = n, w.k = k, w.format = format, w.group = group, w.paired = paired;
-        w.data = at<void>(data), w.scale = at<float>(scale), w.offset = at<float>(offset);
-        w.column_sum = at<int32_t>(column_sum), w.bias = at<float>(bias);
-    }
-    double bytes() const {
-        static const double each[] = {4, 2, 2, 1, 1, 0.5, 0.5};
-        return double(w.n) * double(w.k) * each[w.format];
-    }
-    void run(Address x, int64_t ldx, int64_t m, Address y, int64_t ldy, Address residual, int64_t ldr, float out_scale, int act, Address rows, int threads) const {
-        LinearArgs a;
-        a.w = w, a.x = at<float>(x), a.ldx = ldx, a.m = m, a.rows = at<int32_t>(rows);
-        a.y = at<float>(y), a.ldy = ldy, a.residual = at<float>(residual), a.ldr = ldr, a.out_scale = out_scale, a.act = act;
-        int n = threads > 0 ? threads : threads_for(bytes(), 2.0 * double(m) * double(w.n) * double(w.k));
-        const Kernels& k = kernels();
-        run_team(n, k.linear_shared(a), k.linear_local(a, n), [&](const Ctx& c) { k.linear(a, c); });
-    }
-    void pack(Address src, int dtype, int64_t ld, int64_t rows, int64_t first_row) const {
-        PackArgs a;
-        a.src = at<void>(src), a.src_dtype = dtype, a.ld = ld, a.rows = rows, a.first_row = first_row, a.w = w;
-        const Kernels& k = kernels();
-        run_team(threads_for(double(rows) * double(w.k) * 16, 0), 0, 0, [&](const Ctx& c) { k.pack(a, c); });
-    }
-    void embed(Address ids, int64_t tokens, Address y, int64_t ldy, float scale) const {
-        EmbedArgs a;
-        a.ids = at<int32_t>(ids), a.tokens = tokens, a.vocab = w.n, a.dim = w.k, a.packed = 1, a.w = w, a.scale = scale;
-        a.y = at<float>(y), a.ldy = ldy;
-        const Kernels& k = kernels();
-        run_team(threads_for(double(tokens) * double(w.k) * 64, 0), 0, 0, [&](const Ctx& c) { k.embed(a, c); });
-    }
-};
-
-Cache make_cache(Address k, Address v, int dtype, int kv_heads, int k_dim, int v_dim, int page_size) {
-    Cache c;
-    c.k = at<void>(k), c.v = at<void>(v), c.dtype = dtype, c.kv_heads = kv_heads, c.k_dim = k_dim, c.v_dim = v_dim, c.page_size = page_size;
-    return c;
-}
 
 void run_norm(Address x, int64_t ldx, Address residual, int64_t ldr, Address weight, Address bias, Address y, int64_t ldy, int64_t rows, int64_t dim,
               float eps, float offset, float x_scale, bool layer, int threads) {
@@ -84,6 +31,8 @@ void run_store(nb::tuple qkv, nb::tuple shape, nb::tuple norm, nb::tuple rope, A
     a.v = at<float>(nb::cast<Address>(qkv[4])), a.ldv = nb::cast<int64_t>(qkv[5]);
     a.tokens = nb::cast<int64_t>(shape[0]), a.heads = nb::cast<int>(shape[1]), a.kv_heads = nb::cast<int>(shape[2]);
     a.head_dim = nb::cast<int>(shape[3]), a.v_dim = nb::cast<int>(shape[4]);
+    a.q_head = nb::cast<int>(shape[5]);
+    a.layer_norm = nb::cast<int>(norm[5]), a.q_norm_bias = at<float>(nb::cast<Address>(norm[6])), a.k_norm_bias = at<float>(nb::cast<Address>(norm[7]));
     a.norm = nb::cast<int>(norm[0]), a.q_norm = at<float>(nb::cast<Address>(norm[1])), a.k_norm = at<float>(nb::cast<Address>(norm[2]));
     a.eps = nb::cast<float>(norm[3]), a.norm_offset = nb::cast<float>(norm[4]);
     a.cos_sin = at<float>(nb::cast<Address>(rope[0])), a.positions = at<int32_t>(nb::cast<Address>(rope[1]));
@@ -101,7 +50,7 @@ struct Attention {
     AttnArgs a;
     AttnPlan plan;
     Attention(int heads, int kv_heads, int k_dim, int v_dim, int page_size, int dtype, float scale, int window, float softcap, bool causal, Address sinks) {
-        a.heads = heads, a.scale = scale, a.window = window, a.softcap = softcap, a.causal = causal, a.sinks = at<float>(sinks);
+        a.heads = heads, a.q_head = k_dim, a.scale = scale, a.window = window, a.softcap = softcap, a.causal = causal, a.sinks = at<float>(sinks);
         a.cache = make_cache(0, 0, dtype, kv_heads, k_dim, v_dim, page_size);
     }
     void run(Address q, int64_t ldq, Address out, int64_t ldo, Address k_cache, Address v_cache, Address pages, int64_t ldp, Address query_start, Address kv_len,
@@ -122,8 +71,9 @@ struct Attention {
     }
 };
 
-void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows, int64_t dim, int act, int threads) {
+void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows, int64_t dim, int act, bool gated, int threads) {
     ActArgs a;
+    a.gated = gated;
     a.x = at<float>(x), a.ldx = ldx, a.y = at<float>(y), a.ldy = ldy, a.rows = rows, a.dim = dim, a.act = act;
     int n = threads > 0 ? threads : threads_for(double(rows) * double(dim) * 24, 0);
     const Kernels& k = kernels();
@@ -139,26 +89,6 @@ void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vo
 }
 
 }  // namespace
-
-#include <sys/mman.h>
-#include <cstdlib>
-#include <cstring>
-#include <new>
-
-Memory::Memory(size_t n) {
-    const size_t huge = size_t(2) << 20;
-    if (n >= huge) {
-        bytes = (n + huge - 1) / huge * huge;
-        if (posix_memalign(&data, huge, bytes)) throw std::bad_alloc();
-        madvise(data, bytes, MADV_HUGEPAGE);
-    } else {
-        bytes = (n + 4095) / 4096 * 4096;
-        if (bytes == 0) bytes = 4096;
-        if (posix_memalign(&data, 4096, bytes)) throw std::bad_alloc();
-    }
-    std::memset(data, 0, bytes);
-}
-Memory::~Memory() { std::free(data); }
 
 NB_MODULE(_cpu, m) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
@@ -179,6 +109,24 @@ NB_MODULE(_cpu, m) {
     nb::class_<Attention>(m, "Attention")
         .def(nb::init<int, int, int, int, int, int, float, int, float, bool, Address>())
         .def("run", &Attention::run, Release());
+    nb::class_<Program>(m, "Program")
+        .def(nb::init<>())
+        .def("buffer", &Program::buffer)
+        .def("embed", &Program::embed, arg("y"), arg("tied").none(), arg("table"), arg("dtype"), arg("vocab"), arg("dim"), arg("scale"), arg("positions"), arg("offset"))
+        .def("norm", &Program::norm)
+        .def("linear", &Program::linear)
+        .def("store", &Program::store)
+        .def("attention", &Program::attention)
+        .def("gate", &Program::gate)
+        .def("add", &Program::add)
+        .def("gather", &Program::gather)
+        .def("activation", &Program::activation)
+        .def("hidden", &Program::hidden)
+        .def("logits", &Program::logits)
+        .def("run", &Program::run, Release())
+        .def("profile", &Program::profile)
+        .def_rw("profiling", &Program::profiling)
+        .def_prop_ro("num_ops", &Program::num_ops);
     m.def("norm", &run_norm, Release());
     m.def("store", &run_store);
     m.def("activation", &run_activation, Release());

@@ -8,8 +8,8 @@
 namespace radix {
 
 enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6 };
-enum Act : int { ACT_NONE = 0, ACT_SILU_MUL = 1, ACT_GELU_MUL = 2, ACT_GELU_TANH_MUL = 3,
-                 ACT_SILU = 4, ACT_GELU = 5, ACT_GELU_TANH = 6, ACT_RELU = 7, ACT_RELU2 = 8 };
+enum Act : int { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU = 2, ACT_GELU_TANH = 3, ACT_GELU_QUICK = 4, ACT_RELU = 5, ACT_RELU2 = 6,
+                 ACT_TANH = 7, ACT_SWIGLU_OAI = 8 };  // the last one gated only
 
 constexpr int PANEL = 32;  // output channels of one weight panel
 
@@ -65,12 +65,16 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
     const float* v = nullptr;
     int64_t ldq = 0, ldk = 0, ldv = 0, tokens = 0;
     int heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
-    int norm = 0;  // 0 none, 1 each head, 2 the whole row, 3 each head layer-norm
+    int q_head = 0;  // floats from one query head to the next: head_dim, or more with a gate between
+    int norm = 0;    // 0 none, 1 head by head, weights shared, 2 the whole row, 3 head by head, own weights
+    int layer_norm = 0;
     const float* q_norm = nullptr;
     const float* k_norm = nullptr;
+    const float* q_norm_bias = nullptr;
+    const float* k_norm_bias = nullptr;
     float eps = 0, norm_offset = 0;
     const float* cos_sin = nullptr;  // [positions][rotary]: cos half, sin half
-    const int32_t* positions = nullptr;
+    const int32_t* positions = nullptr;  // null: row t of cos_sin belongs to token t
     int rotary = 0, interleaved = 0;
     const int32_t* slots = nullptr;  // < 0: token is not stored
     Cache cache;
@@ -84,6 +88,7 @@ struct AttnArgs {
     const float* q = nullptr;
     float* out = nullptr;
     int64_t ldq = 0, ldo = 0;
+    int q_head = 0;  // floats between query heads, >= k_dim
     Cache cache;
     const int32_t* page_table = nullptr;
     int64_t ldp = 0;
@@ -101,11 +106,23 @@ struct AttnArgs {
 };
 
 struct ActArgs {
-    const float* x = nullptr;  // [rows, 2 * dim] gate, up (or [rows, dim] for plain ones)
+    const float* x = nullptr;  // [rows, 2 * dim] gate, up when gated, else [rows, dim]
     int64_t ldx = 0;
     float* y = nullptr;
     int64_t ldy = 0, rows = 0, dim = 0;
-    int act = 0;
+    int act = 0, gated = 0;
+};
+
+// y = y * y_scale + x * x_scale, or y *= sigmoid(x), or y = x; heads of x may be spaced.
+struct MixArgs {
+    const float* x = nullptr;
+    float* y = nullptr;
+    int64_t ldx = 0, ldy = 0, rows = 0, dim = 0;
+    int mode = 0;  // 0 add, 1 sigmoid gate, 2 copy (rows gathered), 3 cap: y = tanh(y * x_scale / cap) * cap
+    float x_scale = 1, cap = 0;
+    int head = 0, head_stride = 0;  // gate: x's head h starts at h * head_stride
+    const int32_t* index = nullptr;
+    const uint8_t* mask = nullptr;  // copy: rows whose byte is set
 };
 
 struct EmbedArgs {
@@ -140,6 +157,7 @@ struct Kernels {
     void (*attention)(const AttnArgs&, const Ctx&);
     size_t (*attention_local)(const AttnArgs&);
     void (*activation)(const ActArgs&, const Ctx&);
+    void (*mix)(const MixArgs&, const Ctx&);
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
 };

@@ -8,18 +8,46 @@ namespace RADIX_ISA {
 static void act_row(const ActArgs& a, int64_t row) {
     const float* x = a.x + row * a.ldx;
     float* y = a.y + row * a.ldy;
-    bool gated = a.act >= ACT_SILU_MUL && a.act <= ACT_GELU_TANH_MUL;
     for (int64_t i = 0; i < a.dim; i += 16) {
         int n = lanes_at(i, a.dim);
-        vf v = activate(load_n(x + i, n), a.act);
-        if (gated) v = mul(v, load_n(x + a.dim + i, n));
-        store_n(y + i, v, n);
+        vf v = load_n(x + i, n);
+        store_n(y + i, a.gated ? gated(v, load_n(x + a.dim + i, n), a.act) : activate(v, a.act), n);
     }
 }
 
 void activation(const ActArgs& a, const Ctx& ctx) {
     ctx.each(a.rows, 1, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) act_row(a, r);
+    });
+    ctx.barrier();
+}
+
+static void mix_row(const MixArgs& a, int64_t r) {
+    if (a.mask && !a.mask[r]) return;
+    const float* x = a.x ? a.x + (a.index ? a.index[r] : r) * a.ldx : nullptr;
+    float* y = a.y + r * a.ldy;
+    for (int64_t i = 0; i < a.dim; i += 16) {
+        int n = lanes_at(i, a.dim);
+        if (a.mode == 0) store_n(y + i, fma(load_n(x + i, n), set1(a.x_scale), load_n(y + i, n)), n);
+        if (a.mode == 2) store_n(y + i, load_n(x + i, n), n);
+        if (a.mode == 3) {
+            vf v = mul(load_n(y + i, n), set1(a.x_scale));
+            if (a.cap != 0.0f) v = mul(vtanh(div(v, set1(a.cap))), set1(a.cap));
+            store_n(y + i, v, n);
+        }
+    }
+    if (a.mode != 1) return;
+    for (int64_t h = 0; h * a.head < a.dim; h++)
+        for (int i = 0; i < a.head; i += 16) {
+            int n = lanes_at(i, a.head);
+            float* at = y + h * a.head + i;
+            store_n(at, mul(load_n(at, n), vsigmoid(load_n(x + h * a.head_stride + i, n))), n);
+        }
+}
+
+void mix(const MixArgs& a, const Ctx& ctx) {
+    ctx.each(a.rows, 1, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; r++) mix_row(a, r);
     });
     ctx.barrier();
 }

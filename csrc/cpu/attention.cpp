@@ -234,7 +234,7 @@ static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, c
         b.lo[i] = a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
         r.lo = b.lo[i] < r.lo ? b.lo[i] : r.lo;
         r.hi = b.hi[i] > r.hi ? b.hi[i] : r.hi;
-        const float* q = a.q + (r.token0 + i / s.group) * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * s.k_dim;
+        const float* q = a.q + (r.token0 + i / s.group) * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * a.q_head;
         float* dst = b.q + int64_t(i) * s.k_dim;
         for (int d = 0; d < s.k_dim; d += 16) {
             int n = lanes_at(d, s.k_dim);

@@ -8,16 +8,15 @@ namespace RADIX_ISA {
 
 RADIX_INLINE vf activate(vf x, int act) {
     switch (act) {
-        case ACT_SILU_MUL:
         case ACT_SILU: return mul(x, vsigmoid(x));
-        case ACT_GELU_MUL:
         case ACT_GELU: return mul(mul(x, set1(0.5f)), add(set1(1.0f), verf(mul(x, set1(0.70710678118654752f)))));
-        case ACT_GELU_TANH_MUL:
         case ACT_GELU_TANH: {
             vf cube = mul(mul(x, x), x);
             vf inner = mul(set1(0.79788456080286536f), fma(cube, set1(0.044715f), x));
             return mul(mul(x, set1(0.5f)), add(set1(1.0f), vtanh(inner)));
         }
+        case ACT_GELU_QUICK: return mul(x, vsigmoid(mul(x, set1(1.702f))));
+        case ACT_TANH: return vtanh(x);
         case ACT_RELU: return vmax(x, zero());
         case ACT_RELU2: {
             vf r = vmax(x, zero());
@@ -25,6 +24,14 @@ RADIX_INLINE vf activate(vf x, int act) {
         }
         default: return x;
     }
+}
+
+// act(gate) * up; gpt-oss clamps both and adds one to up
+RADIX_INLINE vf gated(vf gate, vf up, int act) {
+    if (act != ACT_SWIGLU_OAI) return mul(activate(gate, act), up);
+    gate = vmin(gate, set1(7.0f));
+    up = vmin(vmax(up, set1(-7.0f)), set1(7.0f));
+    return mul(mul(add(up, set1(1.0f)), gate), vsigmoid(mul(gate, set1(1.702f))));
 }
 
 RADIX_INLINE void finish_half(const LinearArgs& a, int64_t row, int64_t col, vf v) {
@@ -54,7 +61,7 @@ static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_
         finish_half(a, row, at + 16, v);
         return;
     }
-    vf g = mul(activate(u, a.act), v);
+    vf g = gated(u, v, a.act);
     if (a.out_scale != 1.0f) g = mul(g, set1(a.out_scale));
     int64_t col = panel * 16, left = a.w.n / 2 - col;
     if (left > 0) store_n(a.y + row * a.ldy + col, g, left < 16 ? int(left) : 16);

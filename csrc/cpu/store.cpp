@@ -27,13 +27,17 @@ static void rotate_pairs(float* x, const float* cs, int rotary) {
     }
 }
 
-static void prepare_heads(const StoreArgs& a, float* x, int heads, const float* weight, const float* cs) {
-    if (a.norm == 2) rms_norm_to(x, x, weight, nullptr, int64_t(heads) * a.head_dim, a.eps, a.norm_offset);
+static void norm_to(const StoreArgs& a, float* x, const float* w, const float* b, int64_t dim) {
+    if (a.layer_norm) layer_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
+    else rms_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
+}
+
+static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, const float* weight, const float* bias, const float* cs) {
+    if (a.norm == 2) norm_to(a, x, weight, bias, int64_t(heads) * a.head_dim);
     for (int h = 0; h < heads; h++) {
-        float* head = x + int64_t(h) * a.head_dim;
-        if (a.norm == 1) rms_norm_to(head, head, weight, nullptr, a.head_dim, a.eps, a.norm_offset);
-        if (a.norm == 3) layer_norm_to(head, head, weight, nullptr, a.head_dim, a.eps, a.norm_offset);
-        if (a.norm == 4) layer_norm_to(head, head, weight ? weight + int64_t(h) * a.head_dim : nullptr, nullptr, a.head_dim, a.eps, a.norm_offset);
+        float* head = x + int64_t(h) * stride;
+        const int64_t own = a.norm == 3 ? int64_t(h) * a.head_dim : 0;
+        if (a.norm == 1 || a.norm == 3) norm_to(a, head, weight ? weight + own : nullptr, bias ? bias + own : nullptr, a.head_dim);
         if (!cs) continue;
         if (a.interleaved) rotate_pairs(head, cs, a.rotary);
         else rotate_halves(head, cs, a.rotary);
@@ -66,11 +70,11 @@ static void store_token(const Cache& c, int64_t slot, const float* k, const floa
 void store(const StoreArgs& a, const Ctx& ctx) {
     ctx.each(a.tokens, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++) {
-            const float* cs = a.cos_sin ? a.cos_sin + int64_t(a.positions[t]) * a.rotary : nullptr;
-            if (a.q) prepare_heads(a, a.q + t * a.ldq, a.heads, a.q_norm, cs);
+            const float* cs = a.cos_sin ? a.cos_sin + int64_t(a.positions ? a.positions[t] : t) * a.rotary : nullptr;
+            if (a.q) prepare_heads(a, a.q + t * a.ldq, a.heads, a.q_head, a.q_norm, a.q_norm_bias, cs);
             if (!a.k) continue;
             float* k = a.k + t * a.ldk;
-            prepare_heads(a, k, a.kv_heads, a.k_norm, cs);
+            prepare_heads(a, k, a.kv_heads, a.head_dim, a.k_norm, a.k_norm_bias, cs);
             if (a.slots && a.slots[t] >= 0) store_token(a.cache, a.slots[t], k, a.v + t * a.ldv);
         }
     });

@@ -14,10 +14,11 @@ void store(const StoreArgs&, const Ctx&);
 void attention(const AttnArgs&, const Ctx&);
 size_t attention_local(const AttnArgs&);
 void activation(const ActArgs&, const Ctx&);
+void mix(const MixArgs&, const Ctx&);
 void embed(const EmbedArgs&, const Ctx&);
 void pack(const PackArgs&, const Ctx&);
 
 extern const Kernels table;
-const Kernels table = {RADIX_STRING(RADIX_ISA), linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, embed, pack};
+const Kernels table = {RADIX_STRING(RADIX_ISA), linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, mix, embed, pack};
 }  // namespace RADIX_ISA
 }  // namespace radix

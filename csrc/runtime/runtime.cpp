@@ -1,10 +1,14 @@
 #include "runtime.h"
 
+#include "linear.h"
+
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <new>
 #include <stdexcept>
 
 namespace radix {
@@ -123,6 +127,21 @@ Workspace& workspace() {
     static thread_local Owner owner;
     return owner.w;
 }
+
+Memory::Memory(size_t n) {
+    const size_t huge = size_t(2) << 20;
+    if (n >= huge) {
+        bytes = (n + huge - 1) / huge * huge;
+        if (posix_memalign(&data, huge, bytes)) throw std::bad_alloc();
+        madvise(data, bytes, MADV_HUGEPAGE);
+    } else {
+        bytes = (n + 4095) / 4096 * 4096;
+        if (bytes == 0) bytes = 4096;
+        if (posix_memalign(&data, 4096, bytes)) throw std::bad_alloc();
+    }
+    std::memset(data, 0, bytes);
+}
+Memory::~Memory() { std::free(data); }
 
 // Extends are cut into blocks of queries; short ones (decode) into splits when they are few.
 void AttnPlan::make(const AttnArgs& a, int threads) {

@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from radixlm.kernels.cpu import activation
+from radixlm.kernels.ops.activation import activate_gated
 
 F = torch.nn.functional
 PLAIN = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "tanh": torch.tanh,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
@@ -33,6 +36,13 @@ def test_gated(inner: int) -> None:
         want = PLAIN[act](gate) * up
         got = activation.act_mul(x, f"{act}_mul")
         assert float((got - want).abs().max() / want.abs().max()) < 1e-6
+
+
+def test_clamped_swiglu() -> None:
+    x = torch.randn(9, 2 * 37, generator=torch.Generator().manual_seed(0)) * 8
+    want = activate_gated(x.double(), "swiglu_oai")
+    got = activation.act_mul(x, "swiglu_oai_mul")
+    assert float((got - want).abs().max() / want.abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

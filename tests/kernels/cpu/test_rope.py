@@ -6,6 +6,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu import cache as paged
 from radixlm.kernels.cpu import rope
+from radixlm.kernels.ops.rope import QkNorm, prepare_qk
 
 
 def rotated(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
@@ -57,7 +58,7 @@ def test_norm_rope_store(kind: str, dtype: torch.dtype, page_size: int) -> None:
     width = {"": 0, "head": 1, "row": None}[kind]
     q_weight = torch.randn(dim * (width or heads), generator=generator)
     k_weight = torch.randn(dim * (width or kv_heads), generator=generator)
-    norm = rope.QkNorm(kind, q_weight, k_weight, 1e-6, 1.0) if kind else None
+    norm = QkNorm(kind, False, 1e-6, q_weight + 1, k_weight + 1) if kind else None
     shape = paged.CacheShape(kv_heads, dim, v_dim, page_size, dtype)
     caches = shape.allocate(3)
     for tensor in caches:
@@ -90,3 +91,34 @@ def test_cache_geometry_is_checked() -> None:
     k, v = shape.allocate(2)
     with pytest.raises(ValueError, match="v_cache"):
         shape.fields(k, v.transpose(2, 3))
+
+
+@pytest.mark.parametrize("kind", ["head", "row", "each"])
+@pytest.mark.parametrize("is_layer_norm", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_prepare_matches_the_reference(kind: str, is_layer_norm: bool, has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    heads, kv_heads, dim = 3, 2, 24
+    sizes = {"head": ((dim,),) * 2, "row": ((heads * dim,), (kv_heads * dim,))}
+    sizes["each"] = ((heads, dim), (kv_heads, dim))
+    weights = [make(*size) for size in sizes[kind]]
+    biases = [make(*size) if has_bias and is_layer_norm else None for size in sizes[kind]]
+    norm = QkNorm(kind, is_layer_norm, 1e-5, *weights, *biases)
+    q, k, angles = make(5, heads, dim), make(5, kv_heads, dim), make(5, 12)
+    want_q, want_k = q.clone(), k.clone()
+    prepare_qk(want_q, want_k, norm, angles, True)
+    rope.prepare(q, k, norm, angles, interleaved=True)
+    assert (q - want_q).abs().max() < 1e-5 and (k - want_k).abs().max() < 1e-5
+
+
+def test_query_heads_may_have_gates_between_them() -> None:
+    both = torch.randn(4, 3, 2, 16, generator=torch.Generator().manual_seed(3))
+    q, before = both[:, :, 0], both.clone()
+    want = before[:, :, 0].clone()
+    rope.apply(want, None, table(16), torch.arange(4))
+    rope.apply(q, None, table(16), torch.arange(4))
+    assert torch.equal(q, want) and torch.equal(both[:, :, 1], before[:, :, 1])

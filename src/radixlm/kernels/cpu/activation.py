@@ -7,14 +7,12 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.checks import dtype_code, int32, rows_of
 from radixlm.kernels.cpu.extension import native
-from radixlm.kernels.cpu.linear import ACT_CODE, PAIRED_ACTS
+from radixlm.kernels.cpu.linear import act_code
 
 
 def act_mul(x_T2I: Tensor, act: str, out: Tensor | None = None) -> Tensor:
-    """``act(gate) * up`` of rows [gate, up]; act: silu_mul, gelu_mul, gelu_tanh_mul."""
-    if act not in PAIRED_ACTS:
-        raise ValueError(f"unknown gated activation {act!r}")
-    return _run(x_T2I, x_T2I.shape[1] // 2, act, out)
+    """``act(gate) * up`` of rows [gate, up]; act: silu_mul, gelu_mul, swiglu_oai_mul, ..."""
+    return _run(x_T2I, x_T2I.shape[1] // 2, act_code(act, True), True, out)
 
 
 def silu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
@@ -28,17 +26,15 @@ def gelu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def activate(x_TI: Tensor, act: str, out: Tensor | None = None) -> Tensor:
-    """silu, gelu, gelu_tanh, relu or relu2, elementwise."""
-    if act in PAIRED_ACTS or act not in ACT_CODE:
-        raise ValueError(f"unknown activation {act!r}")
-    return _run(x_TI, x_TI.shape[1], act, out)
+    """A plain activation of ``linear.ACT_CODE``, elementwise."""
+    return _run(x_TI, x_TI.shape[1], act_code(act, False), False, out)
 
 
-def _run(x: Tensor, dim: int, act: str, out: Tensor | None) -> Tensor:
+def _run(x: Tensor, dim: int, code: int, is_gated: bool, out: Tensor | None) -> Tensor:
     out = torch.empty(x.shape[0], dim) if out is None else out
     xa, ldx = rows_of(x, "x")
     ya, ldy = rows_of(out, "out")
-    native().activation(xa, ldx, ya, ldy, x.shape[0], dim, ACT_CODE[act], 0)
+    native().activation(xa, ldx, ya, ldy, x.shape[0], dim, code, is_gated, 0)
     return out
 
 

@@ -19,10 +19,9 @@ from radixlm.kernels.cpu.extension import address, native
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
 ACT_CODE = {
-    None: 0, "silu_mul": 1, "gelu_mul": 2, "gelu_tanh_mul": 3,
-    "silu": 4, "gelu": 5, "gelu_tanh": 6, "relu": 7, "relu2": 8,
+    "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
 }  # fmt: skip
-PAIRED_ACTS = ("silu_mul", "gelu_mul", "gelu_tanh_mul")
+GATED_CODE = {**ACT_CODE, "swiglu_oai": 8}
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
 NATIVE_FORMAT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -35,6 +34,19 @@ def parse_format(fmt: str) -> tuple[str, int]:
     if group and int(group) not in (32, 64, 128):
         raise ValueError(f"weight format {fmt!r}: groups have 32, 64 or 128 inputs")
     return kind, int(group or 0)
+
+
+def act_code(act: str | None, is_gated: bool) -> int:
+    """The extension's number of an activation. ValueError for a name that does not fit."""
+    if is_gated:
+        name = (act or "silu_mul").removesuffix("_mul")
+        if name in GATED_CODE and (act is None or act.endswith("_mul")):
+            return GATED_CODE[name]
+    elif act is None:
+        return 0
+    elif act in ACT_CODE:
+        return ACT_CODE[act]
+    raise ValueError(f"act {act!r} does not fit {'gated' if is_gated else 'plain'} outputs")
 
 
 @dataclass(slots=True)
@@ -66,7 +78,6 @@ class PackedLinear:
         self.num_out, self.num_in = num_out, num_in
         self.out_features = num_out // 2 if is_paired else num_out
         self._kind, self._group = kind, group
-        self._act = ACT_CODE["silu_mul"] if is_paired else 0
         self.padded = self._padded_rows()
         self._buffers = self._allocate(bias)
         b = self._buffers
@@ -150,11 +161,10 @@ class PackedLinear:
     ) -> Tensor:
         """``act(x W^T + bias) * out_scale + residual``, float32 [M, N].
 
-        Paired weights take silu_mul (default), gelu_mul or gelu_tanh_mul. ``out`` may be
-        ``residual`` but not ``x``. ``num_threads`` 0 lets the size of the work decide.
+        ``act`` is a name of ``ACT_CODE``; of paired weights one of ``GATED_CODE`` with "_mul"
+        behind it ("silu_mul", the default). ``out`` may be ``residual`` but not ``x``. ``num_threads`` 0 lets the size of the work decide.
         """
-        if (act in PAIRED_ACTS) != self.is_paired and not (self.is_paired and act is None):
-            raise ValueError(f"act {act!r} does not fit is_paired={self.is_paired}")
+        code = act_code(act, self.is_paired)
         if x_MK.shape[-1] != self.num_in:
             raise ValueError(f"expected {self.num_in} inputs, got {tuple(x_MK.shape)}")
         x, ldx = rows_of(x_MK, "x")
@@ -164,7 +174,6 @@ class PackedLinear:
             raise ValueError(f"out has shape {tuple(out.shape)}")
         y, ldy = rows_of(out, "out")
         r, ldr = (0, 0) if residual is None else rows_of(residual, "residual")
-        code = ACT_CODE[act] or self._act
         self.handle.run(x, ldx, x_MK.shape[0], y, ldy, r, ldr, out_scale, code, 0, num_threads)
         return out
 

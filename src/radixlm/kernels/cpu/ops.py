@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.kernels.cpu import activation, linear, norm
+from radixlm.kernels.cpu import activation, linear, norm, rope
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import embedding as reference_embedding
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import norm as reference_norm
+from radixlm.kernels.ops import rope as reference_rope
 
 NAME = "native"
 
@@ -64,6 +65,27 @@ def add_layer_norm(
     return normed.view(x_TD.shape)
 
 
+def _is_row_view(x: Tensor, is_dense: bool) -> bool:
+    dense = x.shape[1] == 1 or x.stride(1) == x.shape[2]
+    return x.dtype == torch.float32 and x.numel() > 0 and x.stride(2) == 1 and (dense or not is_dense)
+
+
+@implements("prepare_qk", name=NAME, device="cpu")
+def prepare_qk(
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    norm: reference_rope.QkNorm | None,
+    cos_sin_T2R: Tensor | None,
+    interleaved: bool,
+) -> None:
+    """See kernels/ops/rope.py."""
+    is_row = norm is not None and norm.kind == "row"
+    if not (_is_row_view(q_THD, is_row) and _is_row_view(k_TKD, True)):
+        reference_rope.prepare_qk(q_THD, k_TKD, norm, cos_sin_T2R, interleaved)
+        return
+    rope.prepare(q_THD, k_TKD, norm, cos_sin_T2R, None, interleaved)
+
+
 @implements("activate", name=NAME, device="cpu")
 def activate(x_TI: Tensor, act: str) -> Tensor:
     """See kernels/ops/activation.py."""
@@ -75,7 +97,7 @@ def activate(x_TI: Tensor, act: str) -> Tensor:
 @implements("activate_gated", name=NAME, device="cpu")
 def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
     """See kernels/ops/activation.py."""
-    if not _is_plain(x_T2I) or f"{act}_mul" not in linear.PAIRED_ACTS:
+    if not _is_plain(x_T2I) or act not in linear.GATED_CODE:
         return reference_activation.activate_gated(x_T2I, act)
     return activation.act_mul(_rows(x_T2I), f"{act}_mul").view(*x_T2I.shape[:-1], -1)
 

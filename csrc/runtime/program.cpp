@@ -1,0 +1,287 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+namespace radix {
+
+struct Program::Call {
+    int64_t tokens, num_rows;
+    Address ids, positions;
+    int num_seqs;
+    Address query_start, kv_len;
+    const std::vector<std::tuple<Address, int64_t, Address>>& groups;
+    const std::vector<std::tuple<Address, bool>>& ropes;
+    Address rows, logits;
+    int64_t ld_logits;
+    Address hidden;
+    int64_t ld_hidden;
+    Address embeds, embeds_mask, tree;
+    int64_t tree_ld;
+    int64_t count(bool selected) const { return selected ? num_rows : tokens; }
+};
+
+Program::~Program() { free(memory); }
+
+Program::Op& Program::push(Kind kind) {
+    ops.emplace_back();
+    ops.back().kind = kind;
+    return ops.back();
+}
+
+int Program::buffer(int64_t width) {
+    int64_t stride = (width + 15) / 16 * 16;
+    if (stride % 1024 == 0) stride += 16;  // rows a page apart would share cache sets
+    buffers.push_back({stride});
+    return int(buffers.size()) - 1;
+}
+
+void Program::embed(int y, const Linear* tied, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address positions, int64_t offset) {
+    Op& op = push(EMBED);
+    op.y = y;
+    EmbedArgs& a = op.embed;
+    a.vocab = vocab, a.dim = dim, a.table = at<void>(table), a.dtype = dtype, a.scale = scale;
+    if (tied) a.packed = 1, a.w = tied->w;
+    a.positions_table = at<void>(positions), a.position_offset = offset;
+    push(EMBEDS).y = y;
+    ops.back().mix.dim = dim;
+}
+void Program::norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected) {
+    Op& op = push(NORM);
+    op.x = x, op.residual = residual, op.y = y, op.selected = selected;
+    NormArgs& a = op.norm;
+    a.weight = at<float>(weight), a.bias = at<float>(bias), a.dim = dim, a.eps = eps, a.layer_norm = layer;
+}
+void Program::linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected) {
+    Op& op = push(LINEAR);
+    op.x = x, op.y = y, op.residual = residual, op.selected = selected;
+    op.linear.w = w.w, op.linear.out_scale = out_scale, op.linear.act = act;
+}
+void Program::store(int qkv, std::vector<int64_t> offsets, std::vector<int> shape, std::tuple<int, bool, Address, Address, Address, Address, float> norm, int rope,
+                    bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache) {
+    Op& op = push(STORE);
+    op.x = qkv, op.rope = rope, op.group = group;
+    std::copy(offsets.begin(), offsets.end(), op.offsets);
+    StoreArgs& a = op.store;
+    a.heads = shape.at(0), a.kv_heads = shape.at(1), a.head_dim = shape.at(2), a.v_dim = shape.at(3), a.q_head = shape.at(4);
+    a.norm = std::get<0>(norm), a.layer_norm = std::get<1>(norm), a.q_norm = at<float>(std::get<2>(norm)), a.k_norm = at<float>(std::get<3>(norm));
+    a.q_norm_bias = at<float>(std::get<4>(norm)), a.k_norm_bias = at<float>(std::get<5>(norm)), a.eps = std::get<6>(norm);
+    a.interleaved = interleaved, a.rotary = rotary;
+    a.cache = make_cache(std::get<0>(cache), std::get<1>(cache), std::get<2>(cache), a.kv_heads, a.head_dim, a.v_dim, std::get<3>(cache));
+}
+void Program::attention(int qkv, int y, int heads, int q_head, float scale, int window, float softcap, Address sinks) {
+    if (ops.empty() || ops.back().kind != STORE) throw std::invalid_argument("attention must follow a store");
+    const Op last = ops.back();
+    Op& op = push(ATTENTION);
+    op.x = qkv, op.y = y, op.group = last.group, op.x_offset = last.offsets[0];
+    AttnArgs& a = op.attention;
+    a.cache = last.store.cache, a.heads = heads, a.q_head = q_head, a.scale = scale, a.window = window, a.softcap = softcap, a.sinks = at<float>(sinks);
+    for (size_t p = 0; p < plan_of.size(); p++) {
+        const Op& other = ops[size_t(plan_of[p])];
+        const Cache &c = a.cache, &d = other.attention.cache;
+        if (other.group == op.group && other.attention.window == window && other.attention.heads == heads && c.kv_heads == d.kv_heads && c.k_dim == d.k_dim &&
+            c.v_dim == d.v_dim && c.dtype == d.dtype)
+            op.plan = int(p);
+    }
+    if (op.plan < 0) {
+        op.plan = int(plan_of.size());
+        plan_of.push_back(int(ops.size()) - 1);
+        plans.emplace_back();
+    }
+}
+void Program::gate(int qkv, int y, int heads, int head_dim, int64_t offset, int stride, bool selected) {
+    Op& op = push(MIX);
+    op.x = qkv, op.y = y, op.x_offset = offset, op.selected = selected;
+    op.mix.mode = 1, op.mix.head = head_dim, op.mix.head_stride = stride, op.mix.dim = int64_t(heads) * head_dim;
+}
+void Program::add(int x, int y, int64_t dim, float scale, bool selected) {
+    Op& op = push(MIX);
+    op.x = x, op.y = y, op.selected = selected, op.mix.mode = 0, op.mix.dim = dim, op.mix.x_scale = scale;
+}
+void Program::gather(int x, int y, int64_t dim) {
+    Op& op = push(MIX);
+    op.x = x, op.y = y, op.selected = op.gathers = true, op.mix.mode = 2, op.mix.dim = dim;
+}
+void Program::activation(int x, int y, int64_t dim, int act, bool gated, bool selected) {
+    Op& op = push(ACT);
+    op.x = x, op.y = y, op.selected = selected, op.act.dim = dim, op.act.act = act, op.act.gated = gated;
+}
+void Program::hidden(int x, int64_t dim) {
+    Op& op = push(HIDDEN);
+    op.x = x, op.selected = true, op.mix.mode = 2, op.mix.dim = dim;
+}
+void Program::logits(int x, const Linear& w, float scale, float softcap) {
+    Op& op = push(LOGITS);
+    op.x = x, op.selected = true;
+    op.linear.w = w.w, op.linear.out_scale = softcap != 0.0f ? 1.0f : scale;
+    if (softcap == 0.0f) return;
+    Op& cap = push(MIX);
+    cap.selected = true, cap.mix.mode = 3, cap.mix.x_scale = scale, cap.mix.cap = softcap, cap.mix.dim = w.w.n;
+}
+
+void Program::grow(int64_t tokens) {
+    if (tokens <= capacity) return;
+    capacity = std::max(tokens, capacity * 2);
+    size_t floats = 0;
+    for (auto& b : buffers) floats += size_t(b.stride * capacity);
+    free(memory);
+    memory = nullptr;
+    void* p = nullptr;
+    const size_t huge = size_t(2) << 20;
+    if (posix_memalign(&p, floats * 4 > huge ? huge : 4096, floats * 4 + 64)) {
+        capacity = 0;
+        throw std::bad_alloc();
+    }
+    memory = (char*)p;
+    if (floats * 4 > huge) madvise(p, floats * 4, MADV_HUGEPAGE);
+    float* at = (float*)p;
+    for (auto& b : buffers) b.data = at, at += b.stride * capacity;
+}
+
+// Fills this step's addresses and row counts into the ops.
+void Program::bind(const Call& c) {
+    auto data = [&](int b) { return b < 0 ? nullptr : buffers[size_t(b)].data; };
+    auto stride = [&](int b) { return b < 0 ? 0 : buffers[size_t(b)].stride; };
+    for (Op& op : ops) {
+        const int64_t n = c.count(op.selected);
+        float *x = data(op.x), *y = data(op.y), *residual = data(op.residual);
+        switch (op.kind) {
+            case EMBED:
+                op.embed.ids = at<int32_t>(c.ids), op.embed.tokens = n, op.embed.positions = at<int32_t>(c.positions);
+                op.embed.y = y, op.embed.ldy = stride(op.y);
+                break;
+            case EMBEDS:
+                op.mix.mode = 2, op.mix.rows = c.embeds ? n : 0, op.mix.x = at<float>(c.embeds), op.mix.ldx = op.mix.dim;
+                op.mix.mask = at<uint8_t>(c.embeds_mask), op.mix.y = y, op.mix.ldy = stride(op.y);
+                break;
+            case NORM:
+                op.norm.x = x, op.norm.ldx = stride(op.x), op.norm.residual = residual, op.norm.ldr = stride(op.residual);
+                op.norm.y = y, op.norm.ldy = stride(op.y), op.norm.rows = n;
+                break;
+            case LINEAR:
+            case LOGITS:
+                op.linear.x = x, op.linear.ldx = stride(op.x), op.linear.m = n;
+                op.linear.residual = residual, op.linear.ldr = stride(op.residual);
+                op.linear.y = op.kind == LINEAR ? y : at<float>(c.logits), op.linear.ldy = op.kind == LINEAR ? stride(op.y) : c.ld_logits;
+                if (op.kind == LOGITS && !c.logits) op.linear.m = 0;
+                break;
+            case STORE: {
+                StoreArgs& a = op.store;
+                a.q = x + op.offsets[0], a.k = x + op.offsets[1], a.v = x + op.offsets[2];
+                a.ldq = a.ldk = a.ldv = stride(op.x), a.tokens = n;
+                a.slots = at<int32_t>(std::get<2>(c.groups.at(size_t(op.group))));
+                a.cos_sin = nullptr;
+                if (op.rope >= 0) {
+                    a.cos_sin = at<float>(std::get<0>(c.ropes.at(size_t(op.rope))));
+                    a.positions = std::get<1>(c.ropes[size_t(op.rope)]) ? nullptr : at<int32_t>(c.positions);
+                }
+                break;
+            }
+            case ATTENTION: {
+                AttnArgs& a = op.attention;
+                a.q = x + op.x_offset, a.ldq = stride(op.x), a.out = y, a.ldo = stride(op.y);
+                a.page_table = at<int32_t>(std::get<0>(c.groups.at(size_t(op.group)))), a.ldp = std::get<1>(c.groups[size_t(op.group)]);
+                a.query_start = at<int32_t>(c.query_start), a.kv_len = at<int32_t>(c.kv_len), a.num_seqs = c.num_seqs;
+                a.tree = at<uint8_t>(c.tree), a.tree_ld = c.tree_ld;
+                break;
+            }
+            case MIX:
+                op.mix.x = x ? x + op.x_offset : nullptr, op.mix.ldx = stride(op.x), op.mix.rows = n;
+                op.mix.index = op.gathers ? at<int32_t>(c.rows) : nullptr;
+                op.mix.y = op.mix.mode == 3 ? at<float>(c.logits) : y, op.mix.ldy = op.mix.mode == 3 ? c.ld_logits : stride(op.y);
+                if (op.mix.mode == 3 && !c.logits) op.mix.rows = 0;
+                break;
+            case ACT: op.act.x = x, op.act.ldx = stride(op.x), op.act.y = y, op.act.ldy = stride(op.y), op.act.rows = n; break;
+            case HIDDEN: op.mix.x = x, op.mix.ldx = stride(op.x), op.mix.y = at<float>(c.hidden), op.mix.ldy = c.ld_hidden, op.mix.rows = c.hidden ? n : 0; break;
+        }
+    }
+}
+
+double Program::cost_flops(const Call& c, double& bytes) const {
+    static const double each[] = {4, 2, 2, 1, 1, 0.5, 0.5};
+    double flops = 0;
+    for (const Op& op : ops) {
+        if (op.kind == LINEAR || op.kind == LOGITS) {
+            double size = double(op.linear.w.n) * double(op.linear.w.k);
+            bytes += size * each[op.linear.w.format];
+            flops += 2 * size * double(op.linear.m);
+        }
+        if (op.kind == ATTENTION) bytes += plans[size_t(op.plan)].bytes, flops += plans[size_t(op.plan)].flops;
+    }
+    return flops + 200.0 * double(c.tokens) * double(ops.size());
+}
+
+void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) const {
+    switch (op.kind) {
+        case EMBED: k.embed(op.embed, ctx); break;
+        case NORM: k.norm(op.norm, ctx); break;
+        case LINEAR:
+        case LOGITS: k.linear(op.linear, ctx); break;
+        case STORE: k.store(op.store, ctx); break;
+        case ATTENTION: {
+            AttnArgs a = op.attention;
+            const AttnPlan& p = plans[size_t(op.plan)];
+            a.tasks = p.tasks.data(), a.num_tasks = p.num_tasks, a.num_merges = p.num_merges, a.partials = (float*)ctx.shared();
+            k.attention(a, ctx);
+            break;
+        }
+        case EMBEDS:
+        case HIDDEN:
+        case MIX:
+            if (op.mix.rows > 0) k.mix(op.mix, ctx);
+            break;
+        case ACT: k.activation(op.act, ctx); break;
+    }
+}
+
+void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, Address query_start, Address kv_len,
+                  std::vector<std::tuple<Address, int64_t, Address>> groups, std::vector<std::tuple<Address, bool>> ropes, Address rows, int64_t num_rows, Address logits,
+                  int64_t ld_logits, Address hidden, int64_t ld_hidden, Address embeds, Address embeds_mask, Address tree, int64_t tree_ld, int threads) {
+    Call c{tokens, num_rows, ids, positions, num_seqs, query_start, kv_len, groups, ropes, rows, logits, ld_logits, hidden, ld_hidden, embeds, embeds_mask, tree, tree_ld};
+    grow(std::max(tokens, num_rows));
+    bind(c);
+    const Kernels& k = kernels();
+    const int most = threads > 0 ? threads : max_threads();
+    size_t shared = 0, local = 0;
+    for (size_t p = 0; p < plans.size(); p++) {
+        const AttnArgs& a = ops[size_t(plan_of[p])].attention;
+        plans[p].make(a, most);
+        shared = std::max(shared, plans[p].partial_floats * 4);
+        local = std::max(local, k.attention_local(a));
+    }
+    double bytes = 0, flops = cost_flops(c, bytes);
+    int n = threads > 0 ? threads : threads_for(bytes, flops);
+    for (const Op& op : ops)
+        if (op.kind == LINEAR || op.kind == LOGITS) {
+            shared = std::max(shared, k.linear_shared(op.linear));
+            local = std::max(local, k.linear_local(op.linear, n));
+        }
+    run_team(n, shared, local, [&](const Ctx& ctx) {
+        if (!profiling) {
+            for (const Op& op : ops) execute(op, k, ctx);
+            return;
+        }
+        for (const Op& op : ops) {
+            auto t0 = std::chrono::steady_clock::now();
+            execute(op, k, ctx);
+            if (ctx.tid == 0) seconds[op.kind] += std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
+        }
+    });
+}
+
+std::vector<std::tuple<std::string, double>> Program::profile() {
+    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds"};
+    std::vector<std::tuple<std::string, double>> out;
+    for (int i = 0; i < 10; i++) {
+        out.emplace_back(names[i], seconds[i]);
+        seconds[i] = 0;
+    }
+    return out;
+}
+
+}  // namespace radix

@@ -1,0 +1,76 @@
+// A whole step of a decoder as a list of ops, bound once to weights and caches, run by one call.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "linear.h"
+
+namespace radix {
+
+class Program {
+  public:
+    ~Program();
+    int buffer(int64_t width);  // a float matrix with a row for each token
+    void embed(int y, const Linear* tied, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address positions, int64_t offset);
+    void norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected);
+    void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected);
+    void store(int qkv, std::vector<int64_t> offsets, std::vector<int> shape, std::tuple<int, bool, Address, Address, Address, Address, float> norm, int rope,
+               bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache);
+    void attention(int qkv, int y, int heads, int q_head, float scale, int window, float softcap, Address sinks);  // over the cache of the last store
+    void gate(int qkv, int y, int heads, int head_dim, int64_t offset, int stride, bool selected);
+    void add(int x, int y, int64_t dim, float scale, bool selected);
+    void gather(int x, int y, int64_t dim);
+    void activation(int x, int y, int64_t dim, int act, bool gated, bool selected);
+    void logits(int x, const Linear& w, float scale, float softcap);
+    void hidden(int x, int64_t dim);  // rows that the caller may take out
+
+    struct Group {
+        Address page_table;
+        int64_t stride;
+        Address slots;
+    };
+    void run(int64_t tokens, Address ids, Address positions, int num_seqs, Address query_start, Address kv_len, std::vector<std::tuple<Address, int64_t, Address>> groups,
+             std::vector<std::tuple<Address, bool>> ropes, Address rows, int64_t num_rows, Address logits, int64_t ld_logits, Address hidden, int64_t ld_hidden,
+             Address embeds, Address embeds_mask, Address tree, int64_t tree_ld, int threads);
+    int num_ops() const { return int(ops.size()); }
+    std::vector<std::tuple<std::string, double>> profile();  // seconds in each kind of op since the last call
+    bool profiling = false;
+
+  private:
+    enum Kind { EMBED, NORM, LINEAR, STORE, ATTENTION, MIX, ACT, LOGITS, HIDDEN, EMBEDS };
+    struct Op {
+        Kind kind;
+        int x = -1, y = -1, residual = -1, group = 0, rope = -1, plan = -1;
+        bool selected = false, gathers = false;
+        int64_t x_offset = 0, offsets[3] = {0, 0, 0};
+        EmbedArgs embed;
+        NormArgs norm;
+        LinearArgs linear;
+        StoreArgs store;
+        AttnArgs attention;
+        MixArgs mix;
+        ActArgs act;
+    };
+    struct Buffer {
+        int64_t stride;
+        float* data = nullptr;
+    };
+    struct Call;
+    std::vector<Op> ops;
+    std::vector<Buffer> buffers;
+    std::vector<AttnPlan> plans;
+    std::vector<int> plan_of;  // op index that a plan was made for
+    int64_t capacity = 0;
+    char* memory = nullptr;
+    double seconds[10] = {0};
+
+    Op& push(Kind kind);
+    void grow(int64_t tokens);
+    void bind(const Call& c);
+    double cost_flops(const Call& c, double& bytes) const;
+    void execute(const Op& op, const Kernels& k, const Ctx& ctx) const;
+};
+
+}  // namespace radix
