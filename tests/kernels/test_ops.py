@@ -212,6 +212,8 @@ CASES: dict[str, list[Run]] = {
     "rope": rope_cases(),
     "rope_angles": [lambda op: op(torch.arange(9), rand(8).abs(), 1.25)],
     "prepare_qk": prepare_cases(),
+    "sigmoid": [lambda op: op(torch.cat((rand(5, 7) * 20, torch.zeros(1, 7)))[:, :6])],
+    "softcap": [lambda op: op(rand(5, 7) * 20, 3.0)],
     "activate": activation_cases(gated=False),
     "activate_gated": activation_cases(gated=True),
     "embedding": embedding_cases(),

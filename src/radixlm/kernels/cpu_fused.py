@@ -10,11 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixlm.arch.spec import Moe
+from radixlm.kernels.cpu import activation as cpu_activation
 from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import rope as cpu_rope
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
 from radixlm.kernels.dispatch import implements
+from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
@@ -41,6 +44,31 @@ def rope(x_THD: Tensor, cos_sin_T2R: Tensor, interleaved: bool) -> None:
         reference_rope.rope(x_THD, cos_sin_T2R, interleaved)
     else:
         cpu_rope.apply(x_THD, None, cos_sin_T2R, None, interleaved)
+
+
+@implements("sigmoid", name=NAME, device="cpu")
+def sigmoid(x: Tensor) -> Tensor:
+    """See kernels/ops/activation.py."""
+    if x.dtype != torch.float32:
+        return reference_activation.sigmoid(x)
+    rows = x.contiguous().view(-1, x.shape[-1])
+    y = cpu_activation.activate(rows, "silu").div_(rows)  # x * sigmoid(x) / x
+    return torch.where(rows == 0, 0.5, y).view(x.shape)
+
+
+@implements("softcap", name=NAME, device="cpu")
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """See kernels/ops/activation.py."""
+    if x.dtype != torch.float32:
+        return reference_activation.softcap(x, cap)
+    rows = (x / cap).contiguous().view(-1, x.shape[-1])
+    return cpu_activation.activate(rows, "tanh").mul_(cap).view(x.shape)
+
+
+@implements("route", name=NAME, device="cpu")
+def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Tensor, Tensor]:
+    """See kernels/ops/moe.py."""
+    return reference_moe.route(logits_TE, correction_E, spec, sigmoid)
 
 
 class FusedGated:

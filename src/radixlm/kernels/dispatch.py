@@ -38,6 +38,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "rope": rope.rope,
     "rope_angles": rope.rope_angles,
     "prepare_qk": rope.prepare_qk,
+    "sigmoid": activation.sigmoid,
+    "softcap": activation.softcap,
     "activate": activation.activate,
     "activate_gated": activation.activate_gated,
     "embedding": embedding.embedding,
@@ -62,6 +64,8 @@ class Kernels:
     rope: Callable[..., None]
     rope_angles: Callable[..., Tensor]
     prepare_qk: Callable[..., None]
+    sigmoid: Callable[..., Tensor]
+    softcap: Callable[..., Tensor]
     activate: Callable[..., Tensor]
     activate_gated: Callable[..., Tensor]
     embedding: Callable[..., Tensor]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
@@ -30,6 +29,7 @@ class AttentionLayer(Module):
     ) -> None:
         """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
         self.spec, self._rope, self._pool = spec, rope, pool
+        self._sigmoid = context.kernels.sigmoid
         self._prepare = context.kernels.prepare_qk
         self._interleaved = spec.rope is not None and spec.rope.interleaved
         query_rows = spec.heads * spec.head_dim * (2 if spec.gate else 1)
@@ -86,7 +86,7 @@ class AttentionLayer(Module):
         self._prepare(q, k, self._qk_norm, turn, self._interleaved)
         out = batch.attn.run(q, k, v, self.site)
         if gate is not None:
-            out = out * torch.sigmoid(gate)
+            out = out * self._sigmoid(gate)
         return self.o.run(out)
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -71,7 +71,7 @@ class LatentAttentionLayer(Module):
         rotate(q_THR, turn, spec.rope.interleaved)
         latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
         rotate(k_TR[:, None], turn, spec.rope.interleaved)
-        k_T1C = torch.cat((self.kv_a_norm.run(latent_TL), k_TR), -1)[:, None]
+        k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
         out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
         return self.o.run(self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank)))

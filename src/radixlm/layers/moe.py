@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
@@ -47,6 +46,6 @@ class MoeLayer(Module):
         if self.spec.shared is not None:
             shared_TD = self.shared.run(x_TD)
             if self.spec.shared_gate:
-                shared_TD = shared_TD * torch.sigmoid(self.shared_gate.run(x_TD))
+                shared_TD = shared_TD * self._kernels.sigmoid(self.shared_gate.run(x_TD))
             y_TD += shared_TD
         return y_TD

@@ -88,5 +88,5 @@ class DecoderModel(Module):
         if decoder.logit_scale != 1.0:
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:
-            logits_RV = torch.tanh(logits_RV / decoder.logit_softcap) * decoder.logit_softcap
+            logits_RV = self.context.kernels.softcap(logits_RV, decoder.logit_softcap)
         return logits_RV

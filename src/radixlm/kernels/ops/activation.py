@@ -35,6 +35,17 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))``, a new contiguous tensor. An op of its own because torch's rounds an
+    element differently near the end of a tensor, so that a token would feel its neighbours."""
+    return torch.sigmoid(x)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(x / cap)``, a new contiguous tensor."""
+    return torch.tanh(x / cap) * cap
+
+
 def activate(x_TI: Tensor, act: str) -> Tensor:
     """``act(x)``, a new tensor like x."""
     return POINTWISE[act](x_TI)

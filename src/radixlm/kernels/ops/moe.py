@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
-from radixlm.kernels.ops.activation import activate_gated
+from radixlm.kernels.ops import activation
 
 
 class PackedExperts(Protocol):
@@ -20,7 +21,12 @@ class PackedExperts(Protocol):
         ...
 
 
-def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Tensor, Tensor]:
+def route(
+    logits_TE: Tensor,
+    correction_E: Tensor | None,
+    spec: Moe,
+    sigmoid: Callable[[Tensor], Tensor] = activation.sigmoid,
+) -> tuple[Tensor, Tensor]:
     """Choose experts: (weights [T, K] float32, ids [T, K] int64).
 
     Scores are softmax or sigmoid over all experts, or raw with the softmax after the choice.
@@ -28,7 +34,9 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Te
     ``kept`` best groups are out; a group is rated by its best two experts or its best one.
     """
     logits = logits_TE.float()
-    score = _scores(logits, spec.score)
+    score = logits.softmax(-1) if spec.score == "softmax" else logits
+    if spec.score == "sigmoid":
+        score = sigmoid(logits)
     pick = score if correction_E is None else score + correction_E
     num_groups, kept = spec.groups
     if num_groups > 1:
@@ -40,12 +48,6 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Te
     if spec.renorm:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * spec.scale, ids
-
-
-def _scores(logits_TE: Tensor, kind: str) -> Tensor:
-    if kind == "softmax":
-        return logits_TE.softmax(-1)
-    return logits_TE.sigmoid() if kind == "sigmoid" else logits_TE
 
 
 def _keep_groups(pick_TE: Tensor, num_groups: int, kept: int, rating: str) -> Tensor:
@@ -97,7 +99,7 @@ class ReferenceExperts:
             None if up_bias is None else up_bias[expert].to(dtype),
         )
         return F.linear(
-            activate_gated(h, self.act),
+            activation.activate_gated(h, self.act),
             self.down_EDI[expert].to(dtype),
             None if down_bias is None else down_bias[expert].to(dtype),
         )
