@@ -117,10 +117,12 @@ def test_broken_sums_and_free_list(house):
 
 def test_a_broken_shape(house):
     node = next(iter(house.cache.tree.nodes()))
-    node.tokens = node.tokens + 100
+    node.tokens = bytes(reversed(node.tokens))
     assert any("does not stand under its first page" in b for b in house.check())
-    node.tokens = node.tokens[:1]
+    node.tokens = node.tokens[:4]
     assert any("has 1 tokens in" in b for b in house.check())
+    node.num_pages += 1
+    assert any(f"page ids, counts {node.num_pages}" in b for b in house.check())
 
 
 def test_many_shared_pages_are_counted_not_listed():

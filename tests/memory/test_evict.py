@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.memory.prefix.evict import EvictionQueue, lfu, lru
-from radixlm.memory.prefix.node import NO_IDS, Node
+from radixlm.memory.prefix.node import Node
 
 MOVES = st.lists(st.tuples(st.sampled_from(["push", "use", "drop", "pop"]), st.integers(0, 19)))
 
 
 def make_nodes(num_nodes):
-    return [Node(None, b"", NO_IDS, NO_IDS, serial) for serial in range(num_nodes)]
+    return [Node(None, b"", b"", b"", serial) for serial in range(num_nodes)]
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)

@@ -235,11 +235,3 @@ def test_events_tell_the_whole_tree():
     assert sorted(log.cached) == result.pages[:2].tolist()
     cache.reset()
     assert log.cached == {} and log.lines == ["reset"]
-
-
-def test_a_short_rest_does_not_keep_a_long_prompt_alive():
-    pool, cache = make(num_pages=4096)
-    put(pool, cache, np.arange(3000, dtype=np.int32))
-    match = cache.match(ids(0, 1, 2))
-    cache.evict(2997)
-    assert match.handle.tokens.base is None and match.handle.pages.base is None

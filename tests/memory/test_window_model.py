@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixlm.memory.check import Holding, check
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import Handle
+from radixlm.memory.prefix.node import page_ids
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import HybridAllocator, WindowGroup
 from radixlm.memory.slots import SlotAllocator
@@ -67,10 +68,11 @@ class HybridMachine(RuleBasedStateMachine):
         for node in self.cache.tree.nodes():
             path = node.path()
             key = path[0].edge[0]
-            tokens = [token for part in path for token in part.tokens.tolist()]
-            start = len(tokens) // self.size - len(node.pages)
-            for i, page in enumerate(node.pages.tolist()):
-                window = 0 if node.window_pages is None else int(node.window_pages[i])
+            tokens = [token for part in path for token in page_ids(part.tokens).tolist()]
+            start = len(tokens) // self.size - node.num_pages
+            for i, page in enumerate(page_ids(node.pages).tolist()):
+                live = node.window_pages
+                window = 0 if live is None else int(page_ids(live)[i])
                 found[self.prefix(key, tokens, start + i)] = (page, window)
         return found
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from radixlm.memory.pages import CACHED, HELD, NULL_PAGE, PageAllocator, PageIds
 from radixlm.memory.prefix.base import Audit, Handle, PrefixCache
-from radixlm.memory.prefix.node import join
 from radixlm.memory.slots import SlotAllocator
 
 _MAX_NAMED: Final = 8
@@ -94,7 +93,7 @@ def repair(
     for group in _groups(allocator, window_allocator, audit, holdings):
         num_free = group.allocator.num_free
         cached = np.unique(_in_pool(group.allocator, group.cached))
-        held = np.unique(_in_pool(group.allocator, join([pages for _, pages in group.own])))
+        held = np.unique(_in_pool(group.allocator, _concatenate([pages for _, pages in group.own])))
         group.allocator.rebuild(held=np.setdiff1d(held, cached), cached=cached)
         num_pages += max(0, group.allocator.num_free - num_free)
     num_slots = slots.num_free
@@ -135,6 +134,10 @@ def _groups(
     return groups
 
 
+def _concatenate(parts: list[PageIds]) -> PageIds:
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
 def _in_pool(allocator: PageAllocator, pages: PageIds) -> PageIds:
     """Those of ``pages`` that can be given out at all."""
     return pages[(pages > NULL_PAGE) & (pages < allocator.num_pages)]
@@ -170,14 +173,14 @@ def _check_group(group: _Group) -> list[str]:
                 f"{name}: {len(pages) - len(inside)} of {len(pages)} pages of {owner} are not in "
                 f"the pool of {allocator.num_pages}"
             )
-    num_owners = np.bincount(join(valid), minlength=allocator.num_pages)
+    num_owners = np.bincount(_concatenate(valid), minlength=allocator.num_pages)
     shared = np.flatnonzero(num_owners > 1).tolist()
     for page in shared[:_MAX_NAMED]:
         names = [owner for owner, pages in owned for _ in range(int((pages == page).sum()))]
         breaches.append(f"{name}: page {page} has {len(names)} owners: {', '.join(names)}")
     if len(shared) > _MAX_NAMED:
         breaches.append(f"{name}: {len(shared)} pages have several owners")
-    held = _in_pool(allocator, join([pages for _, pages in group.own]))
+    held = _in_pool(allocator, _concatenate([pages for _, pages in group.own]))
     breaches += _compare(name, "owned by the cache", allocator.pages_in(CACHED), group.cached)
     breaches += _compare(name, "held by requests", allocator.pages_in(HELD), held)
     return breaches + [f"{name}: {breach}" for breach in allocator.audit()]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import Handle, Lock
-from radixlm.memory.prefix.node import NO_IDS, Node, join
+from radixlm.memory.prefix.node import PAGE_ID_BYTES, TOKEN_BYTES, Node, join
 from radixlm.memory.prefix.tree import Tree
 from radixlm.memory.prefix.window import WindowGroup
 
@@ -17,20 +17,22 @@ def audit_shape(tree: Tree) -> list[str]:
     breaches: list[str] = []
     for node in tree.nodes():
         parent = node.parent
-        head = node.tokens[: tree.page_size].tobytes()
+        head = node.tokens[: tree.page_size * TOKEN_BYTES]
         stored = node.edge[1] if isinstance(node.edge, tuple) else node.edge
         if parent is None or parent.children.get(node.edge) is not node or stored != head:
             breaches.append(f"node {node.serial} does not stand under its first page")
-        if len(node.tokens) != len(node.pages) * tree.page_size or not len(node.pages):
+        num_tokens = len(node.tokens) // TOKEN_BYTES
+        if num_tokens != node.num_pages * tree.page_size or not node.num_pages:
             breaches.append(
-                f"node {node.serial} has {len(node.tokens)} tokens in {len(node.pages)} pages "
+                f"node {node.serial} has {num_tokens} tokens in {node.num_pages} pages "
                 f"of {tree.page_size}"
             )
-        row = node.window_pages
-        if row is not None and len(row) != len(node.pages):
-            breaches.append(
-                f"node {node.serial} has {len(row)} window pages, {len(node.pages)} full"
-            )
+        for pages in (node.pages, node.window_pages):
+            if pages is not None and len(pages) != node.num_pages * PAGE_ID_BYTES:
+                breaches.append(
+                    f"node {node.serial} has {len(pages) // PAGE_ID_BYTES} page ids, "
+                    f"counts {node.num_pages}"
+                )
     return breaches
 
 
@@ -69,8 +71,8 @@ def audit_locks(
 def locked_pages(handle: Handle | None) -> PageIds:
     """Pages from the start to ``handle``; none if it is dead."""
     if not isinstance(handle, Node) or not handle.is_alive:
-        return NO_IDS
-    return join([node.pages for node in handle.path()])
+        return join(())
+    return join(node.pages for node in handle.path())
 
 
 def locked_window_pages(
@@ -78,8 +80,8 @@ def locked_window_pages(
 ) -> PageIds:
     """Window pages that a lock on ``handle`` keeps."""
     if window is None or not is_window_locked:
-        return NO_IDS
+        return join(())
     if not isinstance(handle, Node) or not handle.is_alive:
-        return NO_IDS
+        return join(())
     rows = [node.window_pages for node in window.tail(handle)]
-    return join([row for row in rows if row is not None])
+    return join(row for row in rows if row is not None)

@@ -30,7 +30,7 @@ from radixlm.memory.prefix.base import (
     TokenIds,
 )
 from radixlm.memory.prefix.evict import EvictionQueue, policy
-from radixlm.memory.prefix.node import Node, join
+from radixlm.memory.prefix.node import Node, join, page_ids
 from radixlm.memory.prefix.tree import Step, Tree
 from radixlm.memory.prefix.window import WindowGroup, checked_row
 
@@ -80,7 +80,7 @@ class RadixCache:
         for step in nodes:
             step.num_hits += 1
             step.last_access = self._clock
-        pages = join([step.pages for step in nodes])
+        pages = join(step.pages for step in nodes)
         row = None
         if self.window is not None:
             self.window.touch(node, self._clock)
@@ -99,7 +99,7 @@ class RadixCache:
             self.window.lock(node, self._split)
         while node.parent is not None:
             if node.num_locks == 0:
-                self.num_locked += len(node.pages)
+                self.num_locked += node.num_pages
             node.num_locks += 1
             node = node.parent
 
@@ -113,7 +113,7 @@ class RadixCache:
         while node.parent is not None:
             node.num_locks -= 1
             if node.num_locks == 0:
-                self.num_locked -= len(node.pages)
+                self.num_locked -= node.num_pages
                 if not node.children:
                     self._queue.push(node)
             node = node.parent
@@ -144,7 +144,7 @@ class RadixCache:
         ids, pages = ids[: num_pages * self.page_size], pages[:num_pages]
         self._clock += 1
         nodes = self._ending(self.tree.walk(ids, extra_key))
-        shared = join([node.pages for node in nodes])
+        shared = join(node.pages for node in nodes)
         num_shared = len(shared)
         duplicates = pages[:num_shared][pages[:num_shared] != shared]
         row_duplicates = None
@@ -164,14 +164,14 @@ class RadixCache:
 
         Without a window group exactly ``num_pages``: of the last leaf only the tail goes.
         """
-        freed: list[PageIds] = []
+        freed: list[bytes] = []
         num_freed = 0
         while num_freed < num_pages and (node := self._queue.pop()) is not None:
             if node.num_locks or node.children:
                 continue
-            excess = num_freed + len(node.pages) - num_pages
+            excess = num_freed + node.num_pages - num_pages
             if excess > 0 and self.window is None:
-                self._split(node, excess, is_trim=True)
+                self._split(node, excess)
             num_freed += self._remove(node, freed)
         self._give_back(freed)
         return num_freed
@@ -183,7 +183,7 @@ class RadixCache:
         """
         if self.window is None:
             return 0
-        freed: list[PageIds] = []
+        freed: list[bytes] = []
         before = self.window.allocator.num_free
         while (num_freed := self.window.allocator.num_free - before) < num_pages:
             node = self.window.pop()
@@ -215,8 +215,8 @@ class RadixCache:
         breaches = audit_shape(self.tree)
         breaches += audit_locks(self.tree, self.window, locks, is_repair)
         nodes = list(self.tree.nodes())
-        total = sum(len(node.pages) for node in nodes)
-        num_locked = sum(len(node.pages) for node in nodes if node.num_locks)
+        total = sum(node.num_pages for node in nodes)
+        num_locked = sum(node.num_pages for node in nodes if node.num_locks)
         if (self.total_pages, self.num_locked) != (total, num_locked):
             breaches.append(
                 f"the tree counts {self.total_pages} pages, {self.num_locked} locked; "
@@ -231,8 +231,8 @@ class RadixCache:
                     self._queue.push(node)
         return Audit(
             breaches,
-            join([node.pages for node in nodes]),
-            join([node.window_pages for node in nodes if node.window_pages is not None]),
+            join(node.pages for node in nodes),
+            join(node.window_pages for node in nodes if node.window_pages is not None),
             [locked_pages(handle) for handle, _ in locks],
             [locked_window_pages(self.window, *lock) for lock in locks],
         )
@@ -247,7 +247,7 @@ class RadixCache:
     def _ending(self, steps: list[Step]) -> list[Node]:
         """The nodes of ``steps``, the last one split where the steps end within it."""
         nodes = [node for node, _ in steps]
-        if steps and steps[-1][1] < len(nodes[-1].pages):
+        if steps and steps[-1][1] < nodes[-1].num_pages:
             nodes[-1] = self._split(*steps[-1])
         return nodes
 
@@ -260,15 +260,9 @@ class RadixCache:
         self.window.touch(node, self._clock)
         return self.window.row(node, num_pages)
 
-    def _split(self, node: Node, num_pages: int, is_trim: bool = False) -> Node:
-        """Cuts ``num_pages`` pages off the front of ``node``; the new upper node.
-
-        ``is_trim``: the lower part goes at once, so the rest may stay a view of the whole.
-        """
+    def _split(self, node: Node, num_pages: int) -> Node:
+        """Cuts ``num_pages`` pages off the front of ``node``; the new upper node."""
         upper = self.tree.split(node, num_pages)
-        if not is_trim:
-            upper.own_arrays()
-            node.own_arrays()
         if self.window is not None:
             self.window.has_split(upper)
         return upper
@@ -299,17 +293,17 @@ class RadixCache:
                 self.window.put(node, row[begin:end])
         self.total_pages += len(pages) - start_page
         if self._events is not None:
-            before = int(parent.pages[-1]) if parent.parent is not None else None
+            before = int(page_ids(parent.pages)[-1]) if parent.parent is not None else None
             self._events.on_store(
                 pages[start_page:], ids[start_page * self.page_size :], before, extra_key
             )
         return node
 
-    def _remove(self, node: Node, freed: list[PageIds]) -> int:
+    def _remove(self, node: Node, freed: list[bytes]) -> int:
         """Takes an unlocked leaf out, and tombstones that become leaves by it; pages gone."""
         window, num_pages = self.window, 0
         while True:
-            num_pages += len(node.pages)
+            num_pages += node.num_pages
             freed.append(node.pages)
             if window is not None:
                 window.clear(node)
@@ -321,7 +315,7 @@ class RadixCache:
                 self._queue.push(node)
                 return num_pages
 
-    def _give_back(self, freed: list[PageIds]) -> None:
+    def _give_back(self, freed: list[bytes]) -> None:
         """Returns evicted pages to the allocator, all in one go."""
         pages = join(freed)
         self.allocator.release(pages)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import TokenIds
-from radixlm.memory.prefix.node import NO_IDS, Edge, Node, count_common
+from radixlm.memory.prefix.node import TOKEN_BYTES, Edge, Node, count_common
 
 Step = tuple[Node, int]
 """A node of a walk and how many of its pages the prompt shares (all, but perhaps of the last)."""
@@ -17,25 +17,27 @@ class Tree:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.root = Node(None, b"", NO_IDS, NO_IDS, 0)
+        self.root = Node(None, b"", b"", b"", 0)
         self._num_nodes_made = 0
 
     def walk(self, ids: TokenIds, extra_key: str | None) -> list[Step]:
         """The nodes along ``ids`` with the number of pages shared; changes nothing."""
-        page_size = self.page_size
-        stop = len(ids) // page_size * page_size
+        page_bytes = self.page_size * TOKEN_BYTES
+        tokens = ids.tobytes()
+        stop = len(tokens) // page_bytes * page_bytes
         steps: list[Step] = []
         node, start = self.root, 0
         while start < stop:
-            head = ids[start : start + page_size].tobytes()
+            head = tokens[start : start + page_bytes]
             child = node.children.get(head if start else (extra_key, head))
             if child is None:
                 break
-            num_pages = count_common(child.tokens, ids[start:stop]) // page_size
-            steps.append((child, num_pages))
-            if num_pages < len(child.pages):
+            if not tokens.startswith(child.tokens, start):
+                num_bytes = count_common(child.tokens, tokens, start)
+                steps.append((child, num_bytes // page_bytes))
                 break
-            start += num_pages * page_size
+            steps.append((child, child.num_pages))
+            start += len(child.tokens)
             node = child
         return steps
 
@@ -46,10 +48,11 @@ class Tree:
 
     def attach(self, parent: Node, tokens: TokenIds, pages: PageIds, extra_key: str | None) -> Node:
         """A new leaf below ``parent`` with copies of ``tokens`` and ``pages``."""
-        head = tokens[: self.page_size].tobytes()
+        data = tokens.tobytes()
+        head = data[: self.page_size * TOKEN_BYTES]
         edge: Edge = head if parent.parent is not None else (extra_key, head)
         self._num_nodes_made += 1
-        node = Node(parent, edge, tokens.copy(), pages.copy(), self._num_nodes_made)
+        node = Node(parent, edge, data, pages.tobytes(), self._num_nodes_made)
         parent.children[edge] = node
         return node
 

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
 from radixlm.memory.prefix.evict import EvictionQueue, window_lru
-from radixlm.memory.prefix.node import Node, join
+from radixlm.memory.prefix.node import Node, page_ids
 from radixlm.memory.prefix.tree import Step
 
 
@@ -131,7 +131,7 @@ class WindowGroup:
         missing = self.num_pages
         while node.parent is not None and missing > 0:
             nodes.append(node)
-            missing -= len(node.pages)
+            missing -= node.num_pages
             node = node.parent
         return nodes
 
@@ -146,9 +146,10 @@ class WindowGroup:
         stop = num_pages
         start = max(0, num_pages - self.num_pages)
         for part in self.tail(node):
-            begin = stop - len(part.pages)
+            begin = stop - part.num_pages
             if part.window_pages is not None:
-                row[max(begin, start) : stop] = part.window_pages[max(start - begin, 0) :]
+                live = page_ids(part.window_pages)
+                row[max(begin, start) : stop] = live[max(start - begin, 0) :]
             stop = begin
         return row
 
@@ -157,7 +158,7 @@ class WindowGroup:
         if node.num_window_locks:
             raise InvariantError(f"a tombstone has {node.num_window_locks} window locks")
         self.allocator.adopt(pages)
-        node.window_pages = pages.copy()
+        node.window_pages = pages.tobytes()
         self.total_pages += len(pages)
         self._queue.push(node)
 
@@ -168,17 +169,17 @@ class WindowGroup:
         duplicates: list[PageIds] = []
         start = 0
         for node in nodes:
-            mine = row[start : start + len(node.pages)]
-            start += len(node.pages)
+            mine = row[start : start + node.num_pages]
+            start += node.num_pages
             num_null = int((mine == NULL_PAGE).sum())
             if node.window_pages is not None:
-                is_other = (mine != NULL_PAGE) & (mine != node.window_pages)
+                is_other = (mine != NULL_PAGE) & (mine != page_ids(node.window_pages))
                 duplicates.append(mine[is_other])
             elif num_null < len(mine):
                 if num_null:
                     split(node, num_null)
                 self.put(node, mine[num_null:])
-        return join(duplicates)
+        return np.concatenate(duplicates) if duplicates else np.empty(0, np.int32)
 
     def clear(self, node: Node) -> int:
         """``node`` becomes a tombstone; its window pages are freed; how many."""
@@ -186,12 +187,11 @@ class WindowGroup:
             return 0
         if node.num_window_locks:
             raise InvariantError(f"evicting a node with {node.num_window_locks} window locks")
-        num_pages = len(node.window_pages)
-        self.allocator.release(node.window_pages)
+        self.allocator.release(page_ids(node.window_pages))
         node.window_pages = None
-        self.total_pages -= num_pages
+        self.total_pages -= node.num_pages
         self._queue.discard(node)
-        return num_pages
+        return node.num_pages
 
     def has_split(self, upper: Node) -> None:
         """``upper`` was cut off a node: both halves are live or neither is."""
@@ -207,13 +207,13 @@ class WindowGroup:
         tail = self.tail(node)
         if any(part.window_pages is None for part in tail):
             raise InvariantError("locking a prefix whose window pages are gone")
-        excess = sum(len(part.pages) for part in tail) - self.num_pages
+        excess = sum(part.num_pages for part in tail) - self.num_pages
         if excess > 0:
             split(tail[-1], excess)
         for part in tail:
             part.num_window_locks += 1
             if part.num_window_locks == 1:
-                self.num_locked += len(part.pages)
+                self.num_locked += part.num_pages
 
     def unlock(self, node: Node) -> None:
         """Undoes one ``lock``."""
@@ -222,7 +222,7 @@ class WindowGroup:
                 raise InvariantError("a window is unlocked more often than locked")
             part.num_window_locks -= 1
             if part.num_window_locks == 0:
-                self.num_locked -= len(part.pages)
+                self.num_locked -= part.num_pages
                 self._queue.push(part)
 
     def pop(self) -> Node | None:
@@ -235,8 +235,8 @@ class WindowGroup:
     def audit(self, nodes: list[Node], is_repair: bool) -> list[str]:
         """Breaches of the sums and of "locked means live"; sums are set right if asked."""
         live = [node for node in nodes if node.window_pages is not None]
-        total = sum(len(node.pages) for node in live)
-        num_locked = sum(len(node.pages) for node in live if node.num_window_locks)
+        total = sum(node.num_pages for node in live)
+        num_locked = sum(node.num_pages for node in live if node.num_window_locks)
         breaches = [
             f"node {node.serial} is a tombstone with {node.num_window_locks} window locks"
             for node in nodes
