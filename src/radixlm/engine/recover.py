@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
 TERM_WAIT_S = 3.0
+# OpenMP reads these when it is loaded: a short spin hands over between two kernels, then threads
+# sleep, so that an idle server uses no core and busy neighbours are not slowed by spinning
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,11 @@ class Engine:
         self._thread.start()
         self._engine = ThreadEngine(self.config, self.info, self.tokenizer)
         self._is_shut = False
-        self._wait(self._start())
+        try:
+            self._wait(self._start())
+        except RadixError:
+            self.shutdown()
+            raise
 
     async def _start(self) -> None:
         failed = asyncio.Event()
@@ -210,6 +214,7 @@ class Engine:
         self._wait(self._engine.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.lazy import load
 from radixlm.config.grammar import GrammarConfig
-from radixlm.grammar.backends.base import Matcher
-from radixlm.grammar.compile import GrammarCache
 from radixlm.scheduler.hooks import Feature, Mask
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import Item
 from radixlm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from radixlm.grammar.backends.base import Matcher
+    from radixlm.grammar.compile import GrammarCache
 
 
 class _State:
@@ -55,7 +59,8 @@ class GrammarFeature(Feature):
             return
         if self._cache is None or self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
-            self._cache = GrammarCache(self._config, self._tokenizer, self._vocab, self._eos_ids)
+            cache_class = load("radixlm.grammar.compile:GrammarCache")  # when first needed
+            self._cache = cache_class(self._config, self._tokenizer, self._vocab, self._eos_ids)
         self._states[request.rid] = _State(self._cache.submit(spec), spec.after)
 
     def ready(self, request: Request) -> bool:

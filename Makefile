@@ -1,0 +1,45 @@
+# The two commands: `make serve` talks, `make test` proves. Both set up what they need.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: serve chat test test-all check bench docs zoo chaos soak clean setup
+
+setup:
+	@PYTHON="$(PYTHON)" scripts/setup dev
+
+serve:
+	@PYTHON="$(PYTHON)" scripts/setup
+	@exec $(BIN)/radixlm serve $(ARGS)
+
+chat:
+	@PYTHON="$(PYTHON)" scripts/setup
+	@exec $(BIN)/radixlm chat $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal $(ARGS)
+
+test-all: setup
+	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal $(ARGS)
+
+check: setup
+	@scripts/check
+
+bench: setup
+	@$(BIN)/radixlm bench host
+	@$(BIN)/radixlm bench offline
+
+docs: setup
+	@scripts/docs
+
+zoo: setup
+	@$(BIN)/python zoo/make.py $(ARGS)
+
+chaos: setup
+	@$(BIN)/python -m pytest -m "not gpu" tests/chaos $(ARGS)
+
+soak: setup
+	@$(BIN)/python bench/soak.py $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,77 @@
+"""``radixlm check-env``: what this machine offers, what is installed, which kernels will run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from radixlm import __version__
+from radixlm.base.lazy import load
+from radixlm.base.units import format_bytes
+
+PACKAGES = (
+    "torch numpy tokenizers safetensors fastapi uvicorn pydantic msgspec pyzmq orjson llguidance "
+    "xgrammar transformers triton openai"
+).split()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def facts() -> dict[str, Any]:
+    """Everything that is printed, as data."""
+    torch = load("torch:version")
+    kernels = load("radixlm.kernels.cpu:describe")()
+    memory = psutil.virtual_memory()
+    return {
+        "radixlm": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": format_bytes(memory.total),
+        "memory available": format_bytes(memory.available),
+        "cuda": torch.cuda or "none",
+        "gpus": load("torch:cuda").device_count(),
+        "CPU kernels": kernels,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Print the facts; --json prints one object."""
+    if {"-h", "--help"} & set(argv):
+        print("usage: radixlm check-env [--json]")
+        return 0
+    found = facts()
+    if "--json" in argv:
+        print(json.dumps(found, indent=2, default=str))
+        return 0
+    for name, value in found.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, inner in value.items():
+                print(f"  {key:<16} {inner}")
+        else:
+            print(f"{name:<18} {value}")
+    return 0

@@ -1,0 +1,95 @@
+"""Imports only go down the floors of ARCHITECTURE.md, and stand at the top of their files."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "radixlm"
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("base",),
+    ("arch", "wire", "step", "observe"),
+    ("config", "memory", "kernels", "text", "multimodal"),
+    ("pools", "distributed", "quant", "sampling", "grammar"),
+    ("layers", "attention", "weights", "transfer"),
+    ("models",),
+    ("lora", "speculative"),
+    ("intake", "scheduler", "executor"),
+    ("engine",),
+    ("entrypoints", "router"),
+    ("lang", "bench"),
+)
+FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+# vocabularies of one floor that read each other's records, in one direction only
+SIDEWAYS = {("step", "wire"), ("observe", "wire")}
+TORCH_FREE = (
+    "base arch wire observe config memory text intake scheduler entrypoints router lang".split()
+)
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def _package(path: Path) -> str | None:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def _imports(path: Path) -> list[tuple[str, bool]]:
+    """(module, whether it is imported when the program runs) of each import in the file."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found: list[tuple[str, bool]] = []
+    for node in ast.walk(tree):
+        live = id(node) not in typing_only
+        if isinstance(node, ast.Import):
+            found += [(alias.name, live) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append((node.module, live))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    mine = _package(path)
+    if mine is None or "assets" in path.parts:
+        return
+    assert mine in FLOOR, f"{mine} stands on no floor: name it in FLOORS"
+    for module, live in _imports(path):
+        parts = module.split(".")
+        if parts[0] != "radixlm" or len(parts) == 1 or not live:
+            continue
+        other = parts[1]
+        if other == mine or other not in FLOOR or (mine, other) in SIDEWAYS:
+            continue
+        assert FLOOR[other] < FLOOR[mine], f"{mine} (floor {FLOOR[mine]}) imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_torch_stays_where_tensors_are(path: Path) -> None:
+    mine = _package(path)
+    if mine not in TORCH_FREE and not (mine == "step" and path.name != "batch.py"):
+        return
+    live = [m for m, at_run_time in _imports(path) if at_run_time]
+    assert not [m for m in live if m.split(".")[0] in ("torch", "transformers")]
+
+
+def test_no_package_is_a_drawer() -> None:
+    names = {p.stem for p in FILES} | {p.parent.name for p in FILES}
+    assert not names & {"utils", "common", "helpers", "misc"}
+
+
+def test_help_and_import_need_no_torch() -> None:
+    code = (
+        "import sys; from radixlm.entrypoints.cli import main; main(['--help']);"
+        "import radixlm.entrypoints.serve, radixlm.entrypoints.http.app;"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
