@@ -1,0 +1,86 @@
+"""The C++ backend against the definition, on the cases of the reference backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.attention.test_reference import VARIANTS, written_out
+from tests.fakes.attention_case import Case, run_case
+
+from radixlm.attention.cpu import CpuBackend, CpuPool
+from radixlm.attention.select import default_backend, make_backend
+from radixlm.base.errors import ConfigError
+from radixlm.kernels import cpu
+from radixlm.kernels.dispatch import bind
+from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import PagedPool
+
+pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
+CPU = torch.device("cpu")
+PLAIN = KvGroup(0, "full", (0, 2, 5), kv_heads=2, head_dim=6, v_dim=4)
+LATENT = KvGroup(1, "full", (1, 3), kv_heads=1, head_dim=10, v_dim=8, latent=True)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=8, derandomize=True, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 70)), min_size=1, max_size=4),
+    page_size=st.sampled_from([16, 48]),
+    seed=st.integers(0, 99),
+)
+def test_equals_the_definition(
+    name: str, shapes: list[tuple[int, int]], page_size: int, seed: int
+) -> None:
+    site = VARIANTS[name]
+    case = Case.random(site, shapes, page_size, seed)
+    for sequence, out in enumerate(run_case(case, site, "cpu")):
+        torch.testing.assert_close(out, written_out(case, site, sequence), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "sinks", "latent"])
+def test_pages_of_others_cannot_leak(name: str) -> None:
+    site = VARIANTS[name]
+    case = Case.random(site, [(2, 9), (1, 30), (1, 3)], 16, 1)
+    clean, poisoned = (run_case(case, site, "cpu", poison=p) for p in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
+
+
+@pytest.mark.parametrize("group", [PLAIN, LATENT], ids=["plain", "latent"])
+def test_pool_reads_and_copies_like_the_plain_one(group: KvGroup) -> None:
+    ours, plain = CpuPool(group, 6, 16, torch.float32), PagedPool(group, 6, 16, torch.float32, CPU)
+    for layer in range(len(group.layers)):
+        k = torch.randn(6 * 16, group.kv_heads, group.head_dim)
+        v = None if group.latent else torch.randn(6 * 16, group.kv_heads, group.v_dim)
+        ours.write(layer, range(6), k, v)
+        plain.write(layer, range(6), k, v)
+    for pool in (ours, plain):
+        pool.copy_pages([0, 1, 4], [1, 2, 5])
+    for layer in range(len(group.layers)):
+        (k, v), (other_k, other_v) = ours.read(layer, [5, 2, 1]), plain.read(layer, [5, 2, 1])
+        assert torch.equal(k, other_k)
+        assert (v is None) == (other_v is None)
+        assert v is None or other_v is None or torch.equal(v, other_v)
+    taken = ours.k.nbytes + ours.v.nbytes
+    assert ours.nbytes_per_page * 6 == taken
+
+
+def test_page_sizes_and_dtypes() -> None:
+    backend = make_backend("cpu", (PLAIN,), bind("cpu"), CPU)
+    assert isinstance(backend, CpuBackend)
+    assert [n for n in range(1, 65) if backend.supports(n)] == [16, 32, 48, 64]
+    assert backend.supports_dtype(torch.bfloat16)
+    assert not backend.supports_dtype(torch.float8_e4m3fn)
+
+
+def test_default_depends_on_device_and_page_size() -> None:
+    assert default_backend(CPU) == "cpu"
+    assert default_backend(CPU, 64) == "cpu"
+    assert default_backend(CPU, 1) == "torch_native"
+    assert default_backend(torch.device("cuda")) == "torch_native"
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--attention-backend cpu: the model is on cuda"):
+        make_backend("cpu", (PLAIN,), bind("cpu"), torch.device("cuda"))
