@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.names import Named, spellings
+from radixlm.arch.names import Named, prefix_of, spellings
 from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm, Rope
 
@@ -30,6 +30,7 @@ class Weights:
 
     def __init__(self, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
         self.decoder, self.tensors, self.unused = decoder, tensors, set(tensors)
+        self.ours, self.theirs = prefix_of(decoder, tensors)
 
     def __call__(self, role: str, suffix: str, i: int = 0, experts: int = 0) -> Tensor:
         ways = spellings(self.decoder.names, role)
@@ -41,6 +42,8 @@ class Weights:
 
     def _names(self, template: str, suffix: str, i: int, experts: int) -> list[str]:
         many = range(experts) if "{e}" in template else [0]
+        if template.startswith(self.ours):
+            template = self.theirs + template.removeprefix(self.ours)
         exact = [template.format(i=i, e=e) for e in many]
         return [n if n in self.tensors else f"{n}.{suffix}" for n in exact]
 

@@ -49,6 +49,13 @@ _WIDE = {"head_dim": 24}
 _SLIDING = {"head_dim": 24, "sliding_window": 4}
 _GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
 
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+
 # architecture -> what its tiny config needs beyond TINY
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {
@@ -76,12 +83,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "Glm4MoeForCausalLM": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
     "Phi3ForCausalLM": {},
     "PhiForCausalLM": {},
-    "GraniteForCausalLM": {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.3,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 2.0,
-    },
+    "GraniteForCausalLM": _GRANITE,
     "OlmoForCausalLM": {},
     "Olmo2ForCausalLM": {},
     "Olmo3ForCausalLM": {"sliding_window": 4, "num_hidden_layers": 4},
@@ -117,11 +119,85 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": {**_LATENT, **_ROUTED, "n_group": 4, "topk_group": 2},
     "Dots1ForCausalLM": {**_ROUTED, "head_dim": 16},
     "GptOssForCausalLM": {**_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "HeliumForCausalLM": {"head_dim": 16, "attention_bias": True},
+    "Jais2ForCausalLM": {},
+    "VaultGemmaForCausalLM": _SLIDING,
+    "FlexOlmoForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2},
+    "MiniMaxM2ForCausalLM": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+    },
+    "HyperCLOVAXForCausalLM": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    },
+    "YoutuForCausalLM": _LATENT,
+    "Glm4MoeLiteForCausalLM": {**_LATENT, **_ROUTED, "first_k_dense_replace": None},
+    "GPTNeoForCausalLM": {
+        "num_heads": 4,
+        "num_layers": 4,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 4,
+        "num_attention_heads": None,
+        "num_hidden_layers": None,
+        "num_key_value_heads": None,
+    },
+    "BioGptForCausalLM": {"num_key_value_heads": None},
+    "SolarOpenForCausalLM": {**_ROUTED, "head_dim": 16},
+    "ExaoneMoeForCausalLM": {
+        **_EXPERTS,
+        **_SLIDING,
+        "num_hidden_layers": 4,
+        "num_shared_experts": 2,
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    "MiniCPM3ForCausalLM": _LATENT,
+    "MellumForCausalLM": {
+        **_EXPERTS,
+        **_SLIDING,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "GraniteMoeForCausalLM": {**_GRANITE, "num_local_experts": 4},
+    "GraniteMoeSharedForCausalLM": {
+        **_GRANITE,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 40,
+    },
+    "GraniteSWAForCausalLM": {
+        **_GRANITE,
+        "sliding_window": 4,
+        "layer_rope_theta": [0, 10000.0, 5000.0],
+    },
+    "GraniteMoeSWAForCausalLM": {
+        **_GRANITE,
+        "num_local_experts": 4,
+        "sliding_window": 4,
+        "shared_intermediate_size": 40,
+    },
+    "CwmForCausalLM": _SLIDING,
+    "GPTJForCausalLM": {**_GPT, "rotary_dim": 8},
+    "GPTBigCodeForCausalLM": _GPT,
+    "PersimmonForCausalLM": {"num_key_value_heads": None},
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+    },
 }
 
 
-# Architectures of composite checkpoints whose text model stands above under its own name.
-ALIASES = {"Gemma3ForConditionalGeneration"}
+# Further names of the same families.
+ALIASES = {
+    *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
+    *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
+    *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
+}
 
 
 def make(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> Any:

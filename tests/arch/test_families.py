@@ -12,7 +12,7 @@ from radixlm.arch.cost import num_parameters
 from radixlm.arch.hf import describe, load_config
 from radixlm.arch.registry import FAMILIES
 from radixlm.base.errors import CheckpointError
-from tests.arch import fuzz, oracle
+from tests.arch import fuzz, oracle, test_custom
 
 MOST_ERROR = 2e-5
 
@@ -31,7 +31,7 @@ def test_logits_equal_hugging_face(architecture: str, tmp_path: Path) -> None:
     error, left_over, nudged = oracle.compare(model, tmp_path)
     assert left_over == []
     assert error < MOST_ERROR
-    assert nudged > 100 * MOST_ERROR  # the comparison sees a single changed weight
+    assert nudged > 20 * MOST_ERROR  # the comparison sees a single changed weight
     theirs = sum(p.numel() for p in model.parameters())
     corrections = sum(b.numel() for n, b in model.named_buffers() if "correction" in n)
     assert num_parameters(describe(tmp_path)) == theirs + corrections
@@ -67,8 +67,7 @@ def _is_ours(name: str) -> bool:
 
 
 def test_every_family_has_a_tiny_config() -> None:
-    missing = set(FAMILIES) - set(oracle.TINY_CONFIGS) - oracle.ALIASES
-    assert not missing
+    assert set(FAMILIES) == set(oracle.TINY_CONFIGS) | set(test_custom.CASES) | oracle.ALIASES
 
 
 REFUSED = [

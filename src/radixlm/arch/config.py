@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from radixlm.base.errors import CheckpointError
@@ -11,13 +11,20 @@ from radixlm.base.errors import CheckpointError
 class Config:
     """Read-only view of a config; ``config.hidden_size`` or ``config.get("hidden_size")``.
 
-    ``source`` is the path that error messages name. A missing key raises CheckpointError.
+    ``source`` is the path that error messages name; ``given`` are the keys that do not come from
+    defaults (all, unless told). A missing key raises CheckpointError.
     """
 
-    __slots__ = ("_values", "source")
+    __slots__ = ("_given", "_values", "source")
 
-    def __init__(self, values: Mapping[str, Any], source: str = "config.json") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        source: str = "config.json",
+        given: Collection[str] | None = None,
+    ) -> None:
         self._values = dict(values)
+        self._given = frozenset(values if given is None else given)
         self.source = source
 
     def __getattr__(self, key: str) -> Any:
@@ -41,6 +48,10 @@ class Config:
         """The value of ``key``, or ``default`` where it is absent or null."""
         value = self._values.get(key)
         return default if value is None else value
+
+    def is_given(self, key: str) -> bool:
+        """Whether the checkpoint itself has ``key`` and not only the defaults."""
+        return key in self._given
 
     def error(self, key: str, problem: str) -> CheckpointError:
         """A CheckpointError that names the file and the key."""

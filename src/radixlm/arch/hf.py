@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from radixlm.arch import defaults as hf_defaults
+from radixlm.arch import defaults_custom
 from radixlm.arch.config import Config
-from radixlm.arch.defaults import ALIASES, COMMON, DEFAULTS
+from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 
+DEFAULTS = {**hf_defaults.DEFAULTS, **defaults_custom.DEFAULTS}
 _MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
@@ -99,18 +102,19 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
     values = dict(raw)
     for name, others in ALIASES.items():
-        given = [values[other] for other in (name, *others) if values.get(other) is not None]
-        if given:
-            values[name] = given[0]
+        found = [values[other] for other in (name, *others) if values.get(other) is not None]
+        if found:
+            values[name] = found[0]
     if nested is None:
         for key in _REQUIRED:
             if key not in values:
                 raise CheckpointError(f"{source}: {key!r} is missing")
+    given = frozenset(values)
     values = {**COMMON, **defaults, **values}
     values["architecture"], values["model_type"] = architecture, model_type or own
     _check(values, source)
     values["rope_parameters"] = _rope(raw, {**COMMON, **defaults}, values, source)
-    return Config(values, source)
+    return Config(values, source, given)
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:

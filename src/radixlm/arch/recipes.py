@@ -31,6 +31,11 @@ def interleaved_transposed(tensor: Any, cat: Cat) -> Any:
     return interleaved(tensor, cat).swapaxes(-1, -2)
 
 
+def flat(tensor: Any, cat: Cat) -> Any:
+    """Any shape -> one axis."""
+    return tensor.reshape(-1)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedQkv:
     """Rows grouped by KV head, each [its q heads][k][v] -> [all q][all k][all v]."""
@@ -53,3 +58,18 @@ class PerHead:
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
         return tensor.reshape(self.heads, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Every number times ``factor``."""
+
+    factor: float
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor * self.factor
+
+
+def unit_rows(tensor: Any, cat: Cat) -> Any:
+    """Every row [in] divided by its length."""
+    return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)

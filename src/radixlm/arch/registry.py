@@ -6,10 +6,13 @@ import difflib
 
 from radixlm.arch.families import (
     cohere,
+    custom,
     deepseek,
+    ernie,
     gemma,
     glm,
     gpt,
+    gptj,
     granite,
     llama,
     mixtral,
@@ -23,7 +26,22 @@ from radixlm.base.errors import CheckpointError
 __all__ = ["FAMILIES", "LINEAGES", "family", "find"]
 
 # Naming the modules keeps the imports that register the families.
-LINEAGES = (cohere, deepseek, gemma, glm, gpt, granite, llama, mixtral, olmo, phi, qwen)
+LINEAGES = (
+    cohere,
+    custom,
+    deepseek,
+    ernie,
+    gemma,
+    glm,
+    gpt,
+    gptj,
+    granite,
+    llama,
+    mixtral,
+    olmo,
+    phi,
+    qwen,
+)
 
 
 def find(architecture: str, source: str = "config.json") -> Family:

@@ -1,9 +1,9 @@
-"""Command R (Cohere 1 and 2) and ERNIE 4.5: adjacent channels turn together."""
+"""Command R (Cohere 1 and 2): parallel branches, adjacent channels turn together."""
 
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain, rope, window
+from radixlm.arch.families.builders import attention, family, head_dim, plain, rope, window
 from radixlm.arch.spec import Attention, Decoder, Norm
 
 
@@ -36,10 +36,3 @@ def cohere2(c: Config) -> Decoder:
 
     norm = Norm(c.layer_norm_eps, "layer")
     return plain(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
-
-
-@family("Ernie4_5ForCausalLM")
-def ernie(c: Config) -> Decoder:
-    position = rope(c, head_dim(c), interleaved=True)
-    mixer = attention(c, rope=position, qkv_bias=c.use_bias, o_bias=c.use_bias)
-    return plain(c, mixer, mlp(c, bias=c.use_bias))

@@ -22,19 +22,19 @@ from radixlm.arch.spec import Decoder, LatentAttention, Mlp, Norm
 from radixlm.arch.yarn import yarn_mscale
 
 
-def routed(c: Config, **fields: Any) -> Callable[[int], Ffn]:
-    """The feed-forward by layer: dense up to first_k_dense_replace, then routed and shared."""
+def routed(c: Config, first: int | None = None, **fields: Any) -> Callable[[int], Ffn]:
+    """The feed-forward by layer: ``first`` (or first_k_dense_replace) dense ones, then experts."""
+    first = c.first_k_dense_replace if first is None else first
     shared = c.get("n_shared_experts", 0) * c.moe_intermediate_size
     fields.setdefault("groups", (c.get("n_group", 1), c.get("topk_group", 1)))
     fields.setdefault("renorm", c.norm_topk_prob)
-    dense = mlp(c)
     sparse = moe(
         c,
         scale=c.routed_scaling_factor,
         shared=Mlp(shared, activation(c)) if shared else None,
         **fields,
     )
-    return lambda i: dense if i < c.first_k_dense_replace else sparse
+    return lambda i: mlp(c) if i < first else sparse
 
 
 def latent(c: Config, *, interleaved: bool) -> LatentAttention:
@@ -48,7 +48,7 @@ def latent(c: Config, *, interleaved: bool) -> LatentAttention:
         heads=c.num_attention_heads,
         nope_dim=c.qk_nope_head_dim,
         rope_dim=c.qk_rope_head_dim,
-        v_dim=c.v_head_dim,
+        v_dim=c.v_head_dim or c.divide("hidden_size", "num_attention_heads"),
         kv_rank=c.kv_lora_rank,
         q_rank=c.q_lora_rank or 0,
         rope=position,
@@ -72,6 +72,36 @@ def deepseek_v2(c: Config) -> Decoder:
 def deepseek_v3(c: Config) -> Decoder:
     mixer = latent(c, interleaved=c.rope_interleave)
     return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+
+
+@family("YoutuForCausalLM")
+def youtu(c: Config) -> Decoder:
+    return plain(c, latent(c, interleaved=c.rope_interleave))
+
+
+@family("MiniCPM3ForCausalLM")
+def minicpm3(c: Config) -> Decoder:
+    depth = c.get("scale_depth") or c.num_hidden_layers**0.5
+    return plain(
+        c,
+        latent(c, interleaved=False),
+        mlp(c, bias=c.mlp_bias),
+        residual=depth / c.num_hidden_layers**0.5,
+        embed_scale=c.scale_emb,
+        logit_scale=c.get("dim_model_base", c.hidden_size) / c.hidden_size,
+    )
+
+
+@family("DeepseekForCausalLM")
+def deepseek(c: Config) -> Decoder:
+    """The first DeepSeek MoE: Llama's attention, softmax routing."""
+    c.refuse("scoring_func", "softmax")
+    ffn, step, bias = routed(c), c.get("moe_layer_freq", 1), c.attention_bias
+    return plain(
+        c,
+        attention(c, qkv_bias=bias, o_bias=bias),
+        lambda i: ffn(i) if i % step == 0 else mlp(c),
+    )
 
 
 @family("Dots1ForCausalLM")

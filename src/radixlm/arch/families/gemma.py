@@ -63,6 +63,17 @@ def gemma2(c: Config) -> Decoder:
     )
 
 
+@family("VaultGemmaForCausalLM")
+def vault_gemma(c: Config) -> Decoder:
+    return _scaled(
+        c,
+        mixer=lambda i: _attention(c, 2, i, softcap=c.attn_logit_softcapping or 0.0),
+        ffn=mlp(c, act="hidden_activation"),
+        logit_softcap=c.final_logit_softcapping or 0.0,
+        names={"norm2": SANDWICH["norm3"]},
+    )
+
+
 @family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 def gemma3(c: Config) -> Decoder:
     # attn_logit_softcapping is a leftover of Gemma 2 in these configs: the model does not use it.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, head_dim, plain, rms, rope
-from radixlm.arch.families.deepseek import routed
+from radixlm.arch.families.deepseek import latent, routed
 from radixlm.arch.names import FUSED_UP, LAYER
 from radixlm.arch.spec import Decoder
 
@@ -41,3 +41,19 @@ def glm4_moe(c: Config) -> Decoder:
         qk_norm_spec=rms(c) if c.use_qk_norm else None,
     )
     return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+
+
+@family("Glm4MoeLiteForCausalLM")
+def glm4_moe_lite(c: Config) -> Decoder:
+    kinds = c.mlp_layer_types
+    dense = kinds.count("dense") if kinds else 1
+    if kinds and kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise c.error("mlp_layer_types", "must be dense layers, then sparse ones")
+    ffn = routed(c, first=dense, score="sigmoid", correction=True)
+    return plain(c, latent(c, interleaved=c.rope_interleave), ffn)
+
+
+@family("SolarOpenForCausalLM")
+def solar_open(c: Config) -> Decoder:
+    mixer = attention(c, qkv_bias=c.attention_bias)
+    return plain(c, mixer, routed(c, first=0, score="sigmoid", correction=True))

@@ -1,20 +1,115 @@
-"""Granite: multipliers on embeddings, attention, residuals and logits."""
+"""Granite and its kin: multipliers on embeddings, attention, residuals and logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, mlp, plain
-from radixlm.arch.spec import Decoder
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rope,
+    window,
+)
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import Scaled
+from radixlm.arch.spec import Attention, Decoder, Mlp, Moe
+
+
+def _scaled(
+    c: Config, mixer: Attention | Callable[[int], Attention], ffn: Ffn, names: Names | None = None
+) -> Decoder:
+    return plain(
+        c,
+        mixer,
+        ffn,
+        residual=c.residual_multiplier,
+        embed_scale=c.embedding_multiplier,
+        logit_scale=1 / c.logits_scaling,
+        names=names,
+    )
+
+
+def _attention(c: Config) -> Attention:
+    bias = c.attention_bias
+    return attention(c, scale=c.attention_multiplier, qkv_bias=bias, o_bias=bias)
+
+
+def _sinking(c: Config) -> Callable[[int], Attention]:
+    """Attention by layer with sinks, a window, and a rotation base of its own (0 = none)."""
+    thetas = c.layer_rope_theta
+
+    def mixer(i: int) -> Attention:
+        span = window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
+        position = rope(c, head_dim(c))
+        if thetas:
+            position = replace(position, theta=float(thetas[i] or position.theta))
+        turns = not thetas or thetas[i]
+        return replace(_attention(c), sinks=True, window=span, rope=position if turns else None)
+
+    return mixer
+
+
+def _experts(c: Config, shared: int = 0) -> Moe:
+    share = Mlp(shared, activation(c)) if shared else None
+    return moe(c, inner=c.intermediate_size, score="softmax_topk", shared=share)
+
+
+_MOE = LAYER + "block_sparse_moe."
+_MOE_NAMES: Names = {
+    "moe.router": AnyOf(_MOE + "router.layer", _MOE + "router"),
+    "moe.up": AnyOf(_MOE + "input_linear", _MOE + "experts.gate_up_proj"),
+    "moe.down": AnyOf(_MOE + "output_linear", _MOE + "experts.down_proj"),
+    "moe.shared.up": LAYER + "shared_mlp.input_linear",
+    "moe.shared.down": LAYER + "shared_mlp.output_linear",
+}
 
 
 @family("GraniteForCausalLM")
 def granite(c: Config) -> Decoder:
-    bias = c.attention_bias
-    return plain(
-        c,
-        attention(c, scale=c.attention_multiplier, qkv_bias=bias, o_bias=bias),
-        mlp(c, bias=c.mlp_bias),
-        residual=c.residual_multiplier,
-        embed_scale=c.embedding_multiplier,
-        logit_scale=1 / c.logits_scaling,
-    )
+    return _scaled(c, _attention(c), mlp(c, bias=c.mlp_bias))
+
+
+@family("GraniteMoeForCausalLM")
+def granite_moe(c: Config) -> Decoder:
+    return _scaled(c, _attention(c), _experts(c), _MOE_NAMES)
+
+
+@family("GraniteMoeSharedForCausalLM")
+def granite_moe_shared(c: Config) -> Decoder:
+    return _scaled(c, _attention(c), _experts(c, c.shared_intermediate_size), _MOE_NAMES)
+
+
+@family("GraniteSWAForCausalLM")
+def granite_swa(c: Config) -> Decoder:
+    return _scaled(c, _sinking(c), mlp(c, bias=c.mlp_bias))
+
+
+@family("GraniteMoeSWAForCausalLM")
+def granite_moe_swa(c: Config) -> Decoder:
+    return _scaled(c, _sinking(c), _experts(c, c.shared_intermediate_size), _MOE_NAMES)
+
+
+@family("HyperCLOVAXForCausalLM")
+def hyperclova_x(c: Config) -> Decoder:
+    scale = c.get("attention_multiplier", head_dim(c) ** -0.5)
+    described = _scaled(c, replace(_attention(c), scale=scale), mlp(c, bias=c.mlp_bias))
+    described = replace(described, logit_scale=c.logits_scaling)
+    if not c.use_post_norm:
+        return described
+    # The norm behind a branch swallows a factor before it, so its weight takes the factor.
+    blocks = tuple(replace(b, layout="sandwich", residual=1.0) for b in described.blocks)
+    factor = Scaled(c.residual_multiplier)
+    names: Names = {
+        "norm2": Named((LAYER + "post_norm1",), factor),
+        "norm3": LAYER + "post_attention_layernorm",
+        "norm4": Named((LAYER + "post_norm2",), factor),
+    }
+    return replace(described, blocks=blocks, names=names)

@@ -1,13 +1,14 @@
-"""Llama and the models that keep its block: Mistral, Ministral, Arcee, Seed-OSS, SmolLM3."""
+"""Llama and the models that keep its block: Mistral, Ministral, Arcee, Seed-OSS, SmolLM3
+and others."""
 
 from __future__ import annotations
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain, rope, window
-from radixlm.arch.spec import Attention, Decoder
+from radixlm.arch.spec import Attention, Decoder, Norm
 
 
-@family("LlamaForCausalLM")
+@family("LlamaForCausalLM", "TorchNativeLlamaForCausalLM")
 def llama(c: Config) -> Decoder:
     bias = c.attention_bias
     return plain(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
@@ -52,3 +53,32 @@ def smollm3(c: Config) -> Decoder:
         return attention(c, qkv_bias=bias, o_bias=bias, rope=position, window=span)
 
     return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+
+
+@family("HeliumForCausalLM")
+def helium(c: Config) -> Decoder:
+    position = rope(c, head_dim(c), interleaved=True)
+    return plain(c, attention(c, rope=position, qkv_bias=c.attention_bias), mlp(c, bias=c.mlp_bias))
+
+
+@family("Jais2ForCausalLM")
+def jais2(c: Config) -> Decoder:
+    bias = c.attention_bias
+    norm = Norm(c.layer_norm_eps, "layer", bias=True)
+    feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward, norm=norm)
+
+
+@family("CwmForCausalLM")
+def cwm(c: Config) -> Decoder:
+    def mixer(i: int) -> Attention:
+        span = window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
+        return attention(c, window=span or 0)
+
+    return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+
+
+@family("InternLM3ForCausalLM")
+def internlm3(c: Config) -> Decoder:
+    qkv_bias, bias = c.get("qkv_bias", c.attention_bias), c.get("bias", c.mlp_bias)
+    return plain(c, attention(c, qkv_bias=qkv_bias, o_bias=bias), mlp(c, bias=bias))

@@ -1,9 +1,9 @@
-"""Mixtral."""
+"""Mixtral and MiniMax M2, which name experts alike."""
 
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, moe, plain
+from radixlm.arch.families.builders import attention, family, head_dim, moe, plain, rms, rope
 from radixlm.arch.names import LAYER, AnyOf, Names
 from radixlm.arch.spec import Decoder
 
@@ -17,11 +17,26 @@ W1_W3_W2: Names = {
 }
 
 
-@family("MixtralForCausalLM")
+@family("MixtralForCausalLM", "QuantMixtralForCausalLM")
 def mixtral(c: Config) -> Decoder:
     return plain(
         c,
         attention(c, window=c.sliding_window or 0),
         moe(c, inner=c.intermediate_size, renorm=True),
         names=W1_W3_W2,
+    )
+
+
+@family("MiniMaxM2ForCausalLM")
+def minimax_m2(c: Config) -> Decoder:
+    position = rope(c, head_dim(c), partial=True)
+    correction = "e_score_correction_bias"
+    return plain(
+        c,
+        attention(c, rope=position, qk_norm="row", qk_norm_spec=rms(c)),
+        moe(c, inner=c.intermediate_size, score="sigmoid", correction=True, renorm=True),
+        names={
+            **W1_W3_W2,
+            "moe.correction": AnyOf(_MOE + correction, f"{LAYER}mlp.{correction}"),
+        },
     )

@@ -1,20 +1,25 @@
-"""OLMo 1 to 3, OLMoE, and EXAONE 4, which orders its norms like OLMo 2."""
+"""OLMo 1 to 3, their mixtures, and EXAONE 4, which orders its norms like OLMo 2."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
     attention,
     family,
     head_dim,
+    mlp,
     moe,
     plain,
     rms,
     rope,
     window,
 )
-from radixlm.arch.names import POST
-from radixlm.arch.spec import Attention, Decoder, Norm
+from radixlm.arch.names import DEFAULT, LAYER, POST, AnyOf
+from radixlm.arch.spec import Attention, Decoder, Mlp, Norm
 
 
 @family("OlmoForCausalLM")
@@ -60,8 +65,16 @@ def olmoe(c: Config) -> Decoder:
     return plain(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
 
 
-@family("Exaone4ForCausalLM")
-def exaone4(c: Config) -> Decoder:
+@family("FlexOlmoForCausalLM")
+def flex_olmo(c: Config) -> Decoder:
+    bias = c.attention_bias
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
+    ffn = moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob)
+    return plain(c, mixer, ffn, layout="post", names=POST)
+
+
+def exaone_attention(c: Config) -> Callable[[int], Attention]:
+    """Attention by layer: sliding layers turn; beside them, those that see everything do not."""
     every = c.sliding_window_pattern
 
     def mixer(i: int) -> Attention:
@@ -69,8 +82,34 @@ def exaone4(c: Config) -> Decoder:
             span = window(c, i)
         else:
             span = (c.sliding_window or 0) if (i + 1) % every else 0
-        # Beside sliding layers, those that see everything have no positions.
         position = rope(c, head_dim(c)) if span or not c.sliding_window else None
         return attention(c, rope=position, qk_norm="head", qk_norm_spec=rms(c), window=span)
 
-    return plain(c, mixer, layout="post", names=POST)
+    return mixer
+
+
+@family("Exaone4ForCausalLM")
+def exaone4(c: Config) -> Decoder:
+    return plain(c, exaone_attention(c), layout="post", names=POST)
+
+
+@family("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM")
+def exaone_moe(c: Config) -> Decoder:
+    kinds = c.mlp_layer_types
+    shared = Mlp(c.moe_intermediate_size * c.num_shared_experts, activation(c))
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=c.norm_topk_prob,
+        scale=c.routed_scaling_factor,
+        groups=(c.n_group, c.topk_group),
+        shared=shared if c.num_shared_experts else None,
+    )
+
+    def ffn(i: int) -> Ffn:
+        is_dense = kinds[i] == "dense" if kinds else i < c.first_k_dense_replace
+        return mlp(c) if is_dense else sparse
+
+    correction = AnyOf(LAYER + "mlp.e_score_correction_bias", DEFAULT["moe.correction"])
+    return plain(c, exaone_attention(c), ffn, names={"moe.correction": correction})

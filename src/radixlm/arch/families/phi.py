@@ -47,7 +47,7 @@ def phi(c: Config) -> Decoder:
     )
 
 
-@family("Phi3ForCausalLM")
+@family("Phi3ForCausalLM", "TorchNativePhi3ForCausalLM")
 def phi3(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True)
     names = {"mixer.qkv": _ATTENTION + "qkv_proj", "ffn.up": FUSED_UP}

@@ -1,4 +1,4 @@
-"""Qwen 2 and 3, dense and with experts."""
+"""Qwen 2 and 3, dense and with experts, and Mellum."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     family,
+    head_dim,
     is_sliding,
     mlp,
     moe,
     plain,
     rms,
+    rope,
+    window,
 )
 from radixlm.arch.names import LAYER, AnyOf
-from radixlm.arch.spec import Decoder, Mlp
+from radixlm.arch.spec import Attention, Decoder, Mlp
 
 _SHARED = LAYER + "mlp.shared_expert."
 
@@ -96,3 +99,23 @@ def qwen3_moe(c: Config) -> Decoder:
         c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c), window=span
     )
     return plain(c, mixer, lambda i: sparse if has_experts(i) else mlp(c))
+
+
+@family("MellumForCausalLM")
+def mellum(c: Config) -> Decoder:
+    sparse = moe(c, renorm=c.norm_topk_prob)
+    bias, kinds = c.attention_bias, c.mlp_layer_types
+
+    def mixer(i: int) -> Attention:
+        kind = c.layer_types[i] if c.layer_types else "full_attention"
+        return attention(
+            c,
+            qkv_bias=bias,
+            o_bias=bias,
+            rope=rope(c, head_dim(c), kind, partial=True),
+            qk_norm="head",
+            qk_norm_spec=rms(c),
+            window=window(c, i) if c.layer_types else 0,
+        )
+
+    return plain(c, mixer, lambda i: mlp(c) if kinds and kinds[i] == "dense" else sparse)

@@ -1,0 +1,228 @@
+"""Families whose checkpoints came with code of their own and have no class in transformers.
+
+Baichuan, BailingMoe, ChatGLM, EXAONE 3, InternLM 1 and 2, MiMo, MiniCPM, Orion, Qwen 1, Xverse.
+Each is a known block under other names; the tests rename a Hugging Face model into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+)
+from radixlm.arch.families.llama import llama
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import GroupedQkv, unit_rows
+from radixlm.arch.spec import Decoder, Mlp, Norm, Rope
+
+_H = "transformer.h.{i}."
+
+
+@family("XverseForCausalLM")
+def xverse(c: Config) -> Decoder:
+    return plain(c)
+
+
+@family("OrionForCausalLM")
+def orion(c: Config) -> Decoder:
+    bias, norm = c.attention_bias, Norm(c.rms_norm_eps, "layer", bias=True)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
+
+
+@family("MiMoForCausalLM")
+def mimo(c: Config) -> Decoder:
+    return plain(c, attention(c, qkv_bias=c.attention_bias))
+
+
+@family("InternLMForCausalLM")
+def internlm(c: Config) -> Decoder:
+    bias = c.get("bias", True)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias))
+
+
+@family("InternLM2ForCausalLM")
+def internlm2(c: Config) -> Decoder:
+    layer, bias = "model.layers.{i}.", c.get("bias", False)
+    mixer = attention(c, qkv_bias=bias, o_bias=bias)
+    grouped = GroupedQkv(mixer.kv_heads, mixer.head_dim)
+    names: Names = {
+        "embed": "model.tok_embeddings",
+        "head": "output",
+        "norm1": layer + "attention_norm",
+        "norm2": layer + "ffn_norm",
+        "mixer.qkv": Named((layer + "attention.wqkv",), grouped),
+        "mixer.o": layer + "attention.wo",
+        "ffn.up": (layer + "feed_forward.w1", layer + "feed_forward.w3"),
+        "ffn.down": layer + "feed_forward.w2",
+    }
+    return plain(c, mixer, names=names)
+
+
+@family("MiniCPMForCausalLM")
+def minicpm(c: Config) -> Decoder:
+    described = llama(c)
+    residual = c.get("scale_depth", 1.0) / c.num_hidden_layers**0.5
+    return replace(
+        described,
+        blocks=tuple(replace(block, residual=residual) for block in described.blocks),
+        embed_scale=float(c.get("scale_emb", 1.0)),
+        logit_scale=c.get("dim_model_base", 1) / c.hidden_size,
+    )
+
+
+@family("BaichuanForCausalLM", "BaiChuanForCausalLM")
+def baichuan(c: Config) -> Decoder:
+    if not c.is_given("max_position_embeddings"):  # the 13B checkpoints
+        raise c.error("max_position_embeddings", "is missing: ALiBi positions are not supported")
+    names: Names = {"mixer.qkv": LAYER + "self_attn.W_pack"}
+    if c.vocab_size == 125696:  # the second generation multiplies by unit rows
+        names = {**names, "head": Named(("lm_head",), unit_rows)}
+    return plain(c, names=names)
+
+
+@family("ExaoneForCausalLM")
+def exaone(c: Config) -> Decoder:
+    attn = _H + "attn.attention."
+    return plain(
+        c,
+        ffn=mlp(c, act="activation_function"),
+        norm=Norm(c.layer_norm_epsilon),
+        names={
+            "embed": "transformer.wte",
+            "norm": "transformer.ln_f",
+            "norm1": _H + "ln_1",
+            "norm2": _H + "ln_2",
+            "mixer.qkv": tuple(f"{attn}{part}_proj" for part in "qkv"),
+            "mixer.o": attn + "out_proj",
+            "ffn.up": (_H + "mlp.c_fc_0", _H + "mlp.c_fc_1"),
+            "ffn.down": _H + "mlp.c_proj",
+        },
+    )
+
+
+@family("QWenLMHeadModel")
+def qwen1(c: Config) -> Decoder:
+    bias, dim = not c.get("no_bias", True), c.get("kv_channels") or head_dim(c)
+    position = Rope(int(dim * c.get("rotary_pct", 1.0)), float(c.get("rotary_emb_base", 10000)))
+    described = plain(
+        c,
+        attention(c, head_dim=dim, rope=position, qkv_bias=True, o_bias=bias),
+        Mlp(c.intermediate_size // 2, "silu", bias=bias),
+        norm=Norm(c.layer_norm_epsilon),
+        names={
+            "embed": "transformer.wte",
+            "norm": "transformer.ln_f",
+            "norm1": _H + "ln_1",
+            "norm2": _H + "ln_2",
+            "mixer.qkv": _H + "attn.c_attn",
+            "mixer.o": _H + "attn.c_proj",
+            "ffn.up": (_H + "mlp.w2", _H + "mlp.w1"),  # w2 is the gate
+            "ffn.down": _H + "mlp.c_proj",
+        },
+    )
+    # Longer texts would need its dynamic base and log(n) scaling of queries.
+    return replace(described, max_positions=c.get("seq_length", c.max_position_embeddings))
+
+
+@family("ChatGLMModel", "ChatGLMForConditionalGeneration")
+def chatglm(c: Config) -> Decoder:
+    c.refuse("rmsnorm", True)
+    c.refuse("apply_residual_connection_post_layernorm", False)
+    c.refuse("post_layer_norm", True)
+    c.refuse("add_bias_linear", False)
+    layer, top = "transformer.encoder.layers.{i}.", "transformer.encoder."
+    dim = c.get("kv_channels", 128)
+    kv_heads = c.multi_query_group_num if c.get("multi_query_attention") else None
+    position = Rope(dim // 2, 10000.0 * c.get("rope_ratio", 1), interleaved=True)
+    return plain(
+        c,
+        attention(
+            c,
+            kv_heads=kv_heads or c.num_attention_heads,
+            head_dim=dim,
+            rope=position,
+            qkv_bias=c.get("add_qkv_bias", False),
+        ),
+        Mlp(c.ffn_hidden_size, "silu"),
+        norm=Norm(c.get("layernorm_epsilon", 1e-5)),
+        names={
+            "embed": "transformer.embedding.word_embeddings",
+            "norm": top + "final_layernorm",
+            "head": "transformer.output_layer",
+            "norm1": layer + "input_layernorm",
+            "norm2": layer + "post_attention_layernorm",
+            "mixer.qkv": layer + "self_attention.query_key_value",
+            "mixer.o": layer + "self_attention.dense",
+            "ffn.up": layer + "mlp.dense_h_to_4h",
+            "ffn.down": layer + "mlp.dense_4h_to_h",
+        },
+    )
+
+
+def _bailing_names(c: Config) -> Names:
+    head: Names = {"head": Named(("lm_head",), unit_rows)} if c.get("norm_head") else {}
+    return {
+        **head,
+        "embed": "model.word_embeddings",
+        "mixer.qkv": LAYER + "attention.query_key_value",
+        "mixer.o": LAYER + "attention.dense",
+        "mixer.q_norm": LAYER + "attention.query_layernorm",
+        "mixer.k_norm": LAYER + "attention.key_layernorm",
+        "moe.correction": AnyOf(
+            LAYER + "mlp.gate.expert_bias", LAYER + "mlp.gate.e_score_correction_bias"
+        ),
+    }
+
+
+@family("BailingMoeForCausalLM", "BailingMoEForCausalLM")
+def bailing_moe(c: Config) -> Decoder:
+    shared = c.moe_intermediate_size * c.get("num_shared_experts", 0)
+    sparse = moe(
+        c,
+        renorm=c.get("norm_topk_prob", True),
+        shared=Mlp(shared, activation(c)) if shared else None,
+    )
+    bias, first = c.get("use_bias", False), c.get("first_k_dense_replace", 0)
+
+    def ffn(i: int) -> Ffn:
+        return mlp(c) if i < first else sparse
+
+    mixer = attention(c, qkv_bias=c.get("use_qkv_bias", False), o_bias=bias)
+    return plain(c, mixer, ffn, names=_bailing_names(c))
+
+
+@family("BailingMoeV2ForCausalLM")
+def bailing_moe_v2(c: Config) -> Decoder:
+    inner = c.get("moe_shared_expert_intermediate_size", c.moe_intermediate_size)
+    shared = inner * c.get("num_shared_experts", 0)
+    sparse = moe(
+        c,
+        score=c.get("score_function", "sigmoid"),
+        correction=c.get("moe_router_enable_expert_bias", True),
+        renorm=c.get("norm_topk_prob", True),
+        scale=c.get("routed_scaling_factor", 1.0),
+        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
+        shared=Mlp(shared, activation(c)) if shared else None,
+    )
+    is_normed = c.get("use_qk_norm", True)
+    mixer = attention(
+        c,
+        rope=rope(c, head_dim(c), partial=True),
+        qkv_bias=c.get("use_qkv_bias", False),
+        o_bias=c.get("use_bias", False),
+        qk_norm="head" if is_normed else "",
+        qk_norm_spec=rms(c) if is_normed else None,
+    )
+    first = c.get("first_k_dense_replace", 0)
+    return plain(c, mixer, lambda i: mlp(c) if i < first else sparse, names=_bailing_names(c))
