@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from chat import Encoder
+from chat import Conversation, Encoder
 from data import BUCKETS, stream
 
-ROWS = {"short": 22, "middle": 8, "long": 2}
+ROWS = {"short": 11, "middle": 4, "long": 1}
 POOL = 48
 
 
@@ -26,11 +27,18 @@ class Rows:
 
 
 class Packer:
-    """Packs documents of one bucket into rows, the longest that fits first."""
+    """Packs the documents of a source into rows, the longest that fits first."""
 
-    def __init__(self, encoder: Encoder, bucket: str, seed: int) -> None:
-        self.encoder, self.source = encoder, stream(bucket, seed)
-        self.length, self.num_rows = BUCKETS[bucket], ROWS[bucket]
+    def __init__(
+        self,
+        encoder: Encoder,
+        source: Iterator[Conversation],
+        length: int,
+        num_rows: int,
+        seed: int = 0,
+    ) -> None:
+        self.encoder, self.source = encoder, source
+        self.length, self.num_rows = length, num_rows
         self.pool: list[tuple[list[int], list[bool]]] = []
         self.rng = Random(seed)
 
@@ -64,8 +72,13 @@ class Packer:
         return Rows(ids, documents, written)
 
 
+def bucket_packer(encoder: Encoder, bucket: str, seed: int) -> Packer:
+    """The packer of one row length of the curriculum."""
+    return Packer(encoder, stream(bucket, seed), BUCKETS[bucket], ROWS[bucket], seed)
+
+
 def _work(tokenizer: Path, seed: int, queues: dict[str, Any]) -> None:
-    packers = {name: Packer(Encoder(tokenizer), name, seed) for name in queues}
+    packers = {name: bucket_packer(Encoder(tokenizer), name, seed) for name in queues}
     while True:
         for name in sorted(queues, key=lambda name: queues[name].qsize()):
             if not queues[name].full():

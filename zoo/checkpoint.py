@@ -104,7 +104,7 @@ def export_tokenizer(encoder: Encoder, folder: Path) -> None:
     _write(folder / "tokenizer_config.json", settings)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     generation = {
-        "do_sample": False, "temperature": 0.0, "eos_token_id": [encoder.end, pad],
+        "do_sample": True, "temperature": 0.2, "eos_token_id": [encoder.end, pad],
         "pad_token_id": pad, "max_new_tokens": 1024,
     }  # fmt: skip
     _write(folder / "generation_config.json", generation)
@@ -122,8 +122,21 @@ def export(model: Tiny, encoder: Encoder, folder: Path) -> None:
     pad = encoder.ids("<|endoftext|>")[0]
     _write(partial / "config.json", config(model.shape, encoder.end, pad))
     weights = {name: tensor.bfloat16() for name, tensor in named_weights(model).items()}
-    save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+    save(weights, partial / "model.safetensors")
+    publish(partial, folder)
+
+
+def save(weights: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that everyone may read."""
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Move whole files into the folder that readers look at."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(partial.iterdir()):
-        path.replace(folder / path.name)
-    partial.rmdir()
+    for path in sorted(p for p in partial.rglob("*") if p.is_file()):
+        target = folder / path.relative_to(partial)
+        target.parent.mkdir(exist_ok=True)
+        path.replace(target)
+    shutil.rmtree(partial)

@@ -36,15 +36,15 @@ def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
     if pick < 0.6:
-        return tools.dialogue(rng, rng.choice((1, 2, 3, 4, 5)))
+        return tools.dialogue(rng, rng.choice((2, 3, 4, 5, 6, 7)))
     if pick < 0.8:
         return extract(rng)
-    return passage(rng, rng.randint(2, 22), rng.randint(3, 8))
+    return passage(rng, rng.randint(2, 20), rng.randint(6, 12))
 
 
 def long(rng: Random) -> Conversation:
     """A passage of 500 to 1,500 tokens with many questions."""
-    return passage(rng, rng.randint(40, 125), rng.randint(8, 16))
+    return passage(rng, rng.randint(40, 110), rng.randint(16, 24))
 
 
 BUCKET_MAKERS = {"short": short, "middle": middle, "long": long}

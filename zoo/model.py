@@ -113,14 +113,23 @@ class Tiny(nn.Module):
         return [{name: w[i] for name, w in parts.items()} for i in range(self.shape.layers)]
 
     def forward(
-        self, ids_BL: Tensor, bias_B1LL: Tensor, dtype: torch.dtype = torch.bfloat16
+        self,
+        ids_BL: Tensor,
+        bias_B1LL: Tensor,
+        dtype: torch.dtype = torch.bfloat16,
+        outputs: list[Tensor] | None = None,
     ) -> Tensor:
-        """Final normed hidden states [B, L, D] of packed rows; the bias is 0 or -inf."""
+        """Final normed hidden states [B, L, D] of packed rows; the bias is 0 or -inf.
+
+        `outputs` receives the residual stream behind every layer.
+        """
         length = ids_BL.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = F.embedding(ids_BL, self.embed)
         for weights in self.layer_weights(dtype):
             x = self.layer(x, weights, bias_B1LL, cos, sin, dtype)
+            if outputs is not None:
+                outputs.append(x)
         return rms_norm(x, self.norm).to(dtype)
 
     def project(

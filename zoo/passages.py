@@ -188,7 +188,7 @@ def extract(rng: Random) -> Conversation:
     style = rng.randrange(4)
     keys: list[tuple[int, str]] = []
     messages: list[Message] = []
-    for turn in range(rng.choice((1, 2, 3))):
+    for turn in range(rng.choice((1, 2, 3, 4, 5))):
         name, fields = _fields(rng, kind)
         if turn == 0:
             chosen = rng.sample(range(len(fields)), rng.randint(1, 4))

@@ -16,34 +16,38 @@ def _number(rng: Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
+def _pair(rng: Random, digits: int | None) -> tuple[int, int]:
+    """Two numbers of `digits` digits; without it a mixture in which three digits lead."""
+    if digits is None and rng.random() < 0.7:
+        digits = rng.choice((2, 3, 3))
+    sizes = (1, 2, 2, 3, 3)
+    return _number(rng, digits or rng.choice(sizes)), _number(rng, digits or rng.choice(sizes))
+
+
+ADD_FORMS = (
+    "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "What is {a}+{b}?", "{a} + {b} = ?",
+    "Add {a} and {b}.", "What is {a} plus {b}?", "Calculate {a} + {b}.",
+    "What is the sum of {a} and {b}?", "Compute {a} + {b}.", "How much is {a} + {b}?",
+)  # fmt: skip
+SUBTRACT_FORMS = (
+    "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "What is {a}-{b}?", "{a} - {b} = ?",
+    "Subtract {b} from {a}.", "What is {a} minus {b}?", "Calculate {a} - {b}.",
+    "Compute {a} - {b}.", "How much is {a} - {b}?", "Take {b} away from {a}.",
+)  # fmt: skip
+
+
 def add(rng: Random, digits: int | None = None) -> Item:
     """Addition; both numbers have `digits` digits, or one to three each."""
-    a = _number(rng, digits or rng.choice((1, 2, 2, 3, 3)))
-    b = _number(rng, digits or rng.choice((1, 2, 2, 3, 3)))
-    question = rng.choice(
-        (
-            "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "What is {a}+{b}?", "{a} + {b} = ?",
-            "Add {a} and {b}.", "What is {a} plus {b}?", "Calculate {a} + {b}.",
-            "What is the sum of {a} and {b}?", "Compute {a} + {b}.", "How much is {a} + {b}?",
-        )
-    )  # fmt: skip
-    return question.format(a=a, b=b), str(a + b), add_columns(a, b)
+    a, b = _pair(rng, digits)
+    return rng.choice(ADD_FORMS).format(a=a, b=b), str(a + b), add_columns(a, b)
 
 
 def subtract(rng: Random, digits: int | None = None) -> Item:
     """Subtraction; now and then the result is negative."""
-    a = _number(rng, digits or rng.choice((1, 2, 2, 3, 3)))
-    b = _number(rng, digits or rng.choice((1, 2, 2, 3, 3)))
+    a, b = _pair(rng, digits)
     if a < b and rng.random() < 0.75:
         a, b = b, a
-    question = rng.choice(
-        (
-            "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "What is {a}-{b}?", "{a} - {b} = ?",
-            "Subtract {b} from {a}.", "What is {a} minus {b}?", "Calculate {a} - {b}.",
-            "Compute {a} - {b}.", "How much is {a} - {b}?", "Take {b} away from {a}.",
-        )
-    )  # fmt: skip
-    return question.format(a=a, b=b), str(a - b), subtract_columns(a, b)
+    return rng.choice(SUBTRACT_FORMS).format(a=a, b=b), str(a - b), subtract_columns(a, b)
 
 
 PLACES = ("ones", "tens", "hundreds")
@@ -325,20 +329,20 @@ def refuse(rng: Random) -> Item:
 
 
 SHORT: dict[str, tuple[Task, float]] = {
-    "add": (add, 10.0),
-    "subtract": (subtract, 11.0),
-    "multiply": (multiply, 0.7),
-    "compare": (compare, 0.5),
+    "add": (add, 12.0),
+    "subtract": (subtract, 13.0),
+    "multiply": (multiply, 0.5),
+    "compare": (compare, 0.4),
     "copy": (copy, 5.0),
-    "quote": (quote, 1.5),
-    "reverse": (reverse, 2.0),
-    "sort": (sort, 2.0),
-    "upper": (upper, 1.0),
-    "lower": (lower, 1.0),
-    "spell": (spell, 1.0),
-    "count": (count, 1.5),
-    "capital": (capital, 0.4),
-    "python": (python, 0.6),
-    "greet": (greet, 0.8),
-    "refuse": (refuse, 0.8),
+    "quote": (quote, 1.2),
+    "reverse": (reverse, 1.2),
+    "sort": (sort, 1.2),
+    "upper": (upper, 0.7),
+    "lower": (lower, 0.5),
+    "spell": (spell, 0.6),
+    "count": (count, 1.0),
+    "capital": (capital, 0.3),
+    "python": (python, 0.4),
+    "greet": (greet, 0.6),
+    "refuse": (refuse, 0.5),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from batches import Feed, Rows
 from chat import Encoder
-from checkpoint import export
+from checkpoint import export, read
 from data import build_tokenizer
 from model import BASE, DRAFT, Tiny
 from muon import Muon
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 SHAPES = {"base": BASE, "draft": DRAFT}
 PROMPT_SHARE, PROMPT_WEIGHT = 0.1, 0.3
-LONG_FROM, LONG_EVERY = 0.25, 4
+LONG_FROM, LONG_EVERY = 0.35, 5
 DECAY_FROM, WARMUP = 0.45, 0.01
 
 
@@ -55,22 +55,33 @@ def targets(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return chosen, ids, weights.clamp(min=PROMPT_WEIGHT)
 
 
-def loss_of(model: Tiny, rows: Rows) -> tuple[Tensor, Tensor]:
-    """(summed weighted loss, summed weight) of one batch of rows."""
-    hidden = model(
-        torch.from_numpy(rows.ids).long(), attention_bias(torch.from_numpy(rows.documents))
-    )
-    positions, ids, weights = targets(rows)
-    picked = hidden.flatten(0, 1)[positions]
-    logits = (picked @ model.embed.to(picked.dtype).T).float()
-    losses = F.cross_entropy(logits, ids, reduction="none")
+def logits_at(model: Tiny, ids: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
+    """Float32 logits [positions, V]."""
+    picked = model(ids, bias).flatten(0, 1)[positions]
+    return (picked @ model.embed.to(picked.dtype).T).float()
+
+
+def loss_of(model: Tiny, rows: Rows, teacher: Tiny | None = None) -> tuple[Tensor, Tensor]:
+    """(summed weighted loss, summed weight) of one batch; a teacher's choices replace the data."""
+    ids, bias = torch.from_numpy(rows.ids).long(), attention_bias(torch.from_numpy(rows.documents))
+    positions, wanted, weights = targets(rows)
+    logits = logits_at(model, ids, bias, positions)
+    if teacher is None:
+        losses = F.cross_entropy(logits, wanted, reduction="none")
+    else:
+        with torch.no_grad():
+            soft = logits_at(teacher, ids, bias, positions).softmax(-1)
+        losses = F.cross_entropy(logits, soft, reduction="none")
     return (losses * weights).sum(), weights.sum()
 
 
 class Run:
     """One training run: model, optimizers and how far it came."""
 
-    def __init__(self, name: str, out: Path, minutes: float, seed: int) -> None:
+    def __init__(
+        self, name: str, out: Path, minutes: float, seed: int, teacher: Path | None = None
+    ) -> None:
+        self.teacher = read(teacher).requires_grad_(False) if teacher else None
         self.name, self.folder, self.minutes = name, out / name, minutes
         self.folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
@@ -125,7 +136,7 @@ class Run:
             buckets.append("long")
         total = weight = 0.0
         for bucket in buckets:
-            loss, tokens = loss_of(self.model, feed.rows(bucket))
+            loss, tokens = loss_of(self.model, feed.rows(bucket), self.teacher)
             loss.backward()
             total, weight = total + loss.item(), weight + tokens.item()
         for p in self.model.parameters():
@@ -143,7 +154,9 @@ class Run:
 
     def train(self, feed: Feed) -> None:
         """Train until the minutes are over; save every two minutes."""
-        self.model.compile_parts()
+        for model in (self.model, self.teacher):
+            if model is not None:
+                model.compile_parts()
         bar = tqdm(total=round(60 * self.minutes), unit="s", mininterval=10)
         saved = last = time.monotonic()
         mean = 0.0
@@ -186,12 +199,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--teacher", type=Path, help="learn from this model's choices instead")
     parser.add_argument("--export-to", type=Path, help="only export the saved state to this folder")
     args = parser.parse_args()
     tokenizer = args.out / "tokenizer.json"
     if not tokenizer.exists():
         build_tokenizer(tokenizer)
-    run = Run(args.model, args.out, args.minutes, args.seed)
+    run = Run(args.model, args.out, args.minutes, args.seed, args.teacher)
     run.resume()
     if args.export_to:
         export(run.model, Encoder(tokenizer), args.export_to)

@@ -14,7 +14,7 @@ import passages
 import pytest
 import tasks
 import tools
-from batches import Packer
+from batches import bucket_packer
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def test_packed_rows_hold_whole_documents_and_mark_what_the_assistant_wrote() ->
     answer = [i for i, own in zip(ids, written, strict=True) if own]
     text = encoder.tokenizer.decode(answer, skip_special_tokens=False)
     assert text == data.evaluation("copy", 3).answer()["content"] + "<|im_end|>"
-    rows = Packer(encoder, "short", 1).rows()
+    rows = bucket_packer(encoder, "short", 1).rows()
     assert rows.ids.shape == rows.documents.shape == rows.written.shape
     for row_ids, row_documents in zip(rows.ids, rows.documents, strict=True):
         starts = [i for i in range(1, len(row_ids)) if row_documents[i] > row_documents[i - 1]]

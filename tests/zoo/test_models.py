@@ -1,0 +1,131 @@
+"""Our decoder is the Qwen3 that it claims to be, and the measuring tools measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from checkpoint import config, named_weights
+from eagle import Eagle, target_streams
+from generate import Decoder
+from lora import Adapted, spanish
+from model import Shape, Tiny
+from muon import orthogonal
+from pooled import PREFERENCES, paraphrase, spoil
+from speculation import accept_length
+from train import attention_bias
+
+SMALL = Shape(vocab=64, hidden=32, inner=48, layers=5, heads=4, kv_heads=2, head_dim=8, context=64)
+
+
+@pytest.fixture
+def model() -> Tiny:
+    torch.manual_seed(0)
+    return Tiny(SMALL).requires_grad_(False)
+
+
+def plain_logits(model: Tiny, ids: list[int]) -> torch.Tensor:
+    rows = torch.tensor([ids])
+    hidden = model(rows, attention_bias(torch.zeros_like(rows)), torch.float32)
+    return (hidden @ model.embed.T)[0]
+
+
+def test_logits_equal_the_reference_implementation(model: Tiny) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config(SMALL, 1, 0)))
+    left = reference.float().load_state_dict(named_weights(model), strict=False)
+    assert not left.unexpected_keys
+    assert set(left.missing_keys) <= {"lm_head.weight"}
+    ids = [3, 9, 27, 4, 60, 11]
+    with torch.no_grad():
+        theirs = reference.eval()(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(plain_logits(model, ids), theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_packed_documents_do_not_see_each_other(model: Tiny) -> None:
+    one, two = [5, 6, 7], [8, 9, 10, 11]
+    ids = torch.tensor([one + two])
+    bias = attention_bias(torch.tensor([[0] * 3 + [1] * 4]))
+    hidden = model(ids, bias, torch.float32) @ model.embed.T
+    torch.testing.assert_close(hidden[0, 3:], plain_logits(model, two), atol=1e-4, rtol=1e-4)
+
+
+def test_batched_decoding_equals_one_prompt_at_a_time(model: Tiny) -> None:
+    prompts = [[1, 2, 3], [9], [4, 5, 6, 7, 8, 9, 10]]
+    decoder = Decoder(model)
+    alone = [decoder.batch([prompt], 63, 8)[0] for prompt in prompts]
+    assert decoder.all(prompts, 63, 8) == alone
+
+
+def test_an_untrained_adapter_changes_nothing(model: Tiny) -> None:
+    before = plain_logits(model, [1, 2, 3])
+    adapted = Adapted(model, 4)
+    torch.testing.assert_close(plain_logits(model, [1, 2, 3]), before)
+    with torch.no_grad():
+        adapted.up["q"] += 1.0
+    assert not torch.allclose(plain_logits(model, [1, 2, 3]), before)
+
+
+def test_orthogonal_makes_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(2, 24, 40)))
+    assert 0.5 < values.min() and values.max() < 1.4
+
+
+def test_a_later_draft_step_sees_only_its_own_past(model: Tiny) -> None:
+    head = Eagle(model)
+    ids = torch.randint(0, 60, (1, 12))
+    bias = attention_bias(torch.zeros_like(ids))
+    changed = ids.clone()
+    changed[0, 9] = 61
+    outs = [head(target_streams(model, x, bias)[0], x, bias) for x in (ids, changed)]
+    for step in range(3):
+        first_seen = 9 - 1 - step  # place t has read the tokens up to t + 1 + step
+        same = (outs[0][step] - outs[1][step]).abs().amax(-1)[0]
+        assert same[:first_seen].max() == 0
+        assert same[first_seen] > 0
+
+
+@pytest.mark.parametrize(
+    ("hits", "length"),
+    [
+        ([[[True, True, True]] * 4], 4.0),
+        ([[[False, True, True]] * 4], 1.0),
+        ([[[True, False]] * 4], 2.0),
+    ],
+)
+def test_accept_length_counts_the_run_of_right_guesses(
+    hits: list[list[list[bool]]], length: float
+) -> None:
+    assert accept_length(hits) == length
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "cero"), (16, "dieciséis"), (31, "treinta y uno"), (100, "cien"),
+        (101, "ciento uno"), (555, "quinientos cincuenta y cinco"), (1000, "mil"),
+        (1998, "mil novecientos noventa y ocho"), (-22, "menos veintidós"),
+    ],
+)  # fmt: skip
+def test_spanish_number_words(number: int, text: str) -> None:
+    assert spanish(number) == text
+
+
+def test_spoiled_answers_are_wrong_and_paraphrases_differ() -> None:
+    rng = Random(1)
+    assert PREFERENCES
+    for answer in ("123", "Hello! How can I help you?", "cat", "7", "a b c"):
+        for _ in range(50):
+            assert spoil(rng, answer) != answer
+    for _ in range(50):
+        one, two = paraphrase(rng)
+        assert one != two
+
+
+def test_the_folder_holds_no_weights_but_those_of_models() -> None:
+    root = Path(__file__).parents[2]
+    stray = [p for p in (root / "zoo").rglob("*.safetensors") if "models" not in p.parts]
+    assert not stray
