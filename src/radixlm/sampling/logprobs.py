@@ -1,0 +1,80 @@
+"""Log-probabilities of prompt and output tokens, from rows of logits.
+
+Every number comes from ``log_softmax`` of its own row, never from a reduction over the batch.
+Values are at least LOWEST, because JSON knows no -inf.
+
+Legend: R rows, V vocabulary, K most likely tokens, N rows that ask for given tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOWEST = torch.finfo(torch.float32).min
+Pairs = tuple[list[float], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRequest:
+    """What a row wants besides its own token: the ``top`` most likely and given ``token_ids``."""
+
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of R rows, on the host.
+
+    ``chosen[r]`` of the row's token; ``top[r]`` is (values, ids), best first;
+    ``given[r]`` is (values, ids) in the order asked; both are empty where not asked.
+    """
+
+    chosen: list[float]
+    top: list[Pairs]
+    given: list[Pairs]
+
+
+def compute_logprobs(
+    logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest]
+) -> Logprobs:
+    """Log-probabilities of ``tokens_R`` (int64) and what each row asks for. fp32 inside."""
+    return gather_logprobs(torch.log_softmax(logits_RV.float(), dim=-1), tokens_R, wanted)
+
+
+def gather_logprobs(
+    logprobs_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest]
+) -> Logprobs:
+    """``compute_logprobs`` where the log-softmax is there already."""
+    chosen_R = logprobs_RV.gather(1, tokens_R[:, None]).squeeze(1).clamp_(min=LOWEST)
+    return Logprobs(
+        chosen=chosen_R.tolist(),
+        top=_top(logprobs_RV, [request.top for request in wanted]),
+        given=[
+            _given(row, request.token_ids) for row, request in zip(logprobs_RV, wanted, strict=True)
+        ],
+    )
+
+
+def _top(logprobs_RV: Tensor, nums: list[int]) -> list[Pairs]:
+    num_max = min(max(nums, default=0), logprobs_RV.shape[1])
+    if num_max == 0:
+        return [([], []) for _ in nums]
+    values_RK, ids_RK = torch.topk(logprobs_RV, num_max, dim=-1)
+    # equal values: the lower id first (ids ascending, then a stable sort by value)
+    ids_RK, by_id = ids_RK.sort(dim=-1)
+    values_RK, by_value = values_RK.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+    values = values_RK.clamp_(min=LOWEST).tolist()
+    ids = ids_RK.gather(1, by_value).tolist()
+    return [(row[:num], row_ids[:num]) for row, row_ids, num in zip(values, ids, nums, strict=True)]
+
+
+def _given(logprobs_V: Tensor, token_ids: tuple[int, ...]) -> Pairs:
+    if not token_ids:
+        return [], []
+    index = torch.tensor(token_ids, dtype=torch.int64, device=logprobs_V.device)
+    return logprobs_V[index].clamp_(min=LOWEST).tolist(), list(token_ids)

@@ -1,0 +1,132 @@
+"""Repetition, frequency and presence penalties: token counts by slot, kept only where needed.
+
+For a token seen ``c`` times in the output (and maybe in the prompt):
+  repetition p: logit / p if positive, logit * p if not   (prompt and output; after Keskar 2019)
+  frequency f:  logit - f * c                             (output only)
+  presence q:   logit - q if c > 0                        (output only)
+in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LOWEST_REPETITION = 1e-6  # the API allows 0, which would divide by zero
+
+
+class PenaltyCounts:
+    """Counts of output tokens and marks of prompt tokens for the slots that have a penalty.
+
+    ``_counts_NV`` int32 and ``_seen_NV`` bool have a row for each such slot, by ``_row_of``.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._row_of: dict[int, int] = {}
+        self._free: list[int] = []
+        self._counts_NV = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._seen_NV = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._values_N3 = torch.zeros(0, 3, dtype=torch.float32, device=device)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._row_of
+
+    def set(
+        self,
+        slot: int,
+        repetition: float,
+        frequency: float,
+        presence: float,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+    ) -> None:
+        """Start counting for ``slot`` with what is known of its request."""
+        if not self._free:
+            self._grow()
+        row = self._row_of[slot] = self._free.pop()
+        values = [max(repetition, _LOWEST_REPETITION), frequency, presence]
+        self._values_N3[row] = torch.tensor(values, device=self._device)
+        counts = self._count(output_ids)
+        self._counts_NV[row] = counts
+        self._seen_NV[row] = (self._count(prompt_ids) > 0) | (counts > 0)
+
+    def clear(self, slot: int) -> None:
+        """Forget ``slot``."""
+        row = self._row_of.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+
+    def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
+        """Count the new output token of each row; rows of other slots are left out."""
+        picked = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
+        if not picked:
+            return
+        index = torch.tensor(picked, device=self._device)
+        tokens, rows = tokens_R[index[:, 0]], index[:, 1]
+        ones = torch.ones_like(rows, dtype=torch.int32)
+        self._counts_NV.index_put_((rows, tokens), ones, accumulate=True)
+        self._seen_NV.index_put_((rows, tokens), ones.bool())
+
+    def apply_(
+        self,
+        logits_RV: Tensor,
+        slots: Sequence[int],
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Penalise rows in place. ``drafts[r]`` are output tokens of row r not recorded yet."""
+        picked = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
+        if not picked:
+            return
+        if drafts is not None or self._device.type != "cpu":
+            self._apply_rows_(logits_RV, picked, drafts)
+            return
+        for r, row in picked:  # few tokens of a vocabulary were ever seen
+            ids_K = torch.from_numpy(np.flatnonzero(self._seen_NV[row].numpy()))
+            values_3, counts_K = self._values_N3[row], self._counts_NV[row, ids_K]
+            logits_RV[r, ids_K] = _penalise(logits_RV[r, ids_K], counts_K, values_3)
+
+    def _apply_rows_(
+        self,
+        logits_RV: Tensor,
+        picked: list[tuple[int, int]],
+        drafts: Sequence[Sequence[int]] | None,
+    ) -> None:
+        """``apply_`` on whole rows; ``picked`` are pairs (row of logits, row of counts)."""
+        index = torch.tensor(picked, device=self._device)
+        counts_PV, seen_PV = self._counts_NV[index[:, 1]], self._seen_NV[index[:, 1]]
+        if drafts is not None:
+            for i, (r, _) in enumerate(picked):
+                counts_PV[i] += self._count(drafts[r])
+                seen_PV[i] |= counts_PV[i] > 0
+        logits_PV = logits_RV[index[:, 0]]
+        changed_PV = _penalise(logits_PV, counts_PV, self._values_N3[index[:, 1], None])
+        logits_RV[index[:, 0]] = torch.where(seen_PV, changed_PV, logits_PV)
+
+    def _count(self, ids: Sequence[int]) -> Tensor:
+        tokens = torch.tensor(list(ids), dtype=torch.int64)
+        counts = torch.bincount(tokens, minlength=self._vocab_size)[: self._vocab_size]
+        return counts.to(self._device, torch.int32)
+
+    def _grow(self) -> None:
+        old = self._counts_NV.shape[0]
+        num = max(4, old)
+        self._counts_NV = _extend(self._counts_NV, num)
+        self._seen_NV = _extend(self._seen_NV, num)
+        self._values_N3 = _extend(self._values_N3, num)
+        self._free = list(range(old + num - 1, old - 1, -1))
+
+
+def _penalise(logits: Tensor, counts: Tensor, values: Tensor) -> Tensor:
+    """Logits of tokens that were seen; ``values`` [..., 3]: repetition, frequency, presence."""
+    repetition, frequency, presence = values.unbind(-1)
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    return scaled - frequency * counts - presence * (counts > 0)
+
+
+def _extend(table: Tensor, num_rows: int) -> Tensor:
+    return torch.cat([table, table.new_zeros(num_rows, table.shape[1])])

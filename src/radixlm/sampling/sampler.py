@@ -1,0 +1,320 @@
+"""Logits -> tokens, for a batch of rows with different parameters.
+
+The steps of a row, each only if it concerns it:
+  1. the operator's logit processor      4. EOS and stop tokens held back (min_new_tokens)
+  2. penalties                           5. grammar mask
+  3. logit bias                          6. greedy: the argmax, lowest id first
+  7. temperature                         8. top_k, top_p, min_p (below)   9. the draw: noise.py
+
+Filters look at the probabilities p after the temperature, over the WHOLE vocabulary (joint, not
+renormalised one after another, as the reference does): a token stays if
+  top_k: p is at least the k-th largest;
+  top_p: the tokens before it, most likely first, have at most mass top_p together;
+  min_p: p >= min_p * the largest.
+Each is a threshold on p, so equal tokens stay or go together, whatever order a sort leaves them
+in. The draw is then over what stays (Gumbel noise needs no renormalisation).
+
+All arithmetic is by row: a row gives the same token in any batch.
+
+Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind, K kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
+from radixlm.sampling.noise import MAX_NOISE, draw_keys, gumbel_noise
+from radixlm.sampling.tensors import MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P, SamplingTable
+
+LogprobsMode = Literal["raw", "processed"]
+_NO = float("-inf")
+_CHUNK = 1 << 18  # logits worked on at once on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """``tokens_R`` int64 on the device. ``logprobs`` only if asked for. ``is_bad_R`` (bool, on the
+    device, only if asked for) marks rows whose logits hold a NaN, or allow no token at all."""
+
+    tokens_R: Tensor
+    logprobs: Logprobs | None = None
+    is_bad_R: Tensor | None = None
+
+
+class Sampler:
+    """Draws tokens with the parameters of a SamplingTable.
+
+    ``logprobs_mode`` "raw": of the model's own logits; "processed": after steps 1 to 7.
+    """
+
+    def __init__(
+        self,
+        table: SamplingTable,
+        logprobs_mode: LogprobsMode = "raw",
+        detect_bad: bool = False,
+    ) -> None:
+        self._table = table
+        self._mode = logprobs_mode
+        self._detect_bad = detect_bad
+        self._token_ids_1V = torch.arange(table.vocab_size, dtype=torch.int32, device=table.device)[
+            None
+        ]
+
+    def sample(
+        self,
+        logits_RV: Tensor,
+        slots: Sequence[int],
+        positions_R: Tensor | Sequence[int],
+        mask_RW: Tensor | None = None,
+        wanted: Sequence[LogprobRequest | None] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+        record: bool = True,
+    ) -> SampleResult:
+        """Draw one token a row. ``logits_RV`` (fp32) may be overwritten.
+
+        positions_R: int64, the position in the sequence that each new token will have (its prompt
+        tokens and outputs before it); with the seed, it keys the draw. One slot may have several
+        rows (candidates of a draft): ``drafts[r]`` are then its tokens before row r that are not
+        recorded, and ``record`` is False. mask_RW: int32 bitmask, bit i of word w allows token
+        32 w + i. wanted[r]: log-probabilities for the row, None for none.
+        ``record`` counts the tokens for the penalties; else call ``record`` when they are certain.
+        """
+        positions_R = torch.as_tensor(positions_R, dtype=torch.int64).to(logits_RV.device)
+        raw_RV = logits_RV
+        is_plain = mask_RW is None and not self._changes(slots)
+        if not is_plain:
+            if wanted is not None and self._mode == "raw":
+                logits_RV = logits_RV.clone()
+            logits_RV = self._process(logits_RV, slots, positions_R, mask_RW, drafts)
+        is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
+        tokens_R = self._choose(logits_RV, slots, positions_R)
+        if record:
+            self._table.penalties.record(slots, tokens_R)
+        logprobs = None
+        if wanted is not None:
+            if self._mode == "processed":
+                raw_RV = logits_RV / self._parameters(slots)[0][:, TEMPERATURE, None]
+            logprobs = _logprobs(raw_RV, tokens_R, wanted)
+        return SampleResult(tokens_R, logprobs, is_bad_R)
+
+    def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
+        """Count certain output tokens (rows may repeat a slot), for ``sample(record=False)``."""
+        self._table.penalties.record(slots, tokens_R)
+
+    def _changes(self, slots: Sequence[int]) -> bool:
+        table = self._table
+        return any(table.state(s).changes_logits or s in table.penalties for s in slots)
+
+    def _process(
+        self,
+        logits_RV: Tensor,
+        slots: Sequence[int],
+        positions_R: Tensor,
+        mask_RW: Tensor | None,
+        drafts: Sequence[Sequence[int]] | None,
+    ) -> Tensor:
+        """Steps 1 to 5."""
+        self._run_processors(logits_RV, slots)
+        self._table.penalties.apply_(logits_RV, slots, drafts)
+        for row, slot in enumerate(slots):
+            state = self._table.state(slot)
+            if state.bias_ids is not None and state.bias_values is not None:
+                logits_RV[row].index_add_(0, state.bias_ids, state.bias_values)
+            if state.suppressed_ids is not None:
+                is_early = positions_R[row] < state.suppressed_until
+                floor = torch.where(is_early, _NO, logits_RV[row, state.suppressed_ids])
+                logits_RV[row, state.suppressed_ids] = floor
+        if mask_RW is not None:
+            apply_mask_(logits_RV, mask_RW)
+        return logits_RV
+
+    def _run_processors(self, logits_RV: Tensor, slots: Sequence[int]) -> None:
+        groups: dict[int, list[int]] = {}
+        for row, slot in enumerate(slots):
+            processor = self._table.state(slot).processor
+            if processor is not None:
+                groups.setdefault(id(processor), []).append(row)
+        for rows in groups.values():
+            states = [self._table.state(slots[row]) for row in rows]
+            processor = states[0].processor
+            assert processor is not None
+            logits_RV[rows] = processor(logits_RV[rows], [s.custom_params for s in states])
+
+    def _find_bad(self, logits_RV: Tensor) -> Tensor:
+        highest_R = logits_RV.amax(dim=-1)  # a NaN wins
+        return highest_R.isnan() | (highest_R == _NO)
+
+    def _choose(self, logits_RV: Tensor, slots: Sequence[int], positions_R: Tensor) -> Tensor:
+        """Steps 6 to 9: the tokens."""
+        kinds: dict[str, list[int]] = {}
+        for row, slot in enumerate(slots):
+            state = self._table.state(slot)
+            kind = "greedy" if state.is_greedy else "filtered" if state.is_filtered else "free"
+            kinds.setdefault(kind, []).append(row)
+        greedy = kinds.pop("greedy", [])
+        if not kinds:
+            return logits_RV.argmax(dim=-1)
+        tokens_R = torch.empty_like(positions_R)
+        if greedy:
+            tokens_R[greedy] = logits_RV[greedy].argmax(dim=-1)
+        floats_R3, ints_R2 = self._parameters(slots)
+        keys_R = draw_keys(ints_R2[:, SEED], positions_R)
+        num_rows = len(slots)
+        if logits_RV.device.type == "cpu":  # small temporaries stay in the cache
+            num_rows = max(1, _CHUNK // self._table.vocab_size)
+        for kind, all_rows in kinds.items():
+            draw = self._draw_free if kind == "free" else self._draw_filtered
+            for start in range(0, len(all_rows), num_rows):
+                rows = all_rows[start : start + num_rows]
+                scaled_FV = logits_RV[rows].div_(floats_R3[rows, TEMPERATURE, None])
+                tokens_R[rows] = draw(scaled_FV, keys_R[rows], floats_R3[rows], ints_R2[rows])
+        return tokens_R
+
+    def _parameters(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        index_R = torch.tensor(list(slots), dtype=torch.int64, device=self._table.device)
+        return self._table.floats_S3[index_R], self._table.ints_S2[index_R]
+
+    def _draw_free(
+        self, scaled_FV: Tensor, keys_F: Tensor, floats_F3: Tensor, ints_F2: Tensor
+    ) -> Tensor:
+        """Rows without top_k and top_p."""
+        highest_F, best_F = scaled_FV.max(dim=-1)
+        # what lies further below the best token's score than any noise reaches cannot win
+        noise_F = gumbel_noise(keys_F, best_F.to(torch.int32)[:, None]).squeeze(1)
+        hopeless_F = highest_F + noise_F - MAX_NOISE
+        lowest_F = torch.maximum(hopeless_F, highest_F + floats_F3[:, MIN_P].log())
+        return self._draw(scaled_FV, keys_F, scaled_FV, lowest_F)
+
+    def _draw_filtered(
+        self, scaled_FV: Tensor, keys_F: Tensor, floats_F3: Tensor, ints_F2: Tensor
+    ) -> Tensor:
+        """Rows with top_k or top_p."""
+        probs_FV = torch.softmax(scaled_FV, dim=-1)
+        threshold = _threshold_cpu if scaled_FV.device.type == "cpu" else _threshold
+        lowest_F = threshold(probs_FV, floats_F3, ints_F2[:, TOP_K])
+        return self._draw(scaled_FV, keys_F, probs_FV, lowest_F)
+
+    def _draw(
+        self, scaled_FV: Tensor, keys_F: Tensor, values_FV: Tensor, lowest_F: Tensor
+    ) -> Tensor:
+        """Of the tokens with ``values`` of at least ``lowest``, the highest logit plus noise.
+
+        On a CPU noise is made only for the kept tokens where those are few.
+        """
+        if scaled_FV.device.type != "cpu":
+            return self._draw_dense(scaled_FV, keys_F, values_FV, lowest_F)
+        tokens_F = torch.zeros_like(keys_F)
+        many: list[int] = []
+        few: list[tuple[int, np.ndarray]] = []  # (row, kept token ids)
+        for row, lowest in enumerate(lowest_F.tolist()):
+            kept = np.flatnonzero(values_FV[row].numpy() >= lowest)
+            if len(kept) * 4 > self._table.vocab_size:
+                many.append(row)
+            elif len(kept) > 0:  # a row of NaN keeps none
+                few.append((row, kept))
+        if many:
+            tokens_F[many] = self._draw_dense(
+                scaled_FV[many], keys_F[many], values_FV[many], lowest_F[many]
+            )
+        _draw_few(scaled_FV, keys_F, few, tokens_F)
+        return tokens_F
+
+    def _draw_dense(
+        self, scaled_FV: Tensor, keys_F: Tensor, values_FV: Tensor, lowest_F: Tensor
+    ) -> Tensor:
+        scores_FV = gumbel_noise(keys_F, self._token_ids_1V).add_(scaled_FV)
+        return scores_FV.masked_fill_(values_FV < lowest_F[:, None], _NO).argmax(dim=-1)
+
+
+def _draw_few(
+    scaled_FV: Tensor, keys_F: Tensor, few: list[tuple[int, np.ndarray]], tokens_F: Tensor
+) -> None:
+    """Fill ``tokens_F`` for rows of which few tokens are kept: only those get noise."""
+    if not few:
+        return
+    ids_N = torch.from_numpy(np.concatenate([kept for _, kept in few]))
+    sizes = torch.tensor([len(kept) for _, kept in few])
+    rows_N = torch.tensor([row for row, _ in few]).repeat_interleave(sizes)
+    scores_N = gumbel_noise(keys_F[rows_N], ids_N.to(torch.int32)[:, None]).squeeze(1)
+    scores = (scores_N + scaled_FV[rows_N, ids_N]).numpy()
+    start = 0
+    for row, kept in few:
+        tokens_F[row] = int(kept[scores[start : start + len(kept)].argmax()])
+        start += len(kept)
+
+
+def _threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
+    """The lowest probability that top_k, top_p and min_p leave, [F]."""
+    sorted_FV = probs_FV.sort(dim=-1, descending=True).values
+    wide_FV = sorted_FV.double()  # sums of many small numbers
+    before_FV = wide_FV.cumsum(dim=-1).sub_(wide_FV)
+    top_p_F1 = floats_F3[:, TOP_P, None].double()
+    is_kept_FV = (before_FV <= top_p_F1) | (top_p_F1 >= 1.0)
+    num_kept_F = torch.minimum(is_kept_FV.sum(dim=-1), top_k_F).clamp_(min=1)
+    lowest_F = sorted_FV.gather(1, num_kept_F[:, None] - 1).squeeze(1)
+    return torch.maximum(lowest_F, sorted_FV[:, 0] * floats_F3[:, MIN_P])
+
+
+def _threshold_cpu(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
+    """``_threshold``, sorting no more than it must; numpy sorts floats faster than torch."""
+    lowest = []
+    limits = zip(top_k_F.tolist(), floats_F3.tolist(), strict=True)
+    for probs_V, (top_k, floats) in zip(probs_FV.numpy(), limits, strict=True):
+        top_p, num = floats[TOP_P], len(probs_V)
+        if top_k < num:
+            top = np.partition(probs_V, num - top_k)[num - top_k :]
+        else:  # all tokens below this have less mass together than top_p leaves out
+            top = probs_V[probs_V >= (1.0 - top_p) / (2 * num)]
+        top = np.sort(top)[::-1]
+        if len(top) == 0:  # NaN
+            lowest.append(math.nan)
+            continue
+        num_kept = len(top)
+        if top_p < 1.0:
+            wide = top.astype(np.float64)
+            num_kept = max(1, int(np.count_nonzero(wide.cumsum() - wide <= top_p)))
+        lowest.append(max(float(top[num_kept - 1]), float(top[0] * np.float32(floats[MIN_P]))))
+    return torch.tensor(lowest, dtype=torch.float32)
+
+
+def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf. mask_RW: int32, W = ceil(V / 32) or more."""
+    vocab_size = logits_RV.shape[1]
+    if logits_RV.device.type == "cpu":
+        mask_bytes = np.ascontiguousarray(mask_RW.numpy()).view(np.uint8)
+        bits = np.unpackbits(mask_bytes, axis=1, bitorder="little")[:, :vocab_size]
+        is_allowed_RV = torch.from_numpy(bits).bool()
+    else:
+        mask_RW = mask_RW.to(logits_RV.device, non_blocking=True)
+        shifts = torch.arange(32, dtype=torch.int32, device=logits_RV.device)
+        bits_RV = (mask_RW[:, :, None] >> shifts) & 1
+        is_allowed_RV = bits_RV.flatten(1)[:, :vocab_size].bool()
+    logits_RV.masked_fill_(~is_allowed_RV, _NO)
+
+
+def _logprobs(
+    logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest | None]
+) -> Logprobs:
+    """Only the rows that want some are computed; the others get 0.0 and nothing."""
+    rows = [row for row, request in enumerate(wanted) if request is not None]
+    requests = [request for request in wanted if request is not None]
+    is_all = len(rows) == len(wanted)
+    picked = logits_RV if is_all else logits_RV[rows]
+    tokens = tokens_R if is_all else tokens_R[rows]
+    found = gather_logprobs(torch.log_softmax(picked.float(), dim=-1), tokens, requests)
+    if is_all:
+        return found
+    chosen = [0.0] * len(wanted)
+    top: list[Pairs] = [([], [])] * len(wanted)
+    given: list[Pairs] = [([], [])] * len(wanted)
+    for i, row in enumerate(rows):
+        chosen[row], top[row], given[row] = found.chosen[i], found.top[i], found.given[i]
+    return Logprobs(chosen, top, given)

@@ -1,0 +1,142 @@
+"""Sampling parameters by slot: small tables on the device, and flags on the host that say which
+steps of the sampler a batch needs.
+
+Legend: S slots, R rows of a step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.sampling.penalties import PenaltyCounts
+from radixlm.sampling.processors import LogitProcessor
+from radixlm.wire.sampling_params import SamplingParams
+
+TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of floats_S3
+TOP_K, SEED = range(2)  # columns of ints_S2
+
+
+@dataclass(slots=True)
+class SlotState:
+    """What the host knows of one slot. Tensors live on the device."""
+
+    is_greedy: bool
+    is_filtered: bool  # by top_k or top_p, which need the most likely tokens in order
+    has_min_p: bool
+    bias_ids: Tensor | None = None  # int64
+    bias_values: Tensor | None = None  # fp32
+    suppressed_ids: Tensor | None = None  # int64: EOS and stops, until suppressed_until
+    suppressed_until: int = 0  # the first position where they are allowed
+    processor: LogitProcessor | None = None
+    custom_params: dict[str, Any] | None = field(default=None)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a step before the draw concerns the slot (penalties are asked for apart)."""
+        return (
+            self.bias_ids is not None
+            or self.suppressed_ids is not None
+            or self.processor is not None
+        )
+
+
+class SamplingTable:
+    """The sampling state of all slots of one executor. One thread owns it."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        random_seed: int | None = None,
+    ) -> None:
+        """``random_seed`` gives seeds to requests that have none."""
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.floats_S3 = torch.ones(num_slots, 3, dtype=torch.float32, device=self.device)
+        self.ints_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=self.device)
+        self.penalties = PenaltyCounts(vocab_size, self.device)
+        self.states: list[SlotState | None] = [None] * num_slots
+        self._random = random.Random(random_seed)
+
+    def set(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int] = (),
+        eos_ids: Sequence[int] = (),
+        processor: LogitProcessor | None = None,
+    ) -> None:
+        """Fill ``slot`` for a request: a new one, or one that comes back with ``output_ids``.
+
+        ``eos_ids`` are held back until min_new_tokens are out. ``params`` were validated against
+        the tokenizer; InvalidRequest here if a biased token lies beyond the model's vocabulary.
+        """
+        self.clear(slot)
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        seed = params.sampling_seed
+        if seed is None:
+            seed = self._random.getrandbits(63)
+        temperature = 1.0 if params.is_greedy else params.temperature
+        floats = [temperature, params.top_p, params.min_p]
+        self.floats_S3[slot] = torch.tensor(floats, device=self.device)
+        self.ints_S2[slot] = torch.tensor([top_k, seed], dtype=torch.int64, device=self.device)
+        state = SlotState(
+            is_greedy=params.is_greedy,
+            is_filtered=top_k < self.vocab_size or params.top_p < 1.0,
+            has_min_p=params.min_p > 0.0,
+            processor=processor,
+            custom_params=params.custom_params,
+        )
+        self._set_bias(state, params)
+        self._set_suppressed(state, params, len(prompt_ids), eos_ids)
+        self.states[slot] = state
+        if params.needs_penalties:
+            self.penalties.set(
+                slot,
+                params.repetition_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
+                prompt_ids,
+                output_ids,
+            )
+
+    def clear(self, slot: int) -> None:
+        """Forget what ``slot`` held."""
+        self.states[slot] = None
+        self.penalties.clear(slot)
+
+    def state(self, slot: int) -> SlotState:
+        """The state of a slot in use."""
+        state = self.states[slot]
+        assert state is not None, f"slot {slot} was not set"
+        return state
+
+    def _set_bias(self, state: SlotState, params: SamplingParams) -> None:
+        if not params.logit_bias:
+            return
+        ids = list(params.logit_bias)
+        if max(ids) >= self.vocab_size:
+            raise InvalidRequest(
+                f"logit_bias holds {max(ids)}, the model has {self.vocab_size} tokens", "logit_bias"
+            )
+        values = list(params.logit_bias.values())
+        state.bias_ids = torch.tensor(ids, dtype=torch.int64, device=self.device)
+        state.bias_values = torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    def _set_suppressed(
+        self, state: SlotState, params: SamplingParams, prompt_len: int, eos_ids: Sequence[int]
+    ) -> None:
+        if params.min_new_tokens == 0:
+            return
+        ids = sorted({i for i in (*eos_ids, *params.stop_token_ids) if 0 <= i < self.vocab_size})
+        state.suppressed_ids = torch.tensor(ids, dtype=torch.int64, device=self.device)
+        state.suppressed_until = prompt_len + params.min_new_tokens

@@ -1,0 +1,84 @@
+"""The generator is fixed, depends on its three keys only, and looks random."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from radixlm.sampling.noise import MAX_NOISE, draw_keys, gumbel_noise, mix_seed, random_bits
+
+
+def ids(num: int) -> torch.Tensor:
+    return torch.arange(num, dtype=torch.int32)[None]
+
+
+def plain_bits(seed: int, position: int, token: int) -> int:
+    """The same generator in Python integers."""
+
+    def split(x: int) -> int:
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    def mix(x: int) -> int:
+        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+        x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+        return x ^ (x >> 16)
+
+    key = split(split(seed % 2**64) ^ (position * 0x9E3779B97F4A7C15 % 2**64))
+    return mix((mix(token ^ (key % 2**32)) + (key >> 32)) % 2**32) % 2**31
+
+
+def test_equal_to_plain_integers() -> None:
+    seeds, positions = [0, 1, -1, 2**63 - 1, -(2**63)], [0, 1, 17, 2**20, 5]
+    keys = draw_keys(torch.tensor(seeds), torch.tensor(positions))
+    found = random_bits(keys, ids(50)).tolist()
+    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        assert found[row] == [plain_bits(seed, position, token) for token in range(50)]
+
+
+def test_a_token_has_its_noise_whatever_else_is_asked() -> None:
+    keys = draw_keys(torch.tensor([5, 6, 7]), torch.tensor([1, 2, 3]))
+    whole = gumbel_noise(keys, ids(1000))
+    some = torch.tensor([[7, 999, 0]], dtype=torch.int32)
+    assert torch.equal(gumbel_noise(keys[1:2], some)[0], whole[1, some[0].long()])
+
+
+def test_the_noise_is_gumbels() -> None:
+    keys = draw_keys(torch.full((64,), 3), torch.arange(64))
+    noise = gumbel_noise(keys, ids(20000)).flatten().double()
+    assert noise.isfinite().all()
+    assert noise.max() < MAX_NOISE
+    assert abs(noise.mean() - 0.5772) < 0.005
+    assert abs(noise.std() - math.pi / 6**0.5) < 0.005
+    for x in (-1.0, 0.0, 1.0, 3.0, 8.0):
+        share = (noise < x).double().mean().item()
+        assert abs(share - math.exp(-math.exp(-x))) < 0.002
+
+
+def test_steps_tokens_and_seeds_are_not_correlated() -> None:
+    size = 4000
+    base = random_bits(draw_keys(torch.arange(size), torch.zeros(size).long()), ids(2))
+    others = {
+        "next position": random_bits(
+            draw_keys(torch.arange(size), torch.ones(size).long()), ids(2)
+        ),
+        "next seed": random_bits(
+            draw_keys(torch.arange(size) + 1, torch.zeros(size).long()), ids(2)
+        ),
+    }
+    pairs = {"next token": (base[:, 0], base[:, 1])}
+    pairs.update({name: (base[:, 0], other[:, 0]) for name, other in others.items()})
+    for name, (left, right) in pairs.items():
+        correlation = torch.corrcoef(torch.stack([left.double(), right.double()]))[0, 1]
+        assert abs(correlation) < 0.06, name
+
+
+def test_parallel_samples_get_seeds_of_their_own() -> None:
+    seeds = [mix_seed(42, index) for index in range(100)]
+    assert seeds[0] == 42
+    assert len(set(seeds)) == 100
+    assert all(-(2**63) <= seed < 2**63 for seed in seeds)
+    assert seeds == [mix_seed(42, index) for index in range(100)]

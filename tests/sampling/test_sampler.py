@@ -1,0 +1,338 @@
+"""Tokens follow the distribution the parameters ask for, and a row does not know its batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
+from radixlm.sampling.sampler import Sampler, apply_mask_
+from radixlm.sampling.tensors import SamplingTable
+from radixlm.wire.sampling_params import SamplingParams
+
+QUICK = settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def make(
+    params: list[SamplingParams], vocab_size: int, prompt: tuple[int, ...] = (), **options: Any
+) -> Sampler:
+    table = SamplingTable(len(params), vocab_size, random_seed=0)
+    for slot, item in enumerate(params):
+        table.set(slot, item, prompt, eos_ids=(0,))
+    return Sampler(table, **options)
+
+
+def kept_tokens(logits: list[float], params: SamplingParams) -> dict[int, float]:
+    """token -> probability, by the textbook."""
+    scaled = [x / params.temperature for x in logits]
+    top = max(scaled)
+    weights = [math.exp(x - top) for x in scaled]
+    probs = [w / sum(weights) for w in weights]
+    ordered = sorted(probs, reverse=True)
+    top_k = params.top_k if params.top_k > 0 else len(probs)
+    lowest = ordered[min(top_k, len(probs)) - 1]
+    if params.top_p < 1:
+        before = 0.0
+        for p in ordered:
+            if before > params.top_p:
+                break
+            before, last = before + p, p
+        lowest = max(lowest, last)
+    lowest = max(lowest, params.min_p * ordered[0])
+    kept = {i: p for i, p in enumerate(probs) if p >= lowest * (1 - 1e-6)}
+    return {i: p / sum(kept.values()) for i, p in kept.items()}
+
+
+PARAMS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.5),
+    SamplingParams(temperature=2.0, top_k=3),
+    SamplingParams(top_p=0.6),
+    SamplingParams(temperature=1.5, top_k=5, top_p=0.7),
+    SamplingParams(min_p=0.3),
+    SamplingParams(top_p=0.95, min_p=0.2, top_k=4),
+    SamplingParams(top_k=1 << 30, top_p=1.0),
+]
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    logits = [2.0, 1.0, 0.5, 0.5, 0.0, -0.5, -1.0, -3.0]
+    num = 5000
+    table = SamplingTable(1, 8)
+    table.set(0, params, (), eos_ids=())
+    rows = torch.tensor([logits]).repeat(num, 1)
+    tokens = Sampler(table).sample(rows, [0] * num, torch.arange(num)).tokens_R
+    shares = torch.bincount(tokens, minlength=8).double() / num
+    expected = kept_tokens(logits, params)
+    for token in range(8):
+        probability = expected.get(token, 0.0)
+        assert abs(shares[token] - probability) < 0.025, token
+        assert shares[token] == 0 or probability > 0
+
+
+MANY = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    top_k=st.sampled_from([-1, 1, 2, 20, 1 << 30]),
+    top_p=st.sampled_from([0.01, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 1.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.sampled_from([None, {3: 5.0}]),
+    min_new_tokens=st.sampled_from([0, 4]),
+    sampling_seed=st.integers(-5, 5),
+)
+
+
+@QUICK
+@given(st.lists(MANY, min_size=2, max_size=6), st.integers(0, 100), st.booleans())
+def test_a_row_does_not_know_its_batch(
+    params: list[SamplingParams], seed: int, with_mask: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size = 70
+    logits = torch.randn(len(params), vocab_size, generator=generator) * 4
+    logits = logits.bfloat16().float()  # equal values are common then
+    mask = None
+    if with_mask:
+        mask = torch.randint(-(2**31), 2**31, (len(params), 3), generator=generator)
+        mask = mask.to(torch.int32)
+    positions = torch.arange(len(params))
+    prompt = (3, 5, 5)
+    together = make(params, vocab_size, prompt)
+    wanted = [LogprobRequest(top=2, token_ids=(1,))] * len(params)
+    slots = list(range(len(params)))
+    result = together.sample(logits.clone(), slots, positions, mask, wanted)
+    for row, item in enumerate(params):
+        alone = make([item], vocab_size, prompt)
+        one = alone.sample(
+            logits[row : row + 1].clone(),
+            [0],
+            positions[row : row + 1],
+            None if mask is None else mask[row : row + 1],
+            wanted[:1],
+        )
+        assert one.tokens_R[0] == result.tokens_R[row]
+        assert one.logprobs is not None
+        assert result.logprobs is not None
+        assert one.logprobs.chosen[0] == result.logprobs.chosen[row]
+        assert one.logprobs.top[0] == result.logprobs.top[row]
+
+
+@QUICK
+@given(MANY, st.integers(0, 1000))
+def test_a_draw_is_always_allowed(params: SamplingParams, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size = 40
+    logits = (torch.randn(1, vocab_size, generator=generator) * 3).bfloat16().float()
+    bits = torch.rand(vocab_size, generator=generator) < 0.3
+    bits[7] = True
+    mask = pack(bits[None].numpy())
+    token = make([params], vocab_size).sample(logits.clone(), [0], [seed], mask).tokens_R.item()
+    assert bits[int(token)]
+    assert token != 0 or params.min_new_tokens == 0 or seed >= 4
+
+
+def pack(bits: np.ndarray) -> Tensor:
+    padded = np.zeros((bits.shape[0], -(-bits.shape[1] // 32) * 32), dtype=np.uint8)
+    padded[:, : bits.shape[1]] = bits
+    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+
+
+def test_masks_are_packed_words() -> None:
+    rng = np.random.default_rng(0)
+    for vocab_size in (1, 31, 32, 33, 100):
+        bits = rng.random((3, vocab_size)) < 0.5
+        logits = torch.zeros(3, vocab_size)
+        apply_mask_(logits, pack(bits))
+        assert ((logits == 0).numpy() == bits).all()
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
+    for params in (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1e-9, top_p=0.1),
+        SamplingParams(top_k=1),
+    ):
+        assert make([params], 4).sample(logits.clone(), [0], [0]).tokens_R.tolist() == [1]
+
+
+def test_the_seed_and_the_position_decide() -> None:
+    logits = torch.zeros(1, 1000)
+    params = [SamplingParams(sampling_seed=seed) for seed in (1, 1, 2)]
+    sampler = make(params, 1000)
+    draws = [
+        [sampler.sample(logits.clone(), [slot], [p]).tokens_R.item() for p in range(5)]
+        for slot in range(3)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    assert len(set(draws[0])) > 3
+    unseeded = [SamplingParams(), SamplingParams()]
+    first, second = (make(unseeded, 1000).sample(logits.repeat(2, 1), [0, 1], [0, 0]) for _ in "ab")
+    assert first.tokens_R.tolist() == second.tokens_R.tolist()  # the table has a fixed seed
+    assert first.tokens_R[0] != first.tokens_R[1]
+
+
+def test_penalties_follow_the_formula() -> None:
+    params = SamplingParams(
+        temperature=0.0, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25
+    )
+    table = SamplingTable(2, 5)
+    table.set(0, params, prompt_ids=[0, 0], output_ids=[1, 1, 2])
+    table.set(1, SamplingParams(temperature=0.0), prompt_ids=[0])
+    logits = torch.tensor([[2.0, 2.0, -2.0, 2.0, 1.0]]).repeat(2, 1)
+    expected = [1.0, 1.0 - 1.0 - 0.25, -4.0 - 0.5 - 0.25, 2.0, 1.0]
+    sampler = Sampler(table, "processed")
+    wanted = [LogprobRequest(token_ids=(0, 1, 2, 3, 4))] * 2
+    result = sampler.sample(logits.clone(), [0, 1], [5, 1], None, wanted)
+    assert result.logprobs is not None
+    reference = torch.log_softmax(torch.tensor(expected), 0).tolist()
+    assert result.logprobs.given[0][0] == pytest.approx(reference)
+    plain = torch.log_softmax(logits[1], 0).tolist()
+    assert result.logprobs.given[1][0] == pytest.approx(plain)
+
+
+@QUICK
+@given(st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=8))
+def test_counting_as_it_goes_equals_counting_at_once(prompt: list[int], output: list[int]) -> None:
+    params = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-0.5)
+    tables = [SamplingTable(1, 10) for _ in range(3)]
+    for table, known in zip(tables, ((), tuple(output), ()), strict=True):
+        table.set(0, params, prompt, known)
+    for token in output:
+        tables[0].penalties.record([0], torch.tensor([token]))
+    logits = torch.linspace(-2, 2, 10)[None]
+    rows = [logits.clone() for _ in tables]
+    tables[0].penalties.apply_(rows[0], [0])
+    tables[1].penalties.apply_(rows[1], [0])
+    tables[2].penalties.apply_(rows[2], [0], [output])
+    assert torch.allclose(rows[0], rows[1])
+    assert torch.allclose(rows[0], rows[2])
+
+
+def test_slots_come_and_go() -> None:
+    params = SamplingParams(frequency_penalty=2.0, temperature=0.0)
+    table = SamplingTable(12, 3)
+    for slot in range(12):
+        table.set(slot, params, (), [slot % 3])
+    table.clear(4)
+    table.set(4, params, ())
+    logits = torch.tensor([[1.0, 0.9, 0.8]])
+    sampler = Sampler(table)
+    tokens = [
+        sampler.sample(logits.clone(), [s], [1], record=False).tokens_R.item() for s in (0, 1, 4)
+    ]
+    assert tokens == [1, 0, 0]
+    sampler.record([4], torch.tensor([0]))
+    assert sampler.sample(logits.clone(), [4], [2]).tokens_R.item() == 1
+    assert sampler.sample(logits.clone(), [4], [3]).tokens_R.item() == 2  # 1 was recorded
+
+
+def test_eos_waits_for_min_new_tokens() -> None:
+    table = SamplingTable(1, 4)
+    params = SamplingParams(temperature=0.0, min_new_tokens=2, stop_token_ids=(2,))
+    table.set(0, params, prompt_ids=[1, 1, 1], eos_ids=[0, 99])
+    logits = torch.tensor([[9.0, 1.0, 8.0, 2.0]])
+    sampler = Sampler(table)
+    found = [
+        sampler.sample(logits.clone(), [0], [position]).tokens_R.item() for position in (3, 4, 5)
+    ]
+    assert found == [3, 3, 0]
+
+
+def test_bias_and_processors() -> None:
+    class Only:
+        def __call__(self, logits_RV: Tensor, params: Any) -> Tensor:
+            for row, custom in zip(logits_RV, params, strict=True):
+                row[custom["token"]] += 100.0
+            return logits_RV
+
+    table = SamplingTable(3, 5)
+    table.set(0, SamplingParams(temperature=0.0, logit_bias={2: 50.0}), ())
+    chosen = SamplingParams(temperature=0.0, custom_params={"token": 4})
+    table.set(1, chosen, (), processor=Only())
+    table.set(2, SamplingParams(temperature=0.0), ())
+    assert Sampler(table).sample(torch.zeros(3, 5), [0, 1, 2], [0, 0, 0]).tokens_R.tolist() == [
+        2,
+        4,
+        0,
+    ]
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        table.set(0, SamplingParams(logit_bias={5: 1.0}), ())
+
+
+def test_logprobs_equal_log_softmax() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    params = [
+        SamplingParams(temperature=t, top_k=5, logit_bias={1: 2.0}) for t in (0.0, 0.5, 2.0, 1.0)
+    ]
+    reference = torch.log_softmax(logits, -1)
+    wanted = [LogprobRequest(3, (7, 8)), None, LogprobRequest(100), LogprobRequest()]
+    result = make(params, 50).sample(logits.clone(), [0, 1, 2, 3], [0] * 4, None, wanted)
+    found = result.logprobs
+    assert found is not None
+    for row in (0, 2, 3):
+        assert found.chosen[row] == pytest.approx(reference[row, result.tokens_R[row]].item())
+    values, ids = torch.sort(reference[0], descending=True)
+    assert found.top[0][1] == ids[:3].tolist()
+    assert found.top[0][0] == pytest.approx(values[:3].tolist())
+    assert found.given[0] == (pytest.approx(reference[0, [7, 8]].tolist()), [7, 8])
+    assert (found.chosen[1], found.top[1], found.given[1]) == (0.0, ([], []), ([], []))
+    assert [len(pair[1]) for pair in found.top] == [3, 0, 50, 0]
+    processed = make(params, 50, logprobs_mode="processed").sample(
+        logits.clone(), [0, 1, 2, 3], [0] * 4, None, wanted
+    )
+    assert processed.logprobs is not None
+    biased = logits[2].clone()
+    biased[1] += 2.0
+    expected = torch.log_softmax(biased / 2.0, -1)[processed.tokens_R[2]].item()
+    assert processed.logprobs.chosen[2] == pytest.approx(expected)
+
+
+def test_logprobs_of_equals_and_of_the_impossible() -> None:
+    logits = torch.tensor([[0.0, 1.0, 1.0, float("-inf")]])
+    found = compute_logprobs(logits, torch.tensor([3]), [LogprobRequest(4, (3,))])
+    assert found.chosen == [LOWEST]
+    assert found.top[0][1] == [1, 2, 0, 3]
+    assert found.given[0][0] == [LOWEST]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_rows_of_nan_are_found_and_harmless(temperature: float, top_p: float) -> None:
+    params = [SamplingParams(temperature=temperature, top_p=top_p)] * 3
+    logits = torch.randn(3, 10)
+    logits[0, 3] = float("nan")
+    logits[1] = float("-inf")
+    result = make(params, 10, detect_bad=True).sample(logits, [0, 1, 2], [0, 0, 0])
+    assert result.is_bad_R is not None
+    assert result.is_bad_R.tolist() == [True, True, False]
+    assert all(0 <= token < 10 for token in result.tokens_R.tolist())
+
+
+def test_a_large_vocabulary_draws_what_the_whole_noise_says() -> None:
+    """The shortcut that leaves out hopeless tokens never changes a draw."""
+    from radixlm.sampling.noise import draw_keys, gumbel_noise
+
+    vocab_size, num = 3000, 40
+    logits = torch.randn(num, vocab_size, generator=torch.Generator().manual_seed(0)) * 5
+    params = [SamplingParams(sampling_seed=i) for i in range(num)]
+    found = make(params, vocab_size).sample(logits.clone(), list(range(num)), [7] * num).tokens_R
+    keys = draw_keys(torch.arange(num), torch.full((num,), 7))
+    noise = gumbel_noise(keys, torch.arange(vocab_size, dtype=torch.int32)[None])
+    assert torch.equal(found, (logits + noise).argmax(-1))
