@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import orjson
@@ -11,7 +11,9 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import body_of, error_body
+from radixlm.entrypoints.http.schema import M, read
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +35,45 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str
     return body
 
 
+async def read_body(request: Request, model: type[M], *, any_type: bool = False) -> M:
+    """The body as a record. Without ``any_type`` the client must say that it is JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not any_type and kind != "application/json" and not kind.endswith("+json"):
+        raise InvalidRequest(
+            f"Content-Type must be application/json, not {kind[:80]!r}", param="Content-Type"
+        )
+    return read(model, await request.body())
+
+
 def event(value: Any) -> bytes:
     """One server-sent event with JSON data."""
     return b"data: " + orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
 
 
-async def stream_response(events: AsyncIterator[bytes]) -> Response:
+def named_event(name: str, value: Any) -> bytes:
+    """One server-sent event with a name and JSON data."""
+    return b"event: " + name.encode() + b"\n" + event(value)
+
+
+def sse_error(error: RadixError | None) -> bytes:
+    """How an error in mid-stream reads; None: one of ours that no client may see."""
+    return event(body_of(error) if error else error_body("internal error", 500)) + DONE
+
+
+async def stream_response(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    on_error: Any = sse_error,
+    media_type: str = "text/event-stream",
+) -> Response:
     """Stream ``events``. The first is awaited before the status is sent, so that a request that
-    fails at once has the status of its error; a later error becomes an event of its own."""
+    fails at once has the status of its error; a later error is written by ``on_error``. A client
+    that leaves, before the first event too, closes ``events``."""
     try:
-        first = await anext(events)
-    except StopAsyncIteration:
-        first = b""
+        first = await until_gone(request, _next(events))
+    except BaseException:
+        await events.aclose()
+        raise
 
     async def body() -> AsyncIterator[bytes]:
         try:
@@ -52,15 +81,15 @@ async def stream_response(events: AsyncIterator[bytes]) -> Response:
             async for part in events:
                 yield part
         except RadixError as error:
-            yield event(body_of(error))
-            yield DONE
+            yield on_error(error)
         except Exception:
             log.exception("a stream failed")
-            yield event(error_body("internal error", 500))
-            yield DONE
+            yield on_error(None)
         finally:
-            close = getattr(events, "aclose", None)
-            if close is not None:
-                await close()
+            await events.aclose()
 
-    return StreamingResponse(body(), media_type="text/event-stream", headers=SSE_HEADERS)
+    return StreamingResponse(body(), media_type=media_type, headers=SSE_HEADERS)
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events, b"")

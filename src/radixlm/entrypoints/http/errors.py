@@ -1,4 +1,4 @@
-"""Errors -> HTTP, in one place. Bodies have OpenAI's nested form: {"error": {message, type, ...}}."""
+"""Errors -> HTTP, in one place. Bodies have OpenAI's nested form: {"error": {message, ...}}."""
 
 from __future__ import annotations
 

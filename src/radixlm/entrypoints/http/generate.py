@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
@@ -35,7 +35,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     batch.stream_disjoint = state.config.serve.stream_output
     reply = Reply(state.tokenizer, batch, state.config.model.weight_version)
     if batch.stream:
-        return await stream_response(_events(state, reply))
+        return await stream_response(request, _events(state, reply))
     answers = await until_gone(request, _collect(state, batch, reply))
     return json_response(answers if batch.is_list else answers[0])
 
@@ -63,7 +63,7 @@ def raise_failed(output: Output) -> None:
         raise FinishError(finish)
 
 
-async def _events(state: ServerState, reply: Reply) -> AsyncIterator[bytes]:
+async def _events(state: ServerState, reply: Reply) -> AsyncGenerator[bytes, None]:
     is_first = True
     async for answer in reply.stream(state.intake):
         reason = answer["meta_info"]["finish_reason"]

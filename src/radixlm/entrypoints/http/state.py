@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
+from radixlm.base.errors import InvalidRequest, ModelNotFound, NotSupported
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.intake.manager import Intake
+from radixlm.intake.sessions import Sessions
+from radixlm.text.chat import ChatTemplate
+from radixlm.text.fim import FimTemplate
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class ServerState:
-    """``defaults``: sampling values of the model for what a request leaves out."""
+    """``defaults``: sampling values of the model for what a request leaves out.
+    ``tool_format`` and ``reasoning_format``: names of parsers, None where the model has none."""
 
     config: ServerConfig
     info: ModelInfo
@@ -26,8 +33,46 @@ class ServerState:
     intake: Intake
     model_name: str
     defaults: SamplingParams
+    sessions: Sessions
+    template: ChatTemplate | None = None
+    fim: FimTemplate | None = None
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    weight_version: str = "default"
     started_s: float = field(default_factory=time.time)
-    extras: dict[str, Any] = field(default_factory=dict)
+    ready_after_s: float = 0.0
+    extras: dict[type, Any] = field(default_factory=dict)
+
+    def extra(self, kind: type[T]) -> T:
+        """The one object of a class that only some routes need; put there by ``create_app``."""
+        found: T = self.extras[kind]
+        return found
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer under; ModelNotFound unless it is ours, "default" or left out."""
+        if not name or name == "default" or name == self.model_name:
+            return self.model_name
+        if name in (self.config.model.model_path, str(self.info.folder), self.info.folder.name):
+            return name
+        raise ModelNotFound(
+            f"the model {name!r:.200} does not exist; this server has {self.model_name!r}",
+            param="model",
+        )
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer; InvalidRequest with --skip-tokenizer-init."""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "this route needs a tokenizer: the server runs with --skip-tokenizer-init"
+            )
+        return self.tokenizer
+
+    def need_template(self) -> ChatTemplate:
+        """The chat template; NotSupported if messages cannot be written for this model."""
+        self.need_tokenizer()
+        if self.template is None:
+            raise NotSupported("this model has no chat template: start with --chat-template")
+        return self.template
 
 
 def state_of(request: Request) -> ServerState:

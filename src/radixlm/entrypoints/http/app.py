@@ -1,0 +1,191 @@
+"""The application: routes, errors, guard, and the server that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from radixlm import __version__
+from radixlm.base.env import DISABLE_OPENAPI_DOC
+from radixlm.base.errors import ConfigError, PayloadTooLarge, RadixError
+from radixlm.base.log import level_number
+from radixlm.config.root import ServerConfig
+from radixlm.engine.modelinfo import ModelInfo
+from radixlm.entrypoints.http import admin, generate, health, info, metrics, unbuilt
+from radixlm.entrypoints.http.errors import add_handlers
+from radixlm.entrypoints.http.guard import Guard
+from radixlm.entrypoints.http.openai import chat, completions
+from radixlm.entrypoints.http.schema import openapi_of
+from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.native import default_sampling
+from radixlm.intake.sessions import Sessions
+from radixlm.text.chat import ChatTemplate, load_chat_template
+from radixlm.text.fim import load_fim_template
+from radixlm.text.reasoning import registry as reasoning
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.text.tools import registry as tools
+
+KEEP_ALIVE_S = 5
+MAX_HEADER_BYTES = 64 * 1024
+_ROUTERS = (
+    health.router,
+    info.router,
+    generate.router,
+    admin.router,
+    completions.router,
+    chat.router,
+    unbuilt.router,
+)
+_PROBE = [{"role": "user", "content": "hi"}]
+
+
+def create_app(
+    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, engine: Any
+) -> FastAPI:
+    """The application on a started (or starting) engine. ConfigError for a bad template or
+    parser."""
+    has_doc = not DISABLE_OPENAPI_DOC.get()
+    app = FastAPI(
+        title="RadixLM",
+        version=__version__,
+        description="Serves a language model: native, OpenAI, Anthropic and Ollama routes.",
+        openapi_url="/openapi.json" if has_doc else None,
+        separate_input_output_schemas=False,
+    )
+    state = make_state(config, info_, tokenizer, engine)
+    app.state.server = state
+    add_handlers(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    if config.observe.enable_metrics:
+        metrics.install(app, state)
+    admin.install_request_log(state)
+    app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
+    app.add_middleware(Guard, serve=config.serve)
+    # outside of the guard, so that a browser may read the guard's refusals too
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=["*"],
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
+    return app
+
+
+def make_state(
+    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, engine: Any
+) -> ServerState:
+    """What the routes share; its observers listen to the engine's intake from now on."""
+    sessions = Sessions(tokenizer)
+    intake = engine.intake
+    intake.observers = (*intake.observers, sessions)
+    from_model = config.serve.sampling_defaults != "openai"
+    state = ServerState(
+        config=config,
+        info=info_,
+        tokenizer=tokenizer,
+        engine=engine,
+        intake=intake,
+        model_name=config.serve.served_model_name or info_.folder.name,
+        defaults=default_sampling(info_.generation if from_model else {}),
+        sessions=sessions,
+        weight_version=config.model.weight_version,
+    )
+    if config.serve.completion_template:
+        state.fim = load_fim_template(config.serve.completion_template)
+    if tokenizer is not None:
+        _set_formats(state, tokenizer)
+    return state
+
+
+def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
+    serve = state.config.serve
+    template = load_chat_template(tokenizer, serve.chat_template, state.info.folder)
+    state.template = template
+    state.tool_format = _tool_format(serve.tool_call_parser, template)
+    state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)
+
+
+def _tool_format(asked: str, template: ChatTemplate) -> str | None:
+    if asked == "none":
+        return None
+    if asked == "auto":
+        return tools.detect(template.source)
+    if asked not in tools.NAMES:
+        raise ConfigError(f"--tool-call-parser {asked}: one of {', '.join(tools.NAMES)}")
+    return asked
+
+
+def _reasoning_format(asked: str, template: ChatTemplate) -> str | None:
+    if asked == "none":
+        return None
+    if asked != "auto":
+        if asked not in reasoning.NAMES:
+            raise ConfigError(f"--reasoning-parser {asked}: one of {', '.join(reasoning.NAMES)}")
+        return asked
+    prompt = None
+    with contextlib.suppress(RadixError):
+        prompt = template.render(_PROBE)
+    return reasoning.detect(template.source, prompt)
+
+
+class _Http(HttpToolsProtocol):
+    """Refuses headers without end with a 400 instead of collecting them."""
+
+    _num_header_bytes = 0
+
+    def on_message_begin(self) -> None:
+        self._num_header_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            raise PayloadTooLarge(f"the headers exceed {MAX_HEADER_BYTES} bytes")
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the server's business, not uvicorn's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def _log_started_message(self, listeners: Any) -> None:
+        """server.py says when the engine is ready, which is what counts."""
+
+
+def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
+    """The HTTP server; ``serve(sockets=[...])`` runs it in the current event loop."""
+    is_debug = level_number(config.observe.log_level_http) <= logging.DEBUG
+    if not is_debug:
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    settings = uvicorn.Config(
+        app,
+        loop="none",
+        http=_Http,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=is_debug,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),
+    )
+    return _Uvicorn(settings)

@@ -1,0 +1,105 @@
+"""Life (/health), readiness (/ready) and a token through the model (/health_generate)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.env import HEALTH_CHECK_TIMEOUT_S, HEALTH_GENERATES
+from radixlm.base.errors import RequestError
+from radixlm.entrypoints.http.errors import error_body, json_response
+from radixlm.entrypoints.http.state import state_of
+from radixlm.intake.manager import Intake
+from radixlm.intake.records import GenerateRequest
+from radixlm.wire.sampling_params import SamplingParams
+
+router = APIRouter(tags=["health"])
+
+RETRY_AFTER_S = 1
+PROBE_PREFIX = "HEALTH_CHECK_"
+_POLL_S = 0.02
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the process lives and may answer; 503 when it shuts down or has failed."""
+    intake = state_of(request).intake
+    if intake.failure is not None or not intake.is_accepting:
+        return _unavailable("the server is shutting down")
+    if HEALTH_GENERATES.get():
+        return await health_generate(request)
+    return Response()
+
+
+@router.get("/v1/health", include_in_schema=False)
+@router.get("/ping")
+async def ping(request: Request) -> Response:
+    """As /health."""
+    return await health(request)
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 when a request sent now is served now; else 503 and the reason."""
+    reason = why_not_ready(state_of(request).intake)
+    return _unavailable(reason) if reason else Response()
+
+
+@router.get("/health_generate")
+async def health_generate(request: Request) -> Response:
+    """200 when a token comes, of this probe or of any request, within the time limit."""
+    intake = state_of(request).intake
+    reason = why_not_ready(intake)
+    if reason:
+        return _unavailable(reason)
+    limit_s = HEALTH_CHECK_TIMEOUT_S.get()
+    if await probe(intake, limit_s):
+        return Response()
+    return _unavailable(f"no token came within {limit_s:g} s")
+
+
+def why_not_ready(intake: Intake) -> str | None:
+    """What keeps a request from being served now."""
+    if intake.failure is not None:
+        return "the engine has failed"
+    if not intake.is_accepting:
+        return "the server is shutting down"
+    if not intake.ready.is_set():
+        return "the engine is starting"
+    if intake.is_paused:
+        return "generation is paused"
+    return None
+
+
+async def probe(intake: Intake, limit_s: float) -> bool:
+    """Send one token through the model; True as soon as any token has come."""
+    began_s = time.monotonic()
+    request = GenerateRequest(
+        sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+        input_ids=[0],
+        rid=PROBE_PREFIX + secrets.token_hex(8),
+        is_internal=True,
+    )
+    task = asyncio.ensure_future(intake.collect(request))
+    try:
+        while time.monotonic() - began_s < limit_s:
+            await asyncio.wait({task}, timeout=_POLL_S)
+            if task.done():
+                finish = task.result()[0].finish
+                return finish is not None and finish.kind in ("stop", "length")
+            if intake.token_s > began_s:
+                return True
+        return False
+    except RequestError:
+        return False
+    finally:
+        task.cancel()
+
+
+def _unavailable(reason: str) -> Response:
+    body = error_body(reason, 503, code="overloaded")
+    return json_response(body, 503, {"Retry-After": str(RETRY_AFTER_S)})

@@ -1,0 +1,186 @@
+"""What is served, with which options, under which load (NH-04..07, OA-04)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from radixlm import __version__
+from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.config.root import flat
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.wire.replies import LoadReport
+
+router = APIRouter(tags=["info"])
+OWNER = "sglang"  # clients of the reference look at it
+_PARTS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
+
+
+@router.get("/")
+async def root() -> Response:
+    """Says who answers."""
+    return PlainTextResponse(f"RadixLM {__version__} is running\n")
+
+
+@router.head("/", include_in_schema=False)
+async def root_head() -> Response:
+    return Response()
+
+
+@router.get("/get_model_info")
+@router.get("/model_info")
+async def model_info(request: Request) -> Response:
+    """The model and its tokenizer."""
+    state = state_of(request)
+    model, serve = state.config.model, state.config.serve
+    return json_response(
+        {
+            "model_path": model.model_path,
+            "tokenizer_path": model.tokenizer_path,
+            "served_model_name": state.model_name,
+            "is_generation": not state.config.model.is_embedding,
+            "preferred_sampling_params": serve.preferred_sampling_params,
+            "weight_version": state.weight_version,
+            "model_type": state.info.model_type,
+            "architectures": [state.info.architecture],
+            "max_context_length": state.intake.facts.context_len,
+            "vocab_size": state.info.decoder.vocab,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "tool_call_parser": state.tool_format,
+            "reasoning_parser": state.reasoning_format,
+        }
+    )
+
+
+@router.get("/get_server_info")
+@router.get("/server_info")
+async def server_info(request: Request) -> Response:
+    """All options, and what the engine says of itself."""
+    state = state_of(request)
+    return json_response(await server_facts(state))
+
+
+async def server_facts(state: ServerState) -> dict[str, Any]:
+    """The body of /get_server_info."""
+    intake = state.intake
+    internal: dict[str, Any] = {}
+    if intake.ready.is_set():
+        try:
+            internal = dict((await intake.control("info")).data or {})
+        except RequestError:
+            internal = {}
+    load = _load(intake.load)
+    status = "ready" if intake.ready.is_set() else "starting"
+    return flat(state.config) | {
+        "status": status,
+        "max_total_num_tokens": intake.engine_facts.get("max_total_num_tokens", 0),
+        "max_req_input_len": intake.facts.context_len - 1,
+        "internal_states": [flat(state.config) | internal | {"load": load["num_reqs"]}],
+        "engine": intake.engine_facts,
+        "version": __version__,
+        "uptime_s": round(time.time() - state.started_s, 3),
+    }
+
+
+@router.get("/get_weight_version")
+async def weight_version(request: Request) -> Response:
+    """The label of the weights."""
+    return json_response({"weight_version": state_of(request).weight_version})
+
+
+def _load(load: LoadReport) -> dict[str, Any]:
+    return {
+        "dp_rank": 0,
+        "num_reqs": load.num_running + load.num_waiting,
+        "num_waiting_reqs": load.num_waiting,
+        "num_tokens": load.num_used_tokens,
+    }
+
+
+@router.get("/get_load")
+async def get_load(request: Request) -> Response:
+    """The load of each replica."""
+    return json_response([_load(state_of(request).intake.load)])
+
+
+@router.get("/v1/loads")
+async def loads(
+    request: Request, dp_rank: int | None = None, include: str = "all", format: str = "json"
+) -> Response:
+    """The load of each replica, in parts; ``format`` json or prometheus."""
+    parts = {part.strip() for part in include.split(",") if part.strip()}
+    unknown = parts - set(_PARTS)
+    if unknown:
+        raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is none of {_PARTS}", "include")
+    if dp_rank not in (None, 0):
+        raise InvalidRequest("dp_rank: there is one replica, 0", "dp_rank")
+    if format not in ("json", "prometheus"):
+        raise InvalidRequest("format must be json or prometheus", "format")
+    report = state_of(request).intake.load
+    values = _parts(report, parts)
+    if format == "prometheus":
+        lines = [f'sglang:load_{k}{{dp_rank="0"}} {float(v):g}' for k, v in values.items()]
+        return PlainTextResponse("\n".join(lines) + "\n")
+    total = {
+        "total_running_reqs": report.num_running,
+        "total_waiting_reqs": report.num_waiting,
+        "total_reqs": report.num_running + report.num_waiting,
+    }
+    body = {"timestamp": time.time(), "version": __version__, "dp_rank_count": 1}
+    return json_response(body | {"loads": [{"dp_rank": 0} | values], "aggregate": total})
+
+
+def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:
+    total = max(load.num_total_tokens, 1)
+    by_part: dict[str, dict[str, float]] = {
+        "core": {
+            "num_running_reqs": load.num_running,
+            "num_waiting_reqs": load.num_waiting,
+            "num_total_reqs": load.num_running + load.num_waiting,
+            "gen_throughput": load.gen_throughput,
+            "cache_hit_rate": load.cache_hit_rate,
+        },
+        "memory": {
+            "num_used_tokens": load.num_used_tokens,
+            "max_total_num_tokens": load.num_total_tokens,
+            "token_usage": load.num_used_tokens / total,
+        },
+        "queues": {
+            "num_retracted_reqs": load.num_retracted,
+            "num_paused_reqs": load.num_paused,
+            "num_grammar_queue_reqs": load.num_grammar_queue,
+        },
+    }
+    chosen = by_part if "all" in parts else {k: v for k, v in by_part.items() if k in parts}
+    return {name: value for part in chosen.values() for name, value in part.items()}
+
+
+def _card(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.model_name,
+        "object": "model",
+        "created": int(state.started_s),
+        "owned_by": OWNER,
+        "root": state.config.model.model_path or state.model_name,
+        "parent": None,
+        "max_model_len": state.intake.facts.context_len,
+    }
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """The models that are served."""
+    return json_response({"object": "list", "data": [_card(state_of(request))]})
+
+
+@router.get("/v1/models/{model:path}")
+async def model(request: Request, model: str) -> Response:
+    """One model; 404 model_not_found."""
+    state = state_of(request)
+    state.check_model(model)
+    return json_response(_card(state))

@@ -1,0 +1,109 @@
+"""/metrics, and the observer that feeds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from radixlm.base.lazy import load
+from radixlm.config.observe import ObserveConfig, bucket_values
+from radixlm.entrypoints.http.health import PROBE_PREFIX
+from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.manager import Observer
+from radixlm.intake.stream import Live
+from radixlm.wire.replies import Finish
+
+if TYPE_CHECKING:
+    from radixlm.observe.metrics import Buckets, Metrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsObserver(Observer):
+    """Turns what happens to requests into metrics; probes are not counted."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last_s: dict[str, float] = {}
+
+    def progressed(self, live: Live, num_tokens: int) -> None:
+        if not num_tokens or live.rid.startswith(PROBE_PREFIX):
+            return
+        last_s = self._last_s.get(live.rid)
+        if last_s is None:
+            self._metrics.first_token(live.first_token_s - live.arrival_s)
+        else:
+            self._metrics.tokens(live.last_token_s - last_s, num_tokens)
+        self._last_s[live.rid] = live.last_token_s
+
+    def ended(self, live: Live, finish: Finish) -> None:
+        self._last_s.pop(live.rid, None)
+        if live.rid.startswith(PROBE_PREFIX) or live.pending is None:
+            return
+        self._metrics.ended(
+            seconds=live.finished_s - live.arrival_s,
+            queue_s=live.pending.queue_time_s,
+            prompt_tokens=live.prompt_tokens,
+            output_tokens=len(live.output_ids),
+            cached_tokens=live.pending.cached_tokens,
+            is_aborted=finish.kind == "abort",
+        )
+
+
+def install(app: FastAPI, state: ServerState) -> None:
+    """Count from now on, and serve /metrics."""
+    module = "radixlm.observe.metrics"
+    made: Metrics = load(f"{module}:Metrics")(_labels(state), _buckets(state.config.observe))
+    state.intake.observers = (*state.intake.observers, MetricsObserver(made))
+
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(made.exposition(gauges(state)), media_type=CONTENT_TYPE)
+
+    app.add_api_route("/metrics", metrics, methods=["GET"], tags=["info"])
+
+
+def _labels(state: ServerState) -> dict[str, str]:
+    return {
+        "model_name": state.model_name,
+        "engine_type": "unified",
+        "tp_rank": "0",
+        "pp_rank": "0",
+    }
+
+
+def _buckets(observe: ObserveConfig) -> Buckets:
+    module = "radixlm.observe.metrics"
+    lengths: tuple[float, ...] = load(f"{module}:LENGTHS")
+    default: Buckets = load(f"{module}:Buckets")()
+    has_lengths = observe.collect_tokens_histogram
+    made: Buckets = load(f"{module}:Buckets")(
+        observe.bucket_time_to_first_token or default.first_token_s,
+        observe.bucket_inter_token_latency or default.inter_token_s,
+        observe.bucket_e2e_request_latency or default.e2e_s,
+        bucket_values(observe.prompt_tokens_buckets, lengths) if has_lengths else None,
+        bucket_values(observe.generation_tokens_buckets, lengths) if has_lengths else None,
+    )
+    return made
+
+
+def gauges(state: ServerState) -> dict[str, float]:
+    """The gauges as they stand."""
+    load_, facts = state.intake.load, state.intake.engine_facts
+    most = state.config.schedule.max_running_requests or 0
+    return {
+        "num_running_reqs": load_.num_running,
+        "num_queue_reqs": load_.num_waiting,
+        "num_grammar_queue_reqs": load_.num_grammar_queue,
+        "num_paused_reqs": load_.num_paused,
+        "num_retracted_reqs": load_.num_retracted,
+        "num_used_tokens": load_.num_used_tokens,
+        "token_usage": load_.num_used_tokens / max(load_.num_total_tokens, 1),
+        "gen_throughput": load_.gen_throughput,
+        "cache_hit_rate": load_.cache_hit_rate,
+        "utilization": load_.num_running / most if most else 0.0,
+        "engine_startup_time": state.ready_after_s,
+        "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
+    }

@@ -1,0 +1,252 @@
+"""POST /v1/chat/completions (OA-02)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.entrypoints.http.body import DONE, event, read_body, stream_response
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openai import dialog as dialogs
+from radixlm.entrypoints.http.openai.dialog import Answer, Delta, Dialog, make_dialog
+from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
+from radixlm.entrypoints.http.openai.protocol import ChatRequest
+from radixlm.entrypoints.http.openai.usage import usage
+from radixlm.entrypoints.http.schema import documented
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.native import finish_reason as native_reason
+from radixlm.entrypoints.native import hidden_rows
+from radixlm.intake.records import Output
+from radixlm.text.tools.base import ToolCallDelta
+
+router = APIRouter(tags=["openai"])
+
+
+@dataclass(slots=True)
+class Chat:
+    """How one answer is written."""
+
+    dialog: Dialog
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def envelope(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.dialog.model,
+        }
+
+    @property
+    def shows_cached(self) -> bool:
+        body, serve = self.dialog.body, self.dialog.state.config.serve
+        return serve.enable_cache_report or bool(body.return_cached_tokens_details)
+
+
+@router.post("/invocations", openapi_extra=documented(ChatRequest))
+@router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_body(request, ChatRequest)
+    chat = Chat(await make_dialog(state_of(request), body))
+    if body.stream:
+        return await stream_response(request, _events(chat))
+    return json_response(await until_gone(request, complete(chat)))
+
+
+async def answer_chat(state: ServerState, body: ChatRequest) -> dict[str, Any]:
+    """The whole answer, for callers without a connection (batches)."""
+    return await complete(Chat(await make_dialog(state, body)))
+
+
+async def complete(chat: Chat) -> dict[str, Any]:
+    """The whole answer."""
+    dialog = chat.dialog
+    answers = await dialogs.collect(dialog)
+    thought = None
+    if dialog.reasoning is not None:
+        thought = sum(dialog.count(answer.piece.reasoning) for answer in answers)
+    counted = usage(
+        [a.output for a in answers], shows_cached=chat.shows_cached, reasoning_tokens=thought
+    )
+    return chat.envelope("chat.completion") | {
+        "choices": [_choice(dialog, answer) for answer in answers],
+        "usage": counted,
+        "metadata": {"weight_version": dialog.state.weight_version},
+    }
+
+
+def _choice(dialog: Dialog, answer: Answer) -> dict[str, Any]:
+    output, piece = answer.output, answer.piece
+    calls = [
+        {
+            "id": call.call_id or dialog.call_id(call.name, call.index),
+            "type": "function",
+            "index": call.index,
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in piece.whole_calls()
+    ]
+    content = piece.text
+    if calls:
+        content = content.strip()
+    message = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "reasoning_content": piece.reasoning or None,
+        "tool_calls": calls or None,
+    }
+    choice = {
+        "index": answer.index,
+        "message": message,
+        "logprobs": _logprobs(dialog, output),
+        "finish_reason": answer.finish_reason,
+        "matched_stop": output.finish.matched if output.finish else None,
+    }
+    return choice | _extras(dialog, output)
+
+
+def _logprobs(dialog: Dialog, output: Output) -> dict[str, Any] | None:
+    body = dialog.body
+    if not body.logprobs:
+        return None
+    tokenizer = dialog.state.need_tokenizer()
+    content = chat_logprobs(tokenizer, output.logprobs, body.top_logprobs or 0)
+    return {"content": content, "refusal": None}
+
+
+def _extras(dialog: Dialog, output: Output) -> dict[str, Any]:
+    """What only some requests ask for."""
+    body = dialog.body
+    extras: dict[str, Any] = {}
+    if output.hidden_states is not None:
+        extras["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+    if body.return_token_ids:
+        extras["token_ids"] = extras["response_token_ids"] = output.token_ids
+    if body.return_prompt_token_ids:
+        extras["prompt_token_ids"] = dialog.request.input_ids
+    if body.return_meta_info:
+        extras["meta_info"] = {
+            "id": output.rid,
+            "finish_reason": native_reason(output.finish, output.completion_tokens),
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+            "weight_version": dialog.state.weight_version,
+        }
+    return extras
+
+
+# ---- streams -------------------------------------------------------------------------------
+
+
+class _Counter:
+    """Usage of a stream so far."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._last: dict[int, Output] = {}
+        self._thought: dict[int, str] = {}
+
+    def add(self, delta: Delta) -> None:
+        self._last[delta.index] = delta.output
+        before = self._thought.get(delta.index, "")
+        self._thought[delta.index] = before + delta.piece.reasoning
+
+    def usage(self, index: int | None = None) -> dict[str, Any]:
+        """Of all samples, or of one."""
+        dialog = self._chat.dialog
+        chosen = sorted(self._last) if index is None else [index]
+        thought = None
+        if dialog.reasoning is not None:
+            thought = sum(dialog.count(self._thought[i]) for i in chosen)
+        return usage(
+            [self._last[i] for i in chosen],
+            shows_cached=self._chat.shows_cached,
+            reasoning_tokens=thought,
+        )
+
+
+async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
+    """Role, deltas, one finish a choice; then the usage if asked for; then the end mark."""
+    options = chat.dialog.body.stream_options
+    wants_usage = bool(options and options.include_usage)
+    continuous = bool(options and options.continuous_usage_stats)
+    counter = _Counter(chat)
+    started: dict[int, set[int]] = {}
+    async with aclosing(dialogs.stream(chat.dialog)) as deltas:
+        async for delta in deltas:
+            counter.add(delta)
+            heads = started.setdefault(delta.index, set())
+            for choice in _chunks(chat.dialog, delta, heads):
+                chunk = chat.envelope("chat.completion.chunk") | {"choices": [choice]}
+                if wants_usage or continuous:
+                    chunk["usage"] = counter.usage(delta.index) if continuous else None
+                yield event(chunk)
+    if wants_usage:
+        last = chat.envelope("chat.completion.chunk")
+        yield event(last | {"choices": [], "usage": counter.usage()})
+    yield DONE
+
+
+def _chunks(dialog: Dialog, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
+    """The choices of the chunks that say what is new. ``heads``: calls whose name was sent."""
+    if delta.is_first:
+        yield _chunk(delta, {"role": "assistant", "content": ""})
+    parts = list(_parts(dialog, delta, heads))
+    logprobs = _logprobs(dialog, delta.output)
+    has_more = delta.output.logprobs is not None or dialog.body.return_token_ids
+    if not parts and has_more and delta.output.token_ids:
+        parts = [{"content": ""}]
+    for place, part in enumerate(parts):
+        choice = _chunk(delta, part)
+        if place == 0:
+            choice["logprobs"] = logprobs
+            if dialog.body.return_token_ids:
+                choice["token_ids"] = delta.output.token_ids
+        yield choice
+    if delta.finish_reason is None:
+        return
+    last = _chunk(delta, {})
+    last["finish_reason"] = delta.finish_reason
+    last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
+    if delta.output.hidden_states is not None:
+        rows = hidden_rows(delta.output.hidden_states, delta.output.prompt_tokens)
+        last["delta"] = {"hidden_states": rows}
+    yield last
+
+
+def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
+    return {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
+
+
+def _parts(dialog: Dialog, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
+    if delta.piece.reasoning:
+        yield {"reasoning_content": delta.piece.reasoning}
+    if delta.piece.text:
+        yield {"content": delta.piece.text}
+    for call in delta.piece.calls:
+        yield {"tool_calls": [_call_delta(dialog, call, heads)]}
+
+
+def _call_delta(dialog: Dialog, call: ToolCallDelta, heads: set[int]) -> dict[str, Any]:
+    """The first delta of a call carries its id and name."""
+    if call.index in heads:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    heads.add(call.index)
+    name = call.name or ""
+    return {
+        "index": call.index,
+        "id": call.call_id or dialog.call_id(name, call.index),
+        "type": "function",
+        "function": {"name": name, "arguments": call.arguments},
+    }

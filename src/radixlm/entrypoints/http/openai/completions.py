@@ -1,0 +1,266 @@
+"""POST /v1/completions (OA-01)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.body import DONE, event, read_body, stream_response
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs
+from radixlm.entrypoints.http.openai.protocol import (
+    MAX_PROMPTS,
+    CompletionRequest,
+    refuse_unbuilt,
+)
+from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, sampling_of
+from radixlm.entrypoints.http.openai.usage import usage
+from radixlm.entrypoints.http.schema import documented
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.native import hidden_rows
+from radixlm.intake.records import GenerateRequest, Output
+from radixlm.wire.requests import LogprobNeed
+
+router = APIRouter(tags=["openai"])
+
+DEFAULT_MAX_TOKENS = 16
+NUM_PROMPT_KINDS = "a string, a list of strings, token ids or a list of token ids"
+
+
+@dataclass(slots=True)
+class Call:
+    """One call: its requests, one a prompt, and what is needed to show the answers."""
+
+    state: ServerState
+    body: CompletionRequest
+    model: str
+    requests: list[GenerateRequest]
+    echoes: list[str]
+    num_samples: int  # computed a prompt; ``best_of`` may exceed those shown
+    num_shown: int
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+        }
+
+
+@router.post("/v1/completions", openapi_extra=documented(CompletionRequest))
+async def completions(request: Request) -> Response:
+    """Continue prompts."""
+    body = await read_body(request, CompletionRequest)
+    return await answer_completion(request, body)
+
+
+async def answer_completion(request: Request, body: CompletionRequest) -> Response:
+    """The answer to a checked body."""
+    call = await make_call(state_of(request), body)
+    if body.stream:
+        return await stream_response(request, _events(call))
+    return json_response(await until_gone(request, complete(call)))
+
+
+async def make_call(state: ServerState, body: CompletionRequest) -> Call:
+    """Check the request and tokenise its prompts."""
+    refuse_unbuilt(body)
+    model = state.check_model(body.model)
+    n, best_of = _counts(body)
+    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = sampling_of(body, state.defaults, most)
+    sampling = msgspec.structs.replace(sampling, n=best_of)
+    check(state, sampling)
+    need = _logprob_need(body, best_of > n)
+    texts = _prompts(body)
+    call = Call(state, body, model, [], [], best_of, n)
+    for index, prompt in enumerate(texts):
+        made = request_of(state, body, sampling, _rid(body, index, len(texts)))
+        if isinstance(prompt, str):
+            made.input_ids = await encode(state, _filled(state, body, prompt), "prompt")
+        else:
+            made.input_ids = prompt
+        made.logprobs = need
+        call.requests.append(made)
+        call.echoes.append(_echo(state, body, prompt))
+    return call
+
+
+def _rid(body: CompletionRequest, index: int, count: int) -> str | None:
+    """The id of one prompt's request: its own, or the call's with a number."""
+    rid = body.rid
+    if isinstance(rid, list):
+        if len(rid) != count:
+            raise InvalidRequest(f"rid has {len(rid)} entries for {count} prompts", "rid")
+        return rid[index]
+    return rid if count == 1 or rid is None else f"{rid}-{index}"
+
+
+def _counts(body: CompletionRequest) -> tuple[int, int]:
+    n = 1 if body.n is None else body.n
+    best_of = n if body.best_of is None else body.best_of
+    if best_of < n:
+        raise InvalidRequest(f"best_of ({best_of}) must not be less than n ({n})", "best_of")
+    if best_of > n and body.stream:
+        raise InvalidRequest("best_of: more samples than n cannot be streamed", "best_of")
+    return n, best_of
+
+
+def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    prompt: Any = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest(f"prompt must be {NUM_PROMPT_KINDS}, not empty", "prompt")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} prompts a call", "prompt")
+    return list(prompt)
+
+
+def _filled(state: ServerState, body: CompletionRequest, prompt: str) -> str:
+    """The prompt with its suffix, as the model's fill-in-the-middle format wants it."""
+    if not body.suffix:
+        return prompt
+    if state.fim is None:
+        raise InvalidRequest("suffix needs a model's format: --completion-template", "suffix")
+    return state.fim.render(prompt, body.suffix)
+
+
+def _echo(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
+    if not body.echo:
+        return ""
+    if isinstance(prompt, str):
+        return prompt
+    bad = next((i for i in prompt if not 0 <= i < state.intake.facts.vocab), None)
+    if bad is not None:
+        raise InvalidRequest(f"prompt: {bad} is not a token id", "prompt")
+    return state.need_tokenizer().decode(prompt)
+
+
+def _logprob_need(body: CompletionRequest, ranks: bool) -> LogprobNeed | None:
+    top = body.logprobs
+    if top is not None and top < 0:
+        raise InvalidRequest(f"logprobs must be 0 or more, got {top}", "logprobs")
+    if top is None:
+        return LogprobNeed() if ranks else None
+    return LogprobNeed(0 if body.echo else -1, top)
+
+
+async def complete(call: Call) -> dict[str, Any]:
+    """The whole answer."""
+    results = await run.collect(call.state, call.requests)
+    shown = [_best(call, outputs) for outputs in results]
+    choices = [
+        _choice(call, index * call.num_shown + place, index, output)
+        for index, outputs in enumerate(shown)
+        for place, output in enumerate(outputs)
+    ]
+    every = [output for outputs in results for output in outputs]
+    cached = call.state.config.serve.enable_cache_report
+    counted = usage(every, shows_cached=cached, num_prompts=len(results))
+    metadata = {"weight_version": call.state.weight_version}
+    return call.envelope | {"choices": choices, "usage": counted, "metadata": metadata}
+
+
+def _best(call: Call, outputs: list[Output]) -> list[Output]:
+    """The likeliest samples first, where more were made than are shown."""
+    if call.num_samples == call.num_shown:
+        return outputs
+
+    def mean(output: Output) -> float:
+        values = [c[0] or 0.0 for c in (output.logprobs.chosen if output.logprobs else [])]
+        return sum(values) / max(len(values), 1)
+
+    return sorted(outputs, key=mean, reverse=True)[: call.num_shown]
+
+
+def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, Any]:
+    body = call.body
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": call.echoes[prompt] + output.text,
+        "logprobs": None,
+        "finish_reason": run.finish_reason(output),
+        "matched_stop": output.finish.matched if output.finish else None,
+    }
+    if body.logprobs is not None:
+        lists = _lists(call)
+        choice["logprobs"] = lists.read(output.prompt_logprobs, output.logprobs)
+    if output.hidden_states is not None:
+        choice["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+    if body.return_token_ids:
+        choice["token_ids"] = output.token_ids
+        choice["prompt_token_ids"] = call.requests[prompt].input_ids
+    return choice
+
+
+def _lists(call: Call) -> CompletionLogprobs:
+    return CompletionLogprobs(call.state.need_tokenizer(), call.body.logprobs or 0)
+
+
+async def _events(call: Call) -> AsyncGenerator[bytes, None]:
+    """Chunks, then the usage if asked for, then the end mark."""
+    options = call.body.stream_options
+    wants_usage = bool(options and options.include_usage)
+    continuous = bool(options and options.continuous_usage_stats)
+    lists: dict[int, CompletionLogprobs] = {}
+    totals: dict[int, Output] = {}
+    cached = call.state.config.serve.enable_cache_report
+    async with aclosing(run.stream(call.state, call.requests)) as deltas:
+        async for prompt, output in deltas:
+            index = prompt * call.num_samples + output.index
+            is_first = index not in totals
+            totals[index] = output
+            if is_first and call.body.logprobs is not None:
+                lists[index] = _lists(call)
+            chunk = call.envelope
+            chunk["choices"] = [_delta(call, index, prompt, output, is_first, lists.get(index))]
+            if wants_usage or continuous:
+                one = usage([output], shows_cached=cached) if continuous else None
+                chunk["usage"] = one
+            yield event(chunk)
+    if wants_usage:
+        last = [totals[i] for i in sorted(totals)]
+        counted = usage(last, shows_cached=cached, num_prompts=len(call.requests))
+        yield event(call.envelope | {"choices": [], "usage": counted})
+    yield DONE
+
+
+def _delta(
+    call: Call,
+    index: int,
+    prompt: int,
+    output: Output,
+    is_first: bool,
+    lists: CompletionLogprobs | None,
+) -> dict[str, Any]:
+    text = (call.echoes[prompt] if is_first else "") + output.text
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": text,
+        "logprobs": lists.read(output.prompt_logprobs, output.logprobs) if lists else None,
+        "finish_reason": run.finish_reason(output),
+        "matched_stop": output.finish.matched if output.finish else None,
+    }
+    if output.hidden_states is not None:
+        choice["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+    if call.body.return_token_ids:
+        choice["token_ids"] = output.token_ids
+    return choice

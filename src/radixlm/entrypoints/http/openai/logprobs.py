@@ -1,0 +1,85 @@
+"""Log-probabilities as the OpenAI routes show them (OA-19)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.replies import Logprobs, TopLogprobs
+
+LOWEST = -9999.0  # JSON has no infinity
+
+
+def token_name(tokenizer: Tokenizer, token_id: int) -> str:
+    """The token's text; one that is no whole character is written by its bytes."""
+    text = tokenizer.token_text(token_id)
+    if "�" not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in tokenizer.token_bytes(token_id))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None else max(value, LOWEST)
+
+
+def chat_logprobs(tokenizer: Tokenizer, got: Logprobs | None, top: int) -> list[dict[str, Any]]:
+    """``content`` of a chat choice's logprobs, one entry a token."""
+    entries: list[dict[str, Any]] = []
+    if got is None:
+        return entries
+    for place, (logprob, token_id) in enumerate(got.chosen):
+        entry = _entry(tokenizer, token_id, logprob or 0.0)
+        rows = (got.top[place] if place < len(got.top) else None) or []
+        entry["top_logprobs"] = [_entry(tokenizer, t, lp) for lp, t in rows[:top]]
+        entries.append(entry)
+    return entries
+
+
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": tokenizer.token_text(token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(tokenizer.token_bytes(token_id)),
+    }
+
+
+class CompletionLogprobs:
+    """Builds the lists of /v1/completions; offsets count on over the chunks of a stream."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+        self._tokenizer, self._top = tokenizer, top
+        self._offset = 0
+
+    def skip(self, num_chars: int) -> None:
+        """Text that has no log-probabilities comes first."""
+        self._offset += num_chars
+
+    def read(self, *parts: Logprobs | None) -> dict[str, Any]:
+        """The record of ``parts``, prompt before output."""
+        record: dict[str, Any] = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [] if self._top else None,
+        }
+        for got in parts:
+            for place, (logprob, token_id) in enumerate(got.chosen if got else ()):
+                record["tokens"].append(token_name(self._tokenizer, token_id))
+                record["token_logprobs"].append(_finite(logprob))
+                record["text_offset"].append(self._offset)
+                self._offset += len(self._tokenizer.token_text(token_id))
+                if self._top:
+                    assert got is not None
+                    rows = got.top[place] if place < len(got.top) else None
+                    record["top_logprobs"].append(self._row(rows, logprob, token_id))
+        return record
+
+    def _row(
+        self, rows: TopLogprobs | None, logprob: float | None, token_id: int
+    ) -> dict[str, float | None] | None:
+        """The chosen token is always among them."""
+        if logprob is None:
+            return None
+        row = {token_name(self._tokenizer, t): _finite(lp) for lp, t in (rows or [])[: self._top]}
+        row.setdefault(token_name(self._tokenizer, token_id), _finite(logprob))
+        return row

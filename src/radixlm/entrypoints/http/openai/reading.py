@@ -1,0 +1,68 @@
+"""A model's message read as it comes: reasoning, text, tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radixlm.text.reasoning.base import ReasoningParser
+from radixlm.text.tools.base import ParsedCall, ParsedText, ToolCallDelta, ToolParser, join_deltas
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a chunk brought. ``broken``: calls whose arguments broke off."""
+
+    reasoning: str = ""
+    text: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+
+    def absorb(self, later: Piece) -> None:
+        self.reasoning += later.reasoning
+        self.text += later.text
+        self.calls += later.calls
+        self.broken += later.broken
+
+    def whole_calls(self) -> list[ParsedCall]:
+        """The calls, put together."""
+        return join_deltas(self.calls)
+
+
+class Reader:
+    """Reads one message: what the reasoning parser lets through goes to the tool parser."""
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+        only_first_call: bool = False,
+    ) -> None:
+        self._reasoning, self._tools, self._only_first = reasoning, tools, only_first_call
+        self.num_calls = 0
+
+    def feed(self, chunk: str) -> Piece:
+        """Take the next piece of the message."""
+        if self._reasoning is None:
+            return self._read("", chunk)
+        return self._read(*self._reasoning.feed(chunk))
+
+    def finish(self) -> Piece:
+        """The message is over: what was held back."""
+        piece = Piece()
+        if self._reasoning is not None:
+            piece = self._read(*self._reasoning.finish())
+        if self._tools is not None:
+            piece.absorb(self._parsed("", self._tools.finish()))
+        return piece
+
+    def _read(self, reasoning: str, text: str) -> Piece:
+        if self._tools is None or not text:
+            return Piece(reasoning, text)
+        return self._parsed(reasoning, self._tools.feed(text))
+
+    def _parsed(self, reasoning: str, parsed: ParsedText) -> Piece:
+        calls = parsed.calls
+        if self._only_first:
+            calls = [call for call in calls if call.index == 0]
+        self.num_calls = max([self.num_calls, *(call.index + 1 for call in calls)])
+        return Piece(reasoning, parsed.text, calls, list(parsed.incomplete))

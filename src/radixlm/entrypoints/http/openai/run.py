@@ -1,0 +1,115 @@
+"""Run the prompts of one call: collected whole, or as one stream of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from radixlm.base.errors import RadixError, RequestError
+from radixlm.entrypoints.http.errors import FinishError
+from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.records import GenerateRequest, Output
+
+# what ends a choice, by the kind of Finish
+_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "error": "abort"}
+
+
+def finish_reason(output: Output) -> str | None:
+    """OpenAI's word for how a sample ended, None while it runs."""
+    return _REASONS[output.finish.kind] if output.finish else None
+
+
+def raise_failed(output: Output) -> None:
+    """A sample that failed as a whole, as an error: it failed, or it was ended (a time limit, an
+    operator) before it had a token."""
+    finish = output.finish
+    if finish is None or finish.kind in ("stop", "length"):
+        return
+    if finish.kind == "error" or (finish.status and not output.completion_tokens):
+        raise FinishError(finish)
+
+
+def prepare(state: ServerState, requests: Sequence[GenerateRequest]) -> None:
+    """Join sessions, as the last step before the requests are sent."""
+    for request in requests:
+        state.sessions.extend(request)
+
+
+async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> list[list[Output]]:
+    """The finished samples of each prompt; one that fails ends all."""
+    prepare(state, requests)
+    if len(requests) == 1:
+        return [await _one(state, requests[0])]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_one(state, request)) for request in requests]
+    return [task.result() for task in tasks]
+
+
+async def _one(state: ServerState, request: GenerateRequest) -> list[Output]:
+    try:
+        outputs = await state.intake.collect(request)
+    except RequestError:
+        state.sessions.forget(request)
+        raise
+    for output in outputs:
+        raise_failed(output)
+    return outputs
+
+
+async def stream(
+    state: ServerState, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, Output], None]:
+    """(index of the prompt, delta) as they come. A failure before the first delta is raised, and
+    a failure later too, when the stream has said what came before it."""
+    prepare(state, requests)
+    if len(requests) == 1:
+        async with aclosing(_deltas(state, requests[0])) as deltas:
+            async for output in deltas:
+                yield 0, output
+        return
+    async with aclosing(_merged(state, requests)) as merged:
+        async for pair in merged:
+            yield pair
+
+
+async def _deltas(state: ServerState, request: GenerateRequest) -> AsyncGenerator[Output, None]:
+    try:
+        async with aclosing(state.intake.stream(request)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                raise_failed(output)
+                yield output
+    except RequestError:
+        state.sessions.forget(request)
+        raise
+
+
+async def _merged(
+    state: ServerState, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, Output], None]:
+    queue: asyncio.Queue[tuple[int, Output] | RadixError | None] = asyncio.Queue()
+
+    async def pump(index: int) -> None:
+        try:
+            async for output in _deltas(state, requests[index]):
+                queue.put_nowait((index, output))
+        except RadixError as error:
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(i)) for i in range(len(requests))]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, RadixError):
+                raise item
+            if item is None:
+                left -= 1
+                continue
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

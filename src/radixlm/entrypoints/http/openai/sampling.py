@@ -1,0 +1,161 @@
+"""From the fields of an OpenAI request to sampling parameters and a request for intake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from radixlm.base.errors import InvalidRequest, PromptTooLong
+from radixlm.entrypoints.http.openai.protocol import Generation
+from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.native import prefix_key
+from radixlm.intake.records import GenerateRequest
+from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
+
+# OpenAI's name -> ours; the others have one name
+_RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "logit_bias", "n", "stop", "stop_token_ids", "stop_regex"),
+    *("no_stop_trim", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("stream_interval", "json_schema", "regex", "ebnf", "structural_tag", "custom_params"),
+)
+_OPENAI_NAMES = {ours: theirs for theirs, ours in _RENAMED.items()} | {
+    "max_new_tokens": "max_tokens"
+}
+# texts longer than this are tokenized in a thread, so that other requests go on
+LONG_TEXT_CHARS = 50_000
+
+
+def sampling_of(
+    request: Generation, defaults: SamplingParams, max_tokens: int | None
+) -> SamplingParams:
+    """The sampling parameters; errors name the field as the client wrote it."""
+    values = {name: getattr(request, name) for name in _SAME}
+    values |= {ours: getattr(request, theirs) for theirs, ours in _RENAMED.items()}
+    if values["top_k"] == 0:
+        values["top_k"] = -1  # "off" in other servers
+    values |= _format(request.response_format)
+    given = {name: value for name, value in values.items() if value is not None}
+    if max_tokens is not None:
+        given["max_new_tokens"] = max_tokens
+    try:
+        base = SamplingParams.from_dict(given, defaults)
+        if max_tokens is None:
+            base = msgspec.structs.replace(base, max_new_tokens=None)
+        return base
+    except InvalidRequest as error:
+        raise renamed(error) from None
+
+
+def renamed(error: InvalidRequest) -> InvalidRequest:
+    """The error with OpenAI's name of the field."""
+    theirs = _OPENAI_NAMES.get(error.param or "")
+    if theirs is None:
+        return error
+    return type(error)(error.message.replace(str(error.param), theirs), theirs)
+
+
+def check(state: ServerState, sampling: SamplingParams) -> None:
+    """InvalidRequest, with OpenAI's names, for a value out of bounds."""
+    try:
+        sampling.validate(state.intake.facts.vocab)
+    except InvalidRequest as error:
+        raise renamed(error) from None
+
+
+def _format(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``response_format`` as the grammar of sampling parameters."""
+    if given is None:
+        return {}
+    kind = given.get("type")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        schema = given.get("schema")
+        return {"json_schema": schema if isinstance(schema, dict) else ANY_JSON_OBJECT}
+    if kind == "json_schema":
+        return {"json_schema": _schema(given)}
+    if kind == "structural_tag":
+        return {"structural_tag": json.dumps(given)}
+    if kind == "regex" and isinstance(given.get("pattern"), str):
+        return {"regex": given["pattern"]}
+    if kind in ("grammar", "ebnf") and isinstance(given.get("grammar"), str):
+        return {"ebnf": given["grammar"]}
+    raise InvalidRequest(
+        f"response_format.type must be text, json_object, json_schema or structural_tag, "
+        f"not {kind!r:.80}",
+        param="response_format.type",
+    )
+
+
+def _schema(given: Mapping[str, Any]) -> Any:
+    where = "response_format.json_schema"
+    holder = given.get("json_schema")
+    if not isinstance(holder, Mapping):
+        raise InvalidRequest(f"{where} must be an object with name and schema", where)
+    schema = holder.get("schema")
+    if schema is None:
+        return ANY_JSON_OBJECT
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidRequest(f"{where}.schema must be an object", f"{where}.schema")
+    return dict(schema) if isinstance(schema, Mapping) else schema
+
+
+def request_of(
+    state: ServerState, body: Generation, sampling: SamplingParams, rid: str | None
+) -> GenerateRequest:
+    """All of intake's request but the prompt and the log-probabilities."""
+    if body.return_hidden_states and not state.intake.facts.hidden_states_enabled:
+        raise InvalidRequest(
+            "return_hidden_states needs --enable-return-hidden-states", "return_hidden_states"
+        )
+    return GenerateRequest(
+        sampling=sampling,
+        rid=rid,
+        stream=bool(body.stream),
+        return_hidden_states=bool(body.return_hidden_states),
+        extra_key=prefix_key(body.extra_key, body.cache_salt),
+        priority=body.priority or 0,
+        timeout_s=body.timeout,
+        session=body.session_params,
+    )
+
+
+async def encode(
+    state: ServerState, text: str, param: str, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids. A text that cannot fit is refused unread; a long one is read in a thread."""
+    tokenizer = state.need_tokenizer()
+    if len(text) <= LONG_TEXT_CHARS:
+        return tokenizer.encode(text, add_special_tokens)
+    facts = state.intake.facts
+    most = facts.context_len * longest_token(state)
+    if len(text) > most and not facts.allow_auto_truncate:
+        raise PromptTooLong(
+            f"{param}: {len(text)} characters cannot fit the context of {facts.context_len} tokens",
+            param=param,
+        )
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+
+class _Longest:
+    """Characters of the longest token, kept once it has been looked up."""
+
+    def __init__(self, num_chars: int) -> None:
+        self.num_chars = num_chars
+
+
+def longest_token(state: ServerState) -> int:
+    """Characters of the vocabulary's longest piece."""
+    found = state.extras.get(_Longest)
+    if found is None:
+        tokenizer = state.need_tokenizer()
+        pieces = (tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size))
+        found = _Longest(max(len(piece or "") for piece in pieces))
+        state.extras[_Longest] = found
+    return int(found.num_chars)

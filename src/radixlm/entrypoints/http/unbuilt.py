@@ -1,0 +1,85 @@
+"""Routes of the API whose feature is not built: they say so, and which flag would bring it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.errors import NotSupported
+
+router = APIRouter(tags=["not built"])
+
+_WEIGHTS = "replacing weights while the server runs is not built; restart with --model-path"
+_LORA = "adapters are not built (--enable-lora)"
+_EXPERTS = "recording expert distributions is not built (--expert-distribution-recorder-mode)"
+_HICACHE = "the hierarchical cache is not built (--enable-hierarchical-cache)"
+_PROFILE = "profiling is not built; py-spy shows where time goes without a flag"
+_MEMORY = "releasing memory is not built (--enable-memory-saver)"
+_PD = "disaggregation is not built (--disaggregation-mode)"
+_CORPUS = "n-gram speculation is not built (--speculative-algorithm)"
+_AUDIO = "no speech model is supported yet"
+_TRACE = "traces are not built (--enable-trace)"
+_GET_POST = ("GET", "POST")
+_POST = ("POST",)
+
+UNBUILT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("/start_profile", _GET_POST, _PROFILE),
+    ("/stop_profile", _GET_POST, _PROFILE),
+    ("/start_expert_distribution_record", _GET_POST, _EXPERTS),
+    ("/stop_expert_distribution_record", _GET_POST, _EXPERTS),
+    ("/dump_expert_distribution_record", _GET_POST, _EXPERTS),
+    ("/clear_hicache_storage_backend", _GET_POST, _HICACHE),
+    ("/hicache/storage-backend/clear", _POST, _HICACHE),
+    ("/hicache/storage-backend", ("GET", "PUT", "DELETE"), _HICACHE),
+    ("/get_hicache_l3_cache_layout", ("GET",), _HICACHE),
+    ("/update_weights_from_disk", _POST, _WEIGHTS),
+    ("/init_weights_update_group", _POST, _WEIGHTS),
+    ("/destroy_weights_update_group", _POST, _WEIGHTS),
+    ("/update_weights_from_tensor", _POST, _WEIGHTS),
+    ("/update_weights_from_distributed", _POST, _WEIGHTS),
+    ("/update_weights_from_ipc", _POST, _WEIGHTS),
+    ("/begin_weight_update", _POST, _WEIGHTS),
+    ("/end_weight_update", _POST, _WEIGHTS),
+    ("/weights_checker", _GET_POST, _WEIGHTS),
+    ("/init_weights_send_group_for_remote_instance", _POST, _WEIGHTS),
+    ("/send_weights_to_remote_instance", _POST, _WEIGHTS),
+    ("/remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
+    ("/release_memory_occupation", _GET_POST, _MEMORY),
+    ("/resume_memory_occupation", _GET_POST, _MEMORY),
+    ("/load_lora_adapter", _POST, _LORA),
+    ("/load_lora_adapter_from_tensors", _POST, _LORA),
+    ("/unload_lora_adapter", _POST, _LORA),
+    ("/pd_role_switch", _POST, _PD),
+    ("/add_external_corpus", _POST, _CORPUS),
+    ("/remove_external_corpus", _POST, _CORPUS),
+    ("/list_external_corpora", ("GET",), _CORPUS),
+    ("/set_trace_level", _GET_POST, _TRACE),
+    ("/v1/audio/transcriptions", _POST, _AUDIO),
+    ("/v1/audio/translations", _POST, _AUDIO),
+    ("/v1/audio/speech", _POST, _AUDIO),
+    ("/v1/images/generations", _POST, "no image model is supported"),
+    ("/v1/decisions", _POST, "decision models are not built"),
+    ("/v1/systemone", _POST, "decision models are not built"),
+)
+
+
+def _refusal(path: str, why: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(request: Request) -> Response:
+        raise NotSupported(f"{path}: {why}")
+
+    refuse.__doc__ = f"501: {why}."
+    return refuse
+
+
+for _path, _methods, _why in UNBUILT:
+    for _method in _methods:
+        router.add_api_route(
+            _path,
+            _refusal(_path, _why),
+            methods=[_method],
+            name=f"{_method} {_path}",
+            status_code=501,
+            response_class=Response,
+        )

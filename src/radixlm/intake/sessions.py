@@ -1,0 +1,197 @@
+"""Sessions: requests that go on from earlier ones by their id (rows NH-29 and NH-30).
+
+A session is a tree of finished requests. ``session_params`` of a new one:
+
+- ``rid``: the request whose prompt and output come first; none: the prompt stands alone.
+- ``offset``: keep only so many of those tokens.
+- ``replace``: what was there is replaced: with ``rid`` the requests after it are forgotten, without
+  it all requests of the session are.
+- ``drop_previous_output``: go on from the prompt of ``rid`` only.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixlm.base.errors import InvalidRequest, TooManyRequests
+from radixlm.intake.manager import Observer
+from radixlm.intake.records import GenerateRequest
+from radixlm.intake.stream import Live
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.replies import Finish
+
+MAX_SESSIONS = 4096
+_FIELDS: dict[str, type] = {
+    "id": str,
+    "rid": str,
+    "offset": int,
+    "replace": bool,
+    "drop_previous_output": bool,
+}
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One request of a session. ``output_ids`` is None while it runs."""
+
+    prompt_ids: list[int]
+    parent: str | None
+    output_ids: list[int] | None = None
+
+
+@dataclass(slots=True)
+class _Session:
+    """``capacity``: most tokens that its requests may hold together; 0 is no limit."""
+
+    capacity: int
+    timeout_s: float
+    turns: dict[str, _Turn] = field(default_factory=dict)
+    used_s: float = field(default_factory=time.monotonic)
+
+
+class Sessions(Observer):
+    """All open sessions of one intake."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._open: dict[str, _Session] = {}
+        self._owner: dict[str, str] = {}  # running rid -> session
+
+    def open(self, capacity: int, session_id: str | None = None, timeout_s: float = 0.0) -> str:
+        """A new session's id; InvalidRequest if it is in use."""
+        self._expire()
+        if session_id in self._open:
+            raise InvalidRequest(f"session_id: {session_id!r} is open already", "session_id")
+        if len(self._open) >= MAX_SESSIONS:
+            raise TooManyRequests(f"{MAX_SESSIONS} sessions are open", retry_after_s=5.0)
+        name = session_id or secrets.token_hex(16)
+        self._open[name] = _Session(capacity, timeout_s)
+        return name
+
+    def close(self, session_id: str) -> None:
+        """Forget a session; InvalidRequest if it is not open."""
+        if self._open.pop(session_id, None) is None:
+            raise InvalidRequest(f"session_id: no session {session_id!r:.200}", "session_id")
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        for name, session in list(self._open.items()):
+            if session.timeout_s and now_s - session.used_s > session.timeout_s:
+                del self._open[name]
+
+    def extend(self, request: GenerateRequest) -> None:
+        """Put what came before in front of the request's prompt, and remember the request."""
+        params = request.session
+        if params is None:
+            return
+        name, session = self._session(params)
+        if request.embeds is not None or request.sampling.n > 1:
+            raise InvalidRequest(
+                "session_params: a session needs a prompt of text or ids and n = 1",
+                "session_params",
+            )
+        ids = self._ids(request)
+        before, parent = self._before(session, params)
+        if parent is not None and self._tokenizer is not None:
+            bos = self._tokenizer.bos_id
+            ids = ids[1:] if bos is not None and ids[:1] == [bos] else ids
+        request.text, request.input_ids = None, before + ids
+        request.rid = request.rid or secrets.token_hex(16)
+        if request.rid in session.turns:
+            raise InvalidRequest(f"rid: {request.rid!r} is in this session already", "rid")
+        held = sum(len(t.prompt_ids) + len(t.output_ids or ()) for t in session.turns.values())
+        if session.capacity and held + len(request.input_ids) > session.capacity:
+            raise InvalidRequest(
+                f"the session holds {held} tokens; {len(request.input_ids)} more exceed its "
+                f"capacity of {session.capacity}",
+                "session_params",
+            )
+        session.turns[request.rid] = _Turn(request.input_ids, parent)
+        session.used_s = time.monotonic()
+        self._owner[request.rid] = name
+
+    def forget(self, request: GenerateRequest) -> None:
+        """The request was refused after ``extend``: it is no part of its session."""
+        name = self._owner.pop(request.rid or "", None)
+        if name in self._open:
+            self._open[name].turns.pop(request.rid or "", None)
+
+    def _session(self, params: Mapping[str, Any]) -> tuple[str, _Session]:
+        if not isinstance(params, Mapping):
+            raise InvalidRequest("session_params must be an object", "session_params")
+        for key, value in params.items():
+            where = f"session_params.{key}"
+            kind = _FIELDS.get(str(key))
+            if kind is None:
+                raise InvalidRequest(f"unknown field {where!r}", where)
+            if value is not None and (type(value) is not kind):
+                raise InvalidRequest(f"{where} must be of type {kind.__name__}", where)
+        self._expire()
+        name = params.get("id")
+        session = self._open.get(name) if name else None
+        if session is None:
+            raise InvalidRequest(
+                f"session_params.id: no session {name!r:.200}", "session_params.id"
+            )
+        return str(name), session
+
+    def _ids(self, request: GenerateRequest) -> list[int]:
+        if request.input_ids is not None:
+            return request.input_ids
+        if self._tokenizer is None or request.text is None:
+            raise InvalidRequest("text: the server has no tokenizer; send input_ids", "text")
+        return self._tokenizer.encode(request.text, request.add_special_tokens)
+
+    def _before(self, session: _Session, params: Mapping[str, Any]) -> tuple[list[int], str | None]:
+        rid = params.get("rid")
+        if rid is None:
+            if params.get("replace"):
+                session.turns.clear()
+            return [], None
+        turn = session.turns.get(rid)
+        if turn is None:
+            raise InvalidRequest(
+                f"session_params.rid: no request {rid!r:.200} in this session",
+                "session_params.rid",
+            )
+        if turn.output_ids is None:
+            raise InvalidRequest(f"session_params.rid: {rid!r} still runs", "session_params.rid")
+        if params.get("replace"):
+            _forget_after(session, rid)
+        before = list(turn.prompt_ids)
+        if not params.get("drop_previous_output"):
+            before += turn.output_ids
+        offset = params.get("offset")
+        if offset:
+            if not 0 < offset <= len(before):
+                raise InvalidRequest(
+                    f"session_params.offset: {offset} is not within the {len(before)} tokens "
+                    "before it",
+                    "session_params.offset",
+                )
+            before = before[:offset]
+        return before, rid
+
+    def ended(self, live: Live, finish: Finish) -> None:
+        """A request of a session is whole: later ones may go on from it."""
+        name = self._owner.pop(live.rid, None)
+        session = self._open.get(name) if name else None
+        if session is None:
+            return
+        if finish.kind == "error":
+            session.turns.pop(live.rid, None)
+        elif live.rid in session.turns:
+            session.turns[live.rid].output_ids = list(live.output_ids)
+
+
+def _forget_after(session: _Session, rid: str) -> None:
+    """Drop all requests that go on from ``rid``."""
+    gone = {rid}
+    for name, turn in list(session.turns.items()):  # in order of arrival: parents come first
+        if turn.parent in gone:
+            gone.add(name)
+            del session.turns[name]

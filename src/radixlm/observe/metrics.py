@@ -1,0 +1,146 @@
+"""Prometheus metrics under the names that dashboards of the reference know.
+
+Callers tell what happened (``arrived``, ``token``, ``ended``) and hand over gauges when they are
+scraped; this module knows names, labels and buckets only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+INTER_TOKEN_S = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+E2E_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 2400)
+QUEUE_S = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+LENGTHS = (
+    100,
+    300,
+    500,
+    700,
+    1000,
+    1500,
+    2000,
+    3000,
+    4000,
+    5000,
+    7000,
+    10000,
+    20000,
+    50000,
+    100000,
+)
+GAUGES: dict[str, str] = {
+    "num_running_reqs": "Requests that are computed.",
+    "num_queue_reqs": "Requests that wait.",
+    "num_grammar_queue_reqs": "Requests whose grammar is compiled.",
+    "num_paused_reqs": "Requests that are paused.",
+    "num_retracted_reqs": "Requests that gave their cache back and wait again.",
+    "num_used_tokens": "Tokens in the KV cache that are in use.",
+    "token_usage": "Part of the KV cache that is in use.",
+    "gen_throughput": "Tokens generated a second.",
+    "cache_hit_rate": "Part of the prompt tokens found in the prefix cache.",
+    "utilization": "Running requests over the most that may run.",
+    "engine_startup_time": "Seconds from the start until ready.",
+    "engine_load_weights_time": "Seconds that loading the weights took.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Upper bounds of the histograms; ``prompt`` and ``generation`` None: no such histograms."""
+
+    first_token_s: tuple[float, ...] = FIRST_TOKEN_S
+    inter_token_s: tuple[float, ...] = INTER_TOKEN_S
+    e2e_s: tuple[float, ...] = E2E_S
+    prompt: tuple[float, ...] | None = None
+    generation: tuple[float, ...] | None = None
+
+
+class Metrics:
+    """One set of metrics with its own registry. ``labels``: name -> value, on every metric."""
+
+    def __init__(self, labels: Mapping[str, str], buckets: Buckets) -> None:
+        self.registry = CollectorRegistry()
+        self._names = tuple(labels)
+        self._labels = dict(labels)
+        self._gauges = {name: self._gauge(name, text) for name, text in GAUGES.items()}
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
+        self._output = self._counter("generation_tokens", "Tokens generated.")
+        self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.")
+        self._requests = self._counter("num_requests", "Requests that ended.")
+        self._aborted = self._counter("num_aborted_requests", "Requests that were aborted.")
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "Time to the first token.", buckets.first_token_s
+        )
+        self._inter = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens.", buckets.inter_token_s
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Time of a whole request.", buckets.e2e_s
+        )
+        self._queue = self._histogram("queue_time_s", "Time in the queue.", QUEUE_S)
+        self._prompt_hist = buckets.prompt and self._histogram(
+            "prompt_tokens_histogram", "Prompt lengths.", buckets.prompt
+        )
+        self._output_hist = buckets.generation and self._histogram(
+            "generation_tokens_histogram", "Output lengths.", buckets.generation
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        made = Gauge(f"sglang:{name}", text, self._names, registry=self.registry)
+        return made.labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        made = Counter(f"sglang:{name}", text, self._names, registry=self.registry)
+        return made.labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(
+            f"sglang:{name}", text, self._names, registry=self.registry, buckets=buckets
+        )
+        return made.labels(**self._labels)
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token came after ``seconds``."""
+        self._first.observe(seconds)
+
+    def tokens(self, seconds: float, count: int) -> None:
+        """``count`` more tokens came ``seconds`` after those before."""
+        for _ in range(count):
+            self._inter.observe(seconds / count)
+
+    def ended(
+        self,
+        *,
+        seconds: float,
+        queue_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        cached_tokens: int,
+        is_aborted: bool,
+    ) -> None:
+        """A request is over."""
+        self._requests.inc()
+        self._aborted.inc(is_aborted)
+        self._prompt.inc(prompt_tokens)
+        self._output.inc(output_tokens)
+        self._cached.inc(cached_tokens)
+        self._e2e.observe(seconds)
+        self._queue.observe(queue_s)
+        if self._prompt_hist:
+            self._prompt_hist.observe(prompt_tokens)
+        if self._output_hist:
+            self._output_hist.observe(output_tokens)
+
+    def exposition(self, gauges: Mapping[str, float]) -> bytes:
+        """The text that Prometheus reads, with ``gauges`` (names of GAUGES) set first."""
+        for name, value in gauges.items():
+            self._gauges[name].set(value)
+        text: bytes = generate_latest(self.registry)
+        return text

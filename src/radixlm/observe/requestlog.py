@@ -1,0 +1,37 @@
+"""One readable line for a request that came, one for a request that ended."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+log = logging.getLogger("radixlm.requests")
+
+SHORT_CHARS = 2048
+LEVELS = (0, 1, 2, 3)
+
+
+def received(rid: str, level: int, num_tokens: int, sampling: Any, prompt: str | None) -> None:
+    """``level`` 0: metadata, 1: sampling parameters too, 2: the start of the prompt, 3: all."""
+    parts = [f"received {rid}: {num_tokens} prompt tokens"]
+    if level >= 1:
+        parts.append(f"sampling {sampling}")
+    if level >= 2 and prompt is not None:
+        parts.append(f"prompt {_shown(prompt, level)}")
+    log.info("%s", "; ".join(parts))
+
+
+def finished(rid: str, level: int, facts: dict[str, Any], output: str | None) -> None:
+    """``facts``: reason, tokens, seconds ... in the order in which they are shown."""
+    shown = ", ".join(f"{name} {value}" for name, value in facts.items())
+    parts = [f"finished {rid}: {shown}"]
+    if level >= 2 and output is not None:
+        parts.append(f"output {_shown(output, level)}")
+    log.info("%s", "; ".join(parts))
+
+
+def _shown(text: str, level: int) -> str:
+    if level >= 3 or len(text) <= SHORT_CHARS:
+        return repr(text)
+    half = SHORT_CHARS // 2
+    return f"{text[:half]!r} ... {text[-half:]!r} ({len(text)} characters)"

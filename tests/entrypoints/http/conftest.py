@@ -1,0 +1,31 @@
+"""One scripted server a module: start-up is cheap, but not free."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.fakes.http import Face, face
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+SCRIPT = {
+    "sum please": f"I will add. {CALL}",
+    "two calls": f"{CALL}\n{CALL}",
+    "think about": "It is simple.\n</think>\n\nThe answer is 42.",
+    "stop me": "one two STOP three",
+    "grüße": "Grüße 😀 aus Köln",
+    "forever": "la ",
+}
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest_asyncio.fixture
+async def server(toy_folder: Path) -> AsyncIterator[Face]:
+    async with face(toy_folder, SCRIPT) as made:
+        yield made

@@ -1,0 +1,213 @@
+"""Health, information, administration, and what must never be a 500."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.fakes.http import Face, face
+
+from radixlm.wire.replies import Failed
+
+CHAT = "/v1/chat/completions"
+PLAIN = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_health_of_a_serving_server(server: Face) -> None:
+    for path in ("/health", "/ready", "/health_generate", "/ping"):
+        got = await server.client.get(path)
+        assert got.status_code == 200 and got.text == "", path
+
+
+async def test_health_while_draining(server: Face) -> None:
+    server.engine.intake.is_accepting = False
+    for path in ("/health", "/ready", "/health_generate"):
+        got = await server.client.get(path)
+        assert got.status_code == 503 and got.headers["retry-after"] == "1", path
+    refused = await server.post(CHAT, **PLAIN)
+    assert refused.status_code == 503 and "retry-after" in refused.headers
+
+
+async def test_a_starting_engine_lives_but_is_not_ready(server: Face) -> None:
+    server.engine.intake.ready.clear()
+    assert (await server.client.get("/health")).status_code == 200
+    assert (await server.client.get("/ready")).status_code == 503
+    server.engine.intake.ready.set()
+
+
+async def test_a_failed_engine_is_neither(server: Face) -> None:
+    server.engine.intake.failure = Failed("EngineError", "gone")
+    assert (await server.client.get("/health")).status_code == 503
+    assert (await server.client.get("/ready")).status_code == 503
+
+
+async def test_pause_and_continue(server: Face) -> None:
+    paused = await server.post("/pause_generation", mode="in_place")
+    assert paused.json()["status"] == "ok"
+    assert (await server.client.get("/ready")).status_code == 503
+    waiting = asyncio.create_task(server.post(CHAT, **PLAIN))
+    assert (await server.post("/continue_generation")).status_code == 200
+    assert (await waiting).status_code == 200
+    assert (await server.post("/pause_generation", mode="nap")).json()["error"]["param"] == "mode"
+
+
+async def test_information(server: Face) -> None:
+    model = (await server.client.get("/get_model_info")).json()
+    assert model == (await server.client.get("/model_info")).json()
+    assert model["is_generation"] is True and model["weight_version"] == "default"
+    info = (await server.client.get("/get_server_info")).json()
+    assert info["status"] == "ready" and info["max_total_num_tokens"] > 0
+    assert info["internal_states"][0]["memory_usage"] == {"verb": "memory_usage"}
+    assert (await server.client.get("/get_load")).json()[0]["dp_rank"] == 0
+    loads = (await server.client.get("/v1/loads?include=core")).json()
+    assert "num_running_reqs" in loads["loads"][0] and "token_usage" not in loads["loads"][0]
+    text = (await server.client.get("/v1/loads?format=prometheus")).text
+    assert "sglang:load_num_running_reqs" in text
+    assert (await server.client.get("/v1/loads?include=all,x")).status_code == 400
+
+
+async def test_secrets_are_not_shown(toy_folder: Any) -> None:
+    async with face(toy_folder, {}, api_key="s3cret", admin_api_key="adm1n") as made:
+        assert (await made.client.get("/get_server_info")).status_code == 401
+        key = {"Authorization": "Bearer s3cret"}
+        got = await made.client.get("/get_server_info", headers=key)
+        assert got.status_code == 200 and "s3cret" not in got.text and "adm1n" not in got.text
+        assert (await made.client.post("/flush_cache", headers=key)).status_code == 401
+        admin = {"Authorization": "Bearer adm1n"}
+        assert (await made.client.post("/flush_cache", headers=admin)).status_code == 200
+        assert (await made.client.get("/health")).status_code == 200
+
+
+async def test_models(server: Face) -> None:
+    card = (await server.client.get("/v1/models")).json()["data"][0]
+    assert card["id"] == "tiny" and card["max_model_len"] == 2048
+    assert (await server.client.get("/v1/models/tiny")).json() == card
+    missing = await server.client.get("/v1/models/other")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
+
+
+async def test_administration(server: Face) -> None:
+    for method in ("GET", "POST"):
+        got = await server.client.request(method, "/flush_cache")
+        assert got.status_code == 200 and got.text.startswith("Cache flushed.")
+    assert (await server.client.get("/slow_down?forward_sleep_time=0")).status_code == 200
+    assert (await server.post("/slow_down", forward_sleep_time="x")).status_code == 400
+    assert (await server.client.post("/freeze_gc")).status_code == 200
+    logged = await server.post("/configure_logging", log_requests=True, log_requests_level=3)
+    assert logged.json() == {"log_requests": True, "log_requests_level": 3}
+    bad = await server.post("/set_internal_state", server_args={"tp_size": 2})
+    assert bad.status_code == 400 and "tp_size" in bad.json()["error"]["message"]
+    weights = (await server.post("/get_weights_by_name", name="x")).json()
+    assert weights["name"] == "x" and weights["truncate_size"] == 100
+    version = await server.post("/update_weight_version", new_version="v2")
+    assert version.json()["success"] is True
+    assert (await server.client.get("/get_weight_version")).json() == {"weight_version": "v2"}
+    assert (await server.post(CHAT, **PLAIN)).json()["metadata"] == {"weight_version": "v2"}
+
+
+async def test_flush_is_refused_while_a_request_runs(server: Face) -> None:
+    server.engine.executor.is_slow = True
+    body = {"messages": [{"role": "user", "content": "forever"}]}
+    running = asyncio.create_task(server.post(CHAT, **body))
+    while not server.engine.intake.live:
+        await asyncio.sleep(0)
+    assert (await server.client.post("/flush_cache")).status_code == 400
+    assert (await server.post("/abort_request", abort_all=True)).json()["num_aborted"] == 1
+    assert (await running).json()["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_what_is_not_built_says_so(server: Face) -> None:
+    for path, flag in (("/start_profile", "profil"), ("/load_lora_adapter", "--enable-lora")):
+        got = await server.post(path)
+        assert got.status_code == 501 and flag in got.json()["error"]["message"]
+
+
+async def test_tokenize_and_back(server: Face) -> None:
+    got = (await server.post("/tokenize", prompt="hello there")).json()
+    assert got["count"] == len(got["tokens"]) and got["max_model_len"] == 2048
+    text = (await server.post("/v1/detokenize", tokens=got["tokens"])).json()["text"]
+    assert text == "hello there"
+    chat = (await server.post("/v1/tokenize", messages=PLAIN["messages"])).json()
+    assert chat["count"] > got["count"]
+    assert (await server.post("/detokenize", tokens=[10**9])).json()["error"]["param"] == "tokens"
+    assert (await server.post("/tokenize")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe{",
+        b"{" * 100_000,
+        b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": ' + b"9" * 5000 + b"}",
+        b'{"a":' * 3000 + b"1" + b"}" * 3000,
+        b"5",
+        b"null",
+        b'"text"',
+        b"[]",
+        b"\x00" * 10_000_000,
+    ],
+    ids=range(14),
+)
+async def test_garbage_is_a_400_everywhere(server: Face, data: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    for path in (CHAT, "/v1/completions", "/generate", "/tokenize"):
+        got = await server.client.post(path, content=data, headers=headers)
+        assert got.status_code == 400, (path, got.text[:300])
+        assert got.json()["error"]["message"]
+
+
+async def test_content_type_and_method(server: Face) -> None:
+    got = await server.client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
+    assert got.status_code == 400 and got.json()["error"]["param"] == "Content-Type"
+    assert (await server.client.get(CHAT)).status_code == 405
+    missing = await server.client.get("/nowhere")
+    assert missing.status_code == 404 and "/nowhere" in missing.json()["error"]["message"]
+
+
+async def test_request_ids_travel(server: Face) -> None:
+    got = await server.client.get("/health", headers={"x-request-id": "abc"})
+    assert got.headers["x-request-id"] == "abc"
+    made = await server.client.get("/health", headers={"x-request-id": "a\tb"})
+    assert len(made.headers["x-request-id"]) == 16
+
+
+async def test_browsers_may_ask(server: Face) -> None:
+    headers = {"origin": "http://x", "access-control-request-method": "POST"}
+    got = await server.client.options(CHAT, headers=headers)
+    assert got.status_code == 200 and got.headers["access-control-allow-origin"] == "*"
+
+
+async def test_the_document_is_true_to_the_routes(server: Face) -> None:
+    document = (await server.client.get("/openapi.json")).json()
+    for route in server.app.routes:
+        if getattr(route, "include_in_schema", False) and "{" not in route.path:
+            assert route.path in document["paths"], route.path
+    chat = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]
+    name = chat["schema"]["$ref"].rpartition("/")[2]
+    schema = document["components"]["schemas"][name]
+    assert schema["additionalProperties"] is False and "messages" in schema["required"]
+    identifiers = [
+        operation["operationId"]
+        for path in document["paths"].values()
+        for operation in path.values()
+    ]
+    assert len(identifiers) == len(set(identifiers))
+
+
+async def test_metrics_only_by_flag(server: Face, toy_folder: Any) -> None:
+    assert (await server.client.get("/metrics")).status_code == 404
+    async with face(toy_folder, {}, enable_metrics=True, collect_tokens_histogram=True) as made:
+        await made.post(CHAT, **PLAIN)
+        await made.client.get("/health_generate")
+        text = (await made.client.get("/metrics")).text
+        labels = 'engine_type="unified",model_name="tiny",pp_rank="0",tp_rank="0"'
+        assert f"sglang:num_requests_total{{{labels}}} 1.0" in text
+        for name in ("time_to_first_token_seconds", "generation_tokens_histogram"):
+            assert f"sglang:{name}_count{{{labels}}} 1.0" in text
+        assert "sglang:token_usage{" in text

@@ -1,0 +1,227 @@
+"""/v1/chat/completions: the shapes that clients rely on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.fakes.http import Face, face
+
+CHAT = "/v1/chat/completions"
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_the_answer_has_the_form_of_openai(server: Face) -> None:
+    got = (await server.post(CHAT, model="tiny", messages=user("hi"))).json()
+    assert got["id"].startswith("chatcmpl-") and got["object"] == "chat.completion"
+    (choice,) = got["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"] == "Hello there."
+    assert choice["finish_reason"] == "stop"
+    assert choice["matched_stop"] == server.tokenizer.token_id("<|im_end|>")
+    usage = got["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_a_stream_has_one_role_one_finish_and_the_usage_last(server: Face) -> None:
+    chunks = await server.events(
+        CHAT, messages=user("hi"), n=2, stream_options={"include_usage": True}
+    )
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] > 0
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    for index in (0, 1):
+        mine = [c for c in choices if c["index"] == index]
+        assert [c["delta"].get("role") for c in mine].count("assistant") == 1
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
+        assert mine[-1]["finish_reason"] == "stop"
+        assert "".join(c["delta"].get("content") or "" for c in mine) == "Hello there."
+
+
+@pytest.mark.parametrize("wants", ["grüße", "stop me", "sum please", "think about"])
+async def test_a_stream_says_what_the_whole_answer_says(server: Face, wants: str) -> None:
+    body: dict[str, Any] = {"messages": user(wants), "stop": ["STOP"], "tools": [ADD]}
+    if wants == "think about":
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    whole = (await server.post(CHAT, **body)).json()["choices"][0]
+    chunks = [chunk["choices"][0] for chunk in await server.events(CHAT, **body)]
+    text = "".join(c["delta"].get("content") or "" for c in chunks)
+    thought = "".join(c["delta"].get("reasoning_content") or "" for c in chunks)
+    assert text.strip() == (whole["message"]["content"] or "").strip()
+    assert thought == (whole["message"]["reasoning_content"] or "")
+    assert chunks[-1]["finish_reason"] == whole["finish_reason"]
+    deltas = [call for c in chunks for call in c["delta"].get("tool_calls") or []]
+    arguments = "".join(call["function"]["arguments"] for call in deltas)
+    calls = whole["message"]["tool_calls"] or []
+    assert arguments == "".join(call["function"]["arguments"] for call in calls)
+
+
+async def test_calls_are_read_and_named(server: Face) -> None:
+    got = (await server.post(CHAT, messages=user("sum please"), tools=[ADD])).json()["choices"][0]
+    assert got["finish_reason"] == "tool_calls"
+    assert got["message"]["content"] == "I will add."
+    (call,) = got["message"]["tool_calls"]
+    assert call["id"].startswith("call_") and call["type"] == "function"
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
+
+
+async def test_without_parallel_calls_the_first_one_counts(server: Face) -> None:
+    body: dict[str, Any] = {"messages": user("two calls"), "tools": [ADD]}
+    both = (await server.post(CHAT, **body)).json()["choices"][0]["message"]["tool_calls"]
+    assert [call["index"] for call in both] == [0, 1] and both[0]["id"] != both[1]["id"]
+    one = await server.post(CHAT, **body, parallel_tool_calls=False)
+    assert len(one.json()["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_tool_choice_none_leaves_the_text_alone(server: Face) -> None:
+    got = await server.post(CHAT, messages=user("sum please"), tools=[ADD], tool_choice="none")
+    choice = got.json()["choices"][0]
+    assert "<tool_call>" in choice["message"]["content"] and choice["finish_reason"] == "stop"
+
+
+async def test_reasoning_is_separate_unless_refused(server: Face) -> None:
+    body: dict[str, Any] = {"messages": user("think about"), "reasoning_effort": "high"}
+    got = (await server.post(CHAT, **body)).json()
+    message = got["choices"][0]["message"]
+    assert message["reasoning_content"].strip() == "It is simple."
+    assert message["content"].strip() == "The answer is 42."
+    assert got["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    joined = (await server.post(CHAT, **body, separate_reasoning=False)).json()
+    assert "</think>" in joined["choices"][0]["message"]["content"]
+
+
+async def test_a_stop_string_never_leaks(server: Face) -> None:
+    chunks = await server.events(CHAT, messages=user("stop me"), stop="STOP")
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+    assert text == "one two " and chunks[-1]["choices"][0]["matched_stop"] == "STOP"
+
+
+async def test_logprobs_cover_every_token_of_whole_and_stream(server: Face) -> None:
+    body: dict[str, Any] = {"messages": user("grüße"), "logprobs": True, "top_logprobs": 2}
+    whole = (await server.post(CHAT, **body)).json()
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert len(content) == whole["usage"]["completion_tokens"]
+    text = b"".join(bytes(entry["bytes"]) for entry in content).decode()
+    assert text.startswith("Grüße 😀 aus Köln")
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    chunks = await server.events(CHAT, **body)
+    parts = [c["choices"][0]["logprobs"] for c in chunks]
+    assert [e for part in parts if part for e in part["content"]] == content
+
+
+async def test_max_tokens_ends_with_length(server: Face) -> None:
+    got = (await server.post(CHAT, messages=user("forever"), max_completion_tokens=7)).json()
+    assert got["choices"][0]["finish_reason"] == "length"
+    assert got["usage"]["completion_tokens"] == 7
+
+
+async def test_unset_max_tokens_fills_the_context(server: Face) -> None:
+    got = (await server.post(CHAT, messages=user("forever"))).json()["usage"]
+    assert got["total_tokens"] == 2048
+
+
+async def test_cached_tokens_are_reported_by_flag(server: Face, toy_folder: Any) -> None:
+    assert (await server.post(CHAT, messages=user("hi"))).json()["usage"][
+        "prompt_tokens_details"
+    ] is None
+    async with face(toy_folder, {}, enable_cache_report=True) as other:
+        long = user("the same prefix again and again")
+        await other.post(CHAT, messages=long)
+        usage = (await other.post(CHAT, messages=long)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": user("x"), "foo": 1}, "foo"),
+        ({"messages": user("x"), "temperature": "hot"}, "temperature"),
+        ({"messages": user("x"), "temperature": -1}, "temperature"),
+        ({"messages": user("x"), "temperature": True}, "temperature"),
+        ({"messages": user("x"), "top_p": 0}, "top_p"),
+        ({"messages": user("x"), "n": 0}, "n"),
+        ({"messages": user("x"), "n": 10**30}, "n"),
+        ({"messages": user("x"), "max_tokens": -1}, "max_tokens"),
+        ({"messages": user("x"), "max_tokens": 10**9}, "max_tokens"),
+        ({"messages": user("x"), "seed": 10**40}, "seed"),
+        ({"messages": user("x"), "priority": 10**40}, "priority"),
+        ({"messages": user("x"), "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": user("x"), "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": user("x"), "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": user("x"), "logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"messages": user("x"), "stop": ["a"] * 2000}, "stop"),
+        ({"messages": user("x"), "stop": [""]}, "stop"),
+        ({"messages": user("x"), "rid": "a\nb"}, "rid"),
+        ({"messages": user("x"), "rid": ""}, "rid"),
+        ({"messages": user("x"), "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": user("x"), "tools": [{"type": "magic"}]}, "tools[0].type"),
+        ({"messages": user("x"), "tool_choice": "required"}, "tool_choice"),
+        ({"messages": user("x"), "tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
+        (
+            {"messages": user("x"), "tools": [ADD], "tool_choice": {"function": {"name": "no"}}},
+            "tool_choice",
+        ),
+        ({"messages": user("x"), "response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": user("x"), "modalities": ["audio"]}, "modalities"),
+        ({"messages": user("x"), "web_search_options": {"a": 1}}, "web_search_options"),
+        ({"messages": user("x"), "stream_options": {}}, "stream_options"),
+        ({"messages": user("x"), "session_params": {"id": "no"}}, "session_params.id"),
+        ({"messages": user("x"), "timeout": -1}, "timeout"),
+        ({"messages": user("x"), "regex": "a", "ebnf": "b"}, "ebnf"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
+    ],
+)
+async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+    got = await server.post(CHAT, **body)
+    assert got.status_code == 400, got.text
+    error = got.json()["error"]
+    assert error["param"] == param and param.split(".")[-1].split("[")[0] in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_what_openai_knows_and_we_do_not_need_is_accepted(server: Face) -> None:
+    got = await server.post(
+        CHAT,
+        messages=user("hi"),
+        store=False,
+        metadata={"a": "b"},
+        service_tier="auto",
+        user="me",
+        modalities=["text"],
+        parallel_tool_calls=True,
+        safety_identifier="x",
+        prompt_cache_key="y",
+        verbosity="low",
+        prediction=None,
+    )
+    assert got.status_code == 200, got.text
+
+
+async def test_an_unknown_model_is_404(server: Face) -> None:
+    got = await server.post(CHAT, model="gpt-99", messages=user("hi"))
+    assert got.status_code == 404 and got.json()["error"]["code"] == "model_not_found"
+    for name in ("tiny", "default"):
+        assert (await server.post(CHAT, model=name, messages=user("hi"))).status_code == 200

@@ -1,0 +1,201 @@
+"""The whole HTTP face over a real scheduler and a scripted model, in this process.
+
+``Face`` is an engine in a thread, and an httpx client that talks to the application without a
+socket. The model says what the script has for the first text that occurs in its prompt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import orjson
+
+from radixlm.config.root import ServerConfig
+from radixlm.engine.modelinfo import ModelInfo
+from radixlm.entrypoints.http.app import create_app
+from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.link import ThreadLink
+from radixlm.intake.manager import Intake
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.slots import SlotAllocator
+from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.loop import Scheduler
+from radixlm.step.plan import Item, StepPlan
+from radixlm.step.result import ItemResult, StepResult
+from radixlm.text.tokenizer import Tokenizer, load_tokenizer
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.replies import Logprobs, Ready
+from radixlm.wire.requests import Shutdown
+from tests.fakes import toy_tokenizer
+
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Write <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% else %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+PAGE = 4
+CONTEXT = 2048
+MAX_RUNNING = 8
+DEFAULT_ANSWER = "Hello there."
+FOREVER = "forever"
+SLOW_S = 0.01
+
+
+class ScriptedExecutor:
+    """Says what the script says; each token has log-probability -0.5, its neighbour -1.5."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: int, script: Mapping[str, str]) -> None:
+        self.tokenizer, self.eos, self.script = tokenizer, eos, dict(script)
+        self.answers: dict[str, list[int]] = {}
+        self.place: dict[str, int] = {}
+        self.is_slow = False
+
+    def forward(self, plan: StepPlan) -> StepPlan:
+        for admission in plan.admissions:
+            prompt = self.tokenizer.decode(admission.prompt_ids.tolist(), skip_special_tokens=False)
+            text = next((t for key, t in self.script.items() if key in prompt), DEFAULT_ANSWER)
+            ids = self.tokenizer.encode(text, False)
+            self.answers[admission.rid] = ids * 4096 if FOREVER in prompt else [*ids, self.eos]
+            self.place[admission.rid] = len(admission.output_ids)
+        return plan
+
+    def sample(self, step: StepPlan, masks: dict[int, Any]) -> None:
+        if self.is_slow:
+            time.sleep(SLOW_S)
+
+    def read(self, step: StepPlan) -> StepResult:
+        return StepResult([self._result(item) for item in step.items])
+
+    def _result(self, item: Item) -> ItemResult:
+        got = ItemResult()
+        if item.pooling is not None and item.emit:
+            got.pooled = [3.0, 4.0]
+            return got
+        if item.targets is not None and item.logprobs is not None:
+            got.prompt_logprobs = self._logprobs(item.targets.tolist(), item.logprobs.top)
+        if item.emit:
+            answer = self.answers[item.rid]
+            place = self.place[item.rid]
+            self.place[item.rid] += 1
+            got.tokens = (answer[min(place, len(answer) - 1)],)
+            if item.logprobs is not None:
+                got.logprobs = self._logprobs(list(got.tokens), item.logprobs.top)
+        return got
+
+    def _logprobs(self, ids: list[int], top: int) -> Logprobs:
+        rows = [[(-0.5, i), *((-1.5 - k, (i + k + 1) % 500) for k in range(top - 1))] for i in ids]
+        tops: list[Any] = [row[:top] for row in rows] if top else [None] * len(ids)
+        return Logprobs([(-0.5, i) for i in ids], tops, [None] * len(ids))
+
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        return {"verb": verb} | args
+
+
+class FakeEngine:
+    """What ProcessEngine is to the face."""
+
+    def __init__(self, tokenizer: Tokenizer, facts: IntakeFacts, script: Mapping[str, str]) -> None:
+        mine, self.theirs = MemoryChannel.pair()
+        self.intake = Intake(tokenizer, facts, ThreadLink(mine))
+        self.executor = ScriptedExecutor(tokenizer, facts.eos_ids[0], script)
+        limits = Limits(
+            max_running=MAX_RUNNING,
+            max_queued=64,
+            step_tokens=256,
+            max_prefill_tokens=4096,
+            context_len=facts.context_len,
+            page_size=PAGE,
+            eos_ids=facts.eos_ids,
+            vocab=facts.vocab,
+        )
+        pages = PageAllocator(4096, PAGE)
+        self.ledger = KvLedger(pages, SlotAllocator(MAX_RUNNING), RadixCache(pages, PAGE), PAGE)
+        self.scheduler = Scheduler(limits, self.executor, self.theirs, self.ledger, Hooks(()))
+        self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
+
+    def start(self) -> None:
+        self.intake.start()
+        self.thread.start()
+        self.theirs.send(Ready({"max_total_num_tokens": 4096 * PAGE, "context_len": CONTEXT}))
+
+    def stop(self) -> None:
+        self.intake.link.send(Shutdown())
+        self.thread.join(5)
+        self.intake.link.close()
+        assert self.ledger.breaches([]) == []
+
+
+class Face:
+    """The application under test and its client."""
+
+    def __init__(self, folder: Path, script: Mapping[str, str], **options: Any) -> None:
+        self.tokenizer = make_tokenizer(folder)
+        eos = self.tokenizer.token_id("<|im_end|>")
+        assert eos is not None
+        facts = IntakeFacts(self.tokenizer.vocab_size, CONTEXT, eos_ids=(eos,))
+        options = {"model_path": str(folder), "served_model_name": "tiny"} | options
+        self.config = ServerConfig.from_kwargs(**options)
+        self.config = self.config.with_values({"log_level_http": "info"})
+        self.engine = FakeEngine(self.tokenizer, facts, script)
+        decoder: Any = SimpleNamespace(vocab=facts.vocab)
+        info = ModelInfo(folder, decoder, "Toy", "toy", CONTEXT, (eos,), {"temperature": 0.0})
+        self.app = create_app(self.config, info, self.tokenizer, self.engine)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    @property
+    def state(self) -> Any:
+        return self.app.state.server
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+    async def events(self, path: str, **body: Any) -> list[Any]:
+        """The data of all events of a stream; the end mark is left out, and must be there."""
+        got = await self.client.post(path, json=body | {"stream": True})
+        assert got.status_code == 200, got.text
+        assert got.headers["content-type"].startswith("text/event-stream")
+        lines = [part for part in got.text.split("\n\n") if part]
+        assert lines.pop() == "data: [DONE]"
+        return [orjson.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def make_tokenizer(folder: Path) -> Tokenizer:
+    """A byte-level tokenizer with a chat template that thinks and calls."""
+    if not (folder / "tokenizer.json").exists():
+        built = toy_tokenizer.build("byte_level")
+        toy_tokenizer.save(built, folder, chat_template=TEMPLATE, eos_token="<|im_end|>")
+    return load_tokenizer(folder)
+
+
+@asynccontextmanager
+async def face(folder: Path, script: Mapping[str, str], **options: Any) -> AsyncIterator[Face]:
+    """A running face; at the end the ledgers must balance."""
+    made = Face(folder, script, **options)
+    made.engine.start()
+    try:
+        await made.engine.intake.ready.wait()
+        yield made
+    finally:
+        await made.client.aclose()
+        made.engine.stop()
