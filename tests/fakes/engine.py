@@ -8,9 +8,10 @@ from typing import Any
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.hooks import Feature, Hooks
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.ledger import KvLedger, WindowBooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import MemoryChannel
@@ -39,14 +40,24 @@ class Bench:
         num_pages: int = 64,
         features: tuple[Feature, ...] = (),
         radix: bool = True,
+        window: int = 0,
+        num_window: int = 0,
         **limits: Any,
     ) -> None:
         self.limits = replace(LIMITS, **limits)
         size, slots = self.limits.page_size, self.limits.max_running
         allocator = PageAllocator(num_pages, size)
-        cache = RadixCache(allocator, size) if radix else ChunkCache(size)
-        self.executor = FakeExecutor(num_pages + 1, size, slots + 1)
-        self.ledger = KvLedger(allocator, SlotAllocator(slots), cache, size)
+        books = None
+        group = None
+        if window:
+            second = PageAllocator(num_window, size)
+            books = WindowBooks(second, WindowTable(window, size))
+            group = WindowGroup(second, window)
+        cache = (
+            RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
+        )
+        self.executor = FakeExecutor(num_pages + 1, size, slots + 1, num_window, window)
+        self.ledger = KvLedger(allocator, SlotAllocator(slots), cache, size, books)
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0
         self.scheduler = Scheduler(

@@ -47,8 +47,13 @@ class FakeStep:
 class FakeExecutor:
     """Keeps KV as tokens in pages, so that a page given away too early is noticed."""
 
-    def __init__(self, num_pages: int, page_size: int, num_slots: int) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, num_slots: int, num_window: int = 0, window: int = 0
+    ) -> None:
         self.kv = np.full((num_pages, page_size), -1, np.int64)
+        self.window_kv = np.full((num_window, page_size), -1, np.int64)
+        self.window = window
+        self.window_table: dict[int, dict[int, int]] = {slot: {} for slot in range(num_slots)}
         self.page_size = page_size
         self.table: dict[int, dict[int, int]] = {slot: {} for slot in range(num_slots)}
         self.next: dict[int, int] = {}
@@ -60,15 +65,21 @@ class FakeExecutor:
         for admission in plan.admissions:
             self.owner[admission.slot] = admission.rid
         for update in plan.pages:
+            table = (self.table, self.window_table)[update.group]
             for i, page in enumerate(update.pages.tolist()):
-                assert page != 0, "page 0 is nobody's"
-                self.table[update.slot][update.first + i] = page
+                assert page != 0 or update.group == 1, "page 0 is nobody's"
+                table[update.slot][update.first + i] = page
         for item in plan.items:
             assert self.owner[item.slot] == item.rid
             tokens = [self.next[item.slot]] if item.tokens is None else item.tokens.tolist()
             for place, token in enumerate(tokens, item.start):
                 page = self.table[item.slot][place // self.page_size]
                 self.kv[page, place % self.page_size] = token
+                if self.window:
+                    page = self.window_table[item.slot][place // self.page_size]
+                    assert page != 0, "a token of the window has no page"
+                    self.window_kv[page, place % self.page_size] = token
+            self._check_window(item.slot, item.start, item.start + item.count)
         return FakeStep(plan)
 
     def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
@@ -80,6 +91,14 @@ class FakeExecutor:
                 self.next[item.slot] = token
                 got.tokens = (token,)
             step.results.append(got)
+
+    def _check_window(self, slot: int, start: int, end: int) -> None:
+        """What a window layer reads for the tokens [start, end) must be what was written."""
+        for place in range(max(0, start - self.window + 1) if self.window else end, end):
+            page = self.window_table[slot][place // self.page_size]
+            token = self.window_kv[page, place % self.page_size]
+            full = self.kv[self.table[slot][place // self.page_size], place % self.page_size]
+            assert page != 0 and token == full, "the window reads a page that was given away"
 
     def prefix(self, slot: int, length: int) -> np.ndarray:
         size = self.page_size

@@ -68,6 +68,7 @@ class ScriptedExecutor:
         self.tokenizer, self.eos, self.script = tokenizer, eos, dict(script)
         self.answers: dict[str, list[int]] = {}
         self.place: dict[str, int] = {}
+        self.first: dict[str, int] = {}
         self.is_slow = False
 
     def forward(self, plan: StepPlan) -> StepPlan:
@@ -77,6 +78,7 @@ class ScriptedExecutor:
             ids = self.tokenizer.encode(text, False)
             self.answers[admission.rid] = ids * 4096 if FOREVER in prompt else [*ids, self.eos]
             self.place[admission.rid] = len(admission.output_ids)
+            self.first[admission.rid] = int(admission.prompt_ids[0])
         return plan
 
     def sample(self, step: StepPlan, masks: dict[int, Any]) -> None:
@@ -93,6 +95,10 @@ class ScriptedExecutor:
             return got
         if item.targets is not None and item.logprobs is not None:
             got.prompt_logprobs = self._logprobs(item.targets.tolist(), item.logprobs.top)
+            if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
+                got.prompt_logprobs.chosen.insert(0, (None, self.first[item.rid]))
+                got.prompt_logprobs.top.insert(0, None)
+                got.prompt_logprobs.asked.insert(0, None)
         if item.emit:
             answer = self.answers[item.rid]
             place = self.place[item.rid]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 
@@ -17,17 +18,31 @@ def _prompts(rng: random.Random, count: int, shared: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("radix", [True, False])
-@pytest.mark.parametrize("mixed", [True, False])
-@pytest.mark.parametrize("num_pages", [30, 400])
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight", "lof", "random"])
+POLICIES = ["fcfs", "lpm", "dfs-weight", "lof", "random"]
+# every value of every option, and every pair of depth, cache, pool size and window
+CASES = [
+    (depth, radix, (depth + pages + window) % 2 == 0, pages, POLICIES[i % len(POLICIES)], window)
+    for i, (depth, radix, pages, window) in enumerate(
+        product((0, 1, 2), (True, False), (30, 400), (0, 9))
+    )
+]
+
+
+@pytest.mark.parametrize(("depth", "radix", "mixed", "num_pages", "policy", "window"), CASES)
 def test_equals_one_at_a_time(
-    depth: int, radix: bool, mixed: bool, num_pages: int, policy: str
+    depth: int, radix: bool, mixed: bool, num_pages: int, policy: str, window: int
 ) -> None:
     rng = random.Random(depth * 7 + num_pages)
-    bench = Bench(num_pages, radix=radix, mixed=mixed, depth=depth, policy=policy)
-    prompts = _prompts(rng, 20, shared=12)
+    bench = Bench(
+        num_pages,
+        radix=radix,
+        mixed=mixed,
+        depth=depth,
+        policy=policy,
+        window=window,
+        num_window=60,
+    )
+    prompts = _prompts(rng, 16, shared=12)
     lengths = [rng.randint(1, 25) for _ in prompts]
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         bench.submit(f"r{i}", prompt, length, ignore_eos=i % 3 == 0)

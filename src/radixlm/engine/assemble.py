@@ -21,21 +21,23 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.modelinfo import ModelInfo
-from radixlm.executor.capacity import MemoryFacts, num_pages
+from radixlm.executor.capacity import MemoryFacts, PoolSizes, WindowShare, pool_sizes
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.runner import Runner
 from radixlm.executor.tables import SlotTables
 from radixlm.kernels.dispatch import Kernels, bind
+from radixlm.memory.budget import window_ratio
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.ledger import KvLedger, WindowBooks
 from radixlm.scheduler.limits import Limits, RopeLengths
 from radixlm.scheduler.loop import Scheduler
 from radixlm.text.tokenizer import load_tokenizer
@@ -73,41 +75,16 @@ def assemble(
     kernels = bind(device.type, overrides)
     model, weight_bytes = _load(config, info, device, kernels)
     loaded_s = time.perf_counter()
-    page_size = config.memory.page_size or 1
-    attn = make_backend(
-        config.execute.attention_backend or "torch_native", model.kv_groups, kernels, device
-    )
-    if not attn.supports(page_size):
-        raise ConfigError(
-            f"--page-size {page_size}: attention backend {attn.name!r} works with "
-            f"{attn.required_page_size or 'other sizes'}"
-        )
-    max_running = config.schedule.max_running_requests or 64
-    kv_dtype = _kv_dtype(config, info, device)
-    page_bytes = sum(attn.page_nbytes(g, page_size, kv_dtype) for g in model.kv_groups)
-    memory = MemoryFacts(
-        free_bytes=free_bytes,
-        weight_bytes=weight_bytes,
-        mem_fraction_static=config.memory.mem_fraction_static or 0.6,
-        max_total_tokens=config.memory.max_total_tokens,
-        max_running=max_running,
-        context_len=info.context_len,
-    )
-    pages = num_pages(memory, page_bytes, page_size)
-    for group in model.kv_groups:
-        attn.make_pool(group, pages + 1, page_size, kv_dtype)
-    limits = _limits(config, info, pages * page_size, page_size)
-    kv_bytes = page_bytes * (pages + 1)
-    controls = TensorControls(model, weight_bytes, kv_bytes, pages * page_size)
-    executor = _runner(info, model, attn, device, limits, controls)
-    allocator = PageAllocator(pages + 1, page_size)
-    slots = SlotAllocator(max_running)
-    ledger = KvLedger(allocator, slots, _cache(config, allocator, page_size), page_size)
+    name = config.execute.attention_backend or "torch_native"
+    attn = make_backend(name, model.kv_groups, kernels, device)
+    pools = _make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
+    limits = _limits(config, info, pools.num_tokens, pools.page_size)
+    controls = TensorControls(model, weight_bytes, pools.num_bytes, pools.num_tokens)
     scheduler = Scheduler(
         limits,
-        executor,
+        _runner(info, model, attn, device, limits, controls, pools),
         channel,
-        ledger,
+        _make_ledger(config, pools, limits),
         Hooks((*_features(config, info), *extra_features)),
         stream_interval=config.schedule.stream_interval,
     )
@@ -116,23 +93,91 @@ def assemble(
         info.architecture,
         format_bytes(weight_bytes),
         format_seconds(loaded_s - began_s),
-        pages * page_size,
-        format_bytes(kv_bytes),
-        str(kv_dtype).removeprefix("torch."),
+        pools.num_tokens,
+        format_bytes(pools.num_bytes),
+        str(pools.dtype).removeprefix("torch."),
         torch.get_num_threads(),
     )
     facts = {
-        "max_total_num_tokens": pages * page_size,
+        "max_total_num_tokens": pools.num_tokens,
         "max_req_input_len": limits.context_len - 1,
         "context_len": limits.context_len,
         "weight_bytes": weight_bytes,
-        "kv_bytes": kv_bytes,
-        "page_size": page_size,
+        "kv_bytes": pools.num_bytes,
+        "page_size": pools.page_size,
         "load_seconds": loaded_s - began_s,
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
     }
     return Replica(scheduler, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNow:
+    """Free before the weights were loaded, and what they took."""
+
+    free_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The KV pools as made: their sizes, and the window space if there is one."""
+
+    sizes: PoolSizes
+    page_size: int
+    dtype: torch.dtype
+    num_bytes: int
+    window_tokens: int  # 0: all layers share one page space
+
+    @property
+    def num_tokens(self) -> int:
+        return self.sizes.num_full * self.page_size
+
+
+def _make_pools(
+    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, memory: MemoryNow
+) -> Pools:
+    """Divide the memory and allocate."""
+    page_size = config.memory.page_size or 1
+    if not attn.supports(page_size):
+        raise ConfigError(
+            f"--page-size {page_size}: attention backend {attn.name!r} works with "
+            f"{attn.required_page_size or 'other sizes'}"
+        )
+    dtype = _kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
+    facts = MemoryFacts(
+        free_bytes=memory.free_bytes,
+        weight_bytes=memory.weight_bytes,
+        mem_fraction_static=config.memory.mem_fraction_static or 0.6,
+        max_total_tokens=config.memory.max_total_tokens,
+        max_running=config.schedule.max_running_requests or 64,
+        context_len=info.context_len,
+    )
+    share = _window_share(config, info, model)
+    page_bytes = {"full": 0, "window": 0}
+    for group in model.kv_groups:
+        page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
+    sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
+    num_bytes = 0
+    for group in model.kv_groups:
+        in_window = share is not None and group.name == "window"
+        count = sizes.num_window if in_window else sizes.num_full
+        pool = attn.make_pool(group, count + 1, page_size, dtype)
+        num_bytes += pool.nbytes_per_page * count
+    window = max(g.window for g in model.kv_groups) if share is not None else 0
+    return Pools(sizes, page_size, dtype, num_bytes, window)
+
+
+def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:
+    page_size = pools.page_size
+    allocator = PageAllocator(pools.sizes.num_full + 1, page_size)
+    books = None
+    if pools.window_tokens:
+        table = WindowTable(pools.window_tokens, page_size)
+        books = WindowBooks(PageAllocator(pools.sizes.num_window + 1, page_size), table)
+    cache = _cache(config, allocator, page_size, books)
+    return KvLedger(allocator, SlotAllocator(limits.max_running), cache, page_size, books)
 
 
 def _set_threads(config: ServerConfig, info: ModelInfo) -> None:
@@ -161,7 +206,7 @@ def _load(
         compute,
         kernels,
         weight_dtype=weight,
-        merge_windows=True,
+        merge_windows=config.memory.disable_hybrid_swa_memory,
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     return model, report.num_bytes
@@ -211,10 +256,31 @@ def rope_lengths(ropes: tuple[Rope, ...]) -> RopeLengths | None:
     return None
 
 
-def _cache(config: ServerConfig, allocator: PageAllocator, page_size: int) -> PrefixCache:
+def _window_share(config: ServerConfig, info: ModelInfo, model: Model) -> WindowShare | None:
+    """How window layers share the memory; None where all layers keep the whole length."""
+    windows = [g.window for g in model.kv_groups if g.name == "window"]
+    if not windows or len(windows) == len(model.kv_groups):
+        return None
+    page_size = config.memory.page_size or 1
+    ratio = window_ratio(
+        config.memory.swa_full_tokens_ratio,
+        config.memory.hybrid_kvcache_ratio,
+        max(windows),
+        info.context_len,
+    )
+    chunk = config.schedule.chunked_prefill_size or 2048
+    step = info.context_len if chunk < 0 else min(chunk, info.context_len)
+    return WindowShare(ratio, -(-(max(windows) + step) // page_size) + 3)
+
+
+def _cache(
+    config: ServerConfig, allocator: PageAllocator, page_size: int, books: WindowBooks | None
+) -> PrefixCache:
     if config.memory.disable_radix_cache:
-        return ChunkCache(page_size)
-    return RadixCache(allocator, page_size, eviction=config.memory.radix_eviction_policy)
+        return ChunkCache(page_size, is_hybrid=books is not None)
+    window = WindowGroup(books.pages, books.table.window_tokens) if books is not None else None
+    eviction = config.memory.radix_eviction_policy
+    return RadixCache(allocator, page_size, eviction, window=window)
 
 
 def _runner(
@@ -224,17 +290,20 @@ def _runner(
     device: torch.device,
     limits: Limits,
     controls: TensorControls,
+    pools: Pools,
 ) -> Runner:
     num_slots = limits.max_running
+    has_windows = pools.window_tokens > 0
     max_pages = -(-limits.context_len // limits.page_size) + 1
-    tables = SlotTables(num_slots, max_pages, 1, device)
+    spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
+    tables = SlotTables(num_slots, max_pages, 1 + has_windows, device)
     sampling = SamplingTable(num_slots, info.decoder.vocab, device)
     return Runner(
         model,
         attn,
         tables,
         sampling,
-        (0,) * len(model.kv_groups),
+        spaces,
         limits.page_size,
         info.eos_ids,
         controls.verbs(),

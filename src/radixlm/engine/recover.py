@@ -76,6 +76,7 @@ class Supervisor:
             "-m",
             "radixlm.engine.worker",
             stdin=asyncio.subprocess.PIPE,
+            env={**WAITING, **os.environ},
         )
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order).encode())

@@ -20,20 +20,48 @@ class MemoryFacts:
     context_len: int
 
 
-def num_pages(facts: MemoryFacts, page_bytes: int, page_size: int) -> int:
-    """Pages of the KV pool: what the static share of the free memory leaves beside the weights,
+@dataclass(frozen=True, slots=True)
+class WindowShare:
+    """Window pages for each full page, and what one request needs to get on."""
+
+    ratio: float
+    min_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Pages of each space, page 0 not counted; ``num_window`` is 0 without a window space."""
+
+    num_full: int
+    num_window: int = 0
+
+
+def pool_sizes(
+    facts: MemoryFacts,
+    full_bytes: int,
+    window_bytes: int,
+    page_size: int,
+    window: WindowShare | None,
+) -> PoolSizes:
+    """Pages of the KV pools: what the static share of the free memory leaves beside the weights,
     not more than all running requests at full context could use.
 
-    ConfigError states needed and available memory and the one flag to change."""
+    ``full_bytes``, ``window_bytes``: of one page over the layers of each kind. Without ``window``
+    all layers share one space. ConfigError states needed and available memory and the flag."""
+    page_bytes = full_bytes + (int(window.ratio * window_bytes) if window else window_bytes)
     budget = int(facts.free_bytes * facts.mem_fraction_static) - facts.weight_bytes
-    fits = max(0, budget) // page_bytes
+    fits = max(0, budget) // page_bytes - 1
     useful = -(-facts.context_len // page_size) * max(1, facts.max_running)
     if facts.max_total_tokens is not None:
-        wanted = -(-facts.max_total_tokens // page_size)
-        _require(wanted, fits, facts, page_bytes, "--max-total-tokens", page_size)
-        return wanted
-    _require(1, fits, facts, page_bytes, "--mem-fraction-static", page_size)
-    return min(fits, useful)
+        pages = -(-facts.max_total_tokens // page_size)
+        _require(pages, fits, facts, page_bytes, "--max-total-tokens", page_size)
+    else:
+        _require(1, fits, facts, page_bytes, "--mem-fraction-static", page_size)
+        pages = min(fits, useful)
+    if window is None:
+        return PoolSizes(pages)
+    # what one request needs must fit whatever the ratio says
+    return PoolSizes(pages, min(pages, max(int(pages * window.ratio), window.min_pages)))
 
 
 def _require(

@@ -22,6 +22,7 @@ from radixlm.executor.pooling import Pooler
 from radixlm.executor.prepare import prepare
 from radixlm.executor.tables import SlotTables
 from radixlm.sampling import logprobs as lp
+from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch
@@ -75,11 +76,13 @@ class Runner:
         page_size: int,
         eos_ids: tuple[int, ...],
         controls: Mapping[str, Any] | None = None,
+        processors: LogitProcessors | None = None,
     ) -> None:
         self.model, self.attn, self.tables = model, attn, tables
         self.sampling, self.sampler = sampling, Sampler(sampling, detect_bad=True)
         self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
         self.pooler = Pooler()
+        self.processors = processors or LogitProcessors()
         self._controls = dict(controls or {})
 
     @torch.inference_mode()
@@ -93,10 +96,10 @@ class Runner:
             self.sampling.set(
                 admission.slot,
                 admission.sampling,
-                admission.prompt_ids,
-                admission.output_ids,
+                admission.prompt_ids.tolist(),
+                admission.output_ids.tolist(),
                 self.eos_ids,
-                processor=admission.processor,
+                processor=self.processors.get(admission.processor) if admission.processor else None,
             )
         for update in plan.pages:
             self.tables.write(update)

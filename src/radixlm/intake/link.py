@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import zmq
-
 from radixlm.wire.channel import Channel, ZmqChannel
 
 Handler = Callable[[Any], None]
@@ -37,7 +35,7 @@ class ZmqLink:
     def start(self, handler: Handler) -> None:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._channel.socket.getsockopt(zmq.FD), self._drain)
+        self._loop.add_reader(self._channel.descriptor, self._drain)
         self._drain()
 
     def send(self, message: Any) -> None:
@@ -55,7 +53,7 @@ class ZmqLink:
 
     def close(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._channel.socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._channel.descriptor)
         self._channel.close()
 
 

@@ -52,6 +52,7 @@ class Committer:
         self.requests: dict[str, Request] = {}
         self._unsent: dict[str, Unsent] = {}
         self.num_generated = 0
+        self._has_window = planner.ledger.window is not None
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """Deltas for intake, in the order of the plan."""
@@ -67,6 +68,8 @@ class Committer:
                 if item.tokens is not None or got.error is not None:
                     delta = self._advance(request, item, got)
                 else:
+                    if self._has_window and request.done % self.limits.page_size == 0:
+                        self.planner.ledger.slide(request)
                     delta = self._emit(request, got)
                 if delta is not None:
                     deltas.append(delta)
@@ -79,6 +82,7 @@ class Committer:
         if got.error is not None:
             return self.end(request, Finish("error", message=got.error, status=500))
         self.planner.ledger.insert(request)
+        self.planner.ledger.slide(request)
         if got.pooled is not None:
             self._keep(request, got)
             return self.end(request, Finish("stop"), pooled=got.pooled)

@@ -111,4 +111,5 @@ class Controls:
         self.num_breaches += len(breaches)
         for breach in breaches:
             log.error("ledger: %s", breach)
-        repair(ledger.pages, ledger.slots, ledger.cache, ledger.holdings(running))
+        window = ledger.window.pages if ledger.window is not None else None
+        repair(ledger.pages, ledger.slots, ledger.cache, ledger.holdings(running), window)

@@ -2,29 +2,49 @@
 
 ``take`` and ``give`` are the only doors. A request's pages are [those of the locked tree path]
 followed by [its own]; ``insert`` moves whole computed pages from the second part to the first.
+Models with sliding-window layers keep a second row of pages, whose entries are given back as soon
+as the window has passed (``slide``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from radixlm.memory.check import Holding, check
-from radixlm.memory.pages import PageAllocator
+from radixlm.memory.pages import NULL_PAGE, PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
+from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import PageUpdate
+from radixlm.step.plan import Ids, PageUpdate
+
+FULL, WINDOW = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBooks:
+    """The second page space of models with window layers."""
+
+    pages: PageAllocator
+    table: WindowTable
 
 
 class KvLedger:
     """Pages and slots of one replica."""
 
     def __init__(
-        self, pages: PageAllocator, slots: SlotAllocator, cache: PrefixCache, page_size: int
+        self,
+        pages: PageAllocator,
+        slots: SlotAllocator,
+        cache: PrefixCache,
+        page_size: int,
+        window: WindowBooks | None = None,
     ) -> None:
         self.pages, self.slots, self.cache, self.page_size = pages, slots, cache, page_size
+        self.window = window
         self.updates: list[PageUpdate] = []  # for the next plan
         self.hit_tokens = 0
         self.asked_tokens = 0
@@ -62,19 +82,28 @@ class KvLedger:
         found = self.cache.match(request.ids[: min(limit, request.share_limit)], request.key)
         self.cache.lock(found.handle)
         need = self.pages_for(request.base + 1) - len(found.pages)
-        slot = self.slots.alloc() if need + spare_pages <= self.num_available else None
+        fits = need + spare_pages <= self.num_available and self._window_fits(request)
+        slot = self.slots.alloc() if fits else None
         if slot is None:
             self.cache.unlock(found.handle)
             return False
         request.slot, request.handle = slot, found.handle
-        request.add_pages(found.pages)
+        request.is_window_locked = True
+        request.add_pages(found.pages, found.window_pages)
         request.computed = request.done = request.inserted = found.num_tokens
         request.num_cached = found.num_tokens
         self.hit_tokens += found.num_tokens
         self.asked_tokens += request.base
         if len(found.pages):
-            self.updates.append(PageUpdate(0, slot, 0, found.pages))
+            self._note(request, 0, len(found.pages))
         return True
+
+    def _window_fits(self, request: Request) -> bool:
+        """Whether window pages for the window and one page more can be had."""
+        if self.window is None:
+            return True
+        need = self.pages_for(min(request.base + 1, self.window.table.window_tokens)) + 2
+        return need <= self.window.pages.num_free + self.cache.num_window_evictable
 
     def take(self, request: Request, num_tokens: int) -> bool:
         """Hold pages for the first ``num_tokens`` tokens; False if they cannot be had."""
@@ -83,50 +112,96 @@ class KvLedger:
             return True
         if need > self.pages.num_free:
             self.cache.evict(need - self.pages.num_free)
-        new = self.pages.alloc(need)
-        if new is None:
+        rows = self._alloc(need)
+        if rows is None:
             return False
-        self.updates.append(PageUpdate(0, request.slot, request.num_pages, new))
-        request.add_pages(new)
+        first = request.num_pages
+        request.add_pages(*rows)
+        self._note(request, first, first + need)
         return True
+
+    def _alloc(self, need: int) -> tuple[Ids, Ids | None] | None:
+        """Pages of both spaces, or none at all."""
+        if self.window is not None:
+            short = need - self.window.pages.num_free
+            if short > 0:
+                self.cache.evict_window(short)
+            if need > self.window.pages.num_free:
+                return None
+        new = self.pages.alloc(need)
+        if new is None or self.window is None:
+            return None if new is None else (new, None)
+        return new, self.window.pages.alloc(need)
+
+    def _note(self, request: Request, first: int, end: int) -> None:
+        """Tell the next plan of the request's pages [first, end)."""
+        slot = request.slot
+        self.updates.append(PageUpdate(FULL, slot, first, request.pages[first:end].copy()))
+        if self.window is not None:
+            row = request.window[first:end].copy()
+            self.updates.append(PageUpdate(WINDOW, slot, first, row))
 
     def insert(self, request: Request) -> None:
         """Share the request's computed whole pages; its duplicates are swapped and freed."""
         whole = min(request.done, request.share_limit) // self.page_size
-        if self.match_limit(request) == 0 or whole * self.page_size <= request.inserted:
-            return
+        if request.wire.embeds is not None or whole * self.page_size <= request.inserted:
+            return  # embeddings are not named by their token ids
         ids = request.ids[: whole * self.page_size]
-        result = self.cache.insert(ids, request.pages[:whole].copy(), request.key)
+        row = request.window[:whole].copy() if self.window is not None else None
+        result = self.cache.insert(ids, request.pages[:whole].copy(), request.key, row)
         shared = result.num_cached_pages
         self.cache.lock(result.handle)
         if request.handle is not None:
-            self.cache.unlock(request.handle)
+            self.cache.unlock(request.handle, request.is_window_locked)
         request.handle, request.inserted = result.handle, shared * self.page_size
-        changed = np.flatnonzero(result.pages != request.pages[:shared])
-        if len(changed):
-            request.pages[:shared] = result.pages
-            first = int(changed[0])
-            if request.finish is None:
-                update = PageUpdate(0, request.slot, first, result.pages[first:].copy())
-                self.updates.append(update)
+        request.is_window_locked = True
+        changed = result.pages != request.pages[:shared]
+        request.pages[:shared] = result.pages
+        if self.window is not None and result.window_pages is not None:
+            changed |= result.window_pages != request.window[:shared]
+            request.window[:shared] = result.window_pages
+            if result.duplicate_window_pages is not None:
+                self.window.pages.free(result.duplicate_window_pages)
+        places = np.flatnonzero(changed)
+        if len(places) and request.finish is None:
+            self._note(request, int(places[0]), shared)
         self.pages.free(result.duplicate_pages)
+
+    def slide(self, request: Request) -> None:
+        """Give back the window pages that no later token reads."""
+        if self.window is None:
+            return
+        table = self.window.table
+        start = request.inserted // self.page_size
+        row = request.window[: request.num_pages]
+        self.window.pages.free(table.take_dead(row, request.done, start))
+        if request.is_window_locked and table.first_live_page(request.done) >= start:
+            if request.handle is not None:
+                self.cache.unlock_window(request.handle)
+            request.is_window_locked = False
 
     def give(self, request: Request) -> None:
         """Take back everything that the request holds."""
         shared = request.inserted // self.page_size
         if request.handle is not None:
-            self.cache.unlock(request.handle)
+            self.cache.unlock(request.handle, request.is_window_locked)
         self.pages.free(request.pages[shared : request.num_pages])
+        if self.window is not None:
+            row = request.window[shared : request.num_pages]
+            self.window.pages.free(row[row != NULL_PAGE])
         self.slots.free(request.slot)
         request.handle, request.num_pages, request.inserted = None, 0, 0
 
     def holdings(self, running: Iterable[Request]) -> list[Holding]:
         """What each running request has of its own, and the prefix that it has locked."""
-        return [
-            Holding(r.slot, r.pages[r.inserted // self.page_size : r.num_pages], r.handle)
-            for r in running
-        ]
+        return [self._holding(r) for r in running]
+
+    def _holding(self, r: Request) -> Holding:
+        own = slice(r.inserted // self.page_size, r.num_pages)
+        row = r.window[own] if self.window is not None else None
+        return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
 
     def breaches(self, running: Iterable[Request]) -> list[str]:
         """Every page has one owner, every slot one request; the differences in words."""
-        return check(self.pages, self.slots, self.cache, self.holdings(running))
+        window = self.window.pages if self.window is not None else None
+        return check(self.pages, self.slots, self.cache, self.holdings(running), window)

@@ -256,7 +256,7 @@ class Planner:
             if not (other.is_prefilling or other.inflight) or other.key != request.key:
                 continue
             ahead = min(other.base // page * page, limit)
-            if other.inserted >= ahead or not self.ledger.match_limit(other):
+            if other.inserted >= ahead or other.wire.embeds is not None:
                 continue
             common = _common_prefix(other.ids[:ahead], request.ids[:ahead]) // page * page
             if common <= other.inserted:

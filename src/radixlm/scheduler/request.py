@@ -32,6 +32,7 @@ class Request:
         "inflight",
         "inserted",
         "interval",
+        "is_window_locked",
         "key",
         "max_new",
         "num_cached",
@@ -48,6 +49,7 @@ class Request:
         "slot",
         "started_s",
         "stop_ids",
+        "window",
         "wire",
     )
 
@@ -73,6 +75,8 @@ class Request:
         self.inserted = 0  # tokens that the prefix tree holds for this request
         self.slot = -1
         self.pages: Ids = np.zeros(0, np.int32)
+        self.window: Ids = np.zeros(0, np.int32)  # pages of the window layers, 0 where passed
+        self.is_window_locked = True
         self.num_pages = 0
         self.handle: Handle | None = None
         self.inflight = 0
@@ -113,14 +117,16 @@ class Request:
         self.num_known += 1
         self.fresh.append(token)
 
-    def add_pages(self, new: Ids) -> None:
-        """Pages that follow those held."""
+    def add_pages(self, new: Ids, window: Ids | None = None) -> None:
+        """Pages that follow those held; ``window``: of the window layers' space, as many."""
         need = self.num_pages + len(new)
         if need > len(self.pages):
-            room = np.zeros(max(need, 2 * len(self.pages), 8), np.int32)
-            room[: self.num_pages] = self.pages[: self.num_pages]
-            self.pages = room
+            room = max(need, 2 * len(self.pages), 8)
+            self.pages = _grown(self.pages, self.num_pages, room)
+            self.window = _grown(self.window, self.num_pages, room)
         self.pages[self.num_pages : need] = new
+        if window is not None:
+            self.window[self.num_pages : need] = window
         self.num_pages = need
 
     def back_to_queue(self) -> None:
@@ -130,3 +136,9 @@ class Request:
         self.num_cached = 0
         self.slot, self.num_pages, self.handle = -1, 0, None
         self.retractions += 1
+
+
+def _grown(row: Ids, used: int, size: int) -> Ids:
+    room = np.zeros(size, np.int32)
+    room[:used] = row[:used]
+    return room

@@ -71,8 +71,8 @@ class ZmqChannel:
     """One end of a zmq PAIR. ``bind`` on the longer-lived side."""
 
     def __init__(self, address: str, codec: Codec, bind: bool) -> None:
-        self._context = zmq.Context.instance()
-        self._socket = self._context.socket(zmq.PAIR)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -81,6 +81,11 @@ class ZmqChannel:
         else:
             self._socket.connect(address)
         self._codec = codec
+
+    @property
+    def descriptor(self) -> int:
+        """What an event loop watches; edge-triggered."""
+        return int(self._socket.getsockopt(zmq.FD))  # type: ignore[arg-type]
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
