@@ -52,6 +52,7 @@ _FIELDS = frozenset(
     "session_params priority extra_key cache_salt timeout logit_processor".split()
 )
 MAX_BATCH = 4096
+MAX_RID_CHARS = 256
 
 
 @dataclass(slots=True)
@@ -165,6 +166,10 @@ class _Each:
     def __init__(self, body: Mapping[str, Any], count: int, is_list: bool) -> None:
         self._body, self._count, self._is_list = body, count, is_list
 
+    def is_shared(self, name: str) -> bool:
+        """Whether one value stands for several prompts."""
+        return self._count > 1 and not isinstance(self._body.get(name), list)
+
     def __call__(self, name: str, i: int) -> Any:
         value = self._body.get(name)
         if not isinstance(value, list):
@@ -187,13 +192,13 @@ def _request(
         raise InvalidRequest("sampling_params must be an object", param="sampling_params")
     request = GenerateRequest(
         sampling=SamplingParams.from_dict(params or {}, base),
-        rid=_typed(each, "rid", i, str),
+        rid=_rid(each, i),
         stream=stream,
         logprobs=_logprob_need(each, i),
         return_hidden_states=bool(_typed(each, "return_hidden_states", i, bool)),
         extra_key=prefix_key(_typed(each, "extra_key", i, str), _typed(each, "cache_salt", i, str)),
-        priority=_typed(each, "priority", i, int) or 0,
-        timeout_s=_typed(each, "timeout", i, float),
+        priority=_within(each, "priority", i, int, -(1 << 31), (1 << 31) - 1) or 0,
+        timeout_s=_within(each, "timeout", i, float, 0, 1e9),
         session=each("session_params", i),
         processor=_typed(each, "logit_processor", i, str),
     )
@@ -231,6 +236,23 @@ def _typed(each: _Each, name: str, i: int, kind: type) -> Any:
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
         raise InvalidRequest(f"{name} must be of type {kind.__name__}", param=name)
     return value
+
+
+def _within(each: _Each, name: str, i: int, kind: type, low: float, high: float) -> Any:
+    value = _typed(each, name, i, kind)
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(f"{name} must be from {low} to {high}", param=name)
+    return value
+
+
+def _rid(each: _Each, i: int) -> str | None:
+    """An id that can stand in logs and addresses."""
+    rid: str | None = _typed(each, "rid", i, str)
+    if rid is None:
+        return None
+    if not 0 < len(rid) <= MAX_RID_CHARS or not rid.isascii() or not rid.isprintable():
+        raise InvalidRequest(f"rid must be 1 to {MAX_RID_CHARS} printable characters", param="rid")
+    return f"{rid}_{i}" if each.is_shared("rid") else rid
 
 
 def _logprob_need(each: _Each, i: int) -> LogprobNeed | None:

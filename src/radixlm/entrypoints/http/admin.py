@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -23,6 +24,7 @@ from radixlm.observe.requestlog import LEVELS
 
 router = APIRouter(tags=["admin"])
 
+Handler = Callable[[Request], Awaitable[Response]]
 PAUSE_MODES = ("abort", "retract", "in_place")
 MAX_SLEEP_S = 60.0
 IDLE_POLL_S = 0.02
@@ -109,10 +111,10 @@ async def read_args(request: Request, model: type[M]) -> M:
         raise InvalidRequest(f"{name}: {first['msg']}", param=name) from None
 
 
-def _both(path: str, model: type[Body] | None = None) -> Any:
+def _both(path: str, model: type[Body] | None = None) -> Callable[[Handler], Handler]:
     """GET and POST on one path; the POST is described in the document."""
 
-    def add(handler: Any) -> Any:
+    def add(handler: Handler) -> Handler:
         extra = documented(model, required=False) if model else None
         router.add_api_route(path, handler, methods=["GET"], response_class=Response)
         router.add_api_route(

@@ -10,10 +10,11 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.entrypoints.http.body import DONE, event, read_json, stream_response
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import FinishError, json_response
+from radixlm.entrypoints.http.openai.sampling import LONG_TEXT_CHARS, encode
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.native import Batch, Reply, read_generate
 from radixlm.intake.records import Output
@@ -33,11 +34,26 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     state = state_of(request)
     batch = read_generate(body, _defaults(state))
     batch.stream_disjoint = state.config.serve.stream_output
-    reply = Reply(state.tokenizer, batch, state.config.model.weight_version)
-    if batch.stream:
-        return await stream_response(request, _events(state, reply))
-    answers = await until_gone(request, _collect(state, batch, reply))
+    reply = Reply(state.tokenizer, batch, state.weight_version)
+    await _prepare(state, batch)
+    try:
+        if batch.stream:
+            return await stream_response(request, _events(state, reply))
+        answers = await until_gone(request, _collect(state, batch, reply))
+    except RequestError:
+        for refused in batch.requests:
+            state.sessions.forget(refused)
+        raise
     return json_response(answers if batch.is_list else answers[0])
+
+
+async def _prepare(state: ServerState, batch: Batch) -> None:
+    """Read long texts without holding others up, and join sessions."""
+    for request in batch.requests:
+        if request.text is not None and len(request.text) > LONG_TEXT_CHARS:
+            request.input_ids = await encode(state, request.text, "text")
+            request.text = None
+        state.sessions.extend(request)
 
 
 def _defaults(state: ServerState) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from radixlm.engine.modelinfo import ModelInfo, resolved
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+WARM_UP_S = 60.0
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -56,7 +57,7 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
     if config.serve.tokenizer_worker_num > 1:
         serve_many = load("radixlm.entrypoints.http.workers:serve_many")
         return int(serve_many(config, given, sock))
-    return uvloop.run(Server(config, given, info, sock, began_s).serve())
+    return int(uvloop.run(Server(config, given, info, sock, began_s).serve()))
 
 
 class Server:
@@ -74,18 +75,21 @@ class Server:
         self.sock, self.began_s = sock, began_s
         self.engine: Any = None
         self.uvicorn: Any = None
+        self.state: Any = None
         self.num_signals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self) -> int:
         """Start engine and face; the exit status when all is over."""
-        tokenizer = intake_tokenizer(self.config, self.info)
         if self.config.serve.engine_in_process:
-            self.engine = ThreadEngine(self.config, self.info, tokenizer)
+            self.engine = ThreadEngine(self.config, self.info, None)
         else:
-            self.engine = ProcessEngine(self.config, self.given, self.info, tokenizer)
+            self.engine = ProcessEngine(self.config, self.given, self.info, None)
         await self.engine.start()
         try:
+            # while the engine loads its model
+            tokenizer = intake_tokenizer(self.config, self.info)
+            self.engine.intake.tokenizer = tokenizer
             return await self._face(tokenizer)
         finally:
             await self.engine.stop()
@@ -95,6 +99,7 @@ class Server:
         make_uvicorn = load("radixlm.entrypoints.http.app:make_uvicorn")
         intake = self.engine.intake
         app = create_app(self.config, self.info, tokenizer, self.engine)
+        self.state = app.state.server
         self.uvicorn = make_uvicorn(app, self.config)
         intake.on_failed = lambda failure: self._stop_now()
         loop = asyncio.get_running_loop()
@@ -118,11 +123,14 @@ class Server:
     async def _announce(self) -> None:
         intake = self.engine.intake
         await intake.ready.wait()
+        if not self.config.serve.skip_server_warmup:
+            await load("radixlm.entrypoints.http.health:probe")(intake, WARM_UP_S)
+        self.state.ready_after_s = time.monotonic() - self.began_s
         port = self.sock.getsockname()[1]
         host = self.config.serve.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         url = f"http://{shown}:{port}"
-        took = format_seconds(time.monotonic() - self.began_s)
+        took = format_seconds(self.state.ready_after_s)
         log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
         if sys.stderr.isatty():
             print(

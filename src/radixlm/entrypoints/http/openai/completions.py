@@ -86,15 +86,12 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     sampling = sampling_of(body, state.defaults, most)
     sampling = msgspec.structs.replace(sampling, n=best_of)
     check(state, sampling)
-    need = _logprob_need(body, best_of > n)
+    need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
     call = Call(state, body, model, [], [], best_of, n)
     for index, prompt in enumerate(texts):
         made = request_of(state, body, sampling, _rid(body, index, len(texts)))
-        if isinstance(prompt, str):
-            made.input_ids = await encode(state, _filled(state, body, prompt), "prompt")
-        else:
-            made.input_ids = prompt
+        made.input_ids = await _ids(state, body, prompt)
         made.logprobs = need
         call.requests.append(made)
         call.echoes.append(_echo(state, body, prompt))
@@ -134,6 +131,23 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return list(prompt)
 
 
+async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    """The prompt's token ids, checked, so that an error names the prompt."""
+    if isinstance(prompt, str):
+        ids = await encode(state, _filled(state, body, prompt), "prompt")
+    else:
+        ids = prompt
+        vocab = state.intake.facts.vocab
+        bad = next((i for i in ids if not 0 <= i < vocab), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"prompt: {bad} is not a token id; the vocabulary has {vocab}", "prompt"
+            )
+    if not ids:
+        raise InvalidRequest("prompt: at least one token is needed", "prompt")
+    return ids
+
+
 def _filled(state: ServerState, body: CompletionRequest, prompt: str) -> str:
     """The prompt with its suffix, as the model's fill-in-the-middle format wants it."""
     if not body.suffix:
@@ -148,16 +162,13 @@ def _echo(state: ServerState, body: CompletionRequest, prompt: str | list[int]) 
         return ""
     if isinstance(prompt, str):
         return prompt
-    bad = next((i for i in prompt if not 0 <= i < state.intake.facts.vocab), None)
-    if bad is not None:
-        raise InvalidRequest(f"prompt: {bad} is not a token id", "prompt")
     return state.need_tokenizer().decode(prompt)
 
 
-def _logprob_need(body: CompletionRequest, ranks: bool) -> LogprobNeed | None:
+def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobNeed | None:
     top = body.logprobs
-    if top is not None and top < 0:
-        raise InvalidRequest(f"logprobs must be 0 or more, got {top}", "logprobs")
+    if top is not None and not 0 <= top <= vocab:
+        raise InvalidRequest(f"logprobs must be from 0 to {vocab}, got {top}", "logprobs")
     if top is None:
         return LogprobNeed() if ranks else None
     return LogprobNeed(0 if body.echo else -1, top)

@@ -119,7 +119,7 @@ async def make_dialog(state: ServerState, body: ChatRequest) -> Dialog:
     chosen = _tools(state, body)
     variables = template_variables(state, body)
     prompt = _render(state, body, chosen, variables)
-    name = None if state.reasoning_format is None else state.reasoning_format
+    name = state.reasoning_format
     shown = name if body.separate_reasoning is not False else None
     request = await _request(state, body, chosen, prompt, shown)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
@@ -247,7 +247,7 @@ def _wish(body: ChatRequest) -> bool | None:
     if isinstance(thinking, bool):
         return thinking
     if isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "disabled"):
-        return thinking["type"] == "enabled"
+        return bool(thinking["type"] == "enabled")
     effort = body.reasoning_effort
     if effort is None:
         return None

@@ -1,0 +1,107 @@
+"""/v1/completions: prompts of four kinds, echo, log-probabilities, samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.fakes.http import Face, face
+
+PATH = "/v1/completions"
+
+
+async def test_prompts_of_four_kinds(server: Face) -> None:
+    ids = server.tokenizer.encode("hi")
+    for prompt, count in (("hi", 1), (["hi", "hi"], 2), (ids, 1), ([ids, ids, ids], 3)):
+        got = (await server.post(PATH, prompt=prompt)).json()
+        assert got["object"] == "text_completion" and got["id"].startswith("cmpl-")
+        assert [choice["index"] for choice in got["choices"]] == list(range(count))
+        assert all(choice["text"] == "Hello there." for choice in got["choices"])
+        assert got["usage"]["prompt_tokens"] == count * len(ids)
+
+
+async def test_sixteen_tokens_unless_asked(server: Face) -> None:
+    got = (await server.post(PATH, prompt="forever")).json()
+    assert got["usage"]["completion_tokens"] == 16
+    assert got["choices"][0]["finish_reason"] == "length"
+
+
+async def test_echo_with_logprobs_covers_the_prompt(server: Face) -> None:
+    got = (await server.post(PATH, prompt="stop me", echo=True, logprobs=2, max_tokens=3)).json()
+    choice, num_prompt = got["choices"][0], got["usage"]["prompt_tokens"]
+    assert choice["text"].startswith("stop me")
+    logprobs = choice["logprobs"]
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert len(logprobs["tokens"]) == num_prompt + 3
+    assert "".join(logprobs["tokens"][:num_prompt]) == "stop me"
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+    assert all(len(row) == 2 for row in logprobs["top_logprobs"][1:])
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}, {"n": 2}])
+async def test_a_stream_says_what_the_whole_answer_says(
+    server: Face, extra: dict[str, Any]
+) -> None:
+    body = {"prompt": ["hi", "grüße"], "max_tokens": 30} | extra
+    whole = (await server.post(PATH, **body)).json()
+    chunks = await server.events(PATH, **body, stream_options={"include_usage": True})
+    assert chunks[-1]["usage"] == whole["usage"] and chunks[-1]["choices"] == []
+    for choice in whole["choices"]:
+        mine = [c["choices"][0] for c in chunks[:-1]]
+        mine = [c for c in mine if c["index"] == choice["index"]]
+        assert "".join(c["text"] for c in mine) == choice["text"]
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
+        if choice["logprobs"]:
+            for key in ("tokens", "text_offset", "token_logprobs"):
+                assert sum((c["logprobs"][key] for c in mine), []) == choice["logprobs"][key]
+
+
+async def test_continuous_usage(server: Face) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await server.events(PATH, prompt="hi", stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == chunks[-1]["usage"]["completion_tokens"]
+
+
+async def test_best_of_computes_more_than_it_shows(server: Face) -> None:
+    got = (await server.post(PATH, prompt="hi", best_of=3, n=1)).json()
+    one = (await server.post(PATH, prompt="hi")).json()
+    assert len(got["choices"]) == 1
+    assert got["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
+
+
+async def test_suffix_needs_a_template(server: Face, toy_folder: Any) -> None:
+    refused = await server.post(PATH, prompt="a", suffix="b")
+    assert refused.json()["error"]["param"] == "suffix"
+    async with face(toy_folder, {"<fim_middle>": "mid"}, completion_template="star_coder") as made:
+        got = await made.post(PATH, prompt="a", suffix="b")
+        assert got.json()["choices"][0]["text"] == "mid"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [-4]}, "prompt"),
+        ({"prompt": [99999999], "echo": True}, "prompt"),
+        ({"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": "a", "logprobs": -1}, "logprobs"),
+        ({"prompt": "a", "logprobs": 10**6}, "logprobs"),
+        ({"prompt": "a", "n": 5000}, "n"),
+        ({"prompt": "a", "rid": ["x", "y"]}, "rid"),
+        ({"prompt": "word " * 5000}, "prompt"),
+        ({"prompt": "a", "logit_processor": "x"}, "logit_processor"),
+    ],
+)
+async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+    got = await server.post(PATH, **body)
+    assert got.status_code in (400, 501), got.text
+    assert got.json()["error"]["param"] == param

@@ -1,0 +1,104 @@
+"""Clients that leave, over real sockets: their requests end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.fakes.http import Face
+
+from radixlm.entrypoints.http.app import make_uvicorn
+
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def listening(server: Face) -> AsyncIterator[int]:
+    """The face on a real port, with its real HTTP server."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    uvicorn = make_uvicorn(server.app, server.config)
+    task = asyncio.create_task(uvicorn.serve(sockets=[sock]))
+    try:
+        while not uvicorn.started:
+            await asyncio.sleep(0)
+        yield sock.getsockname()[1]
+    finally:
+        uvicorn.should_exit = True
+        await task
+
+
+async def connect(port: int, path: str, body: dict[str, Any]) -> Any:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+async def until(is_true: Any) -> None:
+    async with asyncio.timeout(5):
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+
+def body_of(path: str, stream: bool) -> dict[str, Any]:
+    if path == CHAT:
+        return {"messages": [{"role": "user", "content": "forever"}], "stream": stream}
+    if path == "/generate":
+        params = {"max_new_tokens": 1500}
+        return {"text": "forever", "stream": stream, "sampling_params": params}
+    return {"prompt": ["forever", "forever"], "stream": stream, "max_tokens": 1500}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/generate", "/v1/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_its_slot(server: Face, path: str, stream: bool) -> None:
+    server.engine.executor.is_slow = True
+    planner = server.engine.scheduler.planner
+    async with listening(server) as port:
+        reader, writer = await connect(port, path, body_of(path, stream))
+        if stream:
+            await reader.readuntil(b"data: ")
+        await until(lambda: planner.running)
+        writer.close()
+        await until(lambda: not server.engine.intake.live)
+        await until(lambda: not planner.running)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_before_the_first_token(server: Face, stream: bool) -> None:
+    await server.post("/pause_generation", mode="in_place")
+    async with listening(server) as port:
+        _, writer = await connect(port, CHAT, body_of(CHAT, stream))
+        await until(lambda: server.engine.intake.live)
+        writer.close()
+        await until(lambda: not server.engine.intake.live)
+    await server.post("/continue_generation")
+
+
+async def test_headers_without_end_are_refused(server: Face) -> None:
+    async with listening(server) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\n" + b"x-fill: " + b"a" * 100_000 + b"\r\n\r\n")
+        await writer.drain()
+        assert b" 400 " in await reader.readline()
+        writer.close()
+
+
+async def test_a_body_over_the_limit_is_413(toy_folder: Any) -> None:
+    server = Face(toy_folder, {}, max_request_bytes=1000)
+    server.engine.start()
+    async with listening(server) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"800\r\n" + b"x" * 0x800 + b"\r\n0\r\n\r\n")
+        await writer.drain()
+        assert b" 413 " in await reader.readline()
+        writer.close()
+    server.engine.stop()
