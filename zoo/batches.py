@@ -19,7 +19,7 @@ POOL = 48
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """ids [B, L], document numbers [B, L] (-1: padding) and whether the assistant wrote each."""
+    """ids [B, L], document numbers [B, L] (-1: padding), loss weights [B, L] (0: not written)."""
 
     ids: np.ndarray[Any, Any]
     documents: np.ndarray[Any, Any]
@@ -39,7 +39,7 @@ class Packer:
     ) -> None:
         self.encoder, self.source = encoder, source
         self.length, self.num_rows = length, num_rows
-        self.pool: list[tuple[list[int], list[bool]]] = []
+        self.pool: list[tuple[list[int], list[int]]] = []
         self.rng = Random(seed)
 
     def _fill(self) -> None:
@@ -53,7 +53,7 @@ class Packer:
         """The next packed rows."""
         shape = (self.num_rows, self.length)
         ids, documents = np.zeros(shape, np.int16), np.full(shape, -1, np.int16)
-        written = np.zeros(shape, np.bool_)
+        written = np.zeros(shape, np.uint8)
         for row in range(self.num_rows):
             self._fill()
             at = number = 0

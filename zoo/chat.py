@@ -19,6 +19,7 @@ SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 VOCAB = 2048
+SHORT_ANSWER, SHORT_WEIGHT = 6, 3  # tokens, loss weight
 TEMPLATE = r"""{%- set ns = namespace(last_user=-1) %}
 {%- for message in messages %}
     {%- if message.role == "user" %}{% set ns.last_user = loop.index0 %}{% endif %}
@@ -183,10 +184,13 @@ class Encoder:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def document(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Ids of a conversation and whether each was written by the assistant."""
+    def document(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """Ids of a conversation and the loss weight of each: 0 where the assistant is silent.
+
+        A short answer is hard to get right and has few tokens to learn from: each counts more.
+        """
         ids = self.ids(render(conversation).rstrip("\n"))
-        mask = [False] * len(ids)
+        mask = [0] * len(ids)
         width, i = len(self.start), 0
         while i < len(ids):
             if ids[i] != self.start[0] or ids[i : i + width] != self.start:
@@ -195,9 +199,8 @@ class Encoder:
             i += width
             if ids[i : i + len(self.empty)] == self.empty:
                 i += len(self.empty)
-            while i < len(ids):
-                mask[i] = True
-                i += 1
-                if ids[i - 1] == self.end:
-                    break
+            end = ids.index(self.end, i) + 1 if self.end in ids[i:] else len(ids)
+            weight = SHORT_WEIGHT if end - i <= SHORT_ANSWER else 1
+            mask[i:end] = [weight] * (end - i)
+            i = end
         return ids, mask

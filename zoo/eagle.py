@@ -129,7 +129,7 @@ def loss_of_rows(model: Eagle, rows: Rows) -> Tensor:
     total = torch.zeros(())
     for step, hidden in enumerate(model(streams, ids, bias)):
         ahead = 1 + step  # the target at t + 1 + step chose token t + 2 + step
-        written = F.pad(torch.from_numpy(rows.written)[:, ahead + 1 :], (0, ahead + 1))
+        written = F.pad(torch.from_numpy(rows.written)[:, ahead + 1 :] > 0, (0, ahead + 1))
         same = documents == F.pad(documents[:, ahead + 1 :], (0, ahead + 1), value=-2)
         at = (written & same).flatten().nonzero().squeeze(1)
         wanted = F.pad(choices[:, ahead:], (0, ahead)).flatten()[at]

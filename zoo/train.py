@@ -46,7 +46,7 @@ def attention_bias(documents_BL: Tensor) -> Tensor:
 def targets(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     """(positions, target ids, weights) of the tokens that the loss looks at, flattened."""
     documents = torch.from_numpy(rows.documents)
-    written = torch.from_numpy(rows.written)[:, 1:]
+    written = torch.from_numpy(rows.written)[:, 1:] > 0
     follows = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
     chosen = follows & (written | (torch.rand(written.shape) < PROMPT_SHARE))
     chosen = F.pad(chosen, (0, 1)).flatten().nonzero().squeeze(1)
@@ -131,7 +131,7 @@ class Run:
 
     def update(self, feed: Feed) -> float:
         """One optimizer step over one batch of every bucket that is due; the mean loss."""
-        buckets = ["short", "middle"]
+        buckets = ["short", "middle"] + ["short"] * (self.step % 2)
         if self.progress > LONG_FROM and self.step % LONG_EVERY == 0:
             buckets.append("long")
         total = weight = 0.0
