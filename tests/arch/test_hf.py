@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from radixlm.arch.defaults import ALIASES, DEFAULTS
@@ -207,3 +210,26 @@ def test_unknown_architectures_are_answered_with_the_nearest() -> None:
         find("Qwen3ForCausalLm")
     with pytest.raises(CheckpointError, match=r"unknown architecture 'Zzz'$"):
         find("Zzz")
+
+
+ARCHITECTURES = ("LlamaForCausalLM", "Gemma3ForCausalLM", "DeepseekV3ForCausalLM", "PhiForCausalLM")
+NONSENSE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.sampled_from(ARCHITECTURES), st.data())
+def test_nonsense_in_any_key_is_an_error_of_the_checkpoint(architecture: str, data: Any) -> None:
+    c = load_config({"architectures": [architecture], **SHAPE})
+    raw = {key: c.get(key) for key in c}
+    keys = st.sampled_from([*sorted(raw), "rope_scaling", "text_config", "torch_dtype"])
+    for key, value in data.draw(st.dictionaries(keys, NONSENSE, min_size=1, max_size=3)).items():
+        raw[key] = value
+    try:
+        c = load_config(raw)
+        describe(c), context_len(c), eos_token_ids(c, {})
+    except CheckpointError as error:
+        assert "config.json" in str(error)

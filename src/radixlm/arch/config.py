@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from radixlm.base.errors import CheckpointError
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a finite number (bools count, as in Python)."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 class Config:

@@ -95,7 +95,8 @@ def _norm(norm: Norm, width: int) -> int:
 def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool = False) -> int:
     if isinstance(mixer, LatentAttention):
         return _latent(mixer, dim, matrices_only)
-    qkv_rows = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    q_heads = mixer.heads * (2 if mixer.gate else 1)
+    qkv_rows = (q_heads + 2 * mixer.kv_heads) * mixer.head_dim
     o_columns = mixer.heads * mixer.head_dim
     matrices = qkv_rows * dim + dim * o_columns
     if matrices_only:

@@ -7,13 +7,15 @@ type) and the older ``rope_theta`` with ``rope_scaling``; see ``_rope``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from radixlm.arch import defaults as hf_defaults
 from radixlm.arch import defaults_custom
-from radixlm.arch.config import Config
+from radixlm.arch.check import check
+from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
@@ -35,19 +37,28 @@ def load_config(folder: str | Path | Mapping[str, Any]) -> Config:
     file and the key for a missing, truncated or nonsensical config and for an unknown architecture.
     """
     if isinstance(folder, Mapping):
-        return _complete(dict(folder), "config.json")
-    path = Path(folder) / "config.json"
-    return _complete(_read(path), str(path))
+        raw, source = dict(folder), "config.json"
+    else:
+        path = Path(folder) / "config.json"
+        raw, source = _read(path), str(path)
+    with _nonsense_named(source):
+        return _complete(raw, source)
 
 
 def describe(checkpoint: str | Path | Mapping[str, Any] | Config) -> Decoder:
     """The description of a checkpoint folder, a parsed config.json or a loaded ``Config``."""
     c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
+    with _nonsense_named(c.source):
+        return check(find(c.architecture, c.source)(c), c.source)
+
+
+@contextmanager
+def _nonsense_named(source: str) -> Iterator[None]:
+    """Values of a type or size that no check foresaw become an error that names the file."""
     try:
-        return find(c.architecture, c.source)(c)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        # a value of a type or size that no check foresaw, such as a string for a number
-        raise CheckpointError(f"{c.source}: cannot be understood ({error})") from error
+        yield
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise CheckpointError(f"{source}: cannot be understood ({error})") from error
 
 
 def load_generation_config(folder: str | Path) -> dict[str, Any]:
@@ -69,10 +80,10 @@ def context_len(c: Config) -> int:
     """Tokens that the model was made for: a position scaling stretches max_position_embeddings
     unless the config gives a smaller length from before (then it is the stretched one)."""
     rope = c.rope_parameters
-    rope = next((p for p in rope.values() if isinstance(p, dict)), rope)
     longest: int = c.max_position_embeddings
     before = rope.get("original_max_position_embeddings", longest)
-    if rope["rope_type"] in ("default", "llama3") or before < longest:
+    # a rope a layer type is of a model whose length holds its stretch already
+    if rope.get("rope_type", "default") in ("default", "llama3") or before < longest:
         return longest
     return int(longest * (rope.get("factor") or 1))
 
@@ -110,7 +121,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
             if key not in values:
                 raise CheckpointError(f"{source}: {key!r} is missing")
     given = frozenset(values)
-    values = {**COMMON, **defaults, **values}
+    values = _typed({**COMMON, **defaults, **values}, {**COMMON, **defaults}, source)
     values["architecture"], values["model_type"] = architecture, model_type or own
     _check(values, source)
     values["rope_parameters"] = _rope(raw, {**COMMON, **defaults}, values, source)
@@ -135,11 +146,31 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
     )
 
 
+def _typed(values: dict[str, Any], defaults: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``values`` with the types of their defaults: null for false, 64.0 for 64, 1 for true."""
+    for key, default in defaults.items():
+        value = values[key]
+        if isinstance(default, bool):
+            if value not in (None, False, True):
+                raise CheckpointError(f"{source}: {key!r} = {value!r} must be true or false")
+            values[key] = bool(value)
+        elif isinstance(default, int | float) and value is not None and key not in _LISTS_TOO:
+            if not is_number(value) or isinstance(value, bool):
+                raise CheckpointError(f"{source}: {key!r} = {value!r} must be a number")
+            is_whole = isinstance(default, int) and value == int(value)
+            values[key] = int(value) if is_whole else value
+        elif isinstance(default, str) and value is not None and not isinstance(value, str):
+            raise CheckpointError(f"{source}: {key!r} = {value!r} must be a string")
+    return values
+
+
+_LISTS_TOO = ("eos_token_id",)
 _POSITIVE = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
     *("max_position_embeddings", "intermediate_size", "num_key_value_heads", "head_dim"),
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "sliding_window"),
 )
+_MOST = {"num_hidden_layers": 4096}  # a description has a record a layer
 _NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 
@@ -151,11 +182,11 @@ def _check(values: Mapping[str, Any], source: str) -> None:
             continue
         is_count = isinstance(value, int) and not isinstance(value, bool)
         smallest = 0 if key in ("num_experts", "sliding_window", "num_experts_per_tok") else 1
-        if not is_count or value < smallest:
+        if not is_count or not smallest <= value <= _MOST.get(key, 2**31):
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a positive integer")
     for key in _NUMBERS:
         value = values.get(key)
-        if value is not None and not (isinstance(value, int | float) and value >= 0):
+        if value is not None and not (is_number(value) and value >= 0):
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a number >= 0")
     experts = values.get("num_experts")
     if experts and (values.get("num_experts_per_tok") or 0) > experts:
@@ -202,8 +233,8 @@ def _flat(
 ) -> dict[str, Any]:
     p = {key: value for key, value in given.items() if value is not None and key != "type"}
     p.setdefault("rope_theta", values.get("rope_theta_by_type", {}).get(kind, values["rope_theta"]))
-    if not isinstance(p["rope_theta"], int | float) or p["rope_theta"] <= 0:
-        raise CheckpointError(f"{source}: 'rope_theta' = {p['rope_theta']!r} must be positive")
+    if not is_number(p["rope_theta"]) or p["rope_theta"] <= 1:
+        raise CheckpointError(f"{source}: 'rope_theta' = {p['rope_theta']!r} must be above 1")
     rope_type = p.get("rope_type") or given.get("type") or "default"
     p["rope_type"] = {"su": "longrope", "mrope": "default"}.get(rope_type, rope_type)
     if "long_factor" in p:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from radixlm.arch.config import Config
+from radixlm.arch.config import Config, is_number
 from radixlm.arch.names import Names
 from radixlm.arch.spec import (
     Activation,
@@ -101,6 +101,8 @@ def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
     kind = p["rope_type"]
     if kind == "default":
         return None
+    if kind == "dynamic" and dim <= 2:
+        raise c.error("rope_parameters", "of type 'dynamic' needs more than two turned channels")
     if kind not in _SCALING_KEYS:
         known = ", ".join(("default", *_SCALING_KEYS))
         raise c.error("rope_parameters", f"rope_type {kind!r} is unknown; known: {known}")
@@ -113,11 +115,11 @@ def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
             if not may_miss:
                 raise c.error("rope_parameters", f"of type {kind!r} lacks {key!r}")
         elif key in ("short_factor", "long_factor"):
-            if not isinstance(value, list | tuple) or len(value) != dim // 2:
+            if not isinstance(value, list | tuple) or len(value) != dim // 2 or 0 in value:
                 raise c.error("rope_parameters", f"{key!r} must be a list of {dim // 2} numbers")
             params[key] = tuple(float(one) for one in value)
-        elif not isinstance(value, int | float) or value < 0:
-            raise c.error("rope_parameters", f"{key!r} = {value!r} is not a number >= 0")
+        elif not is_number(value) or value < 0 or (value == 0 and key not in _OPTIONAL_KEYS):
+            raise c.error("rope_parameters", f"{key!r} = {value!r} is not a positive number")
         else:
             params[key] = value
     return RopeScaling(kind, tuple(sorted(params.items())))
@@ -231,6 +233,11 @@ def moe(c: Config, **fields: Any) -> Moe:
     if not c.num_experts or not c.num_experts_per_tok:
         raise c.error("num_experts", "and 'num_experts_per_tok' must be positive")
     groups, kept = fields.setdefault("groups", (1, 1))
-    if c.num_experts % groups or kept > groups or c.num_experts_per_tok > c.num_experts:
-        raise c.error("num_experts", f"= {c.num_experts} cannot be split into {groups} groups")
+    size, rest = divmod(c.num_experts, groups)
+    if rest or kept > groups or kept * size < c.num_experts_per_tok or (groups > 1 and size < 2):
+        raise c.error(
+            "num_experts",
+            f"= {c.num_experts} does not give {c.num_experts_per_tok} experts a token "
+            f"out of {kept} of {groups} groups",
+        )
     return Moe(c.num_experts, c.num_experts_per_tok, inner, act, **fields)
