@@ -69,6 +69,7 @@ class ScriptedExecutor:
         self.answers: dict[str, list[int]] = {}
         self.place: dict[str, int] = {}
         self.first: dict[str, int] = {}
+        self.length: dict[str, int] = {}
         self.is_slow = False
 
     def forward(self, plan: StepPlan) -> StepPlan:
@@ -79,6 +80,7 @@ class ScriptedExecutor:
             self.answers[admission.rid] = ids * 4096 if FOREVER in prompt else [*ids, self.eos]
             self.place[admission.rid] = len(admission.output_ids)
             self.first[admission.rid] = int(admission.prompt_ids[0])
+            self.length[admission.rid] = len(admission.prompt_ids)
         return plan
 
     def sample(self, step: StepPlan, masks: dict[int, Any]) -> None:
@@ -90,8 +92,9 @@ class ScriptedExecutor:
 
     def _result(self, item: Item) -> ItemResult:
         got = ItemResult()
-        if item.pooling is not None and item.emit:
-            got.pooled = [3.0, 4.0]
+        if item.pooling is not None:
+            if item.start + item.count == self.length[item.rid]:
+                got.pooled = [3.0, 4.0 + self.first[item.rid]]
             return got
         if item.targets is not None and item.logprobs is not None:
             got.prompt_logprobs = self._logprobs(item.targets.tolist(), item.logprobs.top)
@@ -106,6 +109,8 @@ class ScriptedExecutor:
             got.tokens = (answer[min(place, len(answer) - 1)],)
             if item.logprobs is not None:
                 got.logprobs = self._logprobs(list(got.tokens), item.logprobs.top)
+                if item.logprobs.token_ids:
+                    got.logprobs.asked = [[(-float(i), i) for i in item.logprobs.token_ids]]
         return got
 
     def _logprobs(self, ids: list[int], top: int) -> Logprobs:

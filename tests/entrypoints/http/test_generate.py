@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ async def test_streams_are_cumulative(server: Face) -> None:
     events = await server.events("/generate", text="stop me", sampling_params=GREEDY)
     texts = [event["text"] for event in events]
     assert texts[-1] == "one two STOP three" and len(texts) > 2
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
 
 async def test_logprobs_of_prompt_and_output(server: Face) -> None:

@@ -18,7 +18,18 @@ from radixlm.base.errors import ConfigError, PayloadTooLarge, RadixError
 from radixlm.base.log import level_number
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
-from radixlm.entrypoints.http import admin, generate, health, info, metrics, unbuilt
+from radixlm.entrypoints.http import (
+    admin,
+    generate,
+    health,
+    info,
+    metrics,
+    parse,
+    pooled,
+    score,
+    unbuilt,
+)
+from radixlm.entrypoints.http.cloud import vertex_router
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.guard import Guard
 from radixlm.entrypoints.http.openai import chat, completions
@@ -41,6 +52,9 @@ _ROUTERS = (
     admin.router,
     completions.router,
     chat.router,
+    pooled.router,
+    score.router,
+    parse.router,
     unbuilt.router,
 )
 _PROBE = [{"role": "user", "content": "hi"}]
@@ -62,7 +76,7 @@ def create_app(
     state = make_state(config, info_, tokenizer, engine)
     app.state.server = state
     add_handlers(app)
-    for router in _ROUTERS:
+    for router in (*_ROUTERS, vertex_router()):
         app.include_router(router)
     if config.observe.enable_metrics:
         metrics.install(app, state)

@@ -1,0 +1,96 @@
+"""Vectors, scores, ranks, and texts that are read by name."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from typing import Any
+
+import pytest
+from tests.fakes.http import Face
+
+
+async def test_embeddings_in_both_forms(server: Face) -> None:
+    got = (await server.post("/v1/embeddings", input=["hi", "you"], model="tiny")).json()
+    assert [row["index"] for row in got["data"]] == [0, 1]
+    first = server.tokenizer.encode("hi")[0]
+    assert got["data"][0]["embedding"] == [3.0, 4.0 + first]
+    assert got["usage"]["prompt_tokens"] == got["usage"]["total_tokens"] > 0
+    coded = await server.post("/v1/embeddings", input="hi", encoding_format="base64")
+    raw = base64.b64decode(coded.json()["data"][0]["embedding"])
+    assert list(struct.unpack("<2f", raw)) == got["data"][0]["embedding"]
+
+
+async def test_dimensions_cut_and_scale(server: Face) -> None:
+    got = (await server.post("/v1/embeddings", input=[1, 2], dimensions=1)).json()
+    assert got["data"][0]["embedding"] == [1.0]
+    refused = await server.post("/v1/embeddings", input="hi", dimensions=3)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "dimensions"
+
+
+@pytest.mark.parametrize("value", [[], "", [[]], {}, [1.5], ["a", 1], [10**9], 5])
+async def test_bad_inputs_are_named(server: Face, value: Any) -> None:
+    got = await server.post("/v1/embeddings", input=value)
+    assert got.status_code == 400 and got.json()["error"]["param"] == "input", got.text
+
+
+async def test_native_encode(server: Face) -> None:
+    one = (await server.post("/encode", text="hi")).json()
+    assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0
+    two = (await server.post("/encode", input_ids=[[1], [2]])).json()
+    assert [answer["embedding"][1] for answer in two] == [5.0, 6.0]
+    assert (await server.post("/classify", text="hi")).status_code == 501
+    assert (await server.post("/v1/classify", input="hi")).status_code == 501
+    assert (await server.post("/encode", text="hi", image_data="x")).status_code == 501
+
+
+async def test_scores_are_probabilities_of_the_labels(server: Face) -> None:
+    body: dict[str, Any] = {"query": "q ", "items": ["a", "b"], "label_token_ids": [2, 1]}
+    got = (await server.post("/v1/score", **body)).json()
+    assert got["object"] == "scoring"
+    assert got["scores"] == [[math.exp(-2), math.exp(-1)]] * 2
+    soft = (await server.post("/v1/score", **body, apply_softmax=True)).json()["scores"][0]
+    assert soft == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+    mixed = await server.post("/v1/score", query="q", items=[[1]], label_token_ids=[1])
+    assert mixed.json()["error"]["param"] == "items"
+    bad = await server.post("/v1/score", query="q", items="a", label_token_ids=[10**9])
+    assert bad.json()["error"]["param"] == "label_token_ids"
+
+
+async def test_rerank_sorts_by_likeness(server: Face) -> None:
+    got = (await server.post("/v1/rerank", query="hi", documents=["a", "hi", "z"])).json()
+    assert got[0]["document"] == "hi" and got[0]["index"] == 1
+    assert got[0]["score"] == pytest.approx(1.0)
+    scores = [row["score"] for row in got]
+    assert scores == sorted(scores, reverse=True)
+    body: dict[str, Any] = {"query": "hi", "documents": ["a", "b"], "top_n": 1}
+    one = (await server.post("/v1/rerank", **body, return_documents=False)).json()
+    assert len(one) == 1 and one[0]["document"] is None
+    assert (await server.post("/v1/rerank", query="hi", documents=[])).status_code == 400
+
+
+async def test_texts_are_read_by_name(server: Face) -> None:
+    text = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for name in ("hermes", "qwen25", None):
+        body = {"text": text, "tools": tools, "tool_call_parser": name}
+        got = (await server.post("/parse_function_call", **body)).json()
+        assert got["normal_text"].strip() == "Well."
+        assert got["calls"] == [{"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}]
+    bad = await server.post("/parse_function_call", text="x", tool_call_parser="no")
+    assert bad.json()["error"]["param"] == "tool_call_parser"
+    split = await server.post(
+        "/separate_reasoning", text="why</think>so", reasoning_parser="deepseek-r1"
+    )
+    assert split.json() == {"reasoning_text": "why", "text": "so"}
+
+
+async def test_cloud_routes(server: Face) -> None:
+    body = {"instances": [{"text": "hi"}, {"text": "stop me"}], "parameters": {"temperature": 0}}
+    got = (await server.post("/vertex_generate", **body)).json()["predictions"]
+    assert [answer["text"] for answer in got] == ["Hello there.", "one two STOP three"]
+    assert (await server.post("/vertex_generate", instances=[{"x": 1}])).status_code == 400
+    messages = [{"role": "user", "content": "hi"}]
+    invoked = (await server.post("/invocations", messages=messages)).json()
+    assert invoked["choices"][0]["message"]["content"] == "Hello there."
