@@ -39,9 +39,11 @@ class HarmonyReasoning(MarkupReasoning):
         try:
             header = yield from read_header(scanner, marker)
         except Malformed as error:
+            if isinstance(error, Cut):
+                scanner.take(len(scanner.buffer))  # a header alone says nothing
+                return
             scanner.rewind()
-            num_chars = len(scanner.buffer) if isinstance(error, Cut) else len(marker)
-            self._give(scanner.take(num_chars))
+            self._give(scanner.take(len(marker)))
             return
         self._is_call = header.function is not None
         self.is_inside = header.channel == ANALYSIS and not self._is_call

@@ -1,14 +1,14 @@
 """Reasoning between two markers, in all its variants.
 
 White space around the reasoning, and in front of the text that follows it, is not given out.
-Markers never leak: a start marker inside the reasoning and an end marker outside of it are
-swallowed.
+Markers never leak: those that have no business where they stand, as an end marker outside of the
+reasoning, are swallowed.
 """
 
 from __future__ import annotations
 
 from radixlm.text.reasoning.table import Markers
-from radixlm.text.tools.scan import SPACES, MarkerSet, Scanner, Step
+from radixlm.text.tools.scan import SPACES, Scanner, Step, marker_set
 
 
 class MarkupReasoning:
@@ -27,9 +27,9 @@ class MarkupReasoning:
         self.has_reasoned = False
         self._was_inside = starts_inside
         self._stream_reasoning = stream_reasoning
-        self._inside = MarkerSet(*markers.starts, *markers.ends, *markers.breaks)
+        self._inside = marker_set(*markers.starts, *markers.ends, *markers.breaks, *markers.silent)
         resume = (markers.resume,) if markers.resume else ()
-        self._outside = MarkerSet(*markers.starts, *markers.ends, *markers.silent, *resume)
+        self._outside = marker_set(*markers.starts, *markers.ends, *markers.silent, *resume)
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._machine = self.run()
@@ -80,16 +80,17 @@ class MarkupReasoning:
                 self.think(scanner.take(len(body)))
             elif body:
                 self.think(scanner.take(len(text.rstrip(SPACES))))
-            if marker in self.markers.starts:
-                self._skip_start(marker, is_blank)
+            is_end = marker in self.markers.ends or marker in self.markers.breaks
+            if marker and not is_end:
+                self._skip(marker, is_blank)
             elif marker or scanner.is_ended:
                 self._leave(marker)
                 return
             else:
                 yield
 
-    def _skip_start(self, marker: str, is_blank: bool) -> None:
-        """A start marker within the reasoning; the space in front of it stays between words."""
+    def _skip(self, marker: str, is_blank: bool) -> None:
+        """A marker that has no business here; the space in front of it stays between words."""
         spaces = self.scanner.take(
             self.scanner.buffer.index(marker, self.scanner.position) - self.scanner.position
         )

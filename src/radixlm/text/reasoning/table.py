@@ -88,7 +88,7 @@ MARKERS: dict[str, Markers] = {
     ),
     "inkling": Markers(
         starts=("<|content_thinking|>", "<|message_model|><|content_thinking|>"),
-        ends=("<|end_message|>",),
+        ends=("<|end_message|>", "<|message_model|><|content_text|>", "<|content_text|>"),
         silent=(
             "<|message_model|><|content_text|>",
             "<|content_text|>",
@@ -103,7 +103,12 @@ MARKERS: dict[str, Markers] = {
             " to=self<|message|>",
             "<|start|>assistant to=self<|message|>",
         ),
-        ends=("<|eom|>",),
+        ends=(
+            "<|eom|>",
+            "<|start|>assistant to=user<|message|>",
+            " to=user<|message|>",
+            "to=user<|message|>",
+        ),
         silent=(
             "<|start|>assistant to=user<|message|>",
             " to=user<|message|>",
@@ -151,6 +156,7 @@ MARKERS: dict[str, Markers] = {
     ),
     "step3": Markers(is_inside=True, hints=(("<think>", "<｜tool_calls_begin｜>"),)),
     "hunyuan": Markers(
+        ends=("</think>", "<answer>"),
         breaks=("<tool_calls>",),
         silent=("<answer>", "</answer>"),
         switch="enable_thinking",
@@ -158,7 +164,7 @@ MARKERS: dict[str, Markers] = {
     ),
     "granite": Markers(
         starts=("<think>", "Here is my thought process:", "Here's my thought process:"),
-        ends=("</think>", "Here is my response:", "Here's my response:"),
+        ends=("</think>", "Here is my response:", "Here's my response:", "<response>"),
         breaks=("<|tool_call|>",),
         silent=("<response>", "</response>"),
         switch="thinking",

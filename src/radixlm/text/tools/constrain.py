@@ -81,7 +81,7 @@ def hoist(schema: Any, name: str) -> Any:
         return [hoist(item, name) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
             moved[key] = {member: hoist(inside, name) for member, inside in value.items()}

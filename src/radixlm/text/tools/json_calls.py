@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from radixlm.text.tools import schema
 from radixlm.text.tools.json_copy import JsonCopier, copy_string
 from radixlm.text.tools.markup import MarkupParser
 from radixlm.text.tools.scan import Cut, Malformed, Step
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
-_BARE_KEYS = frozenset(("name", "arguments", "parameters", "type", "id", "function", "index"))
-_LOAD_ERRORS = (ValueError, RecursionError)
+_PLAIN_KEYS = frozenset(("name", "arguments", "parameters", "type", "id", "function", "index"))
 
 
 class JsonBlocks(MarkupParser):
@@ -67,12 +67,14 @@ class _JsonCall:
         self._arguments: str | None = None
         self._is_announced = False
         self._is_nested = False
+        self._has_strangers = False
 
     def read(self) -> Step[None]:
         yield from self._fields()
         if self._is_announced:
             return
-        if not self._name or (self._is_bare and self._arguments is None):
+        must_have_arguments = self._is_bare or self._has_strangers
+        if not self._name or (must_have_arguments and self._arguments is None):
             raise Malformed
         self._parser.begin(self._name)
         self._parser.put(self._arguments or "{}", "")
@@ -98,7 +100,7 @@ class _JsonCall:
 
     def _field(self, key: str) -> Step[None]:
         char = yield from self._scanner.peek()
-        if self._is_bare and key not in _BARE_KEYS:
+        if self._is_bare and key not in _PLAIN_KEYS:
             raise Malformed
         if key in _ARGUMENT_KEYS and self._arguments is None and not self._is_announced:
             yield from self._argument_field(char)
@@ -108,6 +110,7 @@ class _JsonCall:
         elif char == '"' and not self._name and key in (*_NAME_KEYS, "function"):
             self._name = json.loads((yield from self._raw_value()))
         else:
+            self._has_strangers = self._has_strangers or key not in _PLAIN_KEYS
             yield from self._raw_value()
 
     def _argument_field(self, char: str) -> Step[None]:
@@ -148,23 +151,17 @@ def _as_object(raw: str) -> str:
     """Arguments that are not an object in place: null, or an object written into a string."""
     value: Any = json.loads(raw)
     if isinstance(value, str):
-        value = _loads_object(value) if value.strip() else None
+        value = schema.load_json(value) if value.strip() else {}
+        if value is None:
+            raise Malformed
     if value is None:
         return "{}"
     if not isinstance(value, dict):
         raise Malformed
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _loads_object(text: str) -> Any:
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
-    except _LOAD_ERRORS:
+        return schema.json_text(value)
+    except ValueError:  # a number too large to be finite
         raise Malformed from None
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
 
 
 def _ignore(fragment: str, closers: str) -> None:

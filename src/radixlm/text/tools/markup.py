@@ -18,10 +18,11 @@ from typing import ClassVar
 
 from radixlm.text.tools.base import ParsedText, ToolCallDelta, ToolSpec
 from radixlm.text.tools.json_copy import JsonCopier
-from radixlm.text.tools.scan import SPACES, Cut, Malformed, MarkerSet, Scanner, Step
+from radixlm.text.tools.scan import SPACES, Cut, Malformed, Scanner, Step, marker_set
 
-NAME_CHARS = re.compile(r"[^\s<>{}\[\]()\"',;=]+")
+NAME_CHARS = re.compile(r"[^\s<>{}\[\]()\"'`,;=]+")
 _MAX_NAME_CHARS = 256
+_MIN_PART_CHARS = 4
 
 
 class MarkupParser:
@@ -38,7 +39,7 @@ class MarkupParser:
         self.scanner = Scanner()
         self.tools = {tool.name: tool for tool in tools}
         self._drop_unknown = drop_unknown
-        self._markers = MarkerSet(*self.starts, *self.silent)
+        self._markers = marker_set(*self.starts, *self.silent)
         self._text: list[str] = []
         self._deltas: list[tuple[int, str | None, list[str], str | None]] = []
         self._incomplete: list[int] = []
@@ -106,17 +107,17 @@ class MarkupParser:
         yield from JsonCopier(self.scanner, self.put).value()
         self.done()
 
-    def end(self, *literals: str) -> Step[str]:
+    def end(self, *literals: str, min_part: int = 1) -> Step[str]:
         """Read a closing marker, white space before it too; nothing is read if none stands here.
 
-        A part of one at the message's end counts as one.
+        A part of one, of ``min_part`` characters, at the message's end counts as one.
         """
         scanner = self.scanner
         scanner.commit()
         yield from scanner.spaces()
         found = yield from scanner.accept(*literals)
         rest = scanner.buffer[scanner.position :]
-        if not found and rest and scanner.is_ended:
+        if not found and len(rest) >= min_part and scanner.is_ended:
             found = next((s for s in literals if s.startswith(rest)), "")
             scanner.take(len(rest) if found else 0)
         if found:
@@ -127,8 +128,9 @@ class MarkupParser:
 
     def all_ends(self, *literals: str) -> Step[None]:
         """Read closing markers as long as there are any."""
-        while (yield from self.end(*literals)):
-            pass
+        found = yield from self.end(*literals)
+        while found:
+            found = yield from self.end(*literals, min_part=_MIN_PART_CHARS)
 
     # The machine
 
@@ -150,11 +152,13 @@ class MarkupParser:
         while True:
             at, marker = scanner.search(self._markers)
             end = len(scanner.buffer[scanner.position : at].rstrip(SPACES)) + scanner.position
-            if marker in self.silent:
-                end = at
+            num_spaces = at - end
             self._say(scanner.take(end - scanner.position))
+            if marker in self.silent and not self._is_after_call:
+                self._say(scanner.take(num_spaces))
+                num_spaces = 0
             if marker:
-                scanner.take(at - end + len(marker))
+                scanner.take(num_spaces + len(marker))
             elif scanner.is_ended:
                 rest = scanner.take(len(scanner.buffer))
                 self._say("" if self._is_after_call else rest)
@@ -209,6 +213,8 @@ class MarkupParser:
         self._deltas[-1][2].append(fragment)
 
     def _drain(self) -> ParsedText:
+        if not self._text and not self._deltas:
+            return ParsedText("", [])
         calls = [
             ToolCallDelta(index, name, "".join(fragments), call_id)
             for index, name, fragments, call_id in self._deltas

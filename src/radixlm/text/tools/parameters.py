@@ -8,7 +8,7 @@ from collections.abc import Callable
 from radixlm.text.tools import schema
 from radixlm.text.tools.json_copy import Put
 from radixlm.text.tools.markup import MarkupParser
-from radixlm.text.tools.scan import Cut, Malformed, MarkerSet, Scanner, Step
+from radixlm.text.tools.scan import Cut, Malformed, Scanner, Step, marker_set
 
 
 class ArgumentWriter:
@@ -64,7 +64,7 @@ class RawValue:
         self.end = end
         self.follow = follow
         self.is_trimmed = is_trimmed
-        self._markers = MarkerSet(end)
+        self._markers = marker_set(end)
 
     def read(
         self, scanner: Scanner, writer: ArgumentWriter, key: str, types: frozenset[str]
@@ -138,9 +138,9 @@ def attribute(parser: MarkupParser, *names: str) -> Step[str]:
         yield from scanner.expect(quote)
     if not value:
         raise Malformed
-    return (
-        value.replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    )
+    for entity, char in _ENTITIES:
+        value = value.replace(entity, char)
+    return value
 
 
 def key_until(parser: MarkupParser, end: str) -> Step[str]:
@@ -162,6 +162,7 @@ def json_body(parser: MarkupParser, name: str) -> Step[bool]:
 
 
 _MAX_KEY_CHARS = 256
+_ENTITIES = (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 _KEY_CHARS = re.compile(r"[^<>\n]+")
 _QUOTED = {
     '"': re.compile(r'[^"<>\n]+'),

@@ -12,6 +12,7 @@ What lies between ``mark`` and ``position`` can still be taken back and shown as
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Generator
 from typing import TypeAlias, TypeVar
@@ -160,9 +161,8 @@ class Scanner:
     def partial(self, markers: MarkerSet, up_to: int) -> int:
         """First place, not behind ``up_to``, where the buffer's end may begin a marker; or -1."""
         first = max(self.position, len(self.buffer) - markers.longest + 1)
-        for at in range(first, min(up_to + 1, len(self.buffer))):
-            if self.buffer[at] not in markers.firsts:
-                continue
+        for start in markers.firsts.finditer(self.buffer, first, up_to + 1):
+            at = start.start()
             rest = self.buffer[at:]
             if any(len(s) > len(rest) and s.startswith(rest) for s in markers.literals):
                 return at
@@ -176,10 +176,16 @@ class MarkerSet:
 
     def __init__(self, *literals: str) -> None:
         self.literals = tuple(sorted(set(literals), key=lambda s: (-len(s), s)))
-        self.firsts = frozenset(s[0] for s in self.literals)
+        self.firsts = re.compile("|".join({re.escape(s[0]) for s in self.literals}) or r"(?!)")
         self.longest = len(self.literals[0]) if self.literals else 0
         pattern = "|".join(map(re.escape, self.literals)) or r"(?!)"
         self.complete = re.compile(pattern)
+
+
+@functools.lru_cache(maxsize=512)
+def marker_set(*literals: str) -> MarkerSet:
+    """A set made once for all messages of a format."""
+    return MarkerSet(*literals)
 
 
 _SPACE_RUN = re.compile(f"[{SPACES}]+")

@@ -31,13 +31,17 @@ _ALIASES = {
 }  # fmt: skip
 _LOAD_ERRORS = (ValueError, RecursionError)
 
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_KNOWN_ESCAPES = "\\'\"abfnrtv0123xNuU\n"
+
 STRING = frozenset(("string",))
 ANY: frozenset[str] = frozenset()
 
 
 def json_text(value: Any) -> str:
     """``value`` as JSON; lone surrogates, which no encoder takes, become U+FFFD."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace").decode()
 
 
 def escape(text: str) -> str:
@@ -164,9 +168,21 @@ def load_json(text: str) -> Any:
 def load_python(text: str) -> Any:
     """The value of a Python literal, None when it is none."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(tame_escapes(text))
     except (SyntaxError, TypeError, MemoryError, *_LOAD_ERRORS):
         return None
+
+
+def tame_escapes(source: str) -> str:
+    """Python source with the backslashes doubled that begin no escape, as in ``"\\d"``.
+
+    Python takes them as they stand too, but warns.
+    """
+
+    def tame(found: re.Match[str]) -> str:
+        return found[0] if found[1] in _KNOWN_ESCAPES else "\\" + found[0]
+
+    return _ESCAPE.sub(tame, source)
 
 
 def _refuse(constant: str) -> Any:

@@ -22,7 +22,7 @@ class Glm45(JsonBlocks):
     name_end: ClassVar[str] = ""
     tag_prefix: ClassVar[str] = ""
     is_trimmed: ClassVar[bool] = False
-    starts = (call_tags[0],)
+    starts: ClassVar[tuple[str, ...]] = (call_tags[0],)
 
     def block(self, marker: str) -> Step[None]:
         if marker in self.group_tags:

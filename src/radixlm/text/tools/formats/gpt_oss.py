@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from radixlm.text.tools.harmony import CHANNEL, ENDS, START, read_header
 from radixlm.text.tools.markup import MarkupParser
-from radixlm.text.tools.scan import Step
+from radixlm.text.tools.scan import Cut, Step
 
 
 class GptOss(MarkupParser):
@@ -16,7 +16,11 @@ class GptOss(MarkupParser):
     silent = ENDS
 
     def block(self, marker: str) -> Step[None]:
-        header = yield from read_header(self.scanner, marker)
+        try:
+            header = yield from read_header(self.scanner, marker)
+        except Cut:
+            self.scanner.take(len(self.scanner.buffer))  # a header alone says nothing
+            return
         if header.function is None:
             return
         yield from self.json_arguments(header.function)

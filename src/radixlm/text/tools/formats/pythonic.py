@@ -28,8 +28,8 @@ _KEYWORD_MARK = "_keyword_of_python"
 
 class Pythonic(JsonBlocks):
     wraps: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
-    starts = ("[", "<|python_start|>")
-    silent = ("<|python_end|>",)
+    starts: ClassVar[tuple[str, ...]] = ("[", "<|python_start|>")
+    silent: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
 
     def block(self, marker: str) -> Step[None]:
         scanner = self.scanner
@@ -170,7 +170,7 @@ def _arguments(source: str) -> str:
 
 def _parse(source: str) -> ast.Call | None:
     try:
-        body = ast.parse(source, mode="eval").body
+        body = ast.parse(schema.tame_escapes(source), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
     return body if isinstance(body, ast.Call) else None

@@ -37,25 +37,34 @@ class Granite(JsonBlocks):
     """``<|tool_call|>[{"name": "f", "arguments": {...}}]``: Granite 3; 4 writes Hermes tags."""
 
     starts = ("<|tool_call|>", "<tool_call>")
-    ends = ("</tool_call>",)
+
+    def block(self, marker: str) -> Step[None]:
+        yield from super().block(marker)
+        if marker == "<tool_call>":
+            yield from self.end("</tool_call>")
 
 
 class Phi4(JsonBlocks):
     """``<|tool_call|>[...]<|/tool_call|>`` or ``functools[...]``: Phi-4-mini."""
 
     starts = ("<|tool_call|>", "functools[")
-    ends = ("<|/tool_call|>",)
 
     def block(self, marker: str) -> Step[None]:
         if marker == "functools[":
             self.scanner.position -= 1
         yield from super().block(marker)
+        if marker == "<|tool_call|>":
+            yield from self.end("<|/tool_call|>")
 
 
 class GigaChat3(JsonBlocks):
     """``<|message_sep|>\\n\\nfunction call<|role_sep|>\\n{...}`` or ``<|function_call|>{...}``"""
 
-    starts = ("<|function_call|>", "function call<|role_sep|>")
+    starts = (
+        "<|function_call|>",
+        "function call<|role_sep|>",
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+    )
     silent = ("<|message_sep|>",)
     ends = ("<|message_sep|>",)
 

@@ -1,0 +1,91 @@
+"""The table of parsers in docs/parsers.md: ``python -m radixlm.text.tools.document``."""
+
+from __future__ import annotations
+
+from radixlm.text.reasoning.table import MARKERS
+from radixlm.text.tools.table import FORMATS
+
+_HEAD = """# Parsers
+
+Generated from the code by `python -m radixlm.text.tools.document > docs/parsers.md`.
+
+Both kinds give the same result however a message is cut into chunks. `auto` picks one by the
+model's chat template; templates of the formats marked "auto" are known. A message that does not
+follow its format stays text, character for character.
+
+## Tool calls (`--tool-call-parser`)
+
+"special": the markers are special tokens of the model, so a request with tools keeps special
+tokens in its text. "strict": what a function marked strict is enforced by when the choice is
+`auto`. A forced call (`required`, or a named function) is enforced by grammar in every format:
+in the format itself for the Hermes-like ones, as a JSON array for all others.
+
+| name | a call | special | auto | strict |
+|---|---|---|---|---|
+"""
+_REASONING_HEAD = """
+## Reasoning (`--reasoning-parser`)
+
+"begins inside": a message begins with reasoning even without a start marker, unless its prompt
+ends with an end marker. Every parser begins inside where the prompt ends with a start marker.
+"switch": the chat template's variable that turns thinking on and off, and its default.
+
+| name | start | end | left at | begins inside | special | auto | switch |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def parsers_markdown() -> str:
+    """The text of docs/parsers.md."""
+    return _HEAD + "".join(_tool_rows()) + _REASONING_HEAD + "".join(_reasoning_rows())
+
+
+def _tool_rows() -> list[str]:
+    return [
+        _row(
+            _code(name),
+            _code(entry.wire),
+            _mark(entry.is_special),
+            _mark(bool(entry.hints)),
+            "structural tag" if entry.structure else "",
+        )
+        for name, entry in FORMATS.items()
+    ]
+
+
+def _reasoning_rows() -> list[str]:
+    return [
+        _row(
+            _code(name),
+            _codes(entry.starts),
+            _codes(entry.ends),
+            _codes(entry.breaks),
+            _mark(entry.is_inside),
+            _mark(entry.is_special),
+            _mark(bool(entry.hints)),
+            f"`{entry.switch}` ({'on' if entry.is_on else 'off'})" if entry.switch else "",
+        )
+        for name, entry in MARKERS.items()
+    ]
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _code(text: str) -> str:
+    ticks = "``" if "`" in text else "`"
+    pad = " " if "`" in text else ""
+    return f"{ticks}{pad}{text}{pad}{ticks}".replace("\n", "\\n")
+
+
+def _codes(texts: tuple[str, ...]) -> str:
+    return ", ".join(map(_code, texts))
+
+
+def _mark(value: bool) -> str:
+    return "yes" if value else ""
+
+
+if __name__ == "__main__":
+    print(parsers_markdown(), end="")

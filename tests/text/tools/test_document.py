@@ -1,0 +1,18 @@
+"""docs/parsers.md is what the code says."""
+
+from pathlib import Path
+
+from radixlm.text.reasoning import registry as reasoning
+from radixlm.text.tools import registry as tools
+from radixlm.text.tools.document import parsers_markdown
+
+PAGE = Path(__file__).parents[3] / "docs" / "parsers.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == parsers_markdown()
+
+
+def test_every_name_has_a_row() -> None:
+    page = parsers_markdown()
+    assert all(f"| `{name}` |" in page for name in (*tools.NAMES, *reasoning.NAMES))
