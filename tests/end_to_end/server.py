@@ -1,0 +1,94 @@
+"""A real server process for tests, on a free port, with its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Self
+
+import httpx
+import psutil
+
+
+class RunningServer:
+    """``radixlm serve`` on a checkpoint; leaving the context ends it and all its children."""
+
+    def __init__(self, *args: str, model: str | None = None, timeout_s: float = 120.0) -> None:
+        model_args = ("--model-path", model) if model else ()
+        command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--cpu-threads", "1"]
+        self.process = subprocess.Popen(
+            [*command, *model_args, *args],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.log: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(timeout_s) or not self.url:
+            self.stop()
+            raise AssertionError("the server did not start:\n" + "".join(self.log))
+        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            found = re.search(r"ready in .*: (http://\S+) serves", line)
+            if found:
+                self.url = found[1]
+                self._ready.set()
+        self._ready.set()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def engine(self) -> psutil.Process:
+        """The engine process."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if "radixlm.engine.worker" in " ".join(child.cmdline()):
+                return child
+        raise AssertionError("no engine process")
+
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
+        """Until /ready says so."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.client.get("/ready").status_code != 200:
+            assert time.monotonic() < deadline_s, "not ready:\n" + "".join(self.log)
+            time.sleep(0.05)
+
+    def info(self) -> dict[str, Any]:
+        """What the scheduler says of itself."""
+        found: dict[str, Any] = self.client.get("/get_server_info").json()["internal_states"][0]
+        return found
+
+    def terminate(self, signum: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+        """Send a signal and return the exit status."""
+        self.process.send_signal(signum)
+        return self.process.wait(timeout_s)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            self.process.wait()
+            for child in family:
+                if child.is_running():
+                    child.kill()
+        self._reader.join(10)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.client.close()
+        self.stop()

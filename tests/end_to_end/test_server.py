@@ -1,0 +1,211 @@
+"""The real server as its operators and clients meet it: faults, signals, nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.server import RunningServer
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    with RunningServer(model=model) as running:
+        yield running
+
+
+def _body(seed: int, new: int = 40, **params: Any) -> dict[str, Any]:
+    rng = random.Random(seed)
+    ids = [rng.randrange(3, 250) for _ in range(rng.randint(1, 60))]
+    sampling = {"max_new_tokens": new, "temperature": 0.0, "ignore_eos": True, **params}
+    return {"input_ids": ids, "sampling_params": sampling}
+
+
+def _is_idle(server: RunningServer) -> bool:
+    info = server.info()
+    return info["num_running_reqs"] == 0 and info["num_waiting_reqs"] == 0
+
+
+def _until_idle(server: RunningServer, timeout_s: float = 30.0) -> dict[str, Any]:
+    deadline_s = time.monotonic() + timeout_s
+    while not _is_idle(server):
+        assert time.monotonic() < deadline_s, server.info()
+        time.sleep(0.02)
+    return server.info()
+
+
+def test_stream_is_cumulative_and_equals_the_whole(server: RunningServer) -> None:
+    body = _body(1)
+    whole = server.post("/generate", **body).json()
+    texts = []
+    with server.client.stream("POST", "/generate", json={**body, "stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    texts = [json.loads(line[6:])["text"] for line in lines[:-1]]
+    assert texts[-1] == whole["text"]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+
+
+def test_greedy_alone_equals_greedy_among_64(server: RunningServer) -> None:
+    alone = server.post("/generate", **_body(7)).json()["output_ids"]
+
+    async def crowd() -> list[list[int]]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            calls = [client.post("/generate", json=_body(s)) for s in [7, *range(100, 163)]]
+            return [r.json()["output_ids"] for r in await asyncio.gather(*calls)]
+
+    assert asyncio.run(crowd())[0] == alone
+
+
+NONSENSE: list[tuple[str, bytes, dict[str, str]]] = [
+    ("/generate", b"\xff\xfe garbage", {}),
+    ("/generate", b"[1, 2]", {}),
+    ("/generate", b'{"text": 5}', {}),
+    ("/generate", b'{"text": "a", "nonsense": 1}', {}),
+    ("/generate", b'{"input_ids": [999999]}', {}),
+    ("/generate", b'{"input_ids": [1.5]}', {}),
+    ("/generate", b'{"text": "a", "sampling_params": {"temperature": "hot"}}', {}),
+    ("/generate", b'{"text": "a", "sampling_params": {"temperature": NaN}}', {}),
+    ("/generate", b'{"text": "a", "sampling_params": {"max_new_tokens": -1}}', {}),
+    ("/generate", b'{"input_ids": ' + json.dumps([5] * 400).encode() + b"}", {}),
+    ("/v1/chat/completions", b'{"messages": []}', {}),
+    ("/v1/chat/completions", b'{"model": "no such model", "messages": [{"role": "user"}]}', {}),
+    ("/v1/chat/completions", b"x" * 10_000_000, {}),
+    ("/v1/completions", b'{"prompt": "a", "logprobs": 100000}', {}),
+    ("/v1/completions", b'{"prompt": "a", "frobnicate": true}', {}),
+]
+
+
+def test_nonsense_gets_4xx_and_leaks_nothing(server: RunningServer) -> None:
+    before = _until_idle(server)
+    rng = random.Random(5)
+
+    async def fire() -> list[int]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+
+            async def one(i: int) -> int:
+                if rng.random() < 0.5:
+                    path, content, headers = NONSENSE[i % len(NONSENSE)]
+                    headers = {"Content-Type": "application/json", **headers}
+                    answer = await client.post(path, content=content, headers=headers)
+                    assert 400 <= answer.status_code < 500, (path, content[:80], answer.text)
+                    assert answer.json()["error"]["message"]
+                    return 0
+                answer = await client.post("/generate", json=_body(i, new=rng.randint(1, 12)))
+                assert answer.status_code == 200, answer.text
+                return 1
+
+            return await asyncio.gather(*(one(i) for i in range(500)))
+
+    assert 100 < sum(asyncio.run(fire())) < 400
+    after = _until_idle(server)
+    server.post("/flush_cache")
+    assert server.info()["num_used_tokens"] == 0
+    assert after["num_breaches"] == before["num_breaches"] == 0
+
+
+def test_client_that_leaves_frees_its_slot(server: RunningServer) -> None:
+    body = {**_body(3, new=190), "stream": True}
+    body["input_ids"] = body["input_ids"][:10]
+    server.post("/slow_down", forward_sleep_time=0.05)
+    try:
+        with server.client.stream("POST", "/generate", json=body) as response:
+            next(response.iter_lines())
+            assert server.info()["num_running_reqs"] == 1
+        left_s = time.monotonic()
+        _until_idle(server)
+        assert time.monotonic() - left_s < 5  # 190 steps of 50 ms would take 9.5 s
+    finally:
+        server.post("/slow_down", forward_sleep_time=0)
+
+
+def test_abort_by_id(server: RunningServer) -> None:
+    server.post("/slow_down", forward_sleep_time=0.05)
+    body = {**_body(4, new=150), "rid": "mine", "stream": True}
+    body["input_ids"] = body["input_ids"][:10]
+    try:
+        with server.client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert server.post("/abort_request", rid="mine").json()["num_aborted"] == 1
+            events = [json.loads(line[6:]) for line in lines if line and "[DONE]" not in line]
+        assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    finally:
+        server.post("/slow_down", forward_sleep_time=0)
+
+
+def test_engine_killed_in_mid_stream_is_not_noticed() -> None:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    bodies = [
+        _body(s, new=120, **({} if s % 2 else {"temperature": 1.0, "sampling_seed": s}))
+        for s in range(12)
+    ]
+    with RunningServer("--max-engine-restarts", "10", model=model) as server:
+        want = [server.post("/generate", **body).json()["output_ids"] for body in bodies]
+        server.post("/slow_down", forward_sleep_time=0.02)
+
+        async def crowd() -> list[list[int]]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+
+                async def kill() -> None:
+                    for _ in range(2):
+                        await asyncio.sleep(0.8)
+                        server.engine().kill()
+                        await asyncio.sleep(0.1)
+                        while (await client.get("/ready")).status_code != 200:
+                            await asyncio.sleep(0.05)
+
+                killer = asyncio.create_task(kill())
+                calls = [client.post("/generate", json=body) for body in bodies]
+                answers = await asyncio.gather(*calls)
+                await killer
+                return [a.json()["output_ids"] for a in answers]
+
+        assert asyncio.run(crowd()) == want
+        assert _until_idle(server)["num_breaches"] == 0
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains_and_exits_0(signum: int) -> None:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    with RunningServer(model=model) as server:
+        server.post("/slow_down", forward_sleep_time=0.02)
+        body = {**_body(9, new=60), "stream": True}
+        with server.client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signum)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        last = json.loads(rest[-2][6:])
+        assert last["meta_info"]["finish_reason"]["type"] == "length"
+        assert server.process.wait(60) == 0
+
+
+def test_bad_options_and_checkpoints_exit_2(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    cases = {
+        ("--model-path", str(tmp_path)): "NoSuchForCausalLM",
+        ("--model-path", "/nowhere"): "--model-path",
+        ("--page-sise", "4"): "--page-size",
+        ("--tp", "2"): "--tp",
+    }
+    for args, word in cases.items():
+        command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, (args, done.stderr)
+        assert word in done.stderr, done.stderr
