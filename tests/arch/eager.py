@@ -117,8 +117,11 @@ class Runner:
         return self.attention(s, x, i) if isinstance(s, Attention) else self.latent(s, x, i)
 
     def attention(self, s: Attention, x: Tensor, i: int) -> Tensor:
-        sizes = [n * s.head_dim for n in (s.heads, s.kv_heads, s.kv_heads)]
+        q_heads = s.heads * (2 if s.gate else 1)
+        sizes = [n * s.head_dim for n in (q_heads, s.kv_heads, s.kv_heads)]
         q, k, v = self.linear("mixer.qkv", x, s.qkv_bias, i).split(sizes, -1)
+        if s.gate:
+            q, gate = (t.flatten(1) for t in q.unflatten(-1, (s.heads, 2, -1)).unbind(2))
         if s.qk_norm == "row":
             q, k = self.qk_norm(s, q, k, i)
         q, k, v = (t.unflatten(-1, (-1, s.head_dim)) for t in (q, k, v))
@@ -128,6 +131,7 @@ class Runner:
             q, k = rotate(q, s.rope), rotate(k, s.rope)
         sinks = self.w("mixer.sinks", "weight", i) if s.sinks else None
         out = attend(q, k, v, s.softmax_scale, s.window, s.softcap, sinks)
+        out = out * gate.sigmoid() if s.gate else out
         return self.linear("mixer.o", out, s.o_bias, i)
 
     def qk_norm(self, s: Attention, q: Tensor, k: Tensor, i: int) -> tuple[Tensor, Tensor]:

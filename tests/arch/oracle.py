@@ -180,6 +180,17 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 40,
     },
     "CwmForCausalLM": _SLIDING,
+    "AfmoeForCausalLM": {**_EXPERTS, **_SLIDING, "mup_enabled": True, "num_hidden_layers": 4},
+    "Cohere2MoeForCausalLM": {
+        "num_experts": 6,
+        "head_dim": 16,
+        "sliding_window": 4,
+        "num_shared_experts": 1,
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "prefix_dense_intermediate_size": 48,
+    },
+    "CodeGenForCausalLM": {**_GPT, "rotary_dim": 8},
     "GPTJForCausalLM": {**_GPT, "rotary_dim": 8},
     "GPTBigCodeForCausalLM": _GPT,
     "PersimmonForCausalLM": {"num_key_value_heads": None},
@@ -196,6 +207,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 ALIASES = {
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
+    "IQuestCoderForCausalLM",
     *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
 }
 

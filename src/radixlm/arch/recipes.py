@@ -51,6 +51,33 @@ class GroupedQkv:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicedQkv:
+    """Rows in ``slices`` slices, each [its parts in ``order``] -> [all q][all k][all v]."""
+
+    slices: int
+    order: tuple[str, str, str]
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        rest = tuple(tensor.shape[1:])
+        parts = tensor.reshape(self.slices, 3, -1, *rest)
+        return cat([parts[:, self.order.index(one)].reshape(-1, *rest) for one in "qkv"], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedQkv:
+    """Rows [q][gate][k][v] -> each head's q and gate in turn, then [k][v]."""
+
+    heads: int
+    head_dim: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        rest, rows = tuple(tensor.shape[1:]), self.heads * self.head_dim
+        pairs = tensor[: 2 * rows].reshape(2, self.heads, self.head_dim, *rest)
+        paired = pairs.swapaxes(0, 1).reshape(2 * rows, *rest)
+        return cat([paired, tensor[2 * rows :]], 0)
+
+
+@dataclass(frozen=True, slots=True)
 class PerHead:
     """Norm weights of all heads in one vector [heads * head_dim] -> [heads, head_dim]."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from radixlm.arch.families import (
+    afmoe,
     cohere,
     custom,
     deepseek,
@@ -27,6 +28,7 @@ __all__ = ["FAMILIES", "LINEAGES", "family", "find"]
 
 # Naming the modules keeps the imports that register the families.
 LINEAGES = (
+    afmoe,
     cohere,
     custom,
     deepseek,

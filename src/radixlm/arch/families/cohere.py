@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, head_dim, plain, rope, window
-from radixlm.arch.spec import Attention, Decoder, Norm
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    moe,
+    plain,
+    rope,
+    window,
+)
+from radixlm.arch.names import LAYER, Named
+from radixlm.arch.recipes import Scaled
+from radixlm.arch.spec import Attention, Decoder, Mlp, Norm
 
 
 @family("CohereForCausalLM")
@@ -36,3 +48,48 @@ def cohere2(c: Config) -> Decoder:
 
     norm = Norm(c.layer_norm_eps, "layer")
     return plain(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
+
+
+@family("Cohere2MoeForCausalLM")
+def cohere2_moe(c: Config) -> Decoder:
+    """Cohere 2 with experts; the "average" with the shared one is a factor of both parts."""
+    c.refuse("shared_expert_combination_strategy", "average", "sum")
+    c.refuse("expert_selection_fn", "softmax", "sigmoid")
+    is_softmax, num_shared = c.expert_selection_fn == "softmax", c.num_shared_experts
+    part = 0.5 if num_shared and c.shared_expert_combination_strategy == "average" else 1.0
+    sparse = moe(
+        c,
+        inner=c.intermediate_size,
+        score="softmax_topk" if is_softmax else "sigmoid",
+        renorm=c.norm_topk_prob and not is_softmax,
+        scale=part,
+        shared=Mlp(c.intermediate_size * num_shared, activation(c)) if num_shared else None,
+    )
+    bias, dense = c.attention_bias, c.get("first_k_dense_replace", 0)
+    kinds = c.mlp_layer_types or ["dense"] * dense + ["sparse"] * (c.num_hidden_layers - dense)
+
+    def mixer(i: int) -> Attention:
+        every = c.prefix_dense_sliding_window_pattern if i < dense else c.sliding_window_pattern
+        place = i if i < dense else i - dense
+        span = window(c, i) if c.layer_types else c.sliding_window if (place + 1) % every else 0
+        turns = span or (kinds[i] == "dense" and c.prefix_dense_sliding_window_pattern == 1)
+        position = rope(c, head_dim(c), interleaved=True) if turns else None
+        return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=span)
+
+    def ffn(i: int) -> Ffn:
+        if kinds[i] != "dense":
+            return sparse
+        return Mlp(c.get("prefix_dense_intermediate_size", c.intermediate_size), activation(c))
+
+    down = Named((LAYER + "mlp.shared_experts.down_proj",), Scaled(part))
+    eps = c.get("rms_norm_eps")
+    norm = Norm(c.layer_norm_eps, "layer") if eps is None else Norm(eps)
+    return plain(
+        c,
+        mixer,
+        ffn,
+        norm,
+        "parallel",
+        logit_scale=c.logit_scale,
+        names={"moe.shared.down": down},
+    )

@@ -1,11 +1,13 @@
-"""GPT-J, GPT-Neo, GPT-BigCode, BioGPT and Persimmon: older shapes that records can say."""
+"""GPT-J, CodeGen, GPT-Neo, GPT-BigCode, BioGPT and Persimmon: older shapes that records can say."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, attention, family, mlp, plain, rope
 from radixlm.arch.names import LAYER, Named
-from radixlm.arch.recipes import GroupedQkv
+from radixlm.arch.recipes import GroupedQkv, SlicedQkv
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope
 
 _H = "transformer.h.{i}."
@@ -38,6 +40,13 @@ def gptj(c: Config) -> Decoder:
             "ffn.down": _H + "mlp.fc_out",
         },
     )
+
+
+@family("CodeGenForCausalLM")
+def codegen(c: Config) -> Decoder:
+    fused = Named((_H + "attn.qkv_proj",), SlicedQkv(4, ("q", "v", "k")))
+    described = gptj(c)
+    return replace(described, names={**described.names, "mixer.qkv": fused})
 
 
 @family("GPTBigCodeForCausalLM")

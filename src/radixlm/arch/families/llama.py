@@ -8,7 +8,7 @@ from radixlm.arch.families.builders import attention, family, head_dim, mlp, pla
 from radixlm.arch.spec import Attention, Decoder, Norm
 
 
-@family("LlamaForCausalLM", "TorchNativeLlamaForCausalLM")
+@family("LlamaForCausalLM", "TorchNativeLlamaForCausalLM", "IQuestCoderForCausalLM")
 def llama(c: Config) -> Decoder:
     bias = c.attention_bias
     return plain(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))

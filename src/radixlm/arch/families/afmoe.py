@@ -1,0 +1,65 @@
+"""AFMoE (Arcee Trinity): gated attention, sandwiched norms, sigmoid routing."""
+
+from __future__ import annotations
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+    window,
+)
+from radixlm.arch.names import LAYER, Named
+from radixlm.arch.recipes import GatedQkv
+from radixlm.arch.spec import Attention, Decoder, Mlp
+
+_ATTENTION = LAYER + "self_attn."
+
+
+@family("AfmoeForCausalLM")
+def afmoe(c: Config) -> Decoder:
+    c.refuse("attention_bias", False)  # its gate has none
+    shared = c.moe_intermediate_size * c.num_shared_experts
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=True,
+        scale=c.route_scale,
+        shared=Mlp(shared, activation(c)) if shared else None,
+    )
+
+    def mixer(i: int) -> Attention:
+        every = c.global_attn_every_n_layers
+        span = window(c, i) if c.layer_types else c.sliding_window if (i + 1) % every else 0
+        position = rope(c, head_dim(c)) if span else None
+        norm = rms(c)
+        return attention(
+            c, rope=position, qk_norm="head", qk_norm_spec=norm, window=span, gate="head"
+        )
+
+    fused = Named(
+        tuple(f"{_ATTENTION}{part}_proj" for part in ("q", "gate", "k", "v")),
+        GatedQkv(c.num_attention_heads, head_dim(c)),
+    )
+    return plain(
+        c,
+        mixer,
+        lambda i: mlp(c) if i < c.num_dense_layers else sparse,
+        layout="sandwich",
+        embed_scale=c.hidden_size**0.5 if c.mup_enabled else 1.0,
+        names={
+            "norm2": LAYER + "post_attention_layernorm",
+            "norm3": LAYER + "pre_mlp_layernorm",
+            "norm4": LAYER + "post_mlp_layernorm",
+            "mixer.qkv": fused,
+            "moe.router": LAYER + "mlp.router.gate",
+            "moe.correction": LAYER + "mlp.expert_bias",
+        },
+    )
