@@ -147,8 +147,14 @@ struct PackArgs {
     Weight w;                        // destination (data, scale, ... written)
 };
 
+struct Int8Kernels {
+    void (*linear)(const LinearArgs&, const Ctx&);
+    size_t (*shared)(const LinearArgs&);
+};
+
 struct Kernels {
     const char* name;
+    Int8Kernels int8;
     void (*linear)(const LinearArgs&, const Ctx&);
     size_t (*linear_shared)(const LinearArgs&);
     size_t (*linear_local)(const LinearArgs&, int threads);
@@ -162,7 +168,10 @@ struct Kernels {
     void (*pack)(const PackArgs&, const Ctx&);
 };
 
-// Splits attention work; independent of the instruction set. Returns the number of tasks.
-constexpr int SPLIT = 512;  // tokens of one split, absolute: part of the arithmetic, never tuned by shape
+inline bool is_integer(const LinearArgs& a) { return a.w.format == W_W8A8 || a.w.format == W_W4A8; }
+inline void run_linear(const Kernels& k, const LinearArgs& a, const Ctx& ctx) { (is_integer(a) ? k.int8.linear : k.linear)(a, ctx); }
+inline size_t shared_for(const Kernels& k, const LinearArgs& a) { return is_integer(a) ? k.int8.shared(a) : k.linear_shared(a); }
+
+constexpr int SPLIT = 512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 
 }  // namespace radix

@@ -34,6 +34,9 @@ struct Team {
     alignas(64) std::atomic<int> phase{0};
     Cursor cursor[MAX_THREADS];
 
+    void sleep(int now);  // until phase leaves `now`; out of line, compiled for every processor
+    void wake();
+
     void reset_cursors() {
         for (int t = 0; t < n; t++) cursor[t].next.store(0, std::memory_order_relaxed);
     }
@@ -44,7 +47,7 @@ struct Team {
             arrived.store(0, std::memory_order_relaxed);
             reset_cursors();
             phase.store(now + 1, std::memory_order_release);
-            phase.notify_all();
+            wake();
             return;
         }
         // Short spin: partners are usually a microsecond away; sleep when a core is taken by others.
@@ -54,7 +57,7 @@ struct Team {
             _mm_pause();
 #endif
         }
-        while (phase.load(std::memory_order_acquire) == now) phase.wait(now, std::memory_order_acquire);
+        sleep(now);
     }
 };
 

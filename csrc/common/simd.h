@@ -8,7 +8,14 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#define RADIX_UNROLL(n) RADIX_PRAGMA(GCC unroll n)
+#else
+#define RADIX_UNROLL(n)  // keeps the fallback quick to compile
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
+#endif
+#define RADIX_PRAGMA(x) _Pragma(#x)
 
 #define RADIX_INLINE inline __attribute__((always_inline))
 
@@ -204,61 +211,105 @@ RADIX_INLINE void store_f16(uint16_t* p, vf x) {
 
 #else
 
+// Four vectors of four: SSE2, NEON and whatever else the compiler knows.
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
 struct vf {
-    float l[16];
+    v4 q[4];
 };
-#define RADIX_LANES(expr)                            \
-    do {                                             \
-        vf r;                                        \
-        for (int i = 0; i < 16; i++) r.l[i] = expr;  \
-        return r;                                    \
+#define RADIX_QUARTERS(expr)                    \
+    do {                                        \
+        vf r;                                   \
+        for (int i = 0; i < 4; i++) r.q[i] = expr; \
+        return r;                               \
     } while (0)
-RADIX_INLINE float fma1(float a, float b, float c) {
-#if defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
-    return __builtin_fmaf(a, b, c);
+#if defined(__ARM_NEON) && defined(__aarch64__)
+RADIX_INLINE v4 fma4(v4 a, v4 b, v4 c) { return (v4)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 #else
-    return a * b + c;
+RADIX_INLINE v4 fma4(v4 a, v4 b, v4 c) { return a * b + c; }
 #endif
+RADIX_INLINE v4 load4(const float* p) {
+    v4 r;
+    std::memcpy(&r, p, 16);
+    return r;
 }
-RADIX_INLINE vf zero() { RADIX_LANES(0.0f); }
-RADIX_INLINE vf set1(float x) { RADIX_LANES(x); }
-RADIX_INLINE vf load(const float* p) { RADIX_LANES(p[i]); }
-RADIX_INLINE vf load_n(const float* p, int n) { RADIX_LANES(i < n ? p[i] : 0.0f); }
-RADIX_INLINE void store(float* p, vf a) { std::memcpy(p, a.l, 64); }
-RADIX_INLINE void store_n(float* p, vf a, int n) { std::memcpy(p, a.l, size_t(n) * 4); }
-RADIX_INLINE vf add(vf a, vf b) { RADIX_LANES(a.l[i] + b.l[i]); }
-RADIX_INLINE vf sub(vf a, vf b) { RADIX_LANES(a.l[i] - b.l[i]); }
-RADIX_INLINE vf mul(vf a, vf b) { RADIX_LANES(a.l[i] * b.l[i]); }
-RADIX_INLINE vf div(vf a, vf b) { RADIX_LANES(a.l[i] / b.l[i]); }
-RADIX_INLINE vf fma(vf a, vf b, vf c) { RADIX_LANES(fma1(a.l[i], b.l[i], c.l[i])); }
-RADIX_INLINE vf fnma(vf a, vf b, vf c) { RADIX_LANES(fma1(-a.l[i], b.l[i], c.l[i])); }
-RADIX_INLINE vf vmax(vf a, vf b) { RADIX_LANES(a.l[i] > b.l[i] ? a.l[i] : b.l[i]); }
-RADIX_INLINE vf vmin(vf a, vf b) { RADIX_LANES(a.l[i] < b.l[i] ? a.l[i] : b.l[i]); }
-RADIX_INLINE vf vabs(vf a) { RADIX_LANES(bits_to_float(float_to_bits(a.l[i]) & 0x7fffffffu)); }
-RADIX_INLINE vf vround(vf a) { RADIX_LANES((a.l[i] + 12582912.0f) - 12582912.0f); }
-RADIX_INLINE vf times_pow2(vf a, vf n) { RADIX_LANES(a.l[i] * bits_to_float(uint32_t(int(n.l[i]) + 127) << 23)); }
-RADIX_INLINE vf select_lt(vf x, vf y, vf a, vf b) { RADIX_LANES(x.l[i] < y.l[i] ? a.l[i] : b.l[i]); }
-RADIX_INLINE vf keep_lanes(vf a, int lo, int hi, vf f) { RADIX_LANES(i >= lo && i < hi ? a.l[i] : f.l[i]); }
-RADIX_INLINE float lane_tree_sum(vf a) {
+RADIX_INLINE v4 set4(float x) { return v4{x, x, x, x}; }
+RADIX_INLINE vf zero() { RADIX_QUARTERS(set4(0.0f)); }
+RADIX_INLINE vf set1(float x) { RADIX_QUARTERS(set4(x)); }
+RADIX_INLINE vf load(const float* p) { RADIX_QUARTERS(load4(p + 4 * i)); }
+RADIX_INLINE void store(float* p, vf a) { std::memcpy(p, &a, 64); }
+static inline vf load_n(const float* p, int n) {
+    float t[16] = {0};
+    for (int i = 0; i < n; i++) t[i] = p[i];
+    return load(t);
+}
+static inline void store_n(float* p, vf a, int n) { std::memcpy(p, &a, size_t(n) * 4); }
+RADIX_INLINE vf add(vf a, vf b) { RADIX_QUARTERS(a.q[i] + b.q[i]); }
+RADIX_INLINE vf sub(vf a, vf b) { RADIX_QUARTERS(a.q[i] - b.q[i]); }
+RADIX_INLINE vf mul(vf a, vf b) { RADIX_QUARTERS(a.q[i] * b.q[i]); }
+RADIX_INLINE vf div(vf a, vf b) { RADIX_QUARTERS(a.q[i] / b.q[i]); }
+RADIX_INLINE vf fma(vf a, vf b, vf c) { RADIX_QUARTERS(fma4(a.q[i], b.q[i], c.q[i])); }
+RADIX_INLINE vf fnma(vf a, vf b, vf c) { RADIX_QUARTERS(fma4(-a.q[i], b.q[i], c.q[i])); }
+RADIX_INLINE vf vmax(vf a, vf b) { RADIX_QUARTERS(a.q[i] > b.q[i] ? a.q[i] : b.q[i]); }
+RADIX_INLINE vf vmin(vf a, vf b) { RADIX_QUARTERS(a.q[i] < b.q[i] ? a.q[i] : b.q[i]); }
+RADIX_INLINE vf vabs(vf a) { RADIX_QUARTERS((v4)((i4)a.q[i] & 0x7fffffff)); }
+RADIX_INLINE vf vround(vf a) { RADIX_QUARTERS((a.q[i] + set4(12582912.0f)) - set4(12582912.0f)); }
+RADIX_INLINE vf times_pow2(vf a, vf n) { RADIX_QUARTERS(a.q[i] * (v4)((__builtin_convertvector(n.q[i], i4) + 127) << 23)); }
+RADIX_INLINE vf select_lt(vf x, vf y, vf a, vf b) { RADIX_QUARTERS(x.q[i] < y.q[i] ? a.q[i] : b.q[i]); }
+static inline vf keep_lanes(vf a, int lo, int hi, vf f) {
+    float t[16], u[16];
+    store(t, a), store(u, f);
+    for (int i = 0; i < 16; i++)
+        if (i < lo || i >= hi) t[i] = u[i];
+    return load(t);
+}
+static inline float lane_tree_sum(vf a) {
+    float t[16];
+    store(t, a);
     for (int w = 8; w; w >>= 1)
-        for (int i = 0; i < w; i++) a.l[i] += a.l[i + w];
-    return a.l[0];
+        for (int i = 0; i < w; i++) t[i] += t[i + w];
+    return t[0];
 }
-RADIX_INLINE float lane_max(vf a) {
-    float m = a.l[0];
-    for (int i = 1; i < 16; i++) m = a.l[i] > m ? a.l[i] : m;
+static inline float lane_max(vf a) {
+    float t[16], m;
+    store(t, a), m = t[0];
+    for (int i = 1; i < 16; i++) m = t[i] > m ? t[i] : m;
     return m;
 }
-RADIX_INLINE vf load_bf16(const uint16_t* p) { RADIX_LANES(bf16_to_float(p[i])); }
+typedef uint16_t h4 __attribute__((vector_size(8)));
+typedef uint32_t u4 __attribute__((vector_size(16)));
+RADIX_INLINE vf load_bf16(const uint16_t* p) {
+    vf r;
+    for (int i = 0; i < 4; i++) {
+        h4 h;
+        std::memcpy(&h, p + 4 * i, 8);
+        r.q[i] = (v4)(__builtin_convertvector(h, u4) << 16);
+    }
+    return r;
+}
 RADIX_INLINE void load_bf16_pairs(const uint16_t* p, vf& a, vf& b) {
-    for (int i = 0; i < 16; i++) a.l[i] = bf16_to_float(p[2 * i]), b.l[i] = bf16_to_float(p[2 * i + 1]);
+    for (int i = 0; i < 4; i++) {
+        u4 w;
+        std::memcpy(&w, p + 8 * i, 16);
+        a.q[i] = (v4)(w << 16), b.q[i] = (v4)(w & 0xffff0000u);
+    }
 }
-RADIX_INLINE vf load_f16(const uint16_t* p) { RADIX_LANES(f16_to_float(p[i])); }
-RADIX_INLINE vf load_i8(const int8_t* p) { RADIX_LANES(float(p[i])); }
-RADIX_INLINE void store_f16(uint16_t* p, vf a) {
-    for (int i = 0; i < 16; i++) p[i] = float_to_f16(a.l[i]);
+static inline vf load_f16(const uint16_t* p) {
+    float t[16];
+    for (int i = 0; i < 16; i++) t[i] = f16_to_float(p[i]);
+    return load(t);
 }
-#undef RADIX_LANES
+static inline vf load_i8(const int8_t* p) {
+    float t[16];
+    for (int i = 0; i < 16; i++) t[i] = float(p[i]);
+    return load(t);
+}
+static inline void store_f16(uint16_t* p, vf a) {
+    float t[16];
+    store(t, a);
+    for (int i = 0; i < 16; i++) p[i] = float_to_f16(t[i]);
+}
+#undef RADIX_QUARTERS
 #endif
 
 RADIX_INLINE void store_bf16(uint16_t* p, vf a) {

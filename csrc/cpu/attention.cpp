@@ -105,11 +105,11 @@ static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p)
         vf acc[R][TILES_AT_ONCE];
         for (int r = 0; r < R; r++)
             for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = zero();
-#pragma GCC unroll 2
+RADIX_UNROLL(2)
         for (int d = 0; d < k_dim; d++) {
             vf k[TILES_AT_ONCE];
             for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load(bp.k[t0 + t] + d * 16);
-#pragma GCC unroll 6
+RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
                 for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = fma(qv, k[t], acc[r][t]);
@@ -132,7 +132,7 @@ static void weighted_part(float* state, int stride, const float* p, const BlockP
         for (int t = lo; t < hi; t++) {
             vf x[NV];
             for (int c = 0; c < NV; c++) x[c] = load(v + t * bp.v_stride + c * 16);
-#pragma GCC unroll 6
+RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf w = set1(p[r * BLOCK + tile * 16 + t]);
                 for (int c = 0; c < NV; c++) acc[r][c] = fma(w, x[c], acc[r][c]);

@@ -1,8 +1,296 @@
+// W8A8 and W4A8: activations are quantised per row (W8A8) or per row and group (W4A8), products are
+// summed as integers. Integer sums are exact, so only the short float chain over groups has an
+// order, and it is ascending: batch invariant bit for bit.
 #include "int8.h"
+
+#include "epilogue.h"
+#include "rows.h"
+#include "weights.h"
+
 namespace radix {
 namespace RADIX_ISA {
-void linear_int8(const LinearArgs&, const Ctx&) {}
-size_t linear_int8_shared(const LinearArgs&) { return 0; }
-size_t linear_int8_local(const LinearArgs&) { return 0; }
+
+#if defined(__AVX512VNNI__)
+struct vi {
+    __m512i v;
+};
+constexpr bool BIASED = true;  // vpdpbusd multiplies unsigned by signed: x + 128, corrected by column_sum
+RADIX_INLINE vi vi_zero() { return {_mm512_setzero_si512()}; }
+RADIX_INLINE vi vi_load(const void* p) { return {_mm512_loadu_si512(p)}; }
+RADIX_INLINE vi vi_set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+RADIX_INLINE vi vi_sub(vi a, vi b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+RADIX_INLINE vf to_float(vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
+RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return {_mm512_dpbusd_epi32(acc.v, x.v, w.v)}; }  // x unsigned
+RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }  // w unsigned
+RADIX_INLINE void split_nibbles(vi a, vi& even, vi& odd) {
+    __m512i m = _mm512_set1_epi8(15);
+    even.v = _mm512_and_si512(a.v, m), odd.v = _mm512_and_si512(_mm512_srli_epi32(a.v, 4), m);
+}
+constexpr int INT8_ROWS = 12, INT4_ROWS = 6, WIDE8 = 4, WIDE4 = 2;
+#elif defined(__AVX2__)
+struct vi {
+    __m256i a, b;
+};
+constexpr bool BIASED = false;  // |x| * (w with x's sign): two products of 127 * 127 fit 16 bits
+RADIX_INLINE vi vi_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+RADIX_INLINE vi vi_load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
+RADIX_INLINE vi vi_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+RADIX_INLINE vi vi_sub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+#if defined(__AVX512F__)
+RADIX_INLINE vf to_float(vi x) { return {_mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(x.a), x.b, 1))}; }
+#else
+RADIX_INLINE vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+#endif
+RADIX_INLINE __m256i dot256(__m256i acc, __m256i u, __m256i s) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
+}
+RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) {
+    __m256i u = _mm256_abs_epi8(x.a);
+    return {dot256(acc.a, u, _mm256_sign_epi8(w.a, x.a)), dot256(acc.b, u, _mm256_sign_epi8(w.b, x.a))};
+}
+RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return {dot256(acc.a, w.a, x.a), dot256(acc.b, w.b, x.b)}; }
+RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
+    __m256i m = _mm256_set1_epi8(15);
+    even = {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+    odd = {_mm256_and_si256(_mm256_srli_epi32(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi32(x.b, 4), m)};
+}
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
+#else
+struct vi {
+    int32_t l[16];
+};
+constexpr bool BIASED = false;
+static inline vi vi_zero() { return vi{}; }
+static inline vi vi_load(const void* p) {
+    vi r;
+    std::memcpy(&r, p, 64);
+    return r;
+}
+static inline vi vi_set1(int32_t x) {
+    vi r;
+    for (int i = 0; i < 16; i++) r.l[i] = x;
+    return r;
+}
+static inline vi vi_sub(vi a, vi b) {
+    for (int i = 0; i < 16; i++) a.l[i] -= b.l[i];
+    return a;
+}
+static inline vf to_float(vi a) {
+    float t[16];
+    for (int i = 0; i < 16; i++) t[i] = float(a.l[i]);
+    return load(t);
+}
+static inline vi dot_xw(vi acc, const vi& x, const vi& w) {
+    const int8_t *a = (const int8_t*)&x, *b = (const int8_t*)&w;
+    for (int i = 0; i < 16; i++)
+        acc.l[i] += a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] + a[4 * i + 3] * b[4 * i + 3];
+    return acc;
+}
+static inline vi dot_wx(vi acc, const vi& w, const vi& x) { return dot_xw(acc, w, x); }  // nibbles fit a signed byte
+static inline void split_nibbles(const vi& a, vi& even, vi& odd) {
+    for (int i = 0; i < 16; i++) even.l[i] = a.l[i] & 0x0f0f0f0f, odd.l[i] = (a.l[i] >> 4) & 0x0f0f0f0f;
+}
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
+#endif
+
+// Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W4A8 [tile][k/8][2][row],
+// even k of eight first, as a packed dword's low and high nibbles are.
+struct Quantised {
+    int64_t steps, groups, rows, count, m;
+    int32_t* x;
+    float *scale, *sum;  // [tile][group][row]; sum = scale * sum of the group's quantised x (W4A8)
+    Quantised(const LinearArgs& a, char* base) : m(a.m) {
+        const bool four = a.w.format == W_W4A8;
+        const int64_t most = four ? INT4_ROWS : INT8_ROWS;
+        steps = four ? a.w.k / 4 : (a.w.k + 3) / 4;
+        groups = four ? a.w.k / a.w.group : 1;
+        count = (m + most - 1) / most;
+        rows = (m + count - 1) / count;
+        count = (m + rows - 1) / rows;
+        x = (int32_t*)base;
+        scale = (float*)(base + (size_t(count * rows * steps) * 4 + 63) / 64 * 64);
+        sum = scale + count * rows * groups;
+    }
+    static size_t bytes(const LinearArgs& a) {
+        const int64_t rows = a.m + 12;
+        const int64_t groups = a.w.group ? a.w.k / a.w.group : 1;
+        return size_t(rows * ((a.w.k + 3) / 4 * 4 + groups * 8)) + 128;
+    }
+    int64_t size(int64_t t) const { return t + 1 < count ? rows : m - t * rows; }
+};
+
+static float largest(const float* x, int64_t n) {
+    vf top = zero();
+    for (int64_t i = 0; i < n; i += 16) top = vmax(top, vabs(load_n(x + i, lanes_at(i, n))));
+    return lane_max(top);
+}
+
+static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
+    const bool four = a.w.format == W_W4A8;
+    const float* x = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
+    const int64_t t = row / q.rows, r = row % q.rows, width = q.size(t);
+    const int64_t span = four ? a.w.group : a.w.k;
+    int32_t* out = q.x + t * q.rows * q.steps;
+    for (int64_t g = 0; g < q.groups; g++) {
+        const float* part = x + g * span;
+        float top = largest(part, span), inverse = top > 0 ? 127.0f / top : 0.0f;
+        int64_t at = (t * q.rows) * q.groups + g * width + r;
+        q.scale[at] = top / 127.0f;
+        int32_t total = 0;
+        for (int64_t k = 0; k < span; k += 16) {
+            int n = lanes_at(k, span);
+            alignas(64) float f[16];
+            alignas(16) int8_t b[16];
+            store(f, vround(mul(load_n(part + k, n), set1(inverse))));
+            for (int i = 0; i < 16; i++) b[i] = int8_t(f[i]);
+            for (int i = 0; i < 16; i++) total += b[i];
+            int64_t step = (g * span + k) / 4;
+            if (!four) {
+                uint32_t d[4];
+                std::memcpy(d, b, 16);
+                for (int i = 0; i < (n + 3) / 4; i++) out[(step + i) * width + r] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
+                continue;
+            }
+            for (int i = 0; i < n; i += 8) {
+                int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]}, odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
+                std::memcpy(&out[(step + i / 4) * width + r], even, 4);
+                std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
+            }
+        }
+        if (four) q.sum[at] = q.scale[at] * float(total);
+    }
+}
+
+template <int ROWS, int NP>
+static void tile_w8a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+    const int8_t* w = (const int8_t*)a.w.data + panel * q.steps * 128;
+    const int32_t* x = q.x + t * q.rows * q.steps;
+    const int64_t next = q.steps * 128;
+    vi acc[ROWS][2 * NP];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
+    RADIX_UNROLL(4)
+    for (int64_t s = 0; s < q.steps; s++) {
+        vi b[2 * NP];
+        for (int p = 0; p < NP; p++) {
+            const int8_t* from = w + p * next + s * 128;
+            b[2 * p] = vi_load(from), b[2 * p + 1] = vi_load(from + 64);
+            if (ROWS <= 4) __builtin_prefetch(from + 1024), __builtin_prefetch(from + 1088);
+        }
+        RADIX_UNROLL(12)
+        for (int r = 0; r < ROWS; r++) {
+            vi xv = vi_set1(x[s * ROWS + r]);
+            for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_xw(acc[r][c], xv, b[c]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < NP; p++) {
+            vf out[2];
+            for (int h = 0; h < 2; h++) {
+                int64_t lane = (panel + p) * PANEL + h * 16;
+                vi sum = BIASED ? vi_sub(acc[r][2 * p + h], vi_load(a.w.column_sum + lane)) : acc[r][2 * p + h];
+                out[h] = mul(mul(to_float(sum), load(a.w.scale + lane)), set1(q.scale[t * q.rows + r]));
+            }
+            finish(a, t * q.rows + r, panel + p, out[0], out[1]);
+        }
+}
+
+template <int ROWS, int NP>
+static void tile_w4a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+    const int64_t k8 = a.w.k / 8, per = a.w.group / 8;
+    const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
+    const int32_t* x = q.x + t * q.rows * q.steps;
+    vf out[ROWS][2 * NP];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
+    for (int64_t g = 0; g < q.groups; g++) {
+        vi acc[ROWS][2 * NP];
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
+        RADIX_UNROLL(2)
+        for (int64_t s = g * per; s < (g + 1) * per; s++) {
+            vi even[2 * NP], odd[2 * NP];
+            for (int c = 0; c < 2 * NP; c++) {
+                const uint32_t* from = w + (c / 2 * k8 + s) * PANEL + c % 2 * 16;
+                split_nibbles(vi_load(from), even[c], odd[c]);
+                if (ROWS <= 4) __builtin_prefetch(from + 256);
+            }
+            RADIX_UNROLL(6)
+            for (int r = 0; r < ROWS; r++) {
+                vi xe = vi_set1(x[2 * s * ROWS + r]), xo = vi_set1(x[(2 * s + 1) * ROWS + r]);
+                for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], xe), odd[c], xo);
+            }
+        }
+        const float *xs = q.scale + t * q.rows * q.groups + g * ROWS, *xt = q.sum + t * q.rows * q.groups + g * ROWS;
+        for (int c = 0; c < 2 * NP; c++) {
+            int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
+            vf scale = load(a.w.scale + at), offset = load(a.w.offset + at);
+            for (int r = 0; r < ROWS; r++)
+                out[r][c] = fma(offset, set1(xt[r]), fma(mul(to_float(acc[r][c]), scale), set1(xs[r]), out[r][c]));
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < NP; p++) finish(a, t * q.rows + r, panel + p, out[r][2 * p], out[r][2 * p + 1]);
+}
+
+using Int8Tile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t);
+constexpr int width8(int rows) { return WIDE8 == 1 ? 1 : rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
+constexpr int width4(int rows) { return WIDE4 == 1 ? 1 : rows <= 2 ? 2 : 1; }
+
+struct Int8Tiles {
+    Int8Tile one[13], many[13];
+    int width[13];
+};
+template <int... R>
+static Int8Tiles make_w8a8(std::integer_sequence<int, R...>) {
+    Int8Tiles t{};
+    ((t.one[R + 1] = tile_w8a8<R + 1, 1>, t.many[R + 1] = tile_w8a8<R + 1, width8(R + 1)>, t.width[R + 1] = width8(R + 1)), ...);
+    return t;
+}
+template <int... R>
+static Int8Tiles make_w4a8(std::integer_sequence<int, R...>) {
+    Int8Tiles t{};
+    ((t.one[R + 1] = tile_w4a8<R + 1, 1>, t.many[R + 1] = tile_w4a8<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
+    return t;
+}
+static const Int8Tiles W8A8 = make_w8a8(std::make_integer_sequence<int, INT8_ROWS>{});
+static const Int8Tiles W4A8 = make_w4a8(std::make_integer_sequence<int, INT4_ROWS>{});
+
+void linear_int8(const LinearArgs& a, const Ctx& ctx) {
+    if (a.m <= 0) return;
+    const Int8Tiles& table = a.w.format == W_W4A8 ? W4A8 : W8A8;
+    const Quantised q(a, ctx.shared());
+    ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; r++) quantise_row(a, q, r);
+    });
+    ctx.barrier();
+    const int64_t panels = panels_of(a.w);
+    const int width = table.width[q.rows];
+    // Rows in blocks whose quantised x stays in second-level cache while panels pass by.
+    int64_t per_block = (int64_t(384) << 10) / (q.rows * q.steps * 4);
+    per_block = per_block < 1 ? 1 : per_block;
+    const int64_t blocks = (q.count + per_block - 1) / per_block;
+    const int64_t chunks = (panels + 3) / 4;
+    ctx.each(blocks * chunks, 1, [&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; i++) {
+            int64_t t0 = i / chunks * per_block, t1 = t0 + per_block < q.count ? t0 + per_block : q.count;
+            int64_t p = i % chunks * 4, p1 = p + 4 < panels ? p + 4 : panels;
+            for (; p < p1;) {
+                bool wide = p + width <= p1;
+                for (int64_t t = t0; t < t1; t++) {
+                    int64_t rows = q.size(t);
+                    if (wide && table.width[rows] == width) table.many[rows](a, q, t, p);
+                    else
+                        for (int64_t j = p; j < (wide ? p + width : p + 1); j++) table.one[rows](a, q, t, j);
+                }
+                p += wide ? width : 1;
+            }
+        }
+    });
+    ctx.barrier();
+}
+
+size_t linear_int8_shared(const LinearArgs& a) { return Quantised::bytes(a); }
+
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -1,4 +1,4 @@
-// W8A8 and W4A8: activations quantised per row, integer sums.
+// W8A8 and W4A8 linear layers; compiled once more where the processor has VNNI.
 #pragma once
 #include "../common/api.h"
 
@@ -6,6 +6,5 @@ namespace radix {
 namespace RADIX_ISA {
 void linear_int8(const LinearArgs& a, const Ctx& ctx);
 size_t linear_int8_shared(const LinearArgs& a);
-size_t linear_int8_local(const LinearArgs& a);
 }  // namespace RADIX_ISA
 }  // namespace radix

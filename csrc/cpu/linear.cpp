@@ -1,7 +1,6 @@
 // y = x W^T with fp32 arithmetic. Every output is one chain of fused multiply-adds over ascending k,
 // started at zero, whatever the number of rows, the tile or the thread: batch invariant bit for bit.
 #include "epilogue.h"
-#include "int8.h"
 #include "weights.h"
 
 namespace radix {
@@ -42,7 +41,7 @@ RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, i
                 for (int64_t line = 0; line < 8 * 32 * 4; line += 64)
                     if (reader[p].address(k - k0) + line < reader[p].address(k - k0 + 8))
                         __builtin_prefetch(reader[p].address(k - k0) + line + PREFETCH);
-#pragma GCC unroll 8
+RADIX_UNROLL(8)
             for (int j = 0; j < 8; j++) one(k + j);
         }
         for (; k < end; k++) one(k);
@@ -69,10 +68,10 @@ static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const
         acc[r][0] = first ? zero() : load(c + r * 32);
         acc[r][1] = first ? zero() : load(c + r * 32 + 16);
     }
-#pragma GCC unroll 4
+RADIX_UNROLL(4)
     for (int64_t k = 0; k < kn; k++) {
         vf u = load(wide + k * 32), v = load(wide + k * 32 + 16);
-#pragma GCC unroll 12
+RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
             vf xv = set1(x[k * ROWS + r]);
             acc[r][0] = fma(xv, u, acc[r][0]);
@@ -217,7 +216,6 @@ static void run_format(const LinearArgs& a, const RowTiles& rt, const float* x, 
 
 void linear(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
-    if (a.w.format == W_W8A8 || a.w.format == W_W4A8) return linear_int8(a, ctx);
     RowTiles rt(a.m);
     const float* x = a.x;
     if (a.m > 1 || a.rows) {
@@ -238,12 +236,8 @@ void linear(const LinearArgs& a, const Ctx& ctx) {
     ctx.barrier();
 }
 
-size_t linear_shared(const LinearArgs& a) {
-    if (a.w.format == W_W8A8 || a.w.format == W_W4A8) return linear_int8_shared(a);
-    return size_t(a.m) * size_t(a.w.k) * 4 + 64;
-}
+size_t linear_shared(const LinearArgs& a) { return size_t(a.m) * size_t(a.w.k) * 4 + 64; }
 size_t linear_local(const LinearArgs& a, int) {
-    if (a.w.format == W_W8A8 || a.w.format == W_W4A8) return linear_int8_local(a);
     return size_t(KC) * 32 * 4 + size_t(BLOCK_TILES) * GROUP * MAX_ROWS * 32 * 4;
 }
 

@@ -1,5 +1,6 @@
 // The kernels of one instruction set.
 #include "../common/api.h"
+#include "int8.h"
 
 #define RADIX_STRING2(x) #x
 #define RADIX_STRING(x) RADIX_STRING2(x)
@@ -19,6 +20,6 @@ void embed(const EmbedArgs&, const Ctx&);
 void pack(const PackArgs&, const Ctx&);
 
 extern const Kernels table;
-const Kernels table = {RADIX_STRING(RADIX_ISA), linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, mix, embed, pack};
+const Kernels table = {RADIX_STRING(RADIX_ISA), {linear_int8, linear_int8_shared}, linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, mix, embed, pack};
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -53,9 +53,9 @@ RADIX_INLINE vf nibbles(const uint32_t* p, int j) {
     return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, 4 * j), m)),
             _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(b, 4 * j), m))};
 #else
-    vf r;
-    for (int i = 0; i < 16; i++) r.l[i] = float((p[i] >> (4 * j)) & 15u);
-    return r;
+    float t[16];
+    for (int i = 0; i < 16; i++) t[i] = float((p[i] >> (4 * j)) & 15u);
+    return load(t);
 #endif
 }
 

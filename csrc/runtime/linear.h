@@ -37,7 +37,7 @@ struct Linear {
         a.y = at<float>(y), a.ldy = ldy, a.residual = at<float>(residual), a.ldr = ldr, a.out_scale = out_scale, a.act = act;
         int n = threads > 0 ? threads : threads_for(bytes(), 2.0 * double(m) * double(w.n) * double(w.k));
         const Kernels& k = kernels();
-        run_team(n, k.linear_shared(a), k.linear_local(a, n), [&](const Ctx& c) { k.linear(a, c); });
+        run_team(n, shared_for(k, a), k.linear_local(a, n), [&](const Ctx& c) { run_linear(k, a, c); });
     }
     void pack(Address src, int dtype, int64_t ld, int64_t rows, int64_t first_row) const {
         PackArgs a;

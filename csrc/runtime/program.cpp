@@ -221,7 +221,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) const {
         case EMBED: k.embed(op.embed, ctx); break;
         case NORM: k.norm(op.norm, ctx); break;
         case LINEAR:
-        case LOGITS: k.linear(op.linear, ctx); break;
+        case LOGITS: run_linear(k, op.linear, ctx); break;
         case STORE: k.store(op.store, ctx); break;
         case ATTENTION: {
             AttnArgs a = op.attention;
@@ -258,7 +258,7 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
     int n = threads > 0 ? threads : threads_for(bytes, flops);
     for (const Op& op : ops)
         if (op.kind == LINEAR || op.kind == LOGITS) {
-            shared = std::max(shared, k.linear_shared(op.linear));
+            shared = std::max(shared, shared_for(k, op.linear));
             local = std::max(local, k.linear_local(op.linear, n));
         }
     run_team(n, shared, local, [&](const Ctx& ctx) {

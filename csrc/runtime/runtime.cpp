@@ -18,24 +18,38 @@ namespace radix {
     extern const Kernels table; \
     }
 #ifdef RADIX_HAS_AVX512VNNI
-RADIX_DECLARE(avx512vnni)
+namespace avx512vnni {
+extern const Int8Kernels int8_table;
+}
 #endif
 #ifdef RADIX_HAS_AVX512
 RADIX_DECLARE(avx512)
 #endif
-#ifdef RADIX_HAS_V3
+#ifdef RADIX_HAS_X86_64_V3
 RADIX_DECLARE(x86_64_v3)
 #endif
 RADIX_DECLARE(portable)
 
+#ifdef RADIX_HAS_AVX512VNNI
+// VNNI adds integer products and nothing else: the other kernels are avx512's.
+static const Kernels* with_vnni() {
+    static const Kernels table = [] {
+        Kernels k = avx512::table;
+        k.name = "avx512vnni", k.int8 = avx512vnni::int8_table;
+        return k;
+    }();
+    return &table;
+}
+#endif
+
 static const Kernels* const TABLES[] = {
 #ifdef RADIX_HAS_AVX512VNNI
-    &avx512vnni::table,
+    with_vnni(),
 #endif
 #ifdef RADIX_HAS_AVX512
     &avx512::table,
 #endif
-#ifdef RADIX_HAS_V3
+#ifdef RADIX_HAS_X86_64_V3
     &x86_64_v3::table,
 #endif
     &portable::table,
@@ -67,6 +81,11 @@ std::vector<std::string> supported_isas() {
         if (processor_has(n)) names.push_back(n);
     return names;
 }
+
+void Team::sleep(int now) {
+    while (phase.load(std::memory_order_acquire) == now) phase.wait(now, std::memory_order_acquire);
+}
+void Team::wake() { phase.notify_all(); }
 
 static const Kernels* in_use = nullptr;
 

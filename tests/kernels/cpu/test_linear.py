@@ -9,7 +9,8 @@ from torch import Tensor
 from radixlm.kernels.cpu import linear
 
 FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FORMATS = [*FLOAT, "int8wo", "int4-32"]
+FORMATS = [*FLOAT, "int8wo", "int4-32", "w8a8", "w4a8-64"]
+EXACT = [*FLOAT, "int8wo", "int4-32"]  # activations are not rounded
 
 
 def make(num_out: int, num_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -110,7 +111,7 @@ def test_plain_activation(act: str) -> None:
     assert error(linear.pack(weight, bias, "fp32").run(x, act=act), want) < 1e-5
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXACT)
 def test_quantised_weights_compute_what_they_unpack_to(fmt: str) -> None:
     weight, bias = make(75, 128)
     packed = linear.pack(weight, bias, fmt)
@@ -136,6 +137,44 @@ def test_given_int8_and_int4_values() -> None:
     got = linear.pack_int4(q4, scale4, zero4, None, "int4-64").run(x)
     held = (q4.double().view(50, 2, 64) - zero4[..., None]) * scale4.double()[..., None]
     assert error(got, x.double() @ held.view(50, 128).T) < 1e-5
+
+
+def quantised(x: Tensor, group: int) -> Tensor:
+    """What W8A8 and W4A8 make of activations: 8 bit with a scale for each row and group."""
+    parts = x.view(x.shape[0], -1, group)
+    scale = parts.abs().amax(-1, keepdim=True) / 127
+    steps = (parts * (1 / scale.clamp_min(1e-30))).round().clamp(-127, 127)
+    return (steps.double() * scale.double()).view(x.shape)
+
+
+@pytest.mark.parametrize(("fmt", "group"), [("w8a8", 192), ("w4a8-32", 32), ("w4a8-64", 64)])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13, 50])
+def test_quantised_activations(fmt: str, group: int, num_rows: int) -> None:
+    weight, bias = make(75, 192)
+    packed = linear.pack(weight, bias, fmt)
+    x = rows(num_rows, 192)
+    want = quantised(x, group) @ packed.unpack().double().T + bias.double()
+    assert error(packed.run(x), want) < 2e-3  # a value halfway between steps may round either way
+    exact = x.double() @ packed.unpack().double().T + bias.double()
+    assert error(packed.run(x), exact) < 2e-2
+
+
+@pytest.mark.parametrize("num_in", [3, 30, 65])
+def test_w8a8_takes_any_number_of_inputs(num_in: int) -> None:
+    weight, _ = make(40, num_in)
+    packed = linear.pack(weight, None, "w8a8")
+    x = rows(3, num_in)
+    x[1] = 0
+    got = packed.run(x)
+    assert error(got, quantised(x, num_in) @ packed.unpack().double().T) < 3e-3
+    assert not got[1].any()
+
+
+def test_integer_sums_do_not_overflow_at_the_extremes() -> None:
+    weight = torch.full((32, 4096), 127, dtype=torch.int8)
+    x = torch.full((2, 4096), -3.0)
+    got = linear.pack_int8(weight, torch.ones(32), None, "w8a8").run(x)
+    assert error(got, torch.full((2, 32), -3.0 * 127 * 4096).double()) < 1e-6
 
 
 def test_several_sources_and_embedding_rows() -> None:
