@@ -1,0 +1,215 @@
+"""Grammars by llguidance: lazy automata with fuel limits, no torch. The default backend."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.base.lazy import require
+from radixlm.grammar.spec import (
+    GrammarOptions,
+    GrammarSpec,
+    Kind,
+    Mask,
+    check_size,
+    read_json,
+    refuse,
+)
+from radixlm.grammar.tags import TagWriter
+from radixlm.text.tokenizer import Tokenizer
+
+# White space is bounded so that a model that likes it cannot fill its whole budget with it.
+_WHITESPACE = r"[ \t\n\r]{1,40}"
+
+
+class _Vocabulary:
+    """A Tokenizer in the shape that llguidance reads."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+class LlguidanceMatcher:
+    """See ``spec.Matcher``. An accepted EOS is kept apart: the library's state is before it."""
+
+    def __init__(self, matcher: Any, eos_ids: frozenset[int], kind: Kind) -> None:
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+        self._kind = kind
+        self.is_terminated = False
+
+    def fill_mask(self, out: Mask) -> None:
+        """See Matcher. Runs without the interpreter's lock."""
+        if self.is_terminated:
+            out[:] = 0
+            _allow(out, self._eos_ids)
+            return
+        data = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise refuse(self._kind, self._matcher.get_error())
+        num_words = min(len(data) // 4, len(out))
+        out.view("u1")[: num_words * 4] = memoryview(data)[: num_words * 4]
+        out[num_words:] = 0
+
+    def accept(self, token: int) -> bool:
+        """See Matcher."""
+        if self.is_terminated:
+            return False
+        if token in self._eos_ids:
+            self.is_terminated = bool(self._matcher.is_accepting())
+            return self.is_terminated
+        return int(self._matcher.try_consume_tokens([token])) == 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Matcher."""
+        if num_tokens > 0 and self.is_terminated:
+            self.is_terminated = False
+            num_tokens -= 1
+        if num_tokens > 0 and not self._matcher.rollback(num_tokens):
+            raise refuse(self._kind, self._matcher.get_error())
+
+    def forced_tokens(self) -> list[int]:
+        """See Matcher. Never an EOS."""
+        if self.is_terminated:
+            return []
+        tokens = list(self._matcher.compute_ff_tokens())
+        return tokens[: next((i for i, t in enumerate(tokens) if t in self._eos_ids), len(tokens))]
+
+    def copy(self) -> LlguidanceMatcher:
+        """See Matcher."""
+        twin = LlguidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._kind)
+        twin.is_terminated = self.is_terminated
+        return twin
+
+
+def _allow(out: Mask, tokens: frozenset[int]) -> None:
+    for token in tokens:
+        if token // 32 < len(out):
+            out.view("u4")[token // 32] |= 1 << (token % 32)
+
+
+class LlguidanceGrammar:
+    """See ``spec.CompiledGrammar``: a matcher at the start, copied for each request."""
+
+    def __init__(self, first: LlguidanceMatcher, warnings: tuple[str, ...]) -> None:
+        self._first = first
+        self._lock = threading.Lock()
+        self.warnings = warnings
+
+    def matcher(self) -> LlguidanceMatcher:
+        """See CompiledGrammar."""
+        with self._lock:
+            return self._first.copy()
+
+
+class LlguidanceBackend:
+    """See ``spec.GrammarBackend``. The tokenizer's tables are built with the first grammar."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        options: GrammarOptions | None = None,
+    ) -> None:
+        """``vocab_size``: width of the model's logits; ConfigError if the package is missing."""
+        self._library = require("llguidance", "grammar", "--grammar-backend llguidance")
+        self._gbnf = require("llguidance.gbnf_to_lark", "grammar", "--grammar-backend llguidance")
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._lock = threading.Lock()
+        self._ll_tokenizer: Any = None
+        special = (tokenizer.id_to_piece(i) for i in tokenizer.special_ids)
+        self._special = frozenset(text for text in special if text)
+        self._json_options = _json_options(options or GrammarOptions())
+
+    def compile(self, spec: GrammarSpec) -> LlguidanceGrammar:
+        """See GrammarBackend."""
+        check_size(spec)
+        if spec.kind not in ("json_schema", "structural_tag"):
+            return self._build(spec.kind, self._source(spec), ())
+        value = read_json(spec)
+        try:
+            return self._build(spec.kind, self._json_source(spec.kind, value, {}), ())
+        except InvalidRequest as strict_error:
+            # Keywords that cannot be enforced are left out, and named, rather than refused.
+            relaxed = self._json_source(spec.kind, value, {"lenient": True})
+            try:
+                return self._build(spec.kind, relaxed, (strict_error.message,))
+            except InvalidRequest:
+                raise strict_error from None
+
+    def _source(self, spec: GrammarSpec) -> str:
+        if spec.kind == "json_object":
+            return self._json_source("json_schema", {"type": "object"}, {})
+        if spec.kind == "regex":
+            lark = f"start: /{self._regex(spec.text)}/"
+        else:
+            lark = self._to_lark(spec.text) if spec.kind == "ebnf" else spec.text
+        return str(self._library.LLMatcher.grammar_from_lark(lark))
+
+    def _json_source(self, kind: Kind, value: Any, extra: dict[str, Any]) -> str:
+        options = {**self._json_options, **extra}
+        if kind == "structural_tag":
+            writer = TagWriter(self._special, options, self._to_lark, self._regex)
+            return writer.write(value)
+        if not isinstance(value, dict | bool):
+            raise refuse(kind, "a schema must be an object")
+        schema: Any = value
+        if isinstance(value, dict):
+            schema = {key: item for key, item in value.items() if key != "x-guidance"}
+        return str(
+            self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        )
+
+    def _build(self, kind: Kind, source: str, warnings: tuple[str, ...]) -> LlguidanceGrammar:
+        limits = self._library.LLParserLimits(verbose_errors=False)
+        matcher = self._library.LLMatcher(self._tables(), source, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds what the lazy compiler has put off
+        if matcher.is_error():
+            raise refuse(kind, matcher.get_error())
+        return LlguidanceGrammar(LlguidanceMatcher(matcher, self._eos_ids, kind), warnings)
+
+    def _tables(self) -> Any:
+        with self._lock:
+            if self._ll_tokenizer is None:
+                eos_ids = sorted(self._eos_ids) or [self._tokenizer.vocab_size - 1]
+                self._ll_tokenizer = self._library.LLTokenizer(
+                    _Vocabulary(self._tokenizer, eos_ids[0]),
+                    n_vocab=self._tokenizer.vocab_size,
+                    eos_token=eos_ids,
+                )
+            return self._ll_tokenizer
+
+    def _to_lark(self, ebnf: str) -> str:
+        try:
+            return str(self._gbnf.gbnf_to_lark(ebnf))
+        except Exception as error:  # the library raises bare Exception for unknown rules
+            raise refuse("ebnf", str(error)) from None
+
+    def _regex(self, pattern: str) -> str:
+        r"""Lark's form. The whole output must match, so anchors at the ends say nothing; \d, \w
+        and \s mean ASCII, which every dialect agrees on."""
+        pattern = pattern.removeprefix("^")
+        if pattern.endswith("$") and not pattern.endswith("\\$"):
+            pattern = pattern[:-1]
+        return str(self._library.regex_to_lark(pattern, "dws"))
+
+
+def _json_options(options: GrammarOptions) -> dict[str, Any]:
+    if options.disable_any_whitespace:
+        return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return {"whitespace_pattern": options.whitespace_pattern or _WHITESPACE}

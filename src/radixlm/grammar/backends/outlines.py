@@ -1,0 +1,203 @@
+"""Grammars by outlines_core: regular expressions as tables of states. No EBNF, no tags.
+
+A table has a row for each state of the expression and is built at once, so an expression of a few
+characters can ask for gigabytes. It is therefore tried first on a vocabulary of single bytes, in a
+process of its own with limits on time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from radixlm.base.lazy import require
+from radixlm.grammar.spec import (
+    GrammarOptions,
+    GrammarSpec,
+    Mask,
+    check_size,
+    read_json,
+    refuse,
+)
+from radixlm.text.tokenizer import Tokenizer
+
+_MAX_STATES = 20_000
+_MAX_CACHED_MASKS = 1000
+_TRIAL_S = 10
+_TRIAL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+from outlines_core import Index, Vocabulary
+vocabulary = Vocabulary(256, {bytes([i]): [i] for i in range(256)})
+print(len(Index(sys.stdin.read(), vocabulary).get_transitions()))
+"""
+
+
+class OutlinesMatcher:
+    """See ``spec.Matcher``: the states passed so far, the last one is where it stands."""
+
+    def __init__(self, grammar: OutlinesGrammar, states: list[int], is_terminated: bool) -> None:
+        self._grammar = grammar
+        self._states = states
+        self.is_terminated = is_terminated
+
+    def fill_mask(self, out: Mask) -> None:
+        """See Matcher."""
+        state = None if self.is_terminated else self._states[-1]
+        mask = self._grammar.mask(state)
+        num_words = min(len(mask), len(out))
+        out[:num_words] = mask[:num_words]
+        out[num_words:] = 0
+
+    def accept(self, token: int) -> bool:
+        """See Matcher."""
+        if self.is_terminated:
+            return False
+        if token in self._grammar.eos_ids:
+            self.is_terminated = bool(self._grammar.index.is_final_state(self._states[-1]))
+            return self.is_terminated
+        state = self._grammar.index.get_next_state(self._states[-1], token)
+        if state is not None:
+            self._states.append(state)
+        return state is not None
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Matcher."""
+        if num_tokens > 0 and self.is_terminated:
+            self.is_terminated = False
+            num_tokens -= 1
+        if num_tokens > 0:
+            del self._states[-num_tokens:]
+
+    def forced_tokens(self) -> list[int]:
+        """See Matcher. Only where one single token is allowed."""
+        states, tokens = [self._states[-1]], list[int]()
+        while not self.is_terminated and len(tokens) < 64:
+            allowed = self._grammar.index.get_allowed_tokens(states[-1]) or []
+            if len(allowed) != 1 or allowed[0] in self._grammar.eos_ids:
+                break
+            tokens.append(allowed[0])
+            states.append(self._grammar.index.get_next_state(states[-1], allowed[0]))
+        return tokens
+
+    def copy(self) -> OutlinesMatcher:
+        """See Matcher."""
+        return OutlinesMatcher(self._grammar, list(self._states), self.is_terminated)
+
+
+class OutlinesGrammar:
+    """See ``spec.CompiledGrammar``: the table, and the masks of states that were visited."""
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, index: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
+        self.index = index
+        self.eos_ids = eos_ids
+        self._num_words = -(-vocab_size // 32)
+        self._masks: dict[int | None, Mask] = {}
+
+    def matcher(self) -> OutlinesMatcher:
+        """See CompiledGrammar."""
+        return OutlinesMatcher(self, [self.index.get_initial_state()], False)
+
+    def mask(self, state: int | None) -> Mask:
+        """The mask of a state; None is the end, where only EOS is left."""
+        mask = self._masks.get(state)
+        if mask is None:
+            allowed = set(() if state is None else self.index.get_allowed_tokens(state) or ())
+            allowed -= self.eos_ids
+            if state is None or self.index.is_final_state(state):
+                allowed |= self.eos_ids
+            bits = np.zeros(self._num_words * 32, dtype=np.uint8)
+            bits[[token for token in allowed if token < len(bits)]] = 1
+            mask = np.packbits(bits, bitorder="little").view(np.int32)
+            if len(self._masks) < _MAX_CACHED_MASKS:
+                self._masks[state] = mask
+        return mask
+
+
+class OutlinesBackend:
+    """See ``spec.GrammarBackend``."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        options: GrammarOptions | None = None,
+    ) -> None:
+        """``vocab_size``: width of the model's logits; ConfigError if the package is missing."""
+        self._library = require("outlines_core", "grammar", "--grammar-backend outlines")
+        self._schemas = require(
+            "outlines_core.json_schema", "grammar", "--grammar-backend outlines"
+        )
+        self._eos_ids = frozenset(eos_ids)
+        self._vocab_size = tokenizer.vocab_size
+        options = options or GrammarOptions()
+        self._whitespace = options.whitespace_pattern or r"[ \t\n\r]{0,8}"
+        if options.disable_any_whitespace:
+            self._whitespace = "[ ]?"
+        self._vocabulary = self._build_vocabulary(tokenizer)
+
+    def _build_vocabulary(self, tokenizer: Tokenizer) -> Any:
+        ids: dict[bytes, list[int]] = {}
+        for token in range(tokenizer.vocab_size):
+            data = tokenizer.token_bytes(token)
+            if data and not tokenizer.is_special(token) and token not in self._eos_ids:
+                ids.setdefault(data, []).append(token)
+        eos_id = min(self._eos_ids, default=self._vocab_size)
+        return self._library.Vocabulary(eos_id, ids)
+
+    def compile(self, spec: GrammarSpec) -> OutlinesGrammar:
+        """See GrammarBackend."""
+        check_size(spec)
+        pattern = self._pattern(spec)
+        _try_out(spec, pattern)
+        try:
+            index = self._library.Index(pattern, self._vocabulary)
+        except (ValueError, RuntimeError) as error:
+            raise refuse(spec.kind, str(error)) from None
+        return OutlinesGrammar(index, self._eos_ids, self._vocab_size)
+
+    def _pattern(self, spec: GrammarSpec) -> str:
+        if spec.kind == "regex":
+            return spec.text
+        if spec.kind not in ("json_schema", "json_object"):
+            raise refuse(
+                spec.kind, "--grammar-backend outlines has none; llguidance and xgrammar have"
+            )
+        schema = {"type": "object"} if spec.kind == "json_object" else read_json(spec)
+        if schema == {} or schema is True:
+            schema = {"type": "object"}
+        try:
+            text = self._schemas.build_regex_from_schema(json.dumps(schema), self._whitespace)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise refuse(spec.kind, str(error)) from None
+        return str(text)
+
+
+def _try_out(spec: GrammarSpec, pattern: str) -> None:
+    """Build the table over single bytes elsewhere; InvalidRequest if that is too much."""
+    too_much = refuse(spec.kind, "the expression is too complex")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRIAL],
+            input=pattern,
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise too_much from None
+    if done.returncode != 0:
+        reason = done.stderr.strip().rsplit("\n", 1)[-1]
+        raise refuse(spec.kind, reason) if "Error" in reason else too_much
+    if int(done.stdout) > _MAX_STATES:
+        raise too_much

@@ -1,0 +1,168 @@
+"""Grammars by xgrammar: pushdown automata, fast masks. Needs torch and transformers to import."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from radixlm.base.lazy import require
+from radixlm.grammar.spec import (
+    GrammarOptions,
+    GrammarSpec,
+    Kind,
+    Mask,
+    check_size,
+    read_json,
+    refuse,
+)
+from radixlm.grammar.tags import modern_form
+from radixlm.text.tokenizer import Tokenizer
+
+_MAX_WHITESPACE = 40  # a model that likes white space must not fill its whole budget with it
+
+
+class XgrammarMatcher:
+    """See ``spec.Matcher``."""
+
+    def __init__(self, matcher: Any, tokenizer: Tokenizer) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+
+    @property
+    def is_terminated(self) -> bool:
+        """See Matcher."""
+        return bool(self._matcher.is_terminated())
+
+    def fill_mask(self, out: Mask) -> None:
+        """See Matcher."""
+        if self.is_terminated:
+            out[:] = 0
+            stops = self._matcher.stop_token_ids
+            for token in stops:
+                out.view("u4")[token // 32] |= 1 << (token % 32)
+            return
+        if not self._matcher.fill_next_token_bitmask(out[None]):
+            out[:] = -1  # the library leaves the mask alone if everything is allowed
+
+    def accept(self, token: int) -> bool:
+        """See Matcher."""
+        return not self.is_terminated and bool(self._matcher.accept_token(token))
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Matcher."""
+        if num_tokens > 0:
+            self._matcher.rollback(num_tokens)
+
+    def forced_tokens(self) -> list[int]:
+        """See Matcher. The last token of the forced text is left out: it may go on."""
+        if self.is_terminated:
+            return []
+        text = self._matcher.find_jump_forward_string()
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)[:-1] if text else []
+        num_accepted = 0
+        while num_accepted < len(tokens) and self._matcher.accept_token(tokens[num_accepted]):
+            num_accepted += 1
+        self.rollback(num_accepted)
+        return tokens[:num_accepted]
+
+    def copy(self) -> XgrammarMatcher:
+        """See Matcher."""
+        return XgrammarMatcher(self._matcher.fork(), self._tokenizer)
+
+
+class XgrammarGrammar:
+    """See ``spec.CompiledGrammar``."""
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, library: Any, compiled: Any, tokenizer: Tokenizer) -> None:
+        self._library = library
+        self._compiled = compiled
+        self._tokenizer = tokenizer
+
+    def matcher(self) -> XgrammarMatcher:
+        """See CompiledGrammar."""
+        return XgrammarMatcher(self._library.GrammarMatcher(self._compiled), self._tokenizer)
+
+
+class XgrammarBackend:
+    """See ``spec.GrammarBackend``. The tokenizer's tables are built with the first grammar."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        options: GrammarOptions | None = None,
+    ) -> None:
+        """``vocab_size``: width of the model's logits; ConfigError if the package is missing."""
+        self._library = require("xgrammar", "grammar", "--grammar-backend xgrammar")
+        self._tokenizer = tokenizer
+        self._eos_ids = list(eos_ids)
+        self._vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._options = options or GrammarOptions()
+        self._lock = threading.Lock()
+        self._shared: Any = None
+
+    def compile(self, spec: GrammarSpec) -> XgrammarGrammar:
+        """See GrammarBackend."""
+        check_size(spec)
+        if self._options.whitespace_pattern is not None and spec.kind.startswith("json"):
+            raise refuse(
+                spec.kind,
+                "--constrained-json-whitespace-pattern needs --grammar-backend llguidance or "
+                "outlines",
+            )
+        value = read_json(spec) if spec.kind in ("json_schema", "structural_tag") else None
+        try:
+            compiled = self._compile(spec.kind, spec.text, value)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise refuse(spec.kind, _short(str(error))) from None
+        return XgrammarGrammar(self._library, compiled, self._tokenizer)
+
+    def _compile(self, kind: Kind, text: str, value: Any) -> Any:
+        compiler = self._compiler()
+        if kind in ("json_schema", "json_object"):
+            schema = {"type": "object"} if kind == "json_object" else value
+            if not isinstance(schema, dict | bool):
+                raise refuse(kind, "a schema must be an object")
+            is_free = not self._options.disable_any_whitespace
+            return compiler.compile_json_schema(
+                json.dumps(schema),
+                any_whitespace=is_free,
+                strict_mode=False,
+                max_whitespace_cnt=_MAX_WHITESPACE if is_free else None,
+            )
+        if kind == "regex":
+            return compiler.compile_regex(text)
+        if kind == "ebnf":
+            return compiler.compile_grammar(text)
+        if kind == "lark":
+            return compiler.compile_lark(text)
+        return compiler.compile_structural_tag(modern_form(value))
+
+    def _compiler(self) -> Any:
+        with self._lock:
+            if self._shared is None:
+                tokenizer = self._tokenizer
+                tokens = [
+                    b"" if tokenizer.is_special(i) else tokenizer.token_bytes(i)
+                    for i in range(tokenizer.vocab_size)
+                ]  # a token without text is special to the library: no text matches it
+                info = self._library.TokenizerInfo(
+                    tokens,
+                    self._library.VocabType.RAW,
+                    vocab_size=self._vocab_size,
+                    stop_token_ids=self._eos_ids,
+                )
+                self._shared = self._library.GrammarCompiler(
+                    info, max_threads=1, cache_enabled=False
+                )
+            return self._shared
+
+
+def _short(message: str) -> str:
+    """The message without the library's time and source line."""
+    return message.split(": ", 1)[-1] if message.startswith("[") else message

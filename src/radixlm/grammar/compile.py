@@ -1,0 +1,209 @@
+"""Compiling grammars beside the running engine, once each.
+
+A ``Ticket`` is asked from the scheduler's loop: nothing there ever waits for a compiler. A grammar
+that takes too long is refused, and its thread replaced, since a library cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.base.registry import Registry
+from radixlm.grammar.spec import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarOptions,
+    GrammarSpec,
+    Matcher,
+    refuse,
+)
+from radixlm.text.tokenizer import Tokenizer
+
+_MAX_STUCK_THREADS = 8
+BACKENDS = Registry(
+    "--grammar-backend",
+    {
+        "llguidance": "radixlm.grammar.backends.llguidance:LlguidanceBackend",
+        "xgrammar": "radixlm.grammar.backends.xgrammar:XgrammarBackend",
+        "outlines": "radixlm.grammar.backends.outlines:OutlinesBackend",
+    },
+)
+DEFAULT_BACKEND = "llguidance"
+
+
+def create_backend(
+    name: str | None,
+    tokenizer: Tokenizer,
+    eos_ids: Sequence[int],
+    vocab_size: int,
+    options: GrammarOptions | None = None,
+) -> GrammarBackend | None:
+    """The backend called ``name`` (None is the default), None for "none".
+
+    ``eos_ids`` end an output; ``vocab_size`` is the width of the model's logits.
+    """
+    if name == "none":
+        return None
+    maker = BACKENDS.resolve(name or DEFAULT_BACKEND)
+    backend: GrammarBackend = maker(tokenizer, eos_ids, vocab_size, options)
+    return backend
+
+
+class Ticket:
+    """One grammar being compiled, or compiled, or refused. Shared by all requests that want it."""
+
+    def __init__(self, spec: GrammarSpec, timeout_s: float) -> None:
+        self.spec = spec
+        self.was_cached = False
+        self._timeout_s = timeout_s
+        self._started_s: float | None = None  # waiting in the queue does not count
+        self._done = threading.Event()
+        self._grammar: CompiledGrammar | None = None
+        self._error: InvalidRequest | None = None
+        self.compile_s = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the compiler has used up its time."""
+        started = self._started_s
+        late = started is not None and time.monotonic() - started > self._timeout_s
+        return late and not self._done.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``matcher`` would answer now."""
+        return self._done.is_set() or self.is_late
+
+    def matcher(self) -> Matcher:
+        """A matcher for one request. InvalidRequest if the grammar was refused or is too slow.
+
+        Call it when ``is_ready``.
+        """
+        return self.grammar().matcher()
+
+    def grammar(self) -> CompiledGrammar:
+        """The compiled grammar; errors as for ``matcher``."""
+        if self._error is not None:
+            raise InvalidRequest(self._error.message, self._error.param)
+        if self._grammar is None:
+            reason = f"compiling took longer than {self._timeout_s:g} s"
+            raise refuse(self.spec.kind, reason)
+        return self._grammar
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until ready (offline use and tests); False if ``timeout_s`` passed first."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.is_ready:
+            if end is not None and time.monotonic() > end:
+                return False
+            self._done.wait(0.05)
+        return True
+
+    def run(self, compile_: Callable[[GrammarSpec], CompiledGrammar]) -> None:
+        """Compile; called by a worker."""
+        self._started_s = time.monotonic()
+        try:
+            self._grammar = compile_(self.spec)
+        except InvalidRequest as error:
+            self._error = error
+        except Exception as error:  # top of a worker: one request fails, not the thread
+            self._error = refuse(self.spec.kind, f"{type(error).__name__}: {error}")
+        finally:
+            self.compile_s = time.monotonic() - self._started_s
+            self._done.set()
+
+
+class _Worker(threading.Thread):
+    """Takes tickets from the queue until it is dismissed."""
+
+    def __init__(self, backend: GrammarBackend, tickets: queue.SimpleQueue[Ticket | None]) -> None:
+        super().__init__(name="grammar", daemon=True)  # a stuck compiler must not stop the exit
+        self._backend = backend
+        self._tickets = tickets
+        self.current: Ticket | None = None
+        self.is_dismissed = False
+
+    def run(self) -> None:
+        """See Thread."""
+        while not self.is_dismissed:
+            ticket = self._tickets.get()
+            if ticket is None:
+                return
+            self.current = ticket
+            ticket.run(self._backend.compile)
+            self.current = None
+
+
+class GrammarCache:
+    """Compiled grammars of one server, the most recently used ones kept."""
+
+    def __init__(
+        self,
+        backend: GrammarBackend,
+        max_entries: int = 256,
+        num_threads: int = 2,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._backend = backend
+        self._max_entries = max_entries
+        self._num_threads = num_threads
+        self._timeout_s = timeout_s
+        self._entries: OrderedDict[GrammarSpec, Ticket] = OrderedDict()
+        self._tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._workers: list[_Worker] = []
+        self._stuck: list[_Worker] = []
+        self._lock = threading.Lock()
+        self.num_hits = 0
+        self.num_requests = 0
+
+    def request(self, spec: GrammarSpec) -> Ticket:
+        """The ticket of a grammar: an old one, or a new one that a worker takes soon.
+
+        Overloaded if too many compilers are stuck.
+        """
+        with self._lock:
+            self.num_requests += 1
+            ticket = self._entries.get(spec)
+            if ticket is not None:
+                self._entries.move_to_end(spec)
+                self.num_hits += 1
+                ticket.was_cached = True
+                return ticket
+            self._replace_stuck()
+            ticket = self._entries[spec] = Ticket(spec, self._timeout_s)
+            while len(self._entries) > self._max_entries:
+                self._entries.popitem(last=False)
+            self._tickets.put(ticket)
+            return ticket
+
+    def clear(self) -> None:
+        """Forget all grammars; requests keep theirs."""
+        with self._lock:
+            self._entries.clear()
+
+    def close(self) -> None:
+        """Let the workers end."""
+        with self._lock:
+            for worker in self._workers:
+                worker.is_dismissed = True
+                self._tickets.put(None)
+
+    def _replace_stuck(self) -> None:
+        self._stuck = [worker for worker in self._stuck if worker.is_alive()]
+        for worker in list(self._workers):
+            ticket = worker.current
+            if ticket is not None and ticket.is_late:
+                worker.is_dismissed = True  # it ends when the library returns
+                self._workers.remove(worker)
+                self._stuck.append(worker)
+        if len(self._stuck) >= _MAX_STUCK_THREADS:
+            raise Overloaded("too many grammars are still being compiled", retry_after_s=10)
+        while len(self._workers) < self._num_threads:
+            worker = _Worker(self._backend, self._tickets)
+            self._workers.append(worker)
+            worker.start()

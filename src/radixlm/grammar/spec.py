@@ -1,0 +1,143 @@
+"""What a grammar is asked for, and what a backend must offer. No library is imported here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
+
+Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "structural_tag"]
+Mask = npt.NDArray[np.int32]
+
+MAX_CHARS: dict[Kind, int] = {
+    "json_schema": 1 << 20,
+    "json_object": 0,
+    "regex": 1 << 16,
+    "ebnf": 1 << 17,
+    "lark": 1 << 17,
+    "structural_tag": 1 << 20,
+}
+MAX_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar as text: the key of the cache. ``text`` is empty for json_object."""
+
+    kind: Kind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarOptions:
+    """Server options. ``whitespace_pattern`` is a regular expression for the white space between
+    JSON tokens; ``disable_any_whitespace`` writes JSON as "{"a": 1, "b": 2}" without any other."""
+
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+
+
+class Matcher(Protocol):
+    """The state of one request's output. Masks: int32 words, bit i of word w allows 32 w + i."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the output is over: EOS was accepted."""
+        ...
+
+    def fill_mask(self, out: Mask) -> None:
+        """Write the tokens allowed next. Words beyond the vocabulary become 0. EOS is allowed
+        where the output may end, and alone after it has ended. InvalidRequest if the grammar
+        turns out to be too complex."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Advance by ``token``; False, and no change, if it is not allowed."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take the last ``num_tokens`` accepted tokens back."""
+        ...
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that must come next whatever the model says ([] if it has a choice)."""
+        ...
+
+    def copy(self) -> Matcher:
+        """An independent matcher in the same state."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready for requests, shared by threads. ``warnings``: what it cannot enforce."""
+
+    warnings: tuple[str, ...]
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start of the output."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """A library that compiles grammars for one tokenizer."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile; InvalidRequest(param=field) for a grammar that is wrong or too large. Called
+        from several threads."""
+        ...
+
+
+def spec_of(params: SamplingParams) -> GrammarSpec | None:
+    """The grammar a request asks for, None if it asks for none."""
+    if params.json_schema is not None:
+        if params.json_schema == ANY_JSON_OBJECT:
+            return GrammarSpec("json_object")
+        return GrammarSpec("json_schema", params.json_schema)
+    if params.regex is not None:
+        return GrammarSpec("regex", params.regex)
+    if params.ebnf is not None:
+        is_lark = "::=" not in params.ebnf
+        return GrammarSpec("lark" if is_lark else "ebnf", params.ebnf)
+    if params.structural_tag is not None:
+        return GrammarSpec("structural_tag", params.structural_tag)
+    return None
+
+
+def param_of(kind: Kind) -> str:
+    """The request field that a kind of grammar comes from."""
+    return {"lark": "ebnf", "json_object": "json_schema"}.get(kind, kind)
+
+
+def refuse(kind: Kind, reason: str) -> InvalidRequest:
+    """The error for a grammar that cannot be compiled; the reason is cut to a readable length."""
+    return InvalidRequest(f"invalid {param_of(kind)}: {reason.strip()[:500]}", param_of(kind))
+
+
+def check_size(spec: GrammarSpec) -> None:
+    """InvalidRequest if the text is longer than its kind may be."""
+    limit = MAX_CHARS[spec.kind]
+    if len(spec.text) > limit:
+        raise refuse(spec.kind, f"{len(spec.text)} characters, at most {limit}")
+
+
+def read_json(spec: GrammarSpec) -> Any:
+    """The text as JSON; InvalidRequest if it is none, or nested too deeply."""
+    try:
+        value = json.loads(spec.text)
+    except (ValueError, RecursionError) as error:
+        raise refuse(spec.kind, f"not JSON: {error}") from None
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise refuse(spec.kind, f"nested more than {MAX_DEPTH} deep")
+        inner = [v for item in level if isinstance(item, dict) for v in item.values()]
+        inner += [v for item in level if isinstance(item, list) for v in item]
+        level = [item for item in inner if isinstance(item, dict | list)]
+    return value

@@ -1,0 +1,293 @@
+"""Every backend: what a mask allows is accepted and ends in valid documents; rollback is replay."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tests.fakes import toy_tokenizer
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.grammar.compile import create_backend
+from radixlm.grammar.spec import GrammarBackend, GrammarOptions, GrammarSpec, Mask, Matcher
+from radixlm.text.pieces import Decoder
+from radixlm.text.tokenizer import Tokenizer
+
+WIDTH = 576  # logits are wider than the vocabulary
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["cat", "dog", 7]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        "inner": {
+            "type": "object",
+            "properties": {"x": {"type": "null"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "age", "kind", "tags", "inner"],
+    "additionalProperties": False,
+}
+TAG = {
+    "structures": [
+        {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"enum": ["x", "y"]}, "end": "</f>"},
+    ],
+    "triggers": ["<f="],
+}
+# xgrammar lets control characters into strings of a given length, outlines ignores bounds
+BASIC = {
+    **SCHEMA,
+    "properties": {
+        **SCHEMA["properties"],  # type: ignore[dict-item]
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+    },
+}
+REGEX = r"[a-c]{2,4}-\d+(é|\.x)?"
+Check = Callable[[str], Any]
+
+
+def check_schema(schema: dict[str, Any]) -> Check:
+    return lambda text: jsonschema.validate(json.loads(text), schema)
+
+
+def check_regex(pattern: str) -> Check:
+    def check(text: str) -> None:
+        assert re.fullmatch(pattern, text), text
+
+    return check
+
+
+def check_tags(text: str) -> None:
+    for piece in text.split("<f=")[1:]:
+        assert re.match(r'(a>-?\d+</f>|b>"(x|y)"</f>)', piece), text
+
+
+CASES: dict[str, tuple[GrammarSpec, Check]] = {
+    "schema": (GrammarSpec("json_schema", json.dumps(SCHEMA)), check_schema(SCHEMA)),
+    "recursive": (
+        GrammarSpec(
+            "json_schema",
+            '{"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}},'
+            ' "$ref": "#/$defs/t"}',
+        ),
+        check_schema({"type": "array"}),
+    ),
+    "object": (GrammarSpec("json_object"), check_schema({"type": "object"})),
+    "basic": (GrammarSpec("json_schema", json.dumps(BASIC)), check_schema(BASIC)),
+    "regex": (GrammarSpec("regex", REGEX), check_regex(REGEX)),
+    "ebnf": (
+        GrammarSpec(
+            "ebnf", 'root ::= "(" item ("," item)* ")"\nitem ::= [a-z] | "\\"" [0-9] root?'
+        ),
+        check_regex(r'[(),a-z0-9"]*'),
+    ),
+    "lark": (GrammarSpec("lark", 'start: "a" B\nB: /[0-9]{1,3}/'), check_regex(r"a[0-9]{1,3}")),
+    "tags": (GrammarSpec("structural_tag", json.dumps(TAG)), check_tags),
+}
+SKIPPED = {
+    "outlines": {"schema", "recursive", "object", "ebnf", "lark", "tags"},
+    "xgrammar": {"schema"},
+}
+PAIRS = [
+    (backend, case)
+    for backend in ("llguidance", "xgrammar", "outlines")
+    for case in CASES
+    if case not in SKIPPED.get(backend, ())
+]
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    backend = toy_tokenizer.byte_level()
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(backend, Decoder.from_json(backend.decoder.__getstate__()), special, {})
+
+
+@cache
+def backend_of(name: str, options: GrammarOptions | None = None) -> GrammarBackend:
+    pytest.importorskip({"outlines": "outlines_core"}.get(name, name))
+    backend = create_backend(name, tokenizer(), [eos()], WIDTH, options)
+    assert backend is not None
+    return backend
+
+
+def eos() -> int:
+    eos_id = tokenizer().eos_id
+    assert eos_id is not None
+    return eos_id
+
+
+def mask_of(matcher: Matcher) -> Mask:
+    out = np.full(WIDTH // 32, 0x55555555, dtype=np.int32)
+    matcher.fill_mask(out)
+    return out
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    bits = np.unpackbits(mask_of(matcher).view(np.uint8), bitorder="little")
+    return list(map(int, np.flatnonzero(bits)))
+
+
+def walk(matcher: Matcher, rng: random.Random, num_free: int = 40) -> list[int]:
+    """Random allowed tokens until the end; after ``num_free`` steps EOS and closing ones first."""
+    tokens: list[int] = []
+    closing = [tokenizer().token_id(piece) for piece in '"}])0>']
+    while not matcher.is_terminated:
+        assert len(tokens) < 500
+        choice = allowed(matcher)
+        assert choice
+        token = rng.choice(choice)
+        if eos() in choice and (len(tokens) > num_free or rng.random() < 0.2):
+            token = eos()
+        elif len(tokens) > num_free:
+            token = next((t for t in closing if t in choice and rng.random() < 0.7), token)
+        assert matcher.accept(token)
+        tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_random_walks_end_in_valid_documents(name: str, case: str) -> None:
+    spec, check = CASES[case]
+    grammar = backend_of(name).compile(spec)
+    for seed in range(12):
+        matcher = grammar.matcher()
+        tokens = walk(matcher, random.Random(seed))
+        assert tokens[-1] == eos()
+        assert allowed(matcher) == [eos()]
+        assert not matcher.accept(tokens[0])
+        assert matcher.forced_tokens() == []
+        check(tokenizer().decode(tokens[:-1], skip_special_tokens=False))
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_rollback_is_replay_and_copies_are_apart(name: str, case: str) -> None:
+    grammar = backend_of(name).compile(CASES[case][0])
+    rng = random.Random(5)
+    tokens = walk(grammar.matcher(), rng, num_free=20)
+    masks = []
+    matcher = grammar.matcher()
+    for token in tokens:
+        masks.append(mask_of(matcher))
+        assert matcher.accept(token)
+    masks.append(mask_of(matcher))
+    position = len(tokens)
+    for _ in range(10):
+        target = rng.randrange(len(tokens) + 1)
+        twin = matcher.copy()
+        if target < position:
+            matcher.rollback(position - target)
+        else:
+            assert all(matcher.accept(token) for token in tokens[position:target])
+        assert (mask_of(matcher) == masks[target]).all()
+        assert (mask_of(twin) == masks[position]).all()
+        assert matcher.is_terminated == (target == len(tokens))
+        position = target
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_the_mask_says_what_is_accepted(name: str, case: str) -> None:
+    matcher = backend_of(name).compile(CASES[case][0]).matcher()
+    for token in walk(matcher.copy(), random.Random(3), num_free=5)[:6]:
+        choice = set(allowed(matcher))
+        before = mask_of(matcher)
+        assert not any(
+            matcher.accept(t) for t in range(0, tokenizer().vocab_size, 7) if t not in choice
+        )
+        assert (mask_of(matcher) == before).all()
+        for special in tokenizer().special_ids - {eos()}:
+            assert special not in choice or case == "tags"
+        assert matcher.accept(token)
+
+
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar", "outlines"])
+def test_forced_tokens_are_the_only_way(name: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": "Ann"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    options = GrammarOptions(disable_any_whitespace=True)
+    spec = GrammarSpec("json_schema", json.dumps(schema))
+    matcher = backend_of(name, options).compile(spec).matcher()
+    tokens = matcher.forced_tokens()
+    if name != "outlines":
+        assert tokens
+    text = ""
+    for token in tokens:
+        assert matcher.accept(token)
+        text += tokenizer().token_text(token)
+    assert '{"name": "Ann"}'.startswith(text)
+    assert json.loads(text + tokenizer().decode(walk(matcher, random.Random(0)))) == {"name": "Ann"}
+
+
+BAD = [
+    GrammarSpec("json_schema", "{"),
+    GrammarSpec("json_schema", "5"),
+    GrammarSpec("json_schema", '{"type": "foo"}'),
+    GrammarSpec("json_schema", '{"$ref": "#/nowhere"}'),
+    GrammarSpec("json_schema", '{"type": "string", "pattern": "("}'),
+    GrammarSpec("json_schema", "[" * 100_000 + "]" * 100_000),
+    GrammarSpec("json_schema", '{"items":' * 200 + "{}" + "}" * 200),
+    GrammarSpec("json_schema", "x" * (2 << 20)),
+    GrammarSpec("regex", "("),
+    GrammarSpec("regex", "a" * (1 << 17)),
+    GrammarSpec("ebnf", "root = "),
+    GrammarSpec("ebnf", "root ::= nowhere"),
+    GrammarSpec("ebnf", "root ::= " + "(" * 5000),
+    GrammarSpec("lark", "start: nowhere"),
+    GrammarSpec("structural_tag", "[]"),
+    GrammarSpec("structural_tag", "{}"),
+    GrammarSpec("structural_tag", '{"structures": [5], "triggers": ["<"]}'),
+    GrammarSpec("structural_tag", '{"structures": [], "triggers": []}'),
+    GrammarSpec("structural_tag", json.dumps({**TAG, "triggers": ["<g"]})),
+    GrammarSpec("structural_tag", '{"format": {"type": "smell"}}'),
+]
+
+
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar", "outlines"])
+@pytest.mark.parametrize("spec", BAD, ids=lambda spec: f"{spec.kind}-{spec.text[:20]}")
+def test_bad_grammars_name_their_field(name: str, spec: GrammarSpec) -> None:
+    backend = backend_of(name)
+    with pytest.raises(InvalidRequest) as caught:
+        backend.compile(spec).matcher()
+    assert caught.value.param == {"lark": "ebnf"}.get(spec.kind, spec.kind)
+    assert len(str(caught.value)) < 700
+
+
+EVIL = ["((a{1,99}){1,99}){1,99}", "(a|b)*a(a|b){25}", "(a*)*b", "a{1,100000}", "(.*a){20}.*"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [*(("llguidance", text) for text in EVIL), ("outlines", "(a*)*b")]
+)
+def test_evil_expressions_end_soon(name: str, text: str) -> None:
+    try:
+        matcher = backend_of(name).compile(GrammarSpec("regex", text)).matcher()
+        for _ in range(5):
+            choice = [token for token in allowed(matcher) if token != eos()]
+            assert not choice or matcher.accept(choice[0])
+    except InvalidRequest as error:
+        assert error.param == "regex"
+
+
+def test_tables_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from radixlm.grammar.backends import outlines
+
+    monkeypatch.setattr(outlines, "_TRIAL_S", 1)
+    for text in ("(a|b)*a(a|b){25}", "((a{1,99}){1,99}){1,99}"):
+        with pytest.raises(InvalidRequest, match="too complex"):
+            backend_of("outlines").compile(GrammarSpec("regex", text))
