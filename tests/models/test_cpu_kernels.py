@@ -12,16 +12,19 @@ from tests.models.test_decoder import prompts, relative_error
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.extension import native as native_module
 from radixlm.kernels.dispatch import bind
+from radixlm.models.program import StepProgram
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 
 LENGTHS = (23, 1, 9, 17, 2, 5, 3, 7, 1, 1, 12, 4, 6, 2, 8, 1)
 
 
+@pytest.mark.parametrize("use_program", [False, True], ids=["layers", "program"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_close_to_the_reference_and_bit_invariant(arch: str) -> None:
+def test_close_to_the_reference_and_bit_invariant(arch: str, use_program: bool) -> None:
     folder = cached_tiny(arch)
     model, reference = load_model(folder, bind("cpu")), load_model(folder)
+    model.use_program = use_program
     ids = prompts(model.decoder.vocab, LENGTHS)
     together = PagedRunner(model, "cpu", page_size=16).prefill(ids, num_chunks=3)
     expected = PagedRunner(reference).prefill({0: ids[0]})[0]
@@ -60,3 +63,66 @@ def test_threads_change_nothing() -> None:
     finally:
         native.set_max_threads(before)
     assert all(torch.equal(results[0][s], results[1][s]) for s in ids)
+
+
+def test_programs_cover_what_they_say() -> None:
+    """Plain attention with a dense feed-forward; not latents, not experts."""
+    covered = {}
+    for arch in ("Qwen3ForCausalLM", "GPT2LMHeadModel", "MixtralForCausalLM", "YoutuForCausalLM"):
+        model = load_model(cached_tiny(arch), bind("cpu"))
+        runner = PagedRunner(model, "cpu", 16)
+        runner.step({0: [5, 6]})
+        covered[arch] = isinstance(model.program, StepProgram)
+    assert list(covered.values()) == [True, True, False, False]
+
+
+@pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Gemma2ForCausalLM", "Olmo2ForCausalLM"])
+def test_a_step_gives_the_wanted_rows_only(arch: str) -> None:
+    """``step`` equals ``forward`` and ``logits``, bit for bit, hidden states or not."""
+    model = load_model(cached_tiny(arch), bind("cpu"))
+    ids = prompts(model.decoder.vocab)
+    runner = PagedRunner(model, "cpu", 16)
+    batch = runner.batch(ids)
+    with torch.inference_mode():
+        runner.backend.begin(batch)
+        hidden = model.forward(batch)
+        batch.logits_rows_R = torch.tensor([40, 3, 3])
+        want = model.logits(hidden[batch.logits_rows_R])
+        none, logits = model.step(batch, need_hidden=False)
+        again, same = model.step(batch, need_hidden=True)
+        batch.logits_rows_R = torch.tensor([], dtype=torch.int64)
+        _, nothing = model.step(batch, need_hidden=False)
+    assert none is None and again is not None and logits is not None and same is not None
+    assert torch.equal(logits, want) and torch.equal(same, want) and torch.equal(again, hidden)
+    assert nothing is None
+
+
+def test_a_program_follows_its_pools() -> None:
+    """New pools, or another backend, mean a new program, not stale addresses."""
+    model = load_model(cached_tiny("Qwen3ForCausalLM"), bind("cpu"))
+    ids = prompts(model.decoder.vocab)
+    runner = PagedRunner(model, "cpu", 16)
+    first = runner.prefill(ids)
+    (group,) = model.kv_groups
+    runner.backend.make_pool(group, 256, 16, torch.float32)
+    for sequence in ids:
+        runner.known[sequence] = []
+    again = runner.prefill(ids)
+    other = PagedRunner(model, "torch_native").prefill(ids)
+    for sequence in ids:
+        assert torch.equal(first[sequence], again[sequence])
+        assert relative_error(other[sequence], first[sequence]) < 1e-5
+
+
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_given_embeddings_in_a_program(with_mask: bool) -> None:
+    model = load_model(cached_tiny("Qwen3ForCausalLM"), bind("cpu"))
+    (ids,) = prompts(model.decoder.vocab, (14,)).values()
+    swapped = [*ids[:5], 7, 8, 9, *ids[8:]]
+    embeds = model.embed.run(torch.tensor(swapped))
+    mask = torch.zeros(14, dtype=torch.bool)
+    mask[5:8] = True
+    extra = {"embeds_TD": embeds, "embeds_mask_T": mask if with_mask else None}
+    plain = PagedRunner(model, "cpu", 16).step({0: swapped})[0]
+    given = PagedRunner(model, "cpu", 16).step({0: ids}, **extra)[0]
+    assert torch.equal(given, plain)

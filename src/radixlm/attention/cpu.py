@@ -89,8 +89,8 @@ class CpuBackend:
         self.pools: list[CpuPool | None] = [None] * len(groups)
         self._layers: list[dict[int, _Layer]] = [{} for _ in groups]
         self._batch: ForwardBatch | None = None
-        self._slots: list[Tensor] = []
-        self._tables: list[Tensor] = []
+        self.slots: list[Tensor] = []  # int32, of the step, a group each
+        self.tables: list[Tensor] = []
 
     def supports(self, page_size: int) -> bool:
         """Multiples of 16."""
@@ -116,10 +116,10 @@ class CpuBackend:
     def begin(self, batch: ForwardBatch) -> None:
         """Bring the step's tables to the kernels' integers."""
         self._batch = batch
-        self._slots = [slots.int() for slots in batch.store_GT]
-        self._tables = [table.int().contiguous() for table in batch.page_table_GSP]
-        self._starts = batch.query_start_S1.int()
-        self._kv_len = batch.kv_len_S.int()
+        self.slots = [slots.int() for slots in batch.store_GT]
+        self.tables = [table.int().contiguous() for table in batch.page_table_GSP]
+        self.starts = batch.query_start_S1.int()
+        self.kv_len = batch.kv_len_S.int()
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
@@ -129,9 +129,9 @@ class CpuBackend:
         layer = self._layers[group].get(site.layer) or self._open(site)
         q, k = _dense(q_THD), _dense(k_TKD)
         v = k[..., : site.v_dim] if v_TKV is None else _dense(v_TKV)
-        kv_store(k, v, (layer.k_cache, layer.v_cache), self._slots[group])
+        kv_store(k, v, (layer.k_cache, layer.v_cache), self.slots[group])
         out = layer.attention.run(
-            q, layer.k_cache, layer.v_cache, self._tables[group], self._starts, self._kv_len
+            q, layer.k_cache, layer.v_cache, self.tables[group], self.starts, self.kv_len
         )
         return out.flatten(1)
 

@@ -28,7 +28,7 @@ class AttentionLayer(Module):
         self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
     ) -> None:
         """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
-        self.spec, self._rope, self._pool = spec, rope, pool
+        self.spec, self.rope_index, self._pool = spec, rope, pool
         self._sigmoid = context.kernels.sigmoid
         self._prepare = context.kernels.prepare_qk
         self._interleaved = spec.rope is not None and spec.rope.interleaved
@@ -56,7 +56,7 @@ class AttentionLayer(Module):
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
-        self._qk_norm = self._make_qk_norm()
+        self.qk_norm = self._make_qk_norm()
         self.site = AttentionSite(
             layer=row,
             group=group,
@@ -82,8 +82,8 @@ class AttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         q, k, v, gate = self._project(x_TD)
-        turn = angles[self._rope] if self._rope >= 0 else None
-        self._prepare(q, k, self._qk_norm, turn, self._interleaved)
+        turn = angles[self.rope_index] if self.rope_index >= 0 else None
+        self._prepare(q, k, self.qk_norm, turn, self._interleaved)
         out = batch.attn.run(q, k, v, self.site)
         if gate is not None:
             out = out * self._sigmoid(gate)

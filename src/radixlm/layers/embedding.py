@@ -30,6 +30,11 @@ class Embedding(Module):
         self._table_VD = None
         return self._tied
 
+    @property
+    def plain_table(self) -> Tensor | None:
+        """The table itself; None when it is shared with the head."""
+        return self._table_VD
+
     def unpack(self) -> Tensor:
         """The table [V, D] in the checkpoint's dtype."""
         return self._tied.unpack() if self._table_VD is None else self._table_VD

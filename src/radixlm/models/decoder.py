@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Decoder
+from radixlm.kernels import cpu
+from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
@@ -16,6 +18,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 from radixlm.models.groups import kv_groups, pool_places
+from radixlm.models.program import StepProgram, make_program
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
@@ -30,6 +33,7 @@ class DecoderModel(Module):
         merge_windows: bool,
     ) -> None:
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
+        self.use_program = cpu.available and context.device.type == "cpu"
         self.kv_groups = kv_groups(decoder, merge_windows)
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(b.mixer.rope for b in decoder.blocks if b.mixer.rope))
@@ -55,15 +59,50 @@ class DecoderModel(Module):
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
         tied = self.decoder.tied
-        self._run_head = self.embed.share(self.context.kernels).run if tied else self.head.run
+        head: PackedLinear | TiedTable
+        head = self.embed.share(self.context.kernels) if tied else self.head.packed
+        self.packed_head, self._run_head = head, head.run
+        self.program: StepProgram | None = None
+        self._program_backend: object = None
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
         """One site a layer, in order; complete once the weights are loaded."""
         return tuple(block.mixer.site for block in self.blocks)
 
+    def positions_table(self) -> Tensor | None:
+        """The learned positions in float32, [rows, D]."""
+        return self.positions.unpack().float() if self.decoder.positions is not None else None
+
+    def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
+        """One step: (hidden states of all tokens [T, D], logits of ``logits_rows_R`` [R, V]).
+
+        Hidden states are None unless needed: without them the last block and the head run on
+        the wanted rows only. Logits are None when no row is wanted.
+        """
+        rows_R = batch.logits_rows_R
+        program = self._program_for(batch)
+        if program is not None and not need_hidden:
+            return None, program.logits(batch) if rows_R.shape[0] else None
+        hidden_TD = self.forward(batch)
+        logits_RV = self.logits(hidden_TD[rows_R]) if rows_R.shape[0] else None
+        return (hidden_TD if need_hidden else None), logits_RV
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens after the final norm: [T, D]."""
+        program = self._program_for(batch)
+        return self._run_layers(batch) if program is None else program.hidden(batch)
+
+    def _program_for(self, batch: ForwardBatch) -> StepProgram | None:
+        """The program of the batch's backend, written when the backend or its pools are new."""
+        program = self.program
+        if batch.attn is not self._program_backend or (program and not program.is_current()):
+            self._program_backend = batch.attn
+            self.program = program = make_program(self, batch.attn) if self.use_program else None
+        return program if program is not None and program.accepts(batch) else None
+
+    def _run_layers(self, batch: ForwardBatch) -> Tensor:
+        """The step layer by layer."""
         x_TD = self._embed(batch)
         angles = self.ropes.angles(batch)
         for block in self.blocks:

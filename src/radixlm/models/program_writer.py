@@ -1,0 +1,255 @@
+"""Writes a decoder as the list of operations of a C++ program.
+
+Buffers hold a row a token. The last block picks the rows whose logits are wanted as soon as its
+attention is done: what follows runs on those rows only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from radixlm.arch.spec import Decoder
+from radixlm.attention.cpu import CpuPool
+from radixlm.kernels.cpu.checks import dtype_code
+from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.cpu.linear import PackedLinear, act_code
+from radixlm.kernels.cpu.rope import NORM_CODE
+from radixlm.layers.attention import AttentionLayer
+from radixlm.layers.block import BlockLayer
+from radixlm.layers.embedding import Embedding
+from radixlm.layers.mlp import MlpLayer
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import RopeTables
+
+NOWHERE = -1  # no buffer
+
+
+class ProgramSource(Protocol):
+    """The parts of a model that a program is made of."""
+
+    decoder: Decoder
+    embed: Embedding
+    blocks: list[BlockLayer]
+    norm: NormLayer
+    ropes: RopeTables
+
+    @property
+    def packed_head(self) -> object:
+        """The output head that ``logits`` runs."""
+        ...
+
+    def positions_table(self) -> Tensor | None:
+        """The learned positions in float32."""
+        ...
+
+
+def packed_of(linear: object) -> PackedLinear | None:
+    """The C++ weight behind a packed linear; None if something else runs it."""
+    packed = getattr(linear, "packed", None)
+    return packed if isinstance(packed, PackedLinear) else None
+
+
+def is_covered(model: ProgramSource) -> bool:
+    """Whether a program can say all that the model does."""
+    blocks = all(_is_block_covered(block) for block in model.blocks)
+    return blocks and packed_of(model.packed_head) is not None
+
+
+def _is_block_covered(block: BlockLayer) -> bool:
+    mixer, ffn = block.mixer, block.ffn
+    if not isinstance(mixer, AttentionLayer) or not isinstance(ffn, MlpLayer):
+        return False
+    if mixer.spec.gate and mixer.spec.qk_norm == "row":
+        return False
+    weights = (mixer.qkv.packed, mixer.o.packed, ffn.up.packed, ffn.down.packed)
+    return all(packed_of(weight) is not None for weight in weights)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Where a block's streams are, and whether they hold the picked rows only."""
+
+    residual: int
+    is_picked: bool = False
+
+
+class ProgramWriter:
+    """Builds one program. ``keep`` holds what the program knows by address only."""
+
+    def __init__(self, model: ProgramSource, pools: list[CpuPool]) -> None:
+        self.program: Any = native().Program()
+        self.keep: list[object] = [model, pools]
+        self._model, self._pools, self._dim = model, pools, model.decoder.dim
+        self._scratch: dict[tuple[str, int], int] = {}
+
+    def write(self) -> None:
+        """Embedding, blocks, final norm, head."""
+        model, decoder = self._model, self._model.decoder
+        rows = Rows(self._buffer("residual"))
+        self._embed(rows.residual)
+        for block in model.blocks:
+            self._block(block, rows, is_last=block is model.blocks[-1])
+        final = self._norm(model.norm, rows.residual, "final", rows.is_picked)
+        self.program.hidden(final, self._dim)
+        head = packed_of(model.packed_head)
+        assert head is not None
+        self.program.logits(final, head.handle, decoder.logit_scale, decoder.logit_softcap)
+
+    def _buffer(self, name: str, width: int = 0) -> int:
+        key = (name, width or self._dim)
+        if key not in self._scratch:
+            self._scratch[key] = self.program.buffer(key[1])
+        return self._scratch[key]
+
+    def _embed(self, target: int) -> None:
+        model, decoder = self._model, self._model.decoder
+        positions, table = model.positions_table(), model.embed.plain_table
+        tied = packed_of(model.packed_head) if table is None else None
+        self.keep += [positions, table]
+        self.program.embed(
+            target,
+            None if tied is None else tied.handle,
+            address(table),
+            0 if table is None else dtype_code(table.dtype, "embedding"),
+            decoder.vocab,
+            self._dim,
+            decoder.embed_scale,
+            address(positions),
+            0 if decoder.positions is None else decoder.positions[1],
+        )
+
+    def _block(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
+        assert isinstance(block.mixer, AttentionLayer) and isinstance(block.ffn, MlpLayer)
+        layout = block.spec.layout
+        normed = rows.residual if layout == "post" else self._norm(block.norm1, rows.residual, "h")
+        attended = self._attend(block.mixer, normed)
+        if is_last:
+            attended, normed = self._pick(attended, block.mixer, rows, normed)
+        if layout == "parallel":
+            self._feed_into(block.ffn, normed, rows, block)
+            self._project_into(block.mixer, attended, rows, block)
+        elif layout == "parallel2":
+            second = self._norm(block.norm2, rows.residual, "g", rows.is_picked)
+            self._project_into(block.mixer, attended, rows, block)
+            self._feed_into(block.ffn, second, rows, block)
+        elif layout == "pre":
+            self._project_into(block.mixer, attended, rows, block)
+            second = self._norm(block.norm2, rows.residual, "h", rows.is_picked)
+            self._feed_into(block.ffn, second, rows, block)
+        else:
+            self._normed_branches(block, attended, rows)
+
+    def _normed_branches(self, block: BlockLayer, attended: int, rows: Rows) -> None:
+        """Layouts whose branches pass a norm before they join: post and sandwich."""
+        assert isinstance(block.mixer, AttentionLayer) and isinstance(block.ffn, MlpLayer)
+        is_sandwich = block.spec.layout == "sandwich"
+        branch, scale = self._buffer("branch"), block.spec.residual
+        self._linear(block.mixer.o.packed, attended, branch, NOWHERE, scale, rows.is_picked)
+        first = block.norm2 if is_sandwich else block.norm1
+        self._add(self._norm(first, branch, "h", rows.is_picked), rows)
+        source = rows.residual
+        if is_sandwich:
+            source = self._norm(block.norm3, rows.residual, "h", rows.is_picked)
+        up = self._feed_up(block.ffn, source, rows.is_picked)
+        self._linear(block.ffn.down.packed, up, branch, NOWHERE, scale, rows.is_picked)
+        second = block.norm4 if is_sandwich else block.norm2
+        self._add(self._norm(second, branch, "h", rows.is_picked), rows)
+
+    def _attend(self, layer: AttentionLayer, source: int) -> int:
+        """qkv, norms and rope, store, attention, gate; the buffer of heads * head_dim."""
+        spec, site = layer.spec, layer.site
+        step = spec.head_dim * (2 if spec.gate else 1)
+        qkv = self._buffer("qkv", sum(layer.rows))
+        self._linear(layer.qkv.packed, source, qkv, NOWHERE, 1.0, False)
+        pool, norm = self._pools[site.group], layer.qk_norm
+        norm_fields: tuple[object, ...] = (0, False, 0, 0, 0, 0, 0.0)
+        if norm is not None:
+            weights = (norm.q_weight, norm.k_weight, norm.q_bias, norm.k_bias)
+            self.keep.append(norm)
+            addresses = (address(w) for w in weights)
+            norm_fields = (NORM_CODE[norm.kind], norm.is_layer_norm, *addresses, norm.eps)
+        k, v = pool.k[site.layer], pool.v[site.layer]
+        self.program.store(
+            qkv,
+            [0, layer.rows[0], layer.rows[0] + layer.rows[1]],
+            [spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim, step],
+            norm_fields,
+            layer.rope_index,
+            spec.rope is not None and spec.rope.interleaved,
+            0 if spec.rope is None else spec.rope.dim,
+            site.group,
+            (k.data_ptr(), v.data_ptr(), dtype_code(pool.dtype, "cache"), pool.page_size),
+        )
+        out = self._buffer("attended", spec.heads * spec.head_dim)
+        self.keep.append(site)
+        self.program.attention(
+            qkv, out, spec.heads, step, site.scale, site.window, site.softcap, address(site.sinks)
+        )
+        if spec.gate:
+            self.program.gate(qkv, out, spec.heads, spec.head_dim, spec.head_dim, step, False)
+        return out
+
+    def _pick(
+        self, attended: int, layer: AttentionLayer, rows: Rows, normed: int
+    ) -> tuple[int, int]:
+        """Gather the wanted rows of the attention's output and of the streams."""
+        width = layer.spec.heads * layer.spec.head_dim
+        few_attended = self._buffer("picked attended", width)
+        self.program.gather(attended, few_attended, width)
+        residual, few_normed = self._buffer("picked residual"), self._buffer("picked normed")
+        self.program.gather(rows.residual, residual, self._dim)
+        if normed == rows.residual:
+            few_normed = residual
+        else:
+            self.program.gather(normed, few_normed, self._dim)
+        rows.residual, rows.is_picked = residual, True
+        return few_attended, few_normed
+
+    def _project_into(
+        self, layer: AttentionLayer, attended: int, rows: Rows, block: BlockLayer
+    ) -> None:
+        target = rows.residual
+        scale = block.spec.residual
+        self._linear(layer.o.packed, attended, target, target, scale, rows.is_picked)
+
+    def _feed_into(self, layer: MlpLayer, source: int, rows: Rows, block: BlockLayer) -> None:
+        up = self._feed_up(layer, source, rows.is_picked)
+        target, scale = rows.residual, block.spec.residual
+        self._linear(layer.down.packed, up, target, target, scale, rows.is_picked)
+
+    def _feed_up(self, layer: MlpLayer, source: int, is_picked: bool) -> int:
+        """The activated inner channels."""
+        spec = layer.spec
+        up = self._buffer("up", spec.inner)
+        act = act_code(f"{spec.act}_mul" if spec.gated else spec.act, spec.gated)
+        self._linear(layer.up.packed, source, up, NOWHERE, 1.0, is_picked, act)
+        return up
+
+    def _linear(
+        self,
+        linear: object,
+        source: int,
+        target: int,
+        residual: int,
+        scale: float,
+        is_picked: bool,
+        act: int = 0,
+    ) -> None:
+        packed = packed_of(linear)
+        assert packed is not None
+        self.program.linear(source, target, packed.handle, residual, scale, act, is_picked)
+
+    def _norm(self, layer: NormLayer, source: int, name: str, is_picked: bool = False) -> int:
+        target = self._buffer(name)
+        is_layer_norm = layer.spec.kind == "layer"
+        weight, bias, eps = address(layer.weight_D), address(layer.bias_D), layer.spec.eps
+        self.program.norm(
+            source, NOWHERE, target, weight, bias, self._dim, eps, is_layer_norm, is_picked
+        )
+        return target
+
+    def _add(self, source: int, rows: Rows) -> None:
+        self.program.add(source, rows.residual, self._dim, 1.0, rows.is_picked)
