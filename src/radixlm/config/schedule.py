@@ -58,7 +58,6 @@ class ScheduleConfig(Group):
     fair_share: Annotated[
         str | None,
         "Header whose value names a user: users share the server evenly.",
-        Flag(state="planned", needs="queues by user"),
     ] = None
     request_timeout_s: Annotated[
         float | None,

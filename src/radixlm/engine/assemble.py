@@ -237,6 +237,7 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         priorities=schedule.enable_priority_scheduling,
         low_values_first=schedule.schedule_low_priority_values_first,
         preemption_threshold=schedule.priority_scheduling_preemption_threshold,
+        fair=config.schedule.fair_share is not None,
         chunked=not whole,
         eos_ids=info.eos_ids,
         vocab=info.decoder.vocab,

@@ -44,6 +44,7 @@ class Limits:
     low_values_first: bool = False
     preemption_threshold: int = 10
     aging_s: float = 10.0  # a waiting request gains one priority every so many seconds
+    fair: bool = False  # users (fair_key) share the slots evenly
     chunked: bool = True
     mixed: bool = True
     eos_ids: tuple[int, ...] = ()

@@ -30,6 +30,7 @@ from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequ
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
+MAX_RETRY_S = 60.0
 # waiting for a hook (a grammar that compiles, an adapter that loads) polls this often
 GATE_POLL_S = 0.002
 
@@ -188,7 +189,8 @@ class Scheduler:
         most = self.limits.max_queued
         if most is not None and len(self.queue) >= most:
             return TooManyRequests(
-                f"the queue is full ({most} requests wait): try again later", retry_after_s=1.0
+                f"the queue is full ({most} requests wait, --max-queued-requests)",
+                retry_after_s=self.retry_after_s(),
             )
         return self.planner.too_long(request)
 
@@ -230,9 +232,18 @@ class Scheduler:
                 self._drop(request, Finish("abort", message="request timed out", status=408))
             elif request.is_waiting and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
                 late = Finish(
-                    "error", message="queue deadline passed", status=503, retry_after_s=1.0
+                    "error",
+                    message="the request waited too long in the queue",
+                    status=503,
+                    retry_after_s=self.retry_after_s(),
                 )
                 self._drop(request, late)
+
+    def retry_after_s(self) -> float:
+        """When the queue will have moved: the tokens that wait over the tokens made a second."""
+        tokens = sum(request.max_new for request in self.queue)
+        rate = max(self._throughput, 1.0)
+        return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
 
     # ---- figures ---------------------------------------------------------------------------
 

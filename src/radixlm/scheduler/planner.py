@@ -78,7 +78,7 @@ class Planner:
     def _start(self, request: Request, items: list[Item], left: int, now_s: float) -> int:
         """The first chunk of a request that has just got its slot."""
         request.started_s = now_s
-        self.queue.remove(request)
+        self.queue.start(request)
         self.running.append(request)
         self._admissions.append(self._admission(request))
         return self._chunk(request, items, left)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from radixlm.base.errors import ConfigError
 from radixlm.memory.prefix.base import PrefixCache
@@ -53,6 +53,34 @@ ORDERS: dict[str, Order] = {
 }
 
 
+class Turns:
+    """Users in turn (virtual counters, after arXiv:2401.00588): who has been served least is next;
+    a user who comes back after a pause has no credit for it."""
+
+    def __init__(self) -> None:
+        self._served: Counter[str | None] = Counter()
+
+    def arrive(self, key: str | None, waiting: Sequence[Request]) -> None:
+        """``key`` waits again: it starts with the least served of those who wait."""
+        others = {r.wire.fair_key for r in waiting}
+        if key not in others and others:
+            self._served[key] = max(self._served[key], min(self._served[k] for k in others))
+
+    def serve(self, key: str | None) -> None:
+        self._served[key] += 1
+
+    def sort(self, waiting: list[Request]) -> list[Request]:
+        """Each user's requests keep their order; users alternate."""
+        ahead: Counter[str | None] = Counter()
+        ranked: list[tuple[int, int, Request]] = []
+        for place, request in enumerate(waiting):
+            key = request.wire.fair_key
+            ranked.append((self._served[key] + ahead[key], place, request))
+            ahead[key] += 1
+        ranked.sort(key=lambda entry: entry[:2])
+        return [request for _, _, request in ranked]
+
+
 class WaitingQueue:
     """The waiting requests. Retracted ones stand in front; priorities age so that none starves."""
 
@@ -62,6 +90,7 @@ class WaitingQueue:
             raise ConfigError(f"--schedule-policy {limits.policy!r}: choose one of {known}")
         self._order, self._limits, self._cache = ORDERS[limits.policy], limits, cache
         self._waiting: list[Request] = []
+        self._turns = Turns()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -70,7 +99,15 @@ class WaitingQueue:
         return iter(self._waiting)
 
     def push(self, request: Request) -> None:
+        if self._limits.fair:
+            self._turns.arrive(request.wire.fair_key, self._waiting)
         self._waiting.append(request)
+
+    def start(self, request: Request) -> None:
+        """The request leaves the queue for a slot."""
+        self._waiting.remove(request)
+        if self._limits.fair:
+            self._turns.serve(request.wire.fair_key)
 
     def push_front(self, request: Request) -> None:
         self._waiting.insert(0, request)
@@ -85,9 +122,12 @@ class WaitingQueue:
         return sign * request.wire.priority + aged
 
     def in_order(self, now_s: float) -> list[Request]:
-        """A copy, sorted by the policy, then by priority; retracted requests first."""
+        """A copy, sorted by the policy, then by fair share, then by priority; retracted requests
+        first."""
         waiting = list(self._waiting)
         self._order(waiting, self._cache, now_s)
+        if self._limits.fair:
+            waiting = self._turns.sort(waiting)
         if self._limits.priorities:
             waiting.sort(key=lambda r: -self.priority(r, now_s))
         waiting.sort(key=lambda r: r.retractions == 0)

@@ -1,0 +1,156 @@
+"""Who goes first, who is refused, and what operators may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.request import Request
+from radixlm.wire.replies import ControlReply
+from radixlm.wire.requests import AbortRequest, Control
+from tests.fakes.engine import Bench
+from tests.fakes.executor import reference
+
+
+class Recorder(Feature):
+    """The order in which requests are first computed, and who was released."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.released: list[str] = []
+
+    def extend(self, items):  # type: ignore[no-untyped-def]
+        self.started += [i.rid for i in items if i.rid not in self.started]
+        return {}
+
+    def release(self, request: Request) -> None:
+        self.released.append(request.rid)
+
+
+def _bench(**limits: object) -> tuple[Bench, Recorder]:
+    recorder = Recorder()
+    return Bench(features=(recorder,), **limits), recorder
+
+
+def test_priorities_go_first_and_waiting_makes_important() -> None:
+    bench, recorder = _bench(max_running=1, priorities=True, aging_s=10.0)
+    bench.submit("first", [1, 2, 3], 4)
+    bench.tick()
+    bench.submit("low", [1, 2, 4], 2, priority=0, arrival_s=bench.now_s - 100)
+    bench.submit("high", [1, 2, 5], 2, priority=5)
+    bench.submit("higher", [1, 2, 6], 2, priority=9)
+    bench.run()
+    assert recorder.started == ["first", "low", "higher", "high"]
+    assert sorted(recorder.released) == sorted(recorder.started)
+
+
+def test_much_more_important_requests_preempt() -> None:
+    bench, recorder = _bench(max_running=1, priorities=True, preemption_threshold=10)
+    bench.submit("long", [1, 2, 3], 30, ignore_eos=True)
+    for _ in range(5):
+        bench.tick()
+    bench.submit("near", [1, 2, 4], 3, priority=9)
+    bench.submit("urgent", [1, 2, 5], 3, priority=50)
+    bench.run()
+    assert recorder.started == ["long", "urgent", "near"]
+    assert bench.out["long"] == reference([1, 2, 3], 30, True)
+
+
+def test_users_take_turns() -> None:
+    bench, recorder = _bench(max_running=1, fair=True)
+    for i in range(4):
+        bench.submit(f"a{i}", [1, 2, 3, i + 1], 2, fair_key="a")
+    bench.submit("b0", [1, 2, 3, 9], 2, fair_key="b")
+    bench.run()
+    assert recorder.started.index("b0") == 1
+
+
+def test_full_queue_is_told_so() -> None:
+    bench, _ = _bench(max_running=1, max_queued=2)
+    bench.submit("runs", [1, 2], 10, ignore_eos=True)
+    bench.tick()
+    for i in range(3):
+        bench.submit(f"w{i}", [1, 2, i + 1], 1)
+    bench.run()
+    finish = bench.finish["w2"]
+    assert (finish.kind, finish.status) == ("error", 429) and (finish.retry_after_s or 0) >= 1
+    assert bench.finish["w0"].kind in ("length", "stop")
+
+
+def test_deadlines() -> None:
+    bench, _ = _bench(max_running=1)
+    bench.submit("slow", [1, 2], 400, ignore_eos=True, deadline_s=bench.now_s + 0.05)
+    bench.tick()
+    bench.submit("late", [1, 3], 5, queue_deadline_s=bench.now_s + 0.02)
+    bench.run()
+    assert (bench.finish["slow"].kind, bench.finish["slow"].status) == ("abort", 408)
+    assert (bench.finish["late"].kind, bench.finish["late"].status) == ("error", 503)
+    assert 0 < len(bench.out["slow"]) < 400
+
+
+def test_prompt_larger_than_the_cache_is_refused() -> None:
+    bench, _ = _bench(num_pages=8)
+    bench.submit("big", [1] * 60, 5)
+    bench.run()
+    assert bench.finish["big"].status == 400
+    assert "--max-total-tokens" in (bench.finish["big"].message or "")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_abort_waiting_and_running(depth: int) -> None:
+    bench, recorder = _bench(max_running=1, depth=depth)
+    bench.submit("runs", [1, 2], 100, ignore_eos=True)
+    bench.submit("waits", [1, 3], 100)
+    for _ in range(4):
+        bench.tick()
+    bench.mine.send(AbortRequest(rids=("runs", "waits", "unknown")))
+    bench.run()
+    assert bench.finish["runs"].kind == bench.finish["waits"].kind == "abort"
+    assert sorted(recorder.released) == ["runs", "waits"]
+
+
+def _control(bench: Bench, verb: str, **args: object) -> ControlReply:
+    bench.mine.send(Control(verb, verb, dict(args)))
+    bench.tick()
+    return next(r for r in bench.replies[::-1] if isinstance(r, ControlReply))
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_pause_and_continue_change_nothing(mode: str) -> None:
+    bench, _ = _bench()
+    bench.submit("r", [4, 5, 6], 20, ignore_eos=True)
+    for _ in range(5):
+        bench.tick()
+    assert _control(bench, "pause", mode=mode).ok
+    before = len(bench.out["r"])
+    for _ in range(5):
+        bench.tick()
+    assert len(bench.out["r"]) == before
+    assert _control(bench, "continue").ok
+    bench.run()
+    assert bench.out["r"] == reference([4, 5, 6], 20, True)
+
+
+def test_flush_waits_for_nobody() -> None:
+    bench, _ = _bench()
+    bench.submit("r", [4] * 20, 20, ignore_eos=True)
+    bench.tick()
+    refused = _control(bench, "flush_cache")
+    assert not refused.ok and "1 requests run" in refused.message
+    bench.run()
+    assert bench.ledger.cache.total_pages > 0
+    assert _control(bench, "flush_cache").ok
+    assert bench.ledger.cache.total_pages == 0
+
+
+def test_suspects_compute_their_prompts_alone() -> None:
+    bench, _ = _bench()
+    bench.submit("a", [1, 2, 3], 8, ignore_eos=True, is_suspect=True)
+    bench.submit("b", [1, 2, 4], 8, ignore_eos=True)
+    bench.submit("c", [1, 2, 5], 8, ignore_eos=True, is_suspect=True)
+    bench.run()
+    prompts = [p for p in bench.executor.steps if any(i.tokens is not None for i in p.items)]
+    for plan in prompts:
+        if any(i.rid in "ac" and i.tokens is not None for i in plan.items):
+            assert len(plan.items) == 1
+    assert bench.out["b"] == reference([1, 2, 4], 8, True)
