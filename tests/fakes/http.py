@@ -6,6 +6,8 @@ socket. The model says what the script has for the first text that occurs in its
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +21,7 @@ import orjson
 
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
-from radixlm.entrypoints.http.app import create_app
+from radixlm.entrypoints.http.app import create_app, make_uvicorn
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink
 from radixlm.intake.manager import Intake
@@ -210,3 +212,18 @@ async def face(folder: Path, script: Mapping[str, str], **options: Any) -> Async
     finally:
         await made.client.aclose()
         made.engine.stop()
+
+
+@asynccontextmanager
+async def listening(server: Face) -> AsyncIterator[int]:
+    """The face on a real port, with its real HTTP server."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    uvicorn = make_uvicorn(server.app, server.config)
+    task = asyncio.create_task(uvicorn.serve(sockets=[sock]))
+    try:
+        while not uvicorn.started:
+            await asyncio.sleep(0)
+        yield sock.getsockname()[1]
+    finally:
+        uvicorn.should_exit = True
+        await task

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face
-
-from radixlm.entrypoints.http.app import make_uvicorn
+from tests.fakes.http import Face, listening
 
 CHAT = "/v1/chat/completions"
-
-
-@asynccontextmanager
-async def listening(server: Face) -> AsyncIterator[int]:
-    """The face on a real port, with its real HTTP server."""
-    sock = socket.create_server(("127.0.0.1", 0))
-    uvicorn = make_uvicorn(server.app, server.config)
-    task = asyncio.create_task(uvicorn.serve(sockets=[sock]))
-    try:
-        while not uvicorn.started:
-            await asyncio.sleep(0)
-        yield sock.getsockname()[1]
-    finally:
-        uvicorn.should_exit = True
-        await task
 
 
 async def connect(port: int, path: str, body: dict[str, Any]) -> Any:

@@ -20,10 +20,12 @@ from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.http import (
     admin,
+    anthropic,
     generate,
     health,
     info,
     metrics,
+    ollama,
     parse,
     pooled,
     score,
@@ -55,6 +57,8 @@ _ROUTERS = (
     pooled.router,
     score.router,
     parse.router,
+    anthropic.router,
+    ollama.router,
     unbuilt.router,
 )
 _PROBE = [{"role": "user", "content": "hi"}]

@@ -26,6 +26,8 @@ _TYPES = {
     501: "not_supported_error",
     503: "overloaded_error",
 }
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC = {"server_error": "api_error", "not_supported_error": "invalid_request_error"}
 
 
 class FinishError(RadixError):
@@ -52,14 +54,32 @@ def body_of(error: RadixError) -> dict[str, Any]:
     return error_body(str(error), status, param, code)
 
 
+def anthropic_body(error: RadixError | None) -> dict[str, Any]:
+    """An error in Anthropic's form; None: one of ours that no client may see."""
+    if error is None:
+        return {"type": "error", "error": {"type": "api_error", "message": "internal error"}}
+    return shaped(body_of(error), ANTHROPIC_PATH)
+
+
+def shaped(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """The body as clients of ``path`` read errors: Anthropic's, Ollama's, else OpenAI's."""
+    if path.startswith(ANTHROPIC_PATH):
+        found = body["error"]
+        kind = _ANTHROPIC.get(found["type"], found["type"])
+        return {"type": "error", "error": found | {"type": kind}}
+    if path.startswith("/api/"):
+        return {"error": body["error"]["message"]}
+    return body
+
+
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """JSON by orjson; numbers that JSON cannot say become null."""
     data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     return Response(data, status, headers, media_type="application/json")
 
 
-def error_response(error: RadixError) -> Response:
-    """The answer to a request that failed with one of our errors."""
+def error_response(error: RadixError, path: str = "") -> Response:
+    """The answer to a request to ``path`` that failed with one of our errors."""
     status = int(getattr(error, "status", 500))
     retry_s = getattr(error, "retry_after_s", None)
     headers = {}
@@ -67,7 +87,7 @@ def error_response(error: RadixError) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(retry_s or 1.0)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(body_of(error), status, headers)
+    return json_response(shaped(body_of(error), path), status, headers)
 
 
 def _describe(errors: list[Any]) -> tuple[str, str | None]:
@@ -88,12 +108,13 @@ def add_handlers(app: FastAPI) -> None:
         assert isinstance(error, RadixError)
         if not isinstance(error, RequestError):
             log.error("%s %s: %s", request.method, request.url.path, error)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message, param = _describe(list(error.errors()))
-        return json_response(error_body(message, 400, param, "invalid_value"), 400)
+        body = shaped(error_body(message, 400, param, "invalid_value"), request.url.path)
+        return json_response(body, 400)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -105,7 +126,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def on_any(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        return json_response(error_body("internal error", 500), 500)
+        return json_response(shaped(error_body("internal error", 500), request.url.path), 500)
 
     app.add_exception_handler(RadixError, on_radix_error)
     app.add_exception_handler(RequestValidationError, on_validation)

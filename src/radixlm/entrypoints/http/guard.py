@@ -63,13 +63,13 @@ class Guard:
         try:
             self._check(scope, headers)
         except RadixError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         limited = _Limited(receive, self._max_bytes)
         try:
             await self._app(scope, limited, send)
         except PayloadTooLarge as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")

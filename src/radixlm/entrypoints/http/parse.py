@@ -22,7 +22,7 @@ class ParseFunctionCall(Body):
     """``tool_call_parser`` unset: the model's own."""
 
     text: str
-    tools: Objects = []
+    tools: Objects | None = None
     tool_call_parser: str | None = None
 
 
@@ -44,7 +44,7 @@ async def parse_function_call(request: Request) -> Response:
             f"tool_call_parser {name!r:.80} is none of {', '.join(tools.NAMES)}",
             "tool_call_parser",
         )
-    text, calls = parse_all(tools.create(name, tool_specs(body.tools)), body.text)
+    text, calls = parse_all(tools.create(name, tool_specs(body.tools or [])), body.text)
     found = [{"tool_index": c.index, "name": c.name, "parameters": c.arguments} for c in calls]
     return json_response({"normal_text": text, "calls": found})
 

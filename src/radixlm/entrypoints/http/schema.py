@@ -56,6 +56,14 @@ def read(model: type[M], data: bytes) -> M:
         raise _invalid(error) from None
 
 
+def make(model: type[M], values: dict[str, Any]) -> M:
+    """A record of values from another API's request; InvalidRequest as in ``read``."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
 def _invalid(error: ValidationError) -> InvalidRequest:
     found = error.errors(include_url=False, include_input=False, include_context=False)
     parts: dict[str, str] = {}

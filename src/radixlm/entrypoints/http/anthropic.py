@@ -1,0 +1,392 @@
+"""Anthropic's Messages: /v1/messages and /v1/messages/count_tokens (NH-43)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from radixlm.base.errors import InvalidRequest, NotSupported, RadixError
+from radixlm.entrypoints.http.body import named_event, read_body, stream_response
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import anthropic_body, json_response
+from radixlm.entrypoints.http.openai import dialog as dialogs
+from radixlm.entrypoints.http.openai.dialog import Answer, Delta, Dialog, make_dialog
+from radixlm.entrypoints.http.openai.protocol import ChatRequest
+from radixlm.entrypoints.http.schema import Body, Int, Objects, Strings, documented, make
+from radixlm.entrypoints.http.state import state_of
+from radixlm.intake.records import Output
+
+router = APIRouter(tags=["anthropic"])
+
+_STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
+
+
+class CountRequest(Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: Annotated[Objects, Field(min_length=1)]
+    system: str | Objects | None = None
+    tools: Objects | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    cache_control: Any = None
+    context_management: Any = None
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[Int, Field(ge=1)]
+    stop_sequences: Strings | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    container: Any = None
+    mcp_servers: Any = None
+    inference_geo: Any = None
+    speed: Any = None
+
+
+@router.post("/v1/messages", openapi_extra=documented(MessagesRequest))
+async def messages(request: Request) -> Response:
+    """Answer a conversation in Anthropic's form."""
+    body = await read_body(request, MessagesRequest)
+    for name in ("container", "mcp_servers"):
+        if getattr(body, name):
+            raise NotSupported(f"{name}: this server runs no tools itself", name)
+    dialog = await make_dialog(state_of(request), _chat(body))
+    message = Message(dialog, body)
+    if body.stream:
+        return await stream_response(request, _events(message), _stream_error)
+    return json_response(await until_gone(request, _complete(message)))
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
+async def count_tokens(request: Request) -> Response:
+    """Tokens of the prompt that a conversation makes."""
+    body = await read_body(request, CountRequest)
+    dialog = await make_dialog(state_of(request), _chat(body))
+    return json_response({"input_tokens": len(dialog.request.input_ids or ())})
+
+
+# ---- request -------------------------------------------------------------------------------
+
+
+def _chat(body: CountRequest) -> ChatRequest:
+    """The same request in OpenAI's form."""
+    chat: dict[str, Any] = {
+        "model": body.model,
+        "messages": _system(body.system) + _messages(body.messages),
+        "tools": [_tool(tool, place) for place, tool in enumerate(body.tools or ())] or None,
+        "enable_thinking": _thinking(body.thinking),
+    }
+    chat |= _choice(body.tool_choice) | _output(body)
+    if isinstance(body, MessagesRequest):
+        chat |= {
+            "max_completion_tokens": body.max_tokens,
+            "stop": body.stop_sequences,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stream": body.stream,
+        }
+    return make(ChatRequest, {name: v for name, v in chat.items() if v is not None})
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    if not system:
+        return []
+    text = system if isinstance(system, str) else "\n\n".join(_texts(system, "system"))
+    return [{"role": "system", "content": text}]
+
+
+def _texts(blocks: Any, where: str) -> list[str]:
+    """The texts of blocks that must all be text."""
+    if isinstance(blocks, str):
+        return [blocks]
+    texts = []
+    for place, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        here = f"{where}[{place}]"
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind != "text" or not isinstance(block.get("text"), str):
+            raise InvalidRequest(f"{here}: this model reads text only, not {kind!r:.60}", here)
+        texts.append(block["text"])
+    return texts
+
+
+def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    chat: list[dict[str, Any]] = []
+    for index, message in enumerate(given):
+        where = f"messages[{index}]"
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            raise InvalidRequest(f"{where}.role must be user or assistant", f"{where}.role")
+        if isinstance(content, str):
+            chat.append({"role": role, "content": content})
+        elif not isinstance(content, list):
+            raise InvalidRequest(f"{where}.content must be a text or blocks", f"{where}.content")
+        elif role == "assistant":
+            chat.append(_assistant(content, f"{where}.content"))
+        else:
+            chat.extend(_user(role, content, f"{where}.content"))
+    return chat
+
+
+def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
+    """Tool results become messages of their own, texts one message."""
+    texts: list[str] = []
+    for place, block in enumerate(blocks):
+        here = f"{where}[{place}]"
+        if isinstance(block, Mapping) and block.get("type") == "tool_result":
+            content = "\n".join(_texts(block.get("content") or "", f"{here}.content"))
+            if block.get("is_error"):
+                content = f"Error: {content}"
+            call_id = str(block.get("tool_use_id") or "")
+            yield {"role": "tool", "tool_call_id": call_id, "content": content}
+        else:
+            texts += _texts([block], here)
+    if texts:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
+    text: list[str] = []
+    thought: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for place, block in enumerate(blocks):
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "thinking":
+            thought.append(str(block.get("thinking") or ""))
+        elif kind == "tool_use":
+            name, arguments = str(block.get("name") or ""), block.get("input")
+            function = {"name": name, "arguments": json.dumps(arguments or {})}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            text += _texts([block], f"{where}[{place}]")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
+    if thought:
+        message["reasoning_content"] = "\n".join(thought)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        where = f"tools[{place}].type"
+        raise InvalidRequest(f"{where} {kind!r:.80}: this server runs no tools itself", where)
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+        "strict": bool(tool.get("strict")),
+    }
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    kind = choice.get("type")
+    made: dict[str, Any] = {
+        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True
+    }
+    if kind == "tool":
+        name = choice.get("name")
+        return made | {"tool_choice": {"type": "function", "function": {"name": name}}}
+    if kind not in _CHOICES:
+        raise InvalidRequest(
+            f"tool_choice.type must be auto, any, tool or none, not {kind!r:.60}",
+            "tool_choice.type",
+        )
+    return made | {"tool_choice": _CHOICES[str(kind)]}
+
+
+def _thinking(thinking: Mapping[str, Any] | None) -> bool | None:
+    if thinking is None:
+        return None
+    kind = thinking.get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise InvalidRequest("thinking.type must be enabled, adaptive or disabled", "thinking.type")
+    return kind != "disabled"
+
+
+def _output(body: CountRequest) -> dict[str, Any]:
+    config = dict(body.output_config or {})
+    made: dict[str, Any] = {}
+    effort = config.get("effort")
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise InvalidRequest(
+                f"output_config.effort must be one of {', '.join(_EFFORTS)}", "output_config.effort"
+            )
+        made["chat_template_kwargs"] = {"reasoning_effort": effort}
+    wanted = config.get("format") or body.output_format
+    if wanted is not None:
+        if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
+            raise InvalidRequest(
+                "output_config.format.type must be json_schema", "output_config.format"
+            )
+        schema = {"name": "output", "schema": wanted.get("schema")}
+        made["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return made
+
+
+# ---- answer --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Message:
+    """How one answer is written."""
+
+    dialog: Dialog
+    body: MessagesRequest
+    id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
+
+    def envelope(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.dialog.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+
+def _usage(output: Output) -> dict[str, Any]:
+    """The prompt is the sum of what was read anew and what was cached."""
+    return {
+        "input_tokens": output.prompt_tokens - output.cached_tokens,
+        "cache_read_input_tokens": output.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": output.completion_tokens,
+    }
+
+
+def _stopped(reason: str, output: Output) -> dict[str, Any]:
+    matched = output.finish.matched if output.finish else None
+    if reason == "stop" and isinstance(matched, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": _STOP[reason], "stop_sequence": None}
+
+
+async def _complete(message: Message) -> dict[str, Any]:
+    (answer,) = await dialogs.collect(message.dialog)
+    content = _blocks(message.dialog, answer)
+    whole = message.envelope(content, _usage(answer.output))
+    return whole | _stopped(answer.finish_reason, answer.output)
+
+
+def _blocks(dialog: Dialog, answer: Answer) -> list[dict[str, Any]]:
+    piece = answer.piece
+    blocks: list[dict[str, Any]] = []
+    if piece.reasoning:
+        blocks.append({"type": "thinking", "thinking": piece.reasoning, "signature": ""})
+    calls = piece.whole_calls()
+    if piece.text.strip():
+        blocks.append({"type": "text", "text": piece.text.strip() if calls else piece.text})
+    for call in calls:
+        call_id = call.call_id or dialog.call_id(call.name, call.index)
+        given = json.loads(call.arguments or "{}")
+        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": given})
+    return blocks
+
+
+class _Blocks:
+    """Turns deltas into the events of content blocks: one open block at a time."""
+
+    def __init__(self, dialog: Dialog) -> None:
+        self._dialog = dialog
+        self._index = -1
+        self._open: tuple[str, int] | None = None
+        self._space = ""  # white space that may be the end of the text
+
+    def events(self, delta: Delta) -> Iterator[bytes]:
+        piece = delta.piece
+        if piece.reasoning:
+            yield from self._put(
+                ("thinking", 0),
+                {"type": "thinking", "thinking": "", "signature": ""},
+                {"type": "thinking_delta", "thinking": piece.reasoning},
+            )
+        text = self._space + piece.text
+        self._space = ""
+        if text and not text.strip():
+            self._space = text
+        elif text:
+            change = {"type": "text_delta", "text": text}
+            yield from self._put(("text", 0), {"type": "text", "text": ""}, change)
+        for call in piece.calls:
+            self._space = ""
+            name = call.name or ""
+            start = {
+                "type": "tool_use",
+                "id": call.call_id or self._dialog.call_id(name, call.index),
+                "name": name,
+                "input": {},
+            }
+            change = {"type": "input_json_delta", "partial_json": call.arguments}
+            yield from self._put(("tool_use", call.index), start, change)
+
+    def _put(
+        self, key: tuple[str, int], start: dict[str, Any], change: dict[str, Any]
+    ) -> Iterator[bytes]:
+        if key != self._open:
+            yield from self.close()
+            self._index += 1
+            self._open = key
+            yield _event("content_block_start", index=self._index, content_block=start)
+        if any(value for name, value in change.items() if name != "type"):
+            yield _event("content_block_delta", index=self._index, delta=change)
+
+    def close(self) -> Iterator[bytes]:
+        """End the open block."""
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._index)
+            self._open = None
+
+
+def _event(kind: str, **values: Any) -> bytes:
+    return named_event(kind, {"type": kind} | values)
+
+
+async def _events(message: Message) -> AsyncGenerator[bytes, None]:
+    blocks = _Blocks(message.dialog)
+    async with aclosing(dialogs.stream(message.dialog)) as deltas:
+        async for delta in deltas:
+            if delta.is_first:
+                begun = _usage(delta.output) | {"output_tokens": 0}
+                yield _event("message_start", message=message.envelope([], begun))
+                yield _event("ping")
+            for part in blocks.events(delta):
+                yield part
+            if delta.finish_reason is not None:
+                for part in blocks.close():
+                    yield part
+                change = _stopped(delta.finish_reason, delta.output)
+                yield _event("message_delta", delta=change, usage=_usage(delta.output))
+    yield _event("message_stop")
+
+
+def _stream_error(error: RadixError | None) -> bytes:
+    return named_event("error", anthropic_body(error))

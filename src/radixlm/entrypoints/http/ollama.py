@@ -1,0 +1,377 @@
+"""Ollama's routes (NH-42): JSON lines instead of events, options instead of fields."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm import __version__
+from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.entrypoints.http.body import read_body, stream_response
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openai import dialog as dialogs
+from radixlm.entrypoints.http.openai.dialog import Dialog, make_dialog
+from radixlm.entrypoints.http.openai.protocol import ChatRequest
+from radixlm.entrypoints.http.openai.reading import Piece
+from radixlm.entrypoints.http.pooled import as_prompts, cut, pool, pooling_of
+from radixlm.entrypoints.http.schema import Body, Int, Ints, Objects, Strings, documented, make
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.intake.records import Output
+
+router = APIRouter(tags=["ollama"])
+
+NDJSON = "application/x-ndjson"
+_REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "abort"}
+# Ollama's option -> ours
+_OPTIONS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+# how its own engine is run: nothing that this one could follow
+_IDLE_OPTIONS = frozenset(
+    "num_ctx num_batch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap use_mlock "
+    "embedding_only num_thread num_keep numa repeat_last_n penalize_newline draft_num_predict".split()
+)
+
+
+class OllamaBase(Body):
+    """What all generating routes have in common."""
+
+    model: str
+    stream: bool | None = True
+    options: dict[str, Any] | None = None
+    format: str | dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    shift: bool | None = None
+    truncate: bool | None = None
+
+
+class OllamaChat(OllamaBase):
+    """POST /api/chat."""
+
+    messages: Objects | None = None
+    tools: Objects | None = None
+
+
+class OllamaGenerate(OllamaBase):
+    """POST /api/generate."""
+
+    prompt: str | None = ""
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: Ints | None = None
+    raw: bool | None = False
+    images: list[Any] | None = None
+
+
+class OllamaEmbed(Body):
+    """POST /api/embed and /api/embeddings (which has ``prompt``)."""
+
+    model: str
+    input: str | Strings | None = None
+    prompt: str | None = None
+    truncate: bool | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    dimensions: Int | None = None
+
+
+class OllamaShow(Body):
+    """POST /api/show."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """How one answer is written. ``holder``: /api/chat's message or /api/generate's response."""
+
+    dialog: Dialog
+    model: str
+    is_chat: bool
+    began_s: float = field(default_factory=time.monotonic)
+
+    def line(self, piece: Piece, is_done: bool = False) -> dict[str, Any]:
+        shown: dict[str, Any] = {"model": self.model, "created_at": now()}
+        if not self.is_chat:
+            shown["response"] = piece.text
+            if piece.reasoning:
+                shown["thinking"] = piece.reasoning
+            return shown | {"done": is_done}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        if piece.reasoning:
+            message["thinking"] = piece.reasoning
+        calls = piece.whole_calls()
+        if calls:
+            message["tool_calls"] = [_call(c.name, c.arguments, c.index) for c in calls]
+        return shown | {"message": message, "done": is_done}
+
+    def totals(self, reason: str, output: Output) -> dict[str, Any]:
+        """What the last line says besides."""
+        total_ns = int((time.monotonic() - self.began_s) * 1e9)
+        return {
+            "done": True,
+            "done_reason": _REASONS[reason],
+            "total_duration": total_ns,
+            "load_duration": 0,
+            "prompt_eval_count": output.prompt_tokens,
+            "prompt_eval_duration": 0,
+            "eval_count": output.completion_tokens,
+            "eval_duration": total_ns,
+        }
+
+
+def _call(name: str, arguments: str, index: int) -> dict[str, Any]:
+    return {"function": {"index": index, "name": name, "arguments": json.loads(arguments or "{}")}}
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+@router.post("/api/chat", openapi_extra=documented(OllamaChat))
+async def chat(request: Request) -> Response:
+    """Answer a conversation in Ollama's form."""
+    body = await read_body(request, OllamaChat, any_type=True)
+    state = state_of(request)
+    _own_name(state, body.model)
+    if not body.messages:
+        empty = {"message": {"role": "assistant", "content": ""}}
+        return json_response(_loaded(body.model) | empty)
+    given = [_message(message, i) for i, message in enumerate(body.messages)]
+    dialog = await make_dialog(state, _chat(body, given, body.tools))
+    return await _answer(request, Turn(dialog, body.model, True), body)
+
+
+@router.post("/api/generate", openapi_extra=documented(OllamaGenerate))
+async def generate(request: Request) -> Response:
+    """Continue a prompt in Ollama's form: through the chat template, unless it is raw."""
+    body = await read_body(request, OllamaGenerate, any_type=True)
+    state = state_of(request)
+    _own_name(state, body.model)
+    for name in ("template", "images", "context", "suffix"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name}: not supported on this route", name)
+    if not body.prompt:
+        return json_response(_loaded(body.model) | {"response": ""})
+    given = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        given.insert(0, {"role": "system", "content": body.system})
+    made = _chat(body, given, None)
+    if body.raw:
+        made.input_ids = state.need_tokenizer().encode(body.prompt)
+        made.separate_reasoning = False
+    dialog = await make_dialog(state, made)
+    return await _answer(request, Turn(dialog, body.model, False), body)
+
+
+def _loaded(model: str) -> dict[str, Any]:
+    """The answer to an empty request, by which clients load a model."""
+    return {"model": model, "created_at": now(), "done": True, "done_reason": "load"}
+
+
+def _own_name(state: ServerState, name: str) -> None:
+    state.check_model(name.removesuffix(":latest"))
+
+
+def _chat(
+    body: OllamaBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> ChatRequest:
+    """The same request in OpenAI's form."""
+    values: dict[str, Any] = {"messages": messages, "tools": tools or None}
+    values |= _options(body.options or {})
+    if body.format == "json":
+        values["response_format"] = {"type": "json_object"}
+    elif isinstance(body.format, Mapping):
+        schema = {"name": "output", "schema": body.format}
+        values["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif body.format:
+        raise InvalidRequest("format must be 'json' or a JSON schema", "format")
+    if isinstance(body.think, bool):
+        values["enable_thinking"] = body.think
+    elif body.think is not None:
+        values["reasoning_effort"] = body.think
+    return make(ChatRequest, {name: v for name, v in values.items() if v is not None})
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in _IDLE_OPTIONS:
+            continue
+        if name == "num_predict":
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidRequest("options.num_predict must be an integer", "num_predict")
+            values["max_completion_tokens"] = None if value < 0 else value
+        elif name in _OPTIONS:
+            values[_OPTIONS[name]] = value
+        else:
+            raise InvalidRequest(f"unknown option {name!r:.80}", f"options.{name:.80}")
+    return values
+
+
+def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Ollama's message in OpenAI's form."""
+    where = f"messages[{index}]"
+    if message.get("images"):
+        raise InvalidRequest(f"{where}.images: this model reads text only", f"{where}.images")
+    made: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
+    if message.get("thinking"):
+        made["reasoning_content"] = message["thinking"]
+    if message.get("tool_name"):
+        made["name"] = message["tool_name"]
+    calls = message.get("tool_calls")
+    if calls is not None:
+        if not isinstance(calls, list) or not all(isinstance(c, Mapping) for c in calls):
+            raise InvalidRequest(f"{where}.tool_calls must be a list", f"{where}.tool_calls")
+        made["tool_calls"] = [{"type": "function", **call} for call in calls]
+    return made
+
+
+async def _answer(request: Request, turn: Turn, body: OllamaBase) -> Response:
+    if body.stream is not False:
+        turn.dialog.request.stream = True
+        return await stream_response(request, _lines(turn), _stream_error, NDJSON)
+    return json_response(await until_gone(request, _complete(turn)))
+
+
+async def _complete(turn: Turn) -> dict[str, Any]:
+    (answer,) = await dialogs.collect(turn.dialog)
+    return turn.line(answer.piece) | turn.totals(answer.finish_reason, answer.output)
+
+
+async def _lines(turn: Turn) -> AsyncGenerator[bytes, None]:
+    """Texts as they come; calls whole, in the last line but one."""
+    calls = Piece()
+    async with aclosing(dialogs.stream(turn.dialog)) as deltas:
+        async for delta in deltas:
+            piece = delta.piece
+            calls.calls += piece.calls
+            if piece.text or piece.reasoning:
+                yield _line(turn.line(Piece(piece.reasoning, piece.text)))
+            if delta.finish_reason is not None:
+                if calls.calls:
+                    yield _line(turn.line(calls))
+                totals = turn.totals(delta.finish_reason, delta.output)
+                yield _line(turn.line(Piece()) | totals)
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return orjson.dumps(value) + b"\n"
+
+
+def _stream_error(error: RadixError | None) -> bytes:
+    return _line({"error": str(error) if error else "internal error"})
+
+
+# ---- the model -----------------------------------------------------------------------------
+
+
+def _details(state: ServerState) -> dict[str, Any]:
+    family = state.info.model_type
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": state.config.model.quantization or "none",
+    }
+
+
+@router.get("/api/tags")
+@router.get("/api/ps")
+async def tags(request: Request) -> Response:
+    """The one model."""
+    state = state_of(request)
+    weights = state.intake.engine_facts.get("weight_bytes", 0)
+    made = datetime.fromtimestamp(state.started_s, UTC).isoformat()
+    model = {
+        "name": state.model_name,
+        "model": state.model_name,
+        "modified_at": made,
+        "size": weights,
+        "size_vram": 0,
+        "digest": "",
+        "details": _details(state),
+        "context_length": state.intake.facts.context_len,
+    }
+    return json_response({"models": [model]})
+
+
+@router.post("/api/show", openapi_extra=documented(OllamaShow))
+async def show(request: Request) -> Response:
+    """The model's template, size and abilities."""
+    body = await read_body(request, OllamaShow, any_type=True)
+    state = state_of(request)
+    _own_name(state, body.model or body.name or "")
+    abilities = ["completion"]
+    abilities += ["tools"] if state.tool_format else []
+    abilities += ["thinking"] if state.reasoning_format else []
+    family = state.info.model_type
+    facts = {
+        "general.architecture": family,
+        "general.name": state.model_name,
+        f"{family}.context_length": state.intake.facts.context_len,
+        f"{family}.vocab_size": state.info.decoder.vocab,
+    }
+    return json_response(
+        {
+            "modelfile": f"FROM {state.model_name}\n",
+            "parameters": "",
+            "template": state.template.source if state.template else "",
+            "details": _details(state),
+            "model_info": facts,
+            "capabilities": abilities,
+            "modified_at": datetime.fromtimestamp(state.started_s, UTC).isoformat(),
+        }
+    )
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    """Our version."""
+    return json_response({"version": __version__})
+
+
+@router.post("/api/embed", openapi_extra=documented(OllamaEmbed))
+@router.post("/api/embeddings", openapi_extra=documented(OllamaEmbed))
+async def embed(request: Request) -> Response:
+    """Vectors of texts."""
+    body = await read_body(request, OllamaEmbed, any_type=True)
+    state = state_of(request)
+    _own_name(state, body.model)
+    is_old = request.url.path.endswith("/embeddings")
+    param = "prompt" if is_old else "input"
+    prompts = as_prompts(getattr(body, param), param)
+    work = pool(state, prompts, pooling_of(state.info.folder), param)
+    found = await until_gone(request, work)
+    vectors = [cut(one.vector, body.dimensions) for one in found]
+    if is_old:
+        return json_response({"embedding": vectors[0]})
+    count = sum(one.output.prompt_tokens for one in found)
+    return json_response({"model": body.model, "embeddings": vectors, "prompt_eval_count": count})

@@ -1,0 +1,196 @@
+"""The unmodified clients of OpenAI, Anthropic and Ollama, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+import pytest_asyncio
+from tests.fakes.http import Face, listening
+
+ADD = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+TOOL: Any = {"type": "function", "function": ADD}
+CLAUDE_TOOL: Any = {
+    "name": "add",
+    "description": "Adds.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+
+
+def user(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+@pytest_asyncio.fixture
+async def gpt(server: Face) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with listening(server) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+            yield client
+
+
+@pytest_asyncio.fixture
+async def claude(server: Face) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with listening(server) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client:
+            yield client
+
+
+@pytest_asyncio.fixture
+async def llama(server: Face) -> AsyncIterator[ollama.AsyncClient]:
+    async with listening(server) as port:
+        client = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")
+        yield client
+        await client._client.aclose()
+
+
+async def test_openai_chat_and_its_stream_helper(gpt: openai.AsyncOpenAI) -> None:
+    got = await gpt.chat.completions.create(
+        model="tiny", messages=user("sum please"), tools=[TOOL], logprobs=True, top_logprobs=1
+    )
+    assert got.choices[0].finish_reason == "tool_calls"
+    calls: Any = got.choices[0].message.tool_calls
+    assert calls[0].function.arguments == '{"a": 1, "b": 2}'
+    logprobs = got.choices[0].logprobs
+    assert logprobs and logprobs.content
+    async with gpt.chat.completions.stream(
+        model="tiny", messages=user("sum please"), tools=[TOOL]
+    ) as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_completion()
+    assert {"content.delta", "tool_calls.function.arguments.delta"} <= kinds
+    calls = final.choices[0].message.tool_calls
+    assert calls[0].function.arguments == '{"a": 1, "b": 2}'
+
+
+async def test_openai_completions_embeddings_and_models(gpt: openai.AsyncOpenAI) -> None:
+    got = await gpt.completions.create(model="tiny", prompt="hi", max_tokens=20, logprobs=1)
+    assert got.choices[0].text == "Hello there." and got.usage
+    vectors = await gpt.embeddings.create(model="tiny", input=["a", "b"])
+    assert len(vectors.data) == 2 and len(vectors.data[0].embedding) == 2
+    assert [card.id async for card in gpt.models.list()] == ["tiny"]
+
+
+async def test_openai_errors(gpt: openai.AsyncOpenAI, server: Face) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        await gpt.chat.completions.create(model="tiny", messages=user("x"), temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError) as missing:
+        await gpt.chat.completions.create(model="gpt-99", messages=user("x"))
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError):
+        await gpt.chat.completions.create(model="tiny", messages=user("word " * 5000))
+    server.engine.intake.is_accepting = False
+    with pytest.raises(openai.InternalServerError) as busy:
+        await gpt.chat.completions.create(model="tiny", messages=user("x"))
+    assert busy.value.status_code == 503
+
+
+async def test_anthropic_messages(claude: anthropic.AsyncAnthropic) -> None:
+    got = await claude.messages.create(
+        model="tiny", max_tokens=50, system="Be brief.", messages=user("hi")
+    )
+    assert got.content[0].type == "text" and got.content[0].text == "Hello there."
+    assert got.stop_reason == "end_turn" and got.usage.output_tokens > 0
+    stopped = await claude.messages.create(
+        model="tiny", max_tokens=50, messages=user("stop me"), stop_sequences=["STOP"]
+    )
+    assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == "STOP"
+    short = await claude.messages.create(model="tiny", max_tokens=3, messages=user("forever"))
+    assert short.stop_reason == "max_tokens" and short.usage.output_tokens == 3
+    counted = await claude.messages.count_tokens(model="tiny", messages=user("hi"))
+    assert 0 < counted.input_tokens < got.usage.input_tokens + 100
+
+
+async def test_anthropic_streams_tools_and_thinking(claude: anthropic.AsyncAnthropic) -> None:
+    async with claude.messages.stream(
+        model="tiny", max_tokens=99, messages=user("sum please"), tools=[CLAUDE_TOOL]
+    ) as stream:
+        final = await stream.get_final_message()
+    assert [block.type for block in final.content] == ["text", "tool_use"]
+    call: Any = final.content[1]
+    assert call.name == "add" and call.input == {"a": 1, "b": 2}
+    assert final.stop_reason == "tool_use"
+    async with claude.messages.stream(
+        model="tiny",
+        max_tokens=2000,
+        messages=user("think about"),
+        thinking={"type": "enabled", "budget_tokens": 1024},
+    ) as stream:
+        final = await stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "text"]
+    answered: Any = final.content[1]
+    assert answered.text.strip() == "The answer is 42."
+
+
+async def test_anthropic_takes_tool_results(claude: anthropic.AsyncAnthropic) -> None:
+    turn: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "add"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "stop me"},
+                {"type": "text", "text": "and now?"},
+            ],
+        },
+    ]
+    got = await claude.messages.create(
+        model="tiny", max_tokens=50, messages=turn, tools=[CLAUDE_TOOL]
+    )
+    assert got.content[0].type == "text" and "three" in got.content[0].text
+
+
+async def test_anthropic_errors(claude: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        await claude.messages.create(
+            model="tiny",
+            max_tokens=9,
+            messages=[{"role": "robot", "content": "x"}],  # type: ignore[typeddict-item]
+        )
+    assert bad.value.body["type"] == "error"  # type: ignore[index,call-overload]
+    with pytest.raises(anthropic.NotFoundError):
+        await claude.messages.create(model="claude", max_tokens=9, messages=user("x"))
+    image: Any = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    with pytest.raises(anthropic.BadRequestError, match="text only"):
+        await claude.messages.create(model="tiny", max_tokens=9, messages=image)
+
+
+async def test_ollama_chat_generate_and_list(llama: ollama.AsyncClient) -> None:
+    got = await llama.chat(model="tiny:latest", messages=user("hi"))
+    assert got.message.content == "Hello there." and got.done and got.done_reason == "stop"
+    parts = [
+        part
+        async for part in await llama.chat("tiny", user("sum please"), tools=[TOOL], stream=True)
+    ]
+    assert "".join(part.message.content or "" for part in parts).strip() == "I will add."
+    (calls,) = [part.message.tool_calls for part in parts if part.message.tool_calls]
+    assert calls[0].function.name == "add" and calls[0].function.arguments == {"a": 1, "b": 2}
+    text = await llama.generate("tiny", "forever", options={"num_predict": 4, "num_ctx": 9})
+    assert text.eval_count == 4 and text.done_reason == "length"
+    listed = await llama.list()
+    assert [model.model for model in listed.models] == ["tiny"]
+    shown = await llama.show("tiny")
+    assert "tools" in (shown.capabilities or [])
+    vectors = await llama.embed("tiny", ["a", "b"])
+    assert len(vectors.embeddings) == 2
+
+
+async def test_ollama_errors(llama: ollama.AsyncClient) -> None:
+    with pytest.raises(ollama.ResponseError, match="does not exist") as missing:
+        await llama.chat("other", user("x"))
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="warmth"):
+        await llama.chat("tiny", user("x"), options={"warmth": 1})
