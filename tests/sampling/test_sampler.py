@@ -14,7 +14,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
-from radixlm.sampling.sampler import Sampler, apply_mask_
+from radixlm.sampling.sampler import Sampler, _unpack, _unpack_cpu, apply_mask_
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -144,7 +144,8 @@ def test_a_draw_is_always_allowed(params: SamplingParams, seed: int) -> None:
     mask = pack(bits[None].numpy())
     token = make([params], vocab_size).sample(logits.clone(), [0], [seed], mask).tokens_R.item()
     assert bits[int(token)]
-    assert token != 0 or params.min_new_tokens == 0 or seed >= 4
+    is_late = params.min_new_tokens == 0 or seed >= 4
+    assert token != 0 or is_late or not bits[1:].any()
 
 
 def pack(bits: np.ndarray) -> Tensor:
@@ -160,6 +161,7 @@ def test_masks_are_packed_words() -> None:
         logits = torch.zeros(3, vocab_size)
         apply_mask_(logits, pack(bits))
         assert ((logits == 0).numpy() == bits).all()
+        assert torch.equal(_unpack(pack(bits)), _unpack_cpu(pack(bits)))
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
@@ -255,6 +257,15 @@ def test_eos_waits_for_min_new_tokens() -> None:
     assert found == [3, 3, 0]
 
 
+def test_eos_does_not_wait_where_the_grammar_wants_it() -> None:
+    params = SamplingParams(temperature=0.0, min_new_tokens=9)
+    only_eos, eos_or_two = (pack(np.array([bits], dtype=bool)) for bits in ([1, 0, 0], [1, 0, 1]))
+    sampler = make([params], 3)
+    logits = torch.tensor([[5.0, 1.0, 0.0]])
+    assert sampler.sample(logits.clone(), [0], [0], only_eos).tokens_R.tolist() == [0]
+    assert sampler.sample(logits.clone(), [0], [0], eos_or_two).tokens_R.tolist() == [2]
+
+
 def test_bias_and_processors() -> None:
     class Only:
         def __call__(self, logits_RV: Tensor, params: Any) -> Tensor:
@@ -336,3 +347,15 @@ def test_a_large_vocabulary_draws_what_the_whole_noise_says() -> None:
     keys = draw_keys(torch.arange(num), torch.full((num,), 7))
     noise = gumbel_noise(keys, torch.arange(vocab_size, dtype=torch.int32)[None])
     assert torch.equal(found, (logits + noise).argmax(-1))
+
+
+@QUICK
+@given(st.lists(MANY, min_size=1, max_size=5), st.integers(0, 1000))
+def test_the_way_of_a_gpu_draws_the_same_tokens(params: list[SamplingParams], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(len(params), 300, generator=generator) * 4).bfloat16().float()
+    slots = list(range(len(params)))
+    on_cpu, as_gpu = make(params, 300), make(params, 300)
+    as_gpu._is_cpu = False
+    first = on_cpu.sample(logits.clone(), slots, slots).tokens_R
+    assert torch.equal(first, as_gpu.sample(logits.clone(), slots, slots).tokens_R)

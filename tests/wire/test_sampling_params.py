@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import InvalidRequest, NotSupported, RequestError
-from radixlm.wire.sampling_params import SamplingParams
+from radixlm.wire.sampling_params import SamplingParams, parallel_seed
 
 VOCAB = 100
 
@@ -140,3 +140,12 @@ def test_any_json_gives_params_or_a_request_error(values: dict[str, Any]) -> Non
         assert error.param
     else:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_parallel_samples_get_seeds_of_their_own() -> None:
+    for seed in (42, 0, -1, 2**63 - 1, -(2**63)):
+        seeds = [parallel_seed(seed, index) for index in range(100)]
+        assert seeds[0] == seed
+        assert len(set(seeds)) == 100
+        assert all(-(2**63) <= item < 2**63 for item in seeds)
+    assert parallel_seed(42, 1) == parallel_seed(42, 1) != parallel_seed(43, 1)

@@ -67,11 +67,3 @@ def gumbel_noise(keys_R: Tensor, tokens_RK: Tensor) -> Tensor:
     # v in (0, 1) with the fine steps near 0, where the winners of an argmax are
     v.add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()
-
-
-def mix_seed(seed: int, index: int) -> int:
-    """A seed for parallel sample ``index`` of a request; index 0 keeps the seed itself."""
-    if index == 0:
-        return seed
-    key = draw_keys(torch.tensor([seed]), torch.tensor([-index]))
-    return int(key.item())

@@ -1,9 +1,10 @@
 """Logits -> tokens, for a batch of rows with different parameters.
 
 The steps of a row, each only if it concerns it:
-  1. the operator's logit processor      4. EOS and stop tokens held back (min_new_tokens)
-  2. penalties                           5. grammar mask
-  3. logit bias                          6. greedy: the argmax, lowest id first
+  1. the operator's logit processor      4. grammar mask
+  2. penalties                           5. EOS and stops held back (min_new_tokens), as long as
+  3. logit bias                             the grammar allows anything else
+                                         6. greedy: the argmax, lowest id first
   7. temperature                         8. top_k, top_p, min_p (below)   9. the draw: noise.py
 
 Filters look at the probabilities p after the temperature, over the WHOLE vocabulary (joint, not
@@ -64,6 +65,7 @@ class Sampler:
         self._table = table
         self._mode = logprobs_mode
         self._detect_bad = detect_bad
+        self._is_cpu = table.device.type == "cpu"
         self._token_ids_1V = torch.arange(table.vocab_size, dtype=torch.int32, device=table.device)[
             None
         ]
@@ -128,12 +130,13 @@ class Sampler:
             state = self._table.state(slot)
             if state.bias_ids is not None and state.bias_values is not None:
                 logits_RV[row].index_add_(0, state.bias_ids, state.bias_values)
-            if state.suppressed_ids is not None:
-                is_early = positions_R[row] < state.suppressed_until
-                floor = torch.where(is_early, _NO, logits_RV[row, state.suppressed_ids])
-                logits_RV[row, state.suppressed_ids] = floor
         if mask_RW is not None:
             apply_mask_(logits_RV, mask_RW)
+        for row, slot in enumerate(slots):
+            state = self._table.state(slot)
+            if state.suppressed_ids is not None:
+                is_early = positions_R[row] < state.suppressed_until
+                _hold_back_(logits_RV[row], state.suppressed_ids, is_early)
         return logits_RV
 
     def _run_processors(self, logits_RV: Tensor, slots: Sequence[int]) -> None:
@@ -168,7 +171,7 @@ class Sampler:
         floats_R3, ints_R2 = self._parameters(slots)
         keys_R = draw_keys(ints_R2[:, SEED], positions_R)
         num_rows = len(slots)
-        if logits_RV.device.type == "cpu":  # small temporaries stay in the cache
+        if self._is_cpu:  # small temporaries stay in the cache
             num_rows = max(1, _CHUNK // self._table.vocab_size)
         for kind, all_rows in kinds.items():
             draw = self._draw_free if kind == "free" else self._draw_filtered
@@ -198,7 +201,7 @@ class Sampler:
     ) -> Tensor:
         """Rows with top_k or top_p."""
         probs_FV = torch.softmax(scaled_FV, dim=-1)
-        threshold = _threshold_cpu if scaled_FV.device.type == "cpu" else _threshold
+        threshold = _threshold_cpu if self._is_cpu else _threshold
         lowest_F = threshold(probs_FV, floats_F3, ints_F2[:, TOP_K])
         return self._draw(scaled_FV, keys_F, probs_FV, lowest_F)
 
@@ -209,7 +212,7 @@ class Sampler:
 
         On a CPU noise is made only for the kept tokens where those are few.
         """
-        if scaled_FV.device.type != "cpu":
+        if not self._is_cpu:
             return self._draw_dense(scaled_FV, keys_F, values_FV, lowest_F)
         tokens_F = torch.zeros_like(keys_F)
         many: list[int] = []
@@ -285,19 +288,31 @@ def _threshold_cpu(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tens
     return torch.tensor(lowest, dtype=torch.float32)
 
 
+def _hold_back_(logits_V: Tensor, ids_K: Tensor, is_early: Tensor) -> None:
+    """Forbid ``ids_K`` while it is early, unless nothing else is allowed."""
+    before_K = logits_V[ids_K]
+    logits_V[ids_K] = _NO
+    is_wanted = is_early & (logits_V.amax() > _NO)
+    logits_V[ids_K] = torch.where(is_wanted, _NO, before_K)
+
+
 def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
     """Set the logits of forbidden tokens to -inf. mask_RW: int32, W = ceil(V / 32) or more."""
-    vocab_size = logits_RV.shape[1]
-    if logits_RV.device.type == "cpu":
-        mask_bytes = np.ascontiguousarray(mask_RW.numpy()).view(np.uint8)
-        bits = np.unpackbits(mask_bytes, axis=1, bitorder="little")[:, :vocab_size]
-        is_allowed_RV = torch.from_numpy(bits).bool()
-    else:
-        mask_RW = mask_RW.to(logits_RV.device, non_blocking=True)
-        shifts = torch.arange(32, dtype=torch.int32, device=logits_RV.device)
-        bits_RV = (mask_RW[:, :, None] >> shifts) & 1
-        is_allowed_RV = bits_RV.flatten(1)[:, :vocab_size].bool()
-    logits_RV.masked_fill_(~is_allowed_RV, _NO)
+    unpack = _unpack_cpu if logits_RV.device.type == "cpu" else _unpack
+    is_allowed_RV = unpack(mask_RW.to(logits_RV.device, non_blocking=True))
+    logits_RV.masked_fill_(~is_allowed_RV[:, : logits_RV.shape[1]], _NO)
+
+
+def _unpack(mask_RW: Tensor) -> Tensor:
+    """int32 words -> bool [R, 32 W]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
+    return ((mask_RW[:, :, None] >> shifts) & 1).flatten(1).bool()
+
+
+def _unpack_cpu(mask_RW: Tensor) -> Tensor:
+    """``_unpack``, by numpy's fast routine."""
+    mask_bytes = np.ascontiguousarray(mask_RW.numpy()).view(np.uint8)
+    return torch.from_numpy(np.unpackbits(mask_bytes, axis=1, bitorder="little").view(np.bool_))
 
 
 def _logprobs(

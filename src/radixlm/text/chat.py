@@ -40,7 +40,8 @@ class ChatTemplate:
 
     ``stops`` are texts that end an answer besides the EOS token (built-in formats only).
     ``adds_special_tokens``: encode the prompt with the tokenizer's BOS (built-in formats write
-    none); a template of a checkpoint writes its own. ``content_format``: "openai" if the template walks the parts of a content, else "string".
+    none); a template of a checkpoint writes its own.
+    ``content_format``: "openai" if the template walks the parts of a content, else "string".
     """
 
     def __init__(
@@ -277,14 +278,19 @@ def from_conversation(
 
 
 def load_chat_template(
-    tokenizer: Tokenizer, argument: str | None = None, model_path: str | Path = ""
+    tokenizer: Tokenizer,
+    argument: str | None = None,
+    model_path: str | Path = "",
+    media: Mapping[str, str] | None = None,
 ) -> ChatTemplate:
     """The template to use. ``argument`` is the value of --chat-template: a built-in name, the name
     of one of the checkpoint's templates, a .jinja file or a .json file. ConfigError if it is none.
+    ``media`` holds the model's placeholders ("image" -> "<image>") for templates that take the
+    content as one text; a built-in format has its own.
     """
     try:
         if argument is not None:
-            return _load_argument(tokenizer, argument)
+            return _load_argument(tokenizer, argument, media)
         source = tokenizer.chat_template()
         if source is None:
             name = guess_name(str(model_path))
@@ -292,17 +298,19 @@ def load_chat_template(
         tool_source = tokenizer.chat_template(has_tools=True)
         if tool_source == source:
             tool_source = None
-        return ChatTemplate(source, tokenizer.special_tokens, tool_source)
+        return ChatTemplate(source, tokenizer.special_tokens, tool_source, media=media)
     except InvalidRequest as error:
         origin = f"--chat-template {argument}" if argument else "the checkpoint's chat template"
         raise ConfigError(f"{origin}: {error.message}") from None
 
 
-def _load_argument(tokenizer: Tokenizer, argument: str) -> ChatTemplate:
+def _load_argument(
+    tokenizer: Tokenizer, argument: str, media: Mapping[str, str] | None
+) -> ChatTemplate:
     if argument in CONVERSATIONS:
         return from_conversation(CONVERSATIONS[argument], tokenizer.special_tokens)
     if (source := tokenizer.chat_template(argument)) is not None:
-        return ChatTemplate(source, tokenizer.special_tokens)
+        return ChatTemplate(source, tokenizer.special_tokens, media=media)
     path = Path(argument)
     if not path.is_file():
         known = ", ".join([*CONVERSATIONS, *tokenizer.chat_templates])
@@ -313,4 +321,4 @@ def _load_argument(tokenizer: Tokenizer, argument: str) -> ChatTemplate:
         raise ConfigError(f"--chat-template {argument}: {error}") from None
     if path.suffix == ".json":
         return from_conversation(read_json(text, argument), tokenizer.special_tokens)
-    return ChatTemplate(text, tokenizer.special_tokens)
+    return ChatTemplate(text, tokenizer.special_tokens, media=media)

@@ -148,6 +148,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
 
 
+def parallel_seed(seed: int, index: int) -> int:
+    """The seed of parallel sample ``index`` (n > 1) of a request; sample 0 keeps ``seed``.
+
+    The rest follow splitmix64 (Steele, Lea, Flood 2014), read as a signed 64-bit integer.
+    """
+    if index == 0:
+        return seed
+    mask = (1 << 64) - 1
+    x = (seed + index * 0x9E3779B97F4A7C15) & mask
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    x ^= x >> 31
+    return x - (1 << 64) if x >> 63 else x
+
+
 _DEFAULTS = SamplingParams()
 _GRAMMARS = ("regex", "json_schema", "ebnf", "structural_tag")
 _FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
