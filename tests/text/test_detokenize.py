@@ -83,6 +83,24 @@ def test_finish_leaves_a_fresh_detokenizer() -> None:
         assert "".join(stream(detokenizer, ids, 2)) == first == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("kind", toy_tokenizer.KINDS)
+def test_a_prompt_before_the_text_is_seen_but_not_sent(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    texts = {"bpe_suffix": "ab", "words": "one two three", "wordpiece": "hello worlds do a"}
+    ids = tokenizer.encode(texts.get(kind, "Hello world the"), add_special_tokens=False)
+    for split in range(1, len(ids)):
+        prompt, output = ids[:split], ids[split:]
+        deltas = stream(Detokenizer(tokenizer, prompt_ids=prompt), output, 1)
+        assert tokenizer.decode(prompt) + "".join(deltas) == tokenizer.decode(ids)
+
+
+def test_a_character_that_begins_in_the_prompt_is_completed() -> None:
+    tokenizer = tokenizer_of("byte_level")
+    ids = [tokenizer.token_id(piece) or 0 for piece in "ðŁĺĢ"]  # the four bytes of one character
+    deltas = stream(Detokenizer(tokenizer, prompt_ids=ids[:2]), ids[2:], 1)
+    assert "".join(deltas) == "😀"
+
+
 def test_an_unknown_decoder_holds_back_half_a_character() -> None:
     tokenizer = tokenizer_of("byte_level")
     generic = Tokenizer(tokenizer.backend, Decoder(is_generic=True), {}, {})

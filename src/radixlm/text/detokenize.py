@@ -12,12 +12,13 @@ the token before, and at the very start of the text).
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from radixlm.text.tokenizer import Tokenizer, check_ids
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT = "\ufffd"
+_PROMPT_TOKENS = 16
 
 
 class Detokenizer:
@@ -28,7 +29,10 @@ class Detokenizer:
         tokenizer: Tokenizer,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
     ) -> None:
+        """``prompt_ids`` come before the text and are no part of it: with them a text that begins
+        with a space keeps it, which a sentencepiece decoder drops at the start of a text."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._spaces = spaces_between_special_tokens
@@ -37,6 +41,13 @@ class Detokenizer:
         self._context: list[int] = []
         self._context_chars = 0  # length of the text of the context
         self._pending: list[int] = []  # tokens whose text is held back
+        self._begin_after([i for i in prompt_ids[-_PROMPT_TOKENS:] if i not in self._skipped])
+
+    def _begin_after(self, prompt_ids: list[int]) -> None:
+        if self._utf8 is not None:  # a character may have begun in the prompt
+            self._utf8.decode(b"".join([self._tokenizer.bytes_by_id[i] for i in prompt_ids]))
+        elif prompt_ids:
+            self._keep_context(prompt_ids, self._text(prompt_ids))
 
     def feed(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` add and that no later token can change."""
