@@ -137,16 +137,91 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "Dots1ForCausalLM": {**_BIAS, **_RENORM, "sliding_window": [3], "max_window_layers": [1, 9]},
     "GptOssForCausalLM": {**_BIAS, "sliding_window": [2, 5]},
+    "HeliumForCausalLM": {**_BIAS, **_MLP_BIAS},
+    "Jais2ForCausalLM": {**_BIAS, **_MLP_BIAS},
+    "VaultGemmaForCausalLM": {
+        **_BIAS,
+        "attn_logit_softcapping": [None, 20.0],
+        "final_logit_softcapping": [None, 10.0],
+    },
+    "FlexOlmoForCausalLM": {**_BIAS, **_RENORM},
+    "MiniMaxM2ForCausalLM": {"partial_rotary_factor": [0.5, 1.0]},
+    "HyperCLOVAXForCausalLM": {**_BIAS, **_MLP_BIAS, "use_post_norm": [False, True]},
+    "YoutuForCausalLM": {**_BIAS, "q_lora_rank": ["null", 24], "rope_interleave": [False, True]},
+    "Glm4MoeLiteForCausalLM": {
+        **_BIAS,
+        **_RENORM,
+        "q_lora_rank": ["null", 24],
+        "n_group": [2, 4],
+        "topk_group": [2],
+    },
+    "SolarOpenForCausalLM": {**_BIAS, **_RENORM},
+    "ExaoneMoeForCausalLM": {
+        **_RENORM,
+        "num_shared_experts": [1, 2],
+        "first_k_dense_replace": [0, 1],
+        "sliding_window_pattern": [2, 3, 4],
+    },
+    "MiniCPM3ForCausalLM": {
+        **_BIAS,
+        **_MLP_BIAS,
+        "q_lora_rank": ["null", 24],
+        "dim_model_base": [16, "null"],
+        "scale_depth": [1.4, "null"],
+        "v_head_dim": [8, "null"],
+    },
+    "GraniteMoeForCausalLM": _BIAS,
+    "GraniteMoeSharedForCausalLM": {**_BIAS, "shared_intermediate_size": [0, 24]},
+    "CwmForCausalLM": {**_MLP_BIAS, "sliding_window": [3]},
+    "PersimmonForCausalLM": {},
+    "Ernie4_5_MoeForCausalLM": {
+        "use_bias": [False, True],
+        "moe_num_shared_experts": [0, 1, 2],
+        "moe_layer_start_index": [0, 1],
+        "moe_layer_interval": [1, 2],
+    },
+    "AfmoeForCausalLM": {
+        "mup_enabled": [False, True],
+        "global_attn_every_n_layers": [2, 3],
+        "num_dense_layers": [0, 1],
+        "num_shared_experts": [1, 2],
+    },
+    "Cohere2MoeForCausalLM": {
+        **_BIAS,
+        **_RENORM,
+        "num_shared_experts": [0, 2],
+        "shared_expert_combination_strategy": ["sum", "average"],
+        "expert_selection_fn": ["sigmoid", "softmax"],
+        "first_k_dense_replace": [0, 1, 2],
+        "prefix_dense_sliding_window_pattern": [1, 2],
+        "rms_norm_eps": [None, 1e-6],
+    },
 }
 
-ONE_KIND_OF_HEAD = {"GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "FalconForCausalLM"}
-LATENT = {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
+ONE_KIND_OF_HEAD = {
+    *("GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "FalconForCausalLM"),
+    "PersimmonForCausalLM",
+}
+LATENT = {
+    *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM"),
+    *("Glm4MoeLiteForCausalLM", "MiniCPM3ForCausalLM"),
+}
 OWN_HEAD_DIM = {
     *("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM", "ArceeForCausalLM"),
     *("SeedOssForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Ernie4_5ForCausalLM"),
     *("GlmForCausalLM", "Glm4ForCausalLM", "Glm4MoeForCausalLM", "GemmaForCausalLM"),
     *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "NemotronForCausalLM", "MixtralForCausalLM"),
     *("Exaone4ForCausalLM", "GptOssForCausalLM", "Dots1ForCausalLM"),
+    *("VaultGemmaForCausalLM", "MiniMaxM2ForCausalLM", "HyperCLOVAXForCausalLM"),
+    *("SolarOpenForCausalLM", "ExaoneMoeForCausalLM", "CwmForCausalLM", "AfmoeForCausalLM"),
+    *("Ernie4_5_MoeForCausalLM", "Cohere2MoeForCausalLM"),
+}
+# Architectures whose config takes layer_types; the others derive them.
+LAYERED = {
+    *("MinistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo3ForCausalLM"),
+    *("Exaone4ForCausalLM", "Cohere2ForCausalLM", "GptOssForCausalLM", "Dots1ForCausalLM"),
+    *("VaultGemmaForCausalLM", "CwmForCausalLM", "AfmoeForCausalLM", "Cohere2MoeForCausalLM"),
+    "ExaoneMoeForCausalLM",
 }
 BY_LAYER = {"Olmo3ForCausalLM", "Gemma3ForCausalLM"}
 PARTIAL = {
@@ -183,6 +258,13 @@ def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
             out["num_kv_heads"], out["num_ln_in_parallel_attn"] = heads, None
         else:
             out["parallel_attn"] = True
+    if architecture in LAYERED and rng.random() < 0.5:
+        out["layer_types"] = rng.choices(_LAYERS, k=out["num_hidden_layers"])
+    if architecture == "HeliumForCausalLM":
+        out["head_dim"] = dim
+    if "partial_rotary_factor" in out:
+        out["rope_parameters"] = None
+        return out
     _rope(architecture, rng, out, 8 if architecture in LATENT else dim)
     return out
 

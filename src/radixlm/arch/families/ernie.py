@@ -46,4 +46,5 @@ def ernie_moe(c: Config) -> Decoder:
         return sparse if is_sparse else mlp(c, bias=c.use_bias)
 
     correction = Named((LAYER + "mlp.moe_statics.e_score_correction_bias",), flat)
-    return plain(c, _attention(c), ffn, names={"moe.correction": correction})
+    names = {"moe.correction": correction}
+    return plain(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
