@@ -225,7 +225,7 @@ def _thinking(thinking: Mapping[str, Any] | None) -> bool | None:
     kind = thinking.get("type")
     if kind not in ("enabled", "disabled", "adaptive"):
         raise InvalidRequest("thinking.type must be enabled, adaptive or disabled", "thinking.type")
-    return kind != "disabled"
+    return bool(kind != "disabled")
 
 
 def _output(body: CountRequest) -> dict[str, Any]:

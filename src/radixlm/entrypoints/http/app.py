@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -17,6 +18,7 @@ from radixlm.base.env import DISABLE_OPENAPI_DOC
 from radixlm.base.errors import ConfigError, PayloadTooLarge, RadixError
 from radixlm.base.log import level_number
 from radixlm.config.root import ServerConfig
+from radixlm.config.serve import ServeConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.http import (
     admin,
@@ -35,6 +37,8 @@ from radixlm.entrypoints.http.cloud import vertex_router
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.guard import Guard
 from radixlm.entrypoints.http.openai import chat, completions
+from radixlm.entrypoints.http.responses import routes as responses
+from radixlm.entrypoints.http.responses.store import MemoryStore, ResponseStore, SqliteStore
 from radixlm.entrypoints.http.schema import openapi_of
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import default_sampling
@@ -59,6 +63,7 @@ _ROUTERS = (
     parse.router,
     anthropic.router,
     ollama.router,
+    responses.router,
     unbuilt.router,
 )
 _PROBE = [{"role": "user", "content": "hi"}]
@@ -117,11 +122,20 @@ def make_state(
         sessions=sessions,
         weight_version=config.model.weight_version,
     )
+    state.extras[responses.Responses] = responses.Responses(_response_store(config))
     if config.serve.completion_template:
         state.fim = load_fim_template(config.serve.completion_template)
     if tokenizer is not None:
         _set_formats(state, tokenizer)
     return state
+
+
+def _response_store(config: ServerConfig) -> ResponseStore:
+    """In memory; in a file where the operator has named a folder to keep things in."""
+    folder = config.serve.file_storage_path
+    if folder == ServeConfig().file_storage_path:
+        return MemoryStore()
+    return SqliteStore(Path(folder) / "responses.sqlite")
 
 
 def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:

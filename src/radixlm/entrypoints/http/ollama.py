@@ -47,7 +47,7 @@ _OPTIONS = {
 # how its own engine is run: nothing that this one could follow
 _IDLE_OPTIONS = frozenset(
     "num_ctx num_batch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap use_mlock "
-    "embedding_only num_thread num_keep numa repeat_last_n penalize_newline draft_num_predict".split()
+    "embedding_only num_thread num_keep numa repeat_last_n penalize_newline".split()
 )
 
 

@@ -1,0 +1,268 @@
+"""The events of one response, and the response that they add up to."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixlm.base.errors import RadixError
+from radixlm.entrypoints.http.errors import body_of
+from radixlm.entrypoints.http.openai.dialog import Delta, Dialog
+from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
+from radixlm.entrypoints.http.responses.records import ResponsesRequest
+from radixlm.intake.records import Output
+
+Event = dict[str, Any]
+_STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete"}
+
+
+@dataclass(slots=True)
+class Item:
+    """The open output item and its place."""
+
+    kind: str
+    key: int
+    index: int
+    value: dict[str, Any]
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Writer:
+    """Deltas in, events out; ``response`` is what a client has after the last of them."""
+
+    def __init__(self, dialog: Dialog, body: ResponsesRequest, instructions: str | None) -> None:
+        self._dialog, self._body = dialog, body
+        self._sequence = 0
+        self._item: Item | None = None
+        self._space = ""
+        self._thought = ""
+        self.response = _response(dialog, body, instructions)
+
+    def _event(self, kind: str, **values: Any) -> Event:
+        made = {"type": kind, "sequence_number": self._sequence} | values
+        self._sequence += 1
+        return made
+
+    def _whole(self, kind: str) -> Event:
+        return self._event(kind, response=dict(self.response, output=list(self.output)))
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.response["output"]
+        return found
+
+    def begin(self) -> Iterator[Event]:
+        """Before the first delta."""
+        yield self._whole("response.created")
+        self.response["status"] = "in_progress"
+        yield self._whole("response.in_progress")
+
+    def take(self, delta: Delta) -> Iterator[Event]:
+        """What a delta says."""
+        piece = delta.piece
+        if piece.reasoning:
+            self._thought += piece.reasoning
+            yield from self._text("reasoning", piece.reasoning, [])
+        text, self._space = self._space + piece.text, ""
+        if text and not text.strip() and self._item_kind() != "message":
+            self._space = text  # perhaps only what stands between the thinking and a call
+        elif text:
+            yield from self._text("message", text, self._logprobs(delta.output))
+        for call in piece.calls:
+            self._space = ""
+            yield from self._call(call.index, call.name, call.call_id, call.arguments)
+        if delta.finish_reason is not None:
+            yield from self._close()
+            yield from self._end(delta.finish_reason, delta.output)
+
+    def _item_kind(self) -> str | None:
+        return self._item.kind if self._item else None
+
+    def _logprobs(self, output: Output) -> list[dict[str, Any]]:
+        body = self._dialog.body
+        if not body.logprobs:
+            return []
+        tokenizer = self._dialog.state.need_tokenizer()
+        return chat_logprobs(tokenizer, output.logprobs, body.top_logprobs or 0)
+
+    # ---- items -----------------------------------------------------------------------------
+
+    def _open(self, kind: str, key: int, value: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self._item = Item(kind, key, len(self.output), value)
+        self.output.append(value)
+        yield self._event(
+            "response.output_item.added", output_index=self._item.index, item=dict(value)
+        )
+
+    def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        if self._item_kind() != kind:
+            yield from self._open(kind, 0, _empty(kind))
+            yield self._part("added", _part(kind, "", []))
+        item = self._item
+        assert item is not None
+        item.text += text
+        item.logprobs += logprobs
+        extra = {"logprobs": logprobs} if kind == "message" else {}
+        yield self._event(
+            f"response.{_text_name(kind)}.delta", **self._at(item), delta=text, **extra
+        )
+
+    def _at(self, item: Item) -> dict[str, Any]:
+        return {"item_id": item.value["id"], "output_index": item.index, "content_index": 0}
+
+    def _part(self, what: str, part: dict[str, Any]) -> Event:
+        assert self._item is not None
+        return self._event(f"response.content_part.{what}", **self._at(self._item), part=part)
+
+    def _call(
+        self, key: int, name: str | None, call_id: str | None, arguments: str
+    ) -> Iterator[Event]:
+        if self._item is None or (self._item.kind, self._item.key) != ("function_call", key):
+            value = {
+                "id": _id("fc"),
+                "type": "function_call",
+                "call_id": call_id or self._dialog.call_id(name or "", key),
+                "name": name or "",
+                "arguments": "",
+                "status": "in_progress",
+            }
+            yield from self._open("function_call", key, value)
+        item = self._item
+        assert item is not None
+        if arguments:
+            item.text += arguments
+            yield self._event(
+                "response.function_call_arguments.delta",
+                item_id=item.value["id"],
+                output_index=item.index,
+                delta=arguments,
+            )
+
+    def _close(self) -> Iterator[Event]:
+        item, self._item = self._item, None
+        if item is None:
+            return
+        item.value["status"] = "completed"
+        if item.kind == "function_call":
+            item.value["arguments"] = item.text
+            yield self._event(
+                "response.function_call_arguments.done",
+                item_id=item.value["id"],
+                output_index=item.index,
+                name=item.value["name"],
+                arguments=item.text,
+            )
+        else:
+            part = _part(item.kind, item.text, item.logprobs)
+            item.value["content"] = [part]
+            extra = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            name = f"response.{_text_name(item.kind)}.done"
+            yield self._event(name, **self._at(item), text=item.text, **extra)
+            yield self._event("response.content_part.done", **self._at(item), part=part)
+        yield self._event(
+            "response.output_item.done", output_index=item.index, item=dict(item.value)
+        )
+
+    # ---- the end ---------------------------------------------------------------------------
+
+    def _end(self, reason: str, output: Output) -> Iterator[Event]:
+        status = _STATUS.get(reason, "incomplete")
+        if status == "incomplete":
+            why = "max_output_tokens" if reason == "length" else "content_filter"
+            self.response["incomplete_details"] = {"reason": why}
+            if self.output:
+                self.output[-1]["status"] = "incomplete"
+        self.response |= {
+            "status": status,
+            "usage": self._usage(output),
+            "completed_at": int(time.time()) if status == "completed" else None,
+        }
+        yield self._whole(f"response.{status}")
+
+    def _usage(self, output: Output) -> dict[str, Any]:
+        return {
+            "input_tokens": output.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": output.cached_tokens},
+            "output_tokens": output.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._dialog.count(self._thought)},
+            "total_tokens": output.prompt_tokens + output.completion_tokens,
+        }
+
+    def fail(self, error: RadixError | None) -> Event:
+        """The response has failed."""
+        message = body_of(error)["error"]["message"] if error else "internal error"
+        code = "server_error"
+        if error is not None and int(getattr(error, "status", 500)) < 500:
+            code = "invalid_prompt"
+        self.response |= {"status": "failed", "error": {"code": code, "message": message}}
+        return self._whole("response.failed")
+
+    def cancel(self) -> None:
+        """The response was cancelled."""
+        for item in self.output:
+            if item.get("status") == "in_progress":
+                item["status"] = "incomplete"
+        self.response["status"] = "cancelled"
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def _text_name(kind: str) -> str:
+    return "output_text" if kind == "message" else "reasoning_text"
+
+
+def _empty(kind: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        shown = {"id": _id("rs"), "type": "reasoning", "summary": [], "content": []}
+        return shown | {"status": "in_progress"}
+    shown = {"id": _id("msg"), "type": "message", "role": "assistant", "content": []}
+    return shown | {"status": "in_progress"}
+
+
+def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _response(dialog: Dialog, body: ResponsesRequest, instructions: str | None) -> dict[str, Any]:
+    """The response before anything has come."""
+    sampling = dialog.request.sampling
+    reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
+    return {
+        "id": _id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": dialog.model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": reasoning,
+        "service_tier": body.service_tier or "default",
+        "store": body.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}} | (body.text or {}),
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+    }

@@ -1,0 +1,223 @@
+"""POST /v1/responses: the request, and its items as the messages of a chat (OA-07)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest, Stops
+from radixlm.entrypoints.http.schema import Body, Int, Objects, Priority, make
+
+_INCLUDE = frozenset(
+    (
+        "message.output_text.logprobs",
+        "reasoning.encrypted_content",
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    )
+)
+LOGPROBS = "message.output_text.logprobs"
+_TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+Message = dict[str, Any]
+
+
+class ResponsesRequest(Body):
+    """What OpenAI has, and the sampling parameters that chat has besides."""
+
+    input: str | Objects | None = None
+    model: str | None = None
+    instructions: str | None = None
+    background: bool | None = False
+    include: list[str] | None = None
+    max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_tool_calls: Int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = True
+    previous_response_id: str | None = None
+    reasoning: dict[str, Any] | None = None
+    store: bool | None = True
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    temperature: float | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: Objects | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_p: float | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    service_tier: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    access_programs: Any = None
+    background_options: Any = None
+
+    top_k: Int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: Stops | None = None
+    seed: Int | None = None
+    priority: Priority | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    image: Any = None
+
+
+def refuse_unbuilt(body: ResponsesRequest) -> None:
+    """NotSupported or InvalidRequest for what would change the answer and cannot."""
+    for name in ("conversation", "prompt", "context_management", "moderation", "image"):
+        if getattr(body, name) is not None:
+            raise NotSupported(f"{name}: not built; send the input itself", name)
+    unknown = set(body.include or ()) - _INCLUDE
+    if unknown:
+        raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is unknown", "include")
+    if body.background and body.store is False:
+        raise InvalidRequest("background needs store: true", "background")
+    if body.input is None or body.input == []:
+        raise InvalidRequest("input is required", "input")
+
+
+def chat_of(body: ResponsesRequest, messages: list[Message]) -> ChatRequest:
+    """The same request in chat's form."""
+    effort = (body.reasoning or {}).get("effort")
+    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    values: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages,
+        "tools": [tool_of(tool, i) for i, tool in enumerate(body.tools or ())] or None,
+        "tool_choice": choice_of(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "max_completion_tokens": body.max_output_tokens,
+        "reasoning_effort": effort,
+        "response_format": format_of(body.text),
+        "logprobs": wants_logprobs or None,
+        "top_logprobs": body.top_logprobs,
+        "stream": body.stream,
+    }
+    same = (
+        *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+        *("repetition_penalty", "stop", "seed", "priority", "chat_template_kwargs"),
+    )
+    values |= {name: getattr(body, name) for name in same}
+    return make(ChatRequest, {name: v for name, v in values.items() if v is not None})
+
+
+def tool_of(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A function tool, whose fields stand one level higher here."""
+    if tool.get("type") != "function":
+        where = f"tools[{place}].type"
+        raise InvalidRequest(
+            f"{where} {tool.get('type')!r:.80}: only functions, which the client runs", where
+        )
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def choice_of(choice: str | Mapping[str, Any] | None) -> Any:
+    """The tool choice in chat's form."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return dict(choice)
+
+
+def format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """``text.format`` as chat's ``response_format``."""
+    given = (text or {}).get("format")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("text.format must be an object", "text.format")
+    if given.get("type") != "json_schema":
+        return dict(given)
+    names = ("name", "description", "schema", "strict")
+    schema = {name: given[name] for name in names if given.get(name) is not None}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+# ---- items -> messages ---------------------------------------------------------------------
+
+
+def messages_of(given: str | list[dict[str, Any]], where: str = "input") -> list[Message]:
+    """The messages that input items make; InvalidRequest names the item."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Message] = []
+    thought = ""
+    for index, item in enumerate(given):
+        here = f"{where}[{index}]"
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == "reasoning":
+            thought += _joined(item.get("content") or item.get("summary") or [], here)
+        elif kind == "message":
+            message = _message(item, here)
+            if thought and message["role"] == "assistant":
+                message["reasoning_content"], thought = thought, ""
+            messages.append(message)
+        elif kind == "function_call":
+            _add_call(messages, item, thought)
+            thought = ""
+        elif kind == "function_call_output":
+            content = _joined(item.get("output") or "", f"{here}.output")
+            call_id = str(item.get("call_id") or "")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        else:
+            raise InvalidRequest(f"{here}.type {kind!r:.80} is not supported", f"{here}.type")
+    return messages
+
+
+def _message(item: Mapping[str, Any], where: str) -> Message:
+    content = item.get("content")
+    if content is None:
+        raise InvalidRequest(f"{where}.content is required", f"{where}.content")
+    return {"role": item.get("role"), "content": _joined(content, f"{where}.content")}
+
+
+def _joined(content: Any, where: str) -> str:
+    """The text of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a text or a list of parts", where)
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if kind in _TEXTS else None
+        if not isinstance(text, str):
+            here = f"{where}[{place}]"
+            raise InvalidRequest(f"{here}: this model reads text only, not {kind!r:.60}", here)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _add_call(messages: list[Message], item: Mapping[str, Any], thought: str) -> None:
+    """Calls in a row belong to one message of the assistant."""
+    call = {
+        "id": str(item.get("call_id") or item.get("id") or ""),
+        "type": "function",
+        "function": {"name": item.get("name"), "arguments": item.get("arguments") or "{}"},
+    }
+    if not messages or messages[-1]["role"] != "assistant" or thought:
+        message: Message = {"role": "assistant", "content": ""}
+        if thought:
+            message["reasoning_content"] = thought
+        messages.append(message)
+    messages[-1].setdefault("tool_calls", []).append(call)

@@ -1,0 +1,176 @@
+"""The Responses API, by the unmodified client: events, memory, background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from tests.fakes.http import Face, face, listening
+
+from radixlm.entrypoints.http.responses.store import MemoryStore, SqliteStore, Stored
+
+ADD: Any = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "strict": False,
+}
+
+
+@pytest_asyncio.fixture
+async def client(server: Face) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with listening(server) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as made:
+            yield made
+
+
+async def test_a_response_and_one_that_goes_on_from_it(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(model="tiny", input="grüße", instructions="Be kind.")
+    assert first.status == "completed" and first.output_text == "Grüße 😀 aus Köln"
+    assert first.usage and first.usage.total_tokens > first.usage.input_tokens
+    second = await client.responses.create(
+        model="tiny", input="and?", previous_response_id=first.id
+    )
+    assert second.output_text == first.output_text, "the script saw the earlier turn"
+    assert second.usage and second.usage.input_tokens > 20
+    again = await client.responses.retrieve(second.id)
+    assert again.output_text == second.output_text
+    items = await client.responses.input_items.list(first.id)
+    assert items.data[0].content[0].text == "grüße"  # type: ignore[union-attr]
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError) as gone:
+        await client.responses.create(model="tiny", input="x", previous_response_id=first.id)
+    assert gone.value.code == "previous_response_not_found"
+
+
+async def test_the_stream_adds_up(client: openai.AsyncOpenAI) -> None:
+    async with client.responses.stream(
+        model="tiny", input="sum please", tools=[ADD], parallel_tool_calls=True
+    ) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done")
+    numbers = [event.sequence_number for event in events]
+    assert numbers == list(range(len(numbers)))
+    assert [item.type for item in final.output] == ["message", "function_call"]
+    call: Any = final.output[1]
+    assert call.name == "add" and call.arguments == '{"a": 1, "b": 2}'
+
+
+async def test_reasoning_is_an_item_of_its_own(client: openai.AsyncOpenAI) -> None:
+    body: Any = {"model": "tiny", "input": "think about", "reasoning": {"effort": "high"}}
+    got = await client.responses.create(**body)
+    assert [item.type for item in got.output] == ["reasoning", "message"]
+    assert got.output_text.strip() == "The answer is 42."
+    assert got.usage and got.usage.output_tokens_details.reasoning_tokens > 0
+    events = [event async for event in await client.responses.create(**body, stream=True)]
+    thought = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
+    text = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert "".join(thought).strip() == "It is simple."
+    assert "".join(text) == got.output_text
+
+
+async def test_a_tool_result_comes_back(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(model="tiny", input="sum please", tools=[ADD])
+    call: Any = first.output[-1]
+    result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "3"}]
+    second = await client.responses.create(
+        model="tiny", input=result, previous_response_id=first.id
+    )
+    assert second.status == "completed"
+    given: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "stop me"}]},
+        *(item.model_dump() for item in first.output),
+        *result,
+    ]
+    third = await client.responses.create(model="tiny", input=given)
+    assert third.output_text == "one two STOP three"
+
+
+async def test_length_is_incomplete(client: openai.AsyncOpenAI) -> None:
+    got = await client.responses.create(model="tiny", input="forever", max_output_tokens=5)
+    assert got.status == "incomplete" and got.incomplete_details
+    assert got.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_background_can_be_polled_watched_and_cancelled(
+    client: openai.AsyncOpenAI, server: Face
+) -> None:
+    server.engine.executor.is_slow = True
+    made = await client.responses.create(model="tiny", input="forever", background=True)
+    assert made.status == "queued"
+    ended = await client.responses.cancel(made.id)
+    assert ended.status == "cancelled" and not server.engine.intake.live
+    assert (await client.responses.retrieve(made.id)).status == "cancelled"
+    server.engine.executor.is_slow = False
+    short = await client.responses.create(model="tiny", input="hi", background=True)
+    async with asyncio.timeout(5):
+        while (await client.responses.retrieve(short.id)).status != "completed":
+            await asyncio.sleep(0.01)
+    assert (await client.responses.retrieve(short.id)).output_text == "Hello there."
+    streamed = await client.responses.create(model="tiny", input="hi", background=True, stream=True)
+    kinds = [event.type async for event in streamed]
+    assert kinds[-1] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "alien"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "include": ["everything"]}, "include"),
+        ({"input": "x", "background": True, "store": False}, "background"),
+        ({"input": "x", "conversation": "c"}, "conversation"),
+        ({"input": "x", "nonsense": 1}, "nonsense"),
+        ({"input": "x", "temperature": 1e400}, "temperature"),
+        ({"input": "x", "text": {"format": "json"}}, "text.format"),
+    ],
+)
+async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+    data = str(body).replace("'", '"').replace("True", "true").replace("False", "false")
+    data = data.replace("inf", "NaN")
+    headers = {"content-type": "application/json"}
+    got = await server.client.post("/v1/responses", content=data, headers=headers)
+    assert got.status_code in (400, 501), got.text
+    assert got.json()["error"]["param"] == param
+
+
+def test_both_stores_keep_and_forget(tmp_path: Path) -> None:
+    for store in (MemoryStore(capacity=2), SqliteStore(tmp_path / "kept" / "r.sqlite")):
+        for name in ("a", "b"):
+            store.put(Stored({"id": name, "n": 1}, [], []))
+        store.put(Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}]))
+        found = store.get("a")
+        assert found == Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}])
+        assert store.delete("a") and not store.delete("a") and store.get("a") is None
+    small = MemoryStore(capacity=1)
+    small.put(Stored({"id": "a"}, [], []))
+    small.put(Stored({"id": "b"}, [], []))
+    assert small.get("a") is None and small.get("b")
+
+
+async def test_responses_outlive_the_process(toy_folder: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "kept")
+    async with face(toy_folder, {}, file_storage_path=folder) as one:
+        made = (await one.post("/v1/responses", input="hi")).json()
+    async with face(toy_folder, {}, file_storage_path=folder) as two:
+        got = (await two.client.get(f"/v1/responses/{made['id']}")).json()
+    assert got == made
