@@ -138,11 +138,11 @@ class NativeTied(NativeLinear):
 
 
 @implements("pack_tied", name=NAME, device="cpu")
-def pack_tied(table_VD: Tensor) -> reference_linear.TiedTable:
+def pack_tied(table_VD: Tensor, fmt: str = "") -> reference_linear.TiedTable:
     """See kernels/ops/linear.py."""
     if table_VD.dtype not in cpu_linear.NATIVE_FORMAT:
-        return reference_linear.pack_tied(table_VD)
-    return NativeTied(cpu_linear.pack(table_VD, None), table_VD.dtype)
+        return reference_linear.pack_tied(table_VD, fmt)
+    return NativeTied(cpu_linear.pack(table_VD, None, fmt), table_VD.dtype)
 
 
 class NativeHeadLinear:
@@ -184,6 +184,7 @@ class NativeExperts:
         up_bias_E2I: Tensor | None,
         down_bias_ED: Tensor | None,
         act: str,
+        fmts: tuple[str, str],
     ) -> None:
         self._code = cpu_linear.act_code(f"{act}_mul", True)
         self._inner, self._dim = int(down_EDI.shape[2]), int(down_EDI.shape[1])
@@ -192,8 +193,8 @@ class NativeExperts:
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
             up, down = up_E2ID[expert], down_EDI[expert].contiguous()
-            self._up.append(cpu_linear.pack(up.contiguous(), up_bias, is_paired=True))
-            self._down.append(cpu_linear.pack(down, down_bias))
+            self._up.append(cpu_linear.pack(up.contiguous(), up_bias, fmts[0], True))
+            self._down.append(cpu_linear.pack(down, down_bias, fmts[1]))
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """Sum of the chosen experts; each output adds its experts in the order of the choice."""
@@ -234,8 +235,9 @@ def pack_experts(
     up_bias_E2I: Tensor | None,
     down_bias_ED: Tensor | None,
     act: str,
+    fmts: tuple[str, str] = ("", ""),
 ) -> reference_moe.PackedExperts:
     """See kernels/ops/moe.py."""
     if up_E2ID.dtype not in cpu_linear.NATIVE_FORMAT or act not in cpu_linear.GATED_CODE:
-        return reference_moe.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act)
-    return NativeExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act)
+        return reference_moe.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
+    return NativeExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)

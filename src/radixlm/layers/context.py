@@ -9,7 +9,7 @@ import torch
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
 from radixlm.quant.param import Shard
-from radixlm.quant.scheme import Scheme, UnquantizedScheme
+from radixlm.quant.scheme import HeadScheme, Scheme, UnquantizedScheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,11 @@ class LayerContext:
     ) -> Linear:
         """A linear layer in this context's scheme; ``gate_act`` as in ``Linear``."""
         return Linear(in_features, out_features, bias, self.scheme, self.kernels, shard, gate_act)
+
+    def head_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
+        """The output head, in the format that the scheme has for it."""
+        scheme = HeadScheme(self.scheme.head_fmt)
+        return Linear(in_features, out_features, bias, scheme, self.kernels)
 
     def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """A linear layer that is never quantised (routers, gates, heads)."""

@@ -23,10 +23,10 @@ class Embedding(Module):
     def finish(self) -> None:
         self._table_VD: Tensor | None = self.weight.take()
 
-    def share(self, kernels: Kernels) -> TiedTable:
+    def share(self, kernels: Kernels, fmt: str) -> TiedTable:
         """Hand the table over to an object that is also the output head, and look rows up there."""
         assert self._table_VD is not None
-        self._tied = kernels.pack_tied(self._table_VD)
+        self._tied = kernels.pack_tied(self._table_VD, fmt)
         self._table_VD = None
         return self._tied
 

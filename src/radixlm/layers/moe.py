@@ -18,6 +18,7 @@ class MoeLayer(Module):
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
         self._kernels: Kernels = context.kernels
+        self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
         self.router = context.plain_linear(dim, spec.experts, spec.bias)
         self.up = Param((spec.experts, 2 * spec.inner, dim), shard=Shard(1, (spec.inner,) * 2))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
@@ -34,7 +35,7 @@ class MoeLayer(Module):
     def finish(self) -> None:
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         self.experts = self._kernels.pack_experts(
-            self.up.take(), self.down.take(), *biases, self.spec.act
+            self.up.take(), self.down.take(), *biases, self.spec.act, self._fmts
         )
         self._correction_E = self.correction.take() if self.spec.correction else None
 

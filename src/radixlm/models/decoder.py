@@ -54,13 +54,16 @@ class DecoderModel(Module):
         ]
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if not decoder.tied:
-            self.head = context.plain_linear(dim, decoder.vocab, decoder.head_bias)
+            self.head = context.head_linear(dim, decoder.vocab, decoder.head_bias)
 
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
         tied = self.decoder.tied
         head: PackedLinear | TiedTable
-        head = self.embed.share(self.context.kernels) if tied else self.head.packed
+        if tied:
+            head = self.embed.share(self.context.kernels, self.context.scheme.head_fmt)
+        else:
+            head = self.head.packed
         self.packed_head, self._run_head = head, head.run
         self.program: StepProgram | None = None
         self._program_backend: object = None

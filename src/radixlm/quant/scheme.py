@@ -12,7 +12,13 @@ from radixlm.quant.param import Param, Shard
 
 
 class Scheme(Protocol):
-    """One way to store linear weights."""
+    """One way to store linear weights. ``head_fmt`` is the format of the output head."""
+
+    head_fmt: str
+
+    def fmt(self, in_features: int) -> str:
+        """The kernels' name of the format of a weight with so many inputs ("" = its dtype)."""
+        ...
 
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
@@ -31,7 +37,10 @@ class Scheme(Protocol):
 class UnquantizedScheme:
     """The weight as it is in the checkpoint (or as ``--dtype`` says)."""
 
-    fmt = ""
+    head_fmt = ""
+
+    def fmt(self, in_features: int) -> str:
+        return ""
 
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
@@ -47,6 +56,17 @@ class UnquantizedScheme:
     ) -> PackedLinear:
         bias = params["bias"].take() if "bias" in params else None
         weight = params["weight"].take()
+        fmt = self.fmt(weight.shape[1])
         if gate_act:
-            return kernels.pack_gated(weight, bias, self.fmt, gate_act)
-        return kernels.pack_linear(weight, bias, self.fmt)
+            return kernels.pack_gated(weight, bias, fmt, gate_act)
+        return kernels.pack_linear(weight, bias, fmt)
+
+
+class HeadScheme(UnquantizedScheme):
+    """One fixed format, whatever the number of inputs."""
+
+    def __init__(self, fmt: str) -> None:
+        self.head_fmt = fmt
+
+    def fmt(self, in_features: int) -> str:
+        return self.head_fmt

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.embedding import embedding
+from radixlm.kernels.ops.quantised import ReferenceQuantised
 
 
 class PackedLinear(Protocol):
@@ -48,10 +49,10 @@ class ReferenceLinear:
 
 
 def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> PackedLinear:
-    """An object whose ``run`` is the map. ``fmt`` is "" (the weight's own dtype) or a name of a
-    quantised format that an implementation knows; the reference packs nothing."""
+    """An object whose ``run`` is the map. ``fmt`` is "" (the weight's own dtype; the reference
+    packs nothing) or a format of ``ops/quantised``."""
     if fmt:
-        raise ValueError(f"the reference linear has no format {fmt!r}")
+        return ReferenceQuantised(weight_OI, bias_O, fmt)
     return ReferenceLinear(weight_OI, bias_O)
 
 
@@ -97,9 +98,9 @@ class ReferenceTied(ReferenceLinear):
         return embedding(ids_T, self.weight_OI, scale, dtype)
 
 
-def pack_tied(table_VD: Tensor) -> TiedTable:
+def pack_tied(table_VD: Tensor, fmt: str = "") -> TiedTable:
     """An object that looks rows up and projects to the vocabulary from one copy of the table."""
-    return ReferenceTied(table_VD, None)
+    return ReferenceQuantised(table_VD, None, fmt) if fmt else ReferenceTied(table_VD, None)
 
 
 class HeadLinear(Protocol):

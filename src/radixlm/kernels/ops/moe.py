@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.ops import activation
+from radixlm.kernels.ops.linear import pack_gated, pack_linear
 
 
 class PackedExperts(Protocol):
@@ -67,11 +67,15 @@ class ReferenceExperts:
         up_bias_E2I: Tensor | None,
         down_bias_ED: Tensor | None,
         act: str,
+        fmts: tuple[str, str],
     ) -> None:
-        self.up_E2ID, self.down_EDI = up_E2ID, down_EDI
-        self.up_bias_E2I, self.down_bias_ED = up_bias_E2I, down_bias_ED
-        self.act = act
         self.num_experts = int(up_E2ID.shape[0])
+        self._up, self._down = [], []
+        for expert in range(self.num_experts):
+            up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
+            down_bias = None if down_bias_ED is None else down_bias_ED[expert]
+            self._up.append(pack_gated(up_E2ID[expert], up_bias, fmts[0], act))
+            self._down.append(pack_linear(down_EDI[expert], down_bias, fmts[1]))
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         top_k = ids_TK.shape[1]
@@ -86,23 +90,11 @@ class ReferenceExperts:
         for expert, count in enumerate(counts):
             if count:
                 rows = slice(start, start + count)
-                outputs[order[rows]] = self._expert(expert, x_TD[tokens[rows]]) * weights[rows]
+                outputs[order[rows]] = (
+                    self._down[expert].run(self._up[expert].run(x_TD[tokens[rows]])) * weights[rows]
+                )
                 start += count
         return outputs.view(-1, top_k, x_TD.shape[1]).sum(1)
-
-    def _expert(self, expert: int, x_TD: Tensor) -> Tensor:
-        dtype = x_TD.dtype
-        up_bias, down_bias = self.up_bias_E2I, self.down_bias_ED
-        h = F.linear(
-            x_TD,
-            self.up_E2ID[expert].to(dtype),
-            None if up_bias is None else up_bias[expert].to(dtype),
-        )
-        return F.linear(
-            activation.activate_gated(h, self.act),
-            self.down_EDI[expert].to(dtype),
-            None if down_bias is None else down_bias[expert].to(dtype),
-        )
 
 
 def pack_experts(
@@ -111,6 +103,8 @@ def pack_experts(
     up_bias_E2I: Tensor | None,
     down_bias_ED: Tensor | None,
     act: str,
+    fmts: tuple[str, str] = ("", ""),
 ) -> PackedExperts:
-    """Experts ``down(act(gate) * up)`` with gate above up in the rows of ``up``."""
-    return ReferenceExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act)
+    """Experts ``down(act(gate) * up)`` with gate above up in the rows of ``up``. ``fmts`` are the
+    formats of up and down."""
+    return ReferenceExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)

@@ -1,0 +1,83 @@
+"""Linear maps over weights quantised at load: what the formats mean.
+
+    int8wo        int8 rows with a scale each; activations stay float
+    w8a8          the same weights; activations are quantised row by row, sums are integers
+    int4-<group>  4 bit values with a scale for each group of inputs; activations stay float
+
+Legend: T tokens, I inputs, O outputs, G groups of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INT8_MOST = 127.0
+FORMATS = ("int8wo", "w8a8", "int4-32", "int4-64", "int4-128")
+
+
+def quantise_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 [O, I], scale [O]): symmetric, a row's largest magnitude becomes 127."""
+    scale_O = weight_OI.float().abs().amax(-1) / INT8_MOST
+    inverse_O = torch.where(scale_O > 0, 1.0 / scale_O, 0.0)
+    rounded = (weight_OI.float() * inverse_O[:, None]).round()
+    return rounded.clamp(-INT8_MOST, INT8_MOST).to(torch.int8), scale_O
+
+
+def quantise_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """(values 0..15 as uint8 [O, I], scale [O, G]): weight = (value - 8) * scale. A group's number
+    of largest magnitude becomes 0, that is -8 * scale, exactly."""
+    groups_OGK = weight_OI.float().view(weight_OI.shape[0], -1, group)
+    largest = groups_OGK.gather(-1, groups_OGK.abs().argmax(-1, keepdim=True))
+    scale = largest / -8.0
+    inverse = torch.where(scale != 0, 1.0 / scale, 0.0)
+    values = ((groups_OGK * inverse).round() + 8).clamp(0, 15)
+    return values.to(torch.uint8).view(weight_OI.shape), scale[..., 0]
+
+
+def quantise_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations as whole numbers -127..127 (kept in float64) and a scale for each row."""
+    top_T = x_TI.float().abs().amax(-1, keepdim=True)
+    inverse = torch.where(top_T > 0, INT8_MOST / top_T, 0.0)
+    return (x_TI.float() * inverse).round().double(), top_T / INT8_MOST
+
+
+class ReferenceQuantised:
+    """Holds the integers; widens them on every call."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
+        if fmt not in FORMATS:
+            raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMATS)}")
+        self.bias_O, self.out_features = bias_O, int(weight_OI.shape[0])
+        self._group = int(fmt.removeprefix("int4-")) if fmt.startswith("int4") else 0
+        self._is_dynamic, self._dtype = fmt == "w8a8", weight_OI.dtype
+        if self._group:
+            self._values, self._scale = quantise_int4(weight_OI, self._group)
+        else:
+            self._values, self._scale = quantise_int8(weight_OI)
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """[T, O] in the dtype of x."""
+        if self._is_dynamic:
+            x_whole, x_scale = quantise_rows(x_TI)
+            sums_TO = (x_whole @ self._values.double().T).float()
+            y_TO = sums_TO * (x_scale * self._scale)
+        else:
+            y_TO = x_TI.float() @ self._widened().T
+        if self.bias_O is not None:
+            y_TO = y_TO + self.bias_O.float()
+        return y_TO.to(x_TI.dtype)
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` of the weight times ``scale``: a quantised token table."""
+        return (self._widened()[ids_T] * scale).to(dtype)
+
+    def unpack(self) -> Tensor:
+        """What the integers stand for, [O, I]."""
+        return self._widened().to(self._dtype)
+
+    def _widened(self) -> Tensor:
+        if not self._group:
+            return self._values.float() * self._scale[:, None]
+        grouped = self._values.float().view(self.out_features, -1, self._group) - 8
+        return (grouped * self._scale[..., None]).flatten(1)

@@ -1,0 +1,73 @@
+"""Quantising at load: names, formats that fit, and models that still say nearly the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+from radixlm.base.errors import ConfigError
+from radixlm.kernels import cpu
+from radixlm.kernels.dispatch import bind
+from radixlm.quant.load_time import NAMES, QuantizeAtLoad, make_scheme
+from radixlm.quant.scheme import UnquantizedScheme
+
+IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "inputs", "expected"),
+    [
+        ("int4-128", 1024, "int4-128"),
+        ("int4-128", 192, "int4-64"),
+        ("int4-64", 1024, "int4-64"),
+        ("int4-128", 96, "int4-32"),
+        ("int4-32", 100, "int8wo"),
+        ("w8a8", 100, "w8a8"),
+    ],
+)
+def test_the_nearest_format_that_fits(asked: str, inputs: int, expected: str) -> None:
+    assert QuantizeAtLoad(asked).fmt(inputs) == expected
+
+
+def test_options() -> None:
+    assert type(make_scheme(None)) is UnquantizedScheme
+    assert make_scheme("w8a8_int8").fmt(64) == "w8a8"
+    assert make_scheme(None, "int4wo-64").fmt(64) == "int4-64"
+    assert make_scheme("int8wo", "int8wo").fmt(64) == "int8wo"
+    with pytest.raises(ConfigError, match="contradict"):
+        make_scheme("int8wo", "int4wo-128")
+    with pytest.raises(ConfigError, match="--torchao-config fp8wo"):
+        make_scheme(None, "fp8wo")
+
+
+# Of the spread of the logits; unrelated logits would be off by 1.4. Experts may be chosen otherwise.
+BOUNDS = {"int8wo": 0.1, "w8a8_int8": 0.2, "int4wo-32": 0.5}
+
+
+@pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_logits_stay_near(arch: str, name: str) -> None:
+    folder = cached_tiny(arch, dtype=torch.bfloat16, tie_word_embeddings=arch.startswith("Qwen2"))
+    plain = PagedRunner(load_model(folder)).prefill(IDS)
+    coarse = PagedRunner(load_model(folder, scheme=make_scheme(name))).prefill(IDS)
+    spread = float(plain[0].std())
+    for sequence in IDS:
+        error = float((coarse[sequence] - plain[sequence]).pow(2).mean().sqrt()) / spread
+        assert 1e-4 < error < BOUNDS[name]
+
+
+@pytest.mark.skipif(not cpu.available, reason=cpu.reason)
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM", dtype=torch.bfloat16)
+    model = load_model(folder, bind("cpu"), scheme=make_scheme(name))
+    want = PagedRunner(load_model(folder, scheme=make_scheme(name))).prefill(IDS)
+    together = PagedRunner(model, "cpu", 16).prefill(IDS, 3)
+    alone = PagedRunner(model, "cpu", 16, seed=1)
+    stepped = torch.cat([alone.step({0: [token]})[0] for token in IDS[0]])
+    assert torch.equal(stepped, together[0])
+    # Rounding of activations may fall to the other side where the last bits differ.
+    bound = 2e-2 if NAMES[name] == "w8a8" else 1e-4
+    assert float((together[0] - want[0]).abs().max() / want[0].abs().max()) < bound
