@@ -55,6 +55,17 @@ class StringFinder:
                 )
                 queue.append(following)
 
+    def scan(self, state: int, text: str) -> tuple[int, int]:
+        """(state, characters read) of ``text`` up to the first end of a string, or all of it."""
+        goto, fail, longest = self._goto, self._fail, self.longest
+        for position, char in enumerate(text):
+            while char not in goto[state] and state:
+                state = fail[state]
+            state = goto[state].get(char, 0)
+            if longest[state]:
+                return state, position + 1
+        return state, len(text)
+
     def step(self, state: int, char: str) -> int:
         """The state after ``char``."""
         goto = self._goto
@@ -82,6 +93,7 @@ class StopChecker:
         self._state = 0
         self._held = ""
         self._position = 0  # of the first character after the held text, in the whole text
+        self._match_start = 0
         self.matched: str | None = None
 
     def feed(self, delta: str) -> tuple[str, str | None]:
@@ -92,9 +104,14 @@ class StopChecker:
             return delta, None
         text = self._held + delta
         origin = self._position - len(self._held)
-        for char in delta:
-            if self._step(char):
+        if self._regexes is None:
+            self._state, num_read = self._strings.scan(self._state, delta)
+            self._position += num_read
+            if stop := self._strings.longest[self._state]:
+                self._match_start, self.matched = self._position - len(stop), stop
                 return self._stop(text, origin)
+        elif any(self._step(char, self._regexes) for char in delta):
+            return self._stop(text, origin)
         start = self._position if not self._trim else self._earliest()
         emit, self._held = text[: start - origin], text[start - origin :]
         return emit, None
@@ -109,9 +126,9 @@ class StopChecker:
         emit, self._held = self._held, ""
         return emit, self.matched
 
-    def _step(self, char: str) -> bool:
+    def _step(self, char: str, regexes: RegexFinder) -> bool:
         """Consume one character; whether that completes a match."""
-        if self._regexes is not None and (found := self._regexes.look_ahead(char)):
+        if found := regexes.look_ahead(char):
             self._match_start, self.matched = found
             return True
         self._state = self._strings.step(self._state, char)
@@ -119,10 +136,9 @@ class StopChecker:
         found = None
         if stop := self._strings.longest[self._state]:
             found = (self._position - len(stop), stop)
-        if self._regexes is not None:
-            by_regex = self._regexes.step(char, self._position - 1)
-            if by_regex is not None and (found is None or by_regex[0] < found[0]):
-                found = by_regex
+        by_regex = regexes.step(char, self._position - 1)
+        if by_regex is not None and (found is None or by_regex[0] < found[0]):
+            found = by_regex
         if found is not None:
             self._match_start, self.matched = found
         return found is not None

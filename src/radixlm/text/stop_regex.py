@@ -214,7 +214,8 @@ def _item_test(op: Any, argument: Any, flags: int) -> Test:
 class RegexFinder:
     """Finds the first end of a match, and of the matches that end there the longest.
 
-    ``threads`` maps a state to the position where the earliest candidate in it began.
+    ``_threads`` maps a state to the position where the earliest candidate in it began. Candidates
+    that begin with the next character are not threads: ``_entries`` are the states they start in.
     """
 
     def __init__(self, patterns: tuple[str, ...], max_chars: int) -> None:
@@ -222,11 +223,16 @@ class RegexFinder:
         self._max_chars = max_chars
         self._threads: dict[int, int] = {}
         self._before = ""
-        self._enter({0: 0})
+        self._has_entry_boundary = False
+        self._entries = self._program.closure(0, self._note_boundary, set())
+
+    def _note_boundary(self, state: int) -> bool:
+        self._has_entry_boundary = True
+        return True
 
     def earliest(self, position: int) -> int:
         """Where the earliest open candidate begins; ``position`` if none is open."""
-        return min((start for start in self._threads.values()), default=position)
+        return min(self._threads.values(), default=position)
 
     def look_ahead(self, after: str) -> tuple[int, str] | None:
         """Pass the boundaries that wait for the next character ("" at the end of the text).
@@ -234,9 +240,9 @@ class RegexFinder:
         Returns (start, expression) if that completes a match at the current position.
         """
         late = self._program.late
-        waiting = {state: start for state, start in self._threads.items() if state in late}
-        if not waiting:
+        if not late or not self._threads:
             return None
+        waiting = {state: start for state, start in self._threads.items() if state in late}
         for state in waiting:
             del self._threads[state]
         boundaries = self._program.boundaries
@@ -250,12 +256,22 @@ class RegexFinder:
             entry = tests.get(state)
             if entry is not None and entry[0](char):
                 after[entry[1]] = min(start, after.get(entry[1], start))
-        self._threads = {}
+        for state in self._entries if not self._has_entry_boundary else self._open_entries(char):
+            entry = tests.get(state)
+            if entry is not None and entry[0](char):
+                after.setdefault(entry[1], position)
         self._before = char
+        self._threads = {}
+        if not after:
+            return None
         oldest = position + 1 - self._max_chars
-        found = self._enter({state: max(start, oldest) for state, start in after.items()})
-        restart = self._enter({0: position + 1})
-        return found or restart
+        return self._enter({state: max(start, oldest) for state, start in after.items()})
+
+    def _open_entries(self, char: str) -> list[int]:
+        boundaries = self._program.boundaries
+        return self._program.closure(
+            0, lambda state: boundaries[state][0](self._before, char), set()
+        )
 
     def _enter(
         self, starts: dict[int, int], passes: Callable[[int], bool] | None = None
