@@ -1,0 +1,50 @@
+"""One request to a server, timed."""
+
+from __future__ import annotations
+
+import time
+
+from radixlm.base.errors import TransferError
+from radixlm.bench.backends import Backend, Outcome, Wish, error_text
+from radixlm.bench.client import HttpClient, Response
+from radixlm.bench.datasets import Row
+
+
+class Asker:
+    """Asks a server for rows; never raises for a request that fails."""
+
+    def __init__(self, client: HttpClient, backend: Backend, wish: Wish) -> None:
+        self._client, self._backend, self._wish = client, backend, wish
+
+    async def ask(self, row: Row) -> Outcome:
+        """What became of the request."""
+        body = self._backend.body(row, self._wish)
+        meter = self._backend.meter(time.perf_counter())
+        out = meter.out
+        on_event = meter.event if self._wish.is_stream else None
+        try:
+            response = await self._client.ask("POST", self._backend.path, body, on_event)
+        except TransferError as error:
+            out.error = str(error)
+            return out
+        out.status = response.status
+        out.retry_after = response.headers.get("retry-after")
+        if response.status != 200:
+            out.error = f"status {response.status}: {_message(response)}"
+            return out
+        if self._wish.is_stream:
+            meter.finish()
+        else:
+            meter.whole(response.json() or {})
+            out.latency_s = out.ttft_s = time.perf_counter() - out.start_s
+        if not out.error and out.latency_s == 0.0:
+            # the answer had no visible token; its end is all that can be timed
+            out.latency_s = out.ttft_s = time.perf_counter() - out.start_s
+        out.is_ok = not out.error
+        return out
+
+
+def _message(response: Response) -> str:
+    parsed = response.json()
+    text = error_text(parsed) if parsed is not None else response.body.decode("utf-8", "replace")
+    return text[:300]

@@ -1,0 +1,60 @@
+"""``radixlm bench VERB``: each verb is imported only when called."""
+
+from __future__ import annotations
+
+import sys
+
+from radixlm.base.errors import CheckpointError, ConfigError, RequestError, TransferError
+from radixlm.base.lazy import load
+
+# verb -> (module:function taking the remaining arguments, one line of help)
+VERBS: dict[str, tuple[str, str]] = {
+    "serve": ("radixlm.bench.serve:main", "latency and throughput of a running server"),
+    "offline": ("radixlm.bench.offline:main", "throughput of the engine without a server"),
+    "one-batch": ("radixlm.bench.one_batch:main", "prefill and decode speed of one static batch"),
+    "host": ("radixlm.bench.host:main", "scheduler and prefix cache alone, without a model"),
+    "kernels": ("radixlm.bench.kernels:main", "the C++ kernels beside this machine's ceilings"),
+}
+
+
+def usage() -> str:
+    """The help text."""
+    lines = [f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: radixlm bench VERB [options]",
+            "",
+            *lines,
+            "",
+            "`radixlm bench VERB --help` lists a verb's options. For example:",
+            "",
+            "  radixlm bench serve --dataset-name random --num-prompts 64 --max-concurrency 16 \\",
+            "      --random-input-len 256 --random-output-len 128 --plot latency.html",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0, 1 if a measurement failed, 2 after an error of the user's."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    verb = args[0].replace("_", "-")
+    if verb not in VERBS:
+        print(f"radixlm bench: unknown verb {args[0]!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        return int(load(VERBS[verb][0])(args[1:]) or 0)
+    except (ConfigError, CheckpointError) as error:
+        print(f"radixlm bench {verb}: {error}", file=sys.stderr)
+        return 2
+    except (TransferError, RequestError) as error:
+        print(f"radixlm bench {verb}: {error}", file=sys.stderr)
+        return 1
+    except SystemExit as leave:  # argparse has printed the help
+        return int(leave.code or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""Prompts to measure with: drawn from a seed, the same for a server and for the offline engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radixlm.base.errors import ConfigError
+from radixlm.text.chat import load_chat_template
+from radixlm.text.tokenizer import Tokenizer
+
+DATASETS = ("random", "random-ids", "sharegpt", "generated-shared-prefix")
+DEFAULT_NUM_PROMPTS = 1000
+# what `random` writes with where no file of conversations is given
+_WORDS = (
+    "the of and to in is that it was for on are as with they be at one have this from by hot word "
+    "but what some we can out other were all there when up use your how said an each she which do "
+    "their time if will way about many then them write would like so these her long make thing see "
+    "him two has look more day could go come did number sound no most people my over know water "
+    "than call first who may down side been now find any new work part take get place made live "
+    "where after back little only round man year came show every good me give our under name very "
+    "through just form sentence great think say help low line differ turn cause much mean before "
+    "move right boy old too same tell does set three want air well also play small end put home "
+    "read hand port large spell add even land here must big high such follow act why ask men "
+    "change went light kind off need house picture try us again animal point mother world near "
+    "build self earth father head stand own page should country found answer school grow study"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request: a prompt as text or as ids, its length and the output's in tokens."""
+
+    text: str | None
+    ids: list[int] | None
+    num_prompt: int
+    num_output: int
+    adapter: str | None = None
+
+    @property
+    def prompt(self) -> str | list[int]:
+        return self.ids if self.ids is not None else str(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """What to draw; field names are the flags'."""
+
+    dataset_name: str = "random"
+    dataset_path: str = ""
+    num_prompts: int | None = None
+    seed: int = 1
+    sharegpt_output_len: int | None = None
+    sharegpt_context_len: int | None = None
+    random_input_len: int = 1024
+    random_output_len: int = 1024
+    random_range_ratio: float = 0.0
+    gsp_num_groups: int = 64
+    gsp_prompts_per_group: int = 16
+    gsp_system_prompt_len: int = 2048
+    gsp_question_len: int = 128
+    gsp_output_len: int = 256
+    prompt_suffix: str = ""
+    apply_chat_template: bool = False
+    tokenize_prompt: bool = False
+
+
+class Writer:
+    """Makes rows of texts: suffix, chat template, ids, and the count of tokens."""
+
+    def __init__(self, options: DatasetOptions, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._suffix, self._as_ids = options.prompt_suffix, options.tokenize_prompt
+        self._template = load_chat_template(tokenizer) if options.apply_chat_template else None
+
+    def row(self, text: str, num_output: int) -> Row:
+        """One request. A rendered conversation is sent as ids: it has its BOS already."""
+        text += self._suffix
+        template = self._template
+        if template is None:
+            ids = self.tokenizer.encode(text)
+        else:
+            text = template.render([{"role": "user", "content": text}])
+            ids = self.tokenizer.encode(text, template.adds_special_tokens)
+        if template is not None or self._as_ids:
+            return Row(None, ids, len(ids), num_output)
+        return Row(text, None, len(ids), num_output)
+
+
+def load_rows(options: DatasetOptions, tokenizer: Tokenizer, takes_ids: bool = True) -> list[Row]:
+    """The rows of a run. ``takes_ids``: whether the prompt may be token ids (not in a chat).
+
+    ConfigError if the options or the file do not fit.
+    """
+    check_options(options, takes_ids)
+    draw = np.random.default_rng(options.seed)
+    if options.dataset_name == "random-ids":
+        return _random_ids(options, tokenizer, draw, takes_ids)
+    writer = Writer(options, tokenizer)
+    if options.dataset_name == "random":
+        return _random(options, writer, draw)
+    if options.dataset_name == "sharegpt":
+        return _sharegpt(options, writer, draw)
+    return _shared_prefix(options, writer, draw)
+
+
+def check_options(options: DatasetOptions, takes_ids: bool = True) -> None:
+    """ConfigError for what cannot be drawn; before anything slow is begun."""
+    if options.num_prompts is not None and options.num_prompts < 1:
+        raise ConfigError(f"--num-prompts {options.num_prompts}: at least 1")
+    if not 0.0 <= options.random_range_ratio <= 1.0:
+        raise ConfigError(f"--random-range-ratio {options.random_range_ratio}: between 0 and 1")
+    lengths = ("random_input_len", "random_output_len", "gsp_num_groups", "gsp_prompts_per_group")
+    for name in (*lengths, "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    if options.dataset_name == "sharegpt" and not options.dataset_path:
+        raise ConfigError(
+            "--dataset-name sharegpt needs --dataset-path FILE (nothing is downloaded); "
+            "--dataset-name random needs none"
+        )
+    for name in ("tokenize_prompt", "apply_chat_template"):
+        if getattr(options, name) and not takes_ids:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: a chat backend takes messages, which the server "
+                "renders; use --backend sglang"
+            )
+
+
+def _lengths(draw: np.random.Generator, length: int, ratio: float, count: int) -> list[int]:
+    """``count`` lengths between ``ratio * length`` and ``length``, both included."""
+    low = max(int(length * ratio), 1)
+    return [int(n) for n in draw.integers(low, length + 1, count)]
+
+
+def _random_ids(
+    options: DatasetOptions, tokenizer: Tokenizer, draw: np.random.Generator, takes_ids: bool
+) -> list[Row]:
+    """Ids drawn evenly from the ordinary tokens; as text (and counted again) for a chat."""
+    count = options.num_prompts or DEFAULT_NUM_PROMPTS
+    ratio = options.random_range_ratio
+    inputs = _lengths(draw, options.random_input_len, ratio, count)
+    outputs = _lengths(draw, options.random_output_len, ratio, count)
+    ordinary = np.array(
+        [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids], np.int64
+    )
+    rows = []
+    for num_prompt, num_output in zip(inputs, outputs, strict=True):
+        ids = ordinary[draw.integers(0, len(ordinary), num_prompt)].tolist()
+        if takes_ids:
+            rows.append(Row(None, ids, num_prompt, num_output))
+            continue
+        text = tokenizer.decode(ids)
+        rows.append(Row(text, None, len(tokenizer.encode(text)), num_output))
+    return rows
+
+
+def _random(options: DatasetOptions, writer: Writer, draw: np.random.Generator) -> list[Row]:
+    """Texts of drawn lengths: conversations of the file cut or repeated, or else plain words."""
+    count = options.num_prompts or DEFAULT_NUM_PROMPTS
+    ratio = options.random_range_ratio
+    inputs = _lengths(draw, options.random_input_len, ratio, count)
+    outputs = _lengths(draw, options.random_output_len, ratio, count)
+    texts: list[str] = []
+    if options.dataset_path:
+        texts = [question for question, _ in read_sharegpt(options.dataset_path)]
+        draw.shuffle(texts)
+    rows = []
+    for index, num_prompt in enumerate(inputs):
+        source = texts[index % len(texts)] if texts else words(draw, num_prompt)
+        rows.append(writer.row(fit(writer.tokenizer, source, num_prompt), outputs[index]))
+    return rows
+
+
+def _sharegpt(options: DatasetOptions, writer: Writer, draw: np.random.Generator) -> list[Row]:
+    """First questions and the lengths of their answers; too short and too long ones are left."""
+    pairs = read_sharegpt(options.dataset_path)
+    draw.shuffle(pairs)
+    fixed = options.sharegpt_output_len
+    rows: list[Row] = []
+    for question, answer in pairs:
+        if len(rows) == (options.num_prompts or DEFAULT_NUM_PROMPTS):
+            break
+        row = writer.row(question, fixed or len(writer.tokenizer.encode(answer, False)))
+        if row.num_prompt < 2 or row.num_output < 2:
+            continue
+        most = options.sharegpt_context_len
+        if most is None or row.num_prompt + row.num_output <= most:
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"--dataset-path {options.dataset_path}: no conversation is usable")
+    return rows
+
+
+def _shared_prefix(options: DatasetOptions, writer: Writer, draw: np.random.Generator) -> list[Row]:
+    """Groups of questions behind a system prompt of their own, in random order."""
+    texts: list[str] = []
+    tokenizer = writer.tokenizer
+    for _ in range(options.gsp_num_groups):
+        length = options.gsp_system_prompt_len
+        system = fit(tokenizer, words(draw, length), length)
+        for _ in range(options.gsp_prompts_per_group):
+            length = options.gsp_question_len
+            texts.append(f"{system}\n\n{fit(tokenizer, words(draw, length), length)}")
+    draw.shuffle(texts)
+    return [writer.row(text, options.gsp_output_len) for text in texts[: options.num_prompts]]
+
+
+def read_sharegpt(path: str) -> list[tuple[str, str]]:
+    """(question, answer) of each conversation of a ShareGPT file, JSON or JSON lines."""
+    try:
+        entries = list(_entries(Path(path).expanduser().read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"--dataset-path: cannot read {path}: {error}") from error
+    pairs = []
+    for entry in entries:
+        turns = entry.get("conversations") or entry.get("conversation") or []
+        texts = [str(turn.get("value", turn.get("content", ""))) for turn in turns[:2]]
+        if len(texts) == 2:
+            pairs.append((texts[0], texts[1]))
+    if not pairs:
+        raise ConfigError(
+            f"--dataset-path {path}: expected entries with "
+            '{"conversations": [{"value": question}, {"value": answer}]}'
+        )
+    return pairs
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    if text.lstrip().startswith("["):
+        yield from json.loads(text)
+        return
+    for line in text.splitlines():
+        if line.strip():
+            yield json.loads(line)
+
+
+def words(draw: np.random.Generator, count: int) -> str:
+    """``count`` words in sentences of about twelve."""
+    chosen = [_WORDS[int(i)] for i in draw.integers(0, len(_WORDS), count)]
+    for start in range(0, count, 12):
+        chosen[start] = chosen[start].capitalize()
+        last = min(start + 11, count - 1)
+        chosen[last] += "."
+    return " ".join(chosen)
+
+
+def fit(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
+    """``text`` cut or repeated to ``num_tokens`` tokens (special ones that the tokenizer adds
+    included), or as near as its merges allow."""
+    ids = tokenizer.encode(text) or [0]
+    while len(ids) < num_tokens:
+        text = f"{text} {text}"
+        ids = tokenizer.encode(text)
+    best, distance = text, len(ids) - num_tokens
+    keep = num_tokens
+    for _ in range(4):  # a cut may split a word differently than the whole was split
+        cut = tokenizer.decode(ids[:keep])
+        length = len(tokenizer.encode(cut))
+        if abs(length - num_tokens) < distance:
+            best, distance = cut, abs(length - num_tokens)
+        if length == num_tokens or not 0 < keep + num_tokens - length <= len(ids):
+            break
+        keep += num_tokens - length
+    return best

@@ -1,0 +1,261 @@
+"""``radixlm bench one-batch``: one static batch through scheduler and executor, without intake.
+
+All prompts are computed in one step (prefill), then each step gives every request one token
+(decode). Options that are not the benchmark's own are the server's (``radixlm serve --help``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from radixlm.base.errors import ConfigError, EngineError
+from radixlm.base.log import set_up_logging
+from radixlm.bench import report
+from radixlm.bench.options import Parser, positive
+from radixlm.config.options import parse
+from radixlm.config.root import ServerConfig
+from radixlm.engine.assemble import Replica, assemble
+from radixlm.engine.modelinfo import ModelInfo, resolved
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.replies import Finish, StepReply
+from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
+
+_WARMUP_OUTPUT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Requests, tokens of each prompt, tokens of each answer."""
+
+    batch_size: int
+    input_len: int
+    output_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one shape: latencies in seconds, throughput in tokens a second. ``decode``: of one step,
+    None where the answers have one token."""
+
+    run_name: str
+    batch_size: int
+    input_len: int
+    output_len: int
+    prefill_latency: float
+    prefill_throughput: float
+    median_decode_latency: float | None
+    median_decode_throughput: float | None
+    best_decode_latency: float | None
+    total_latency: float
+    overall_throughput: float
+
+
+def build_parser() -> Parser:
+    """The benchmark's own flags."""
+    parser = Parser(
+        "radixlm bench one-batch",
+        "Prefill and decode speed of one static batch.",
+        usage="radixlm bench one-batch [options] [server options]",
+        epilog="All options of `radixlm serve` may follow, such as --model-path FOLDER.",
+    )
+    for name, default, text in (
+        ("--batch-size", [1], "requests at once; several are measured one after another"),
+        ("--input-len", [1024], "tokens of each prompt"),
+        ("--output-len", [16], "tokens of each answer"),
+    ):
+        parser.add_argument(name, type=int, nargs="+", default=default, metavar="N", help=text)
+    parser.add_argument("--run-name", default="default", metavar="TEXT", help="name in the result")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="best of so many runs")
+    parser.add_argument(
+        "--output-file",
+        "--result-filename",
+        metavar="FILE",
+        help="append a line of JSON for each shape",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when all shapes were measured."""
+    args, rest = build_parser().parse_known_args(argv)
+    for name in ("batch_size", "input_len", "output_len"):
+        positive(getattr(args, name), f"--{name.replace('_', '-')}")
+    positive([args.repeat], "--repeat")
+    report.check_writable(args.output_file)
+    shapes = [Shape(*s) for s in product(args.batch_size, args.input_len, args.output_len)]
+    config, given = parse(rest, prog="radixlm bench one-batch")
+    set_up_logging("bench", config.observe.log_level if "log_level" in given else "warning")
+    config, info = resolved(*with_room(config, given, shapes))
+    check_shapes(shapes, info)
+    bench = Batch(config, info, args.seed)
+    bench.run(Shape(shapes[0].batch_size, shapes[0].input_len, _WARMUP_OUTPUT))
+    results = []
+    for shape in shapes:
+        runs = [bench.measure(shape, args.run_name) for _ in range(args.repeat)]
+        results.append(min(runs, key=lambda result: result.total_latency))
+    _print(results, args)
+    return 0
+
+
+def with_room(
+    config: ServerConfig, given: frozenset[str], shapes: Sequence[Shape]
+) -> tuple[ServerConfig, frozenset[str]]:
+    """Limits that let the largest batch be computed in one step, where the user set none."""
+    prefill = max(shape.batch_size * shape.input_len for shape in shapes)
+    values = {
+        "chunked_prefill_size": max(prefill, 2048),
+        "max_prefill_tokens": max(prefill, config.schedule.max_prefill_tokens),
+        "max_running_requests": max(shape.batch_size for shape in shapes),
+        "schedule_conservativeness": 0.0,  # the batch is all there will be
+    }
+    values = {name: value for name, value in values.items() if name not in given}
+    return config.with_values(values), given | frozenset(values)
+
+
+def check_shapes(shapes: Sequence[Shape], info: ModelInfo) -> None:
+    """ConfigError if a shape exceeds the model's context."""
+    for shape in shapes:
+        if shape.input_len + max(shape.output_len, _WARMUP_OUTPUT) > info.context_len:
+            raise ConfigError(
+                f"--input-len {shape.input_len} and --output-len {shape.output_len}: the model's "
+                f"context has {info.context_len} tokens ({_WARMUP_OUTPUT} go to the warm-up)"
+            )
+
+
+class Batch:
+    """A scheduler with its executor, driven step by step."""
+
+    def __init__(self, config: ServerConfig, info: ModelInfo, seed: int) -> None:
+        self._mine, theirs = MemoryChannel.pair()
+        self.replica: Replica = assemble(config, info, theirs)
+        self._draw = np.random.default_rng(seed)
+        self._vocab = info.decoder.vocab
+        self._num_runs = 0
+
+    def measure(self, shape: Shape, run_name: str) -> Result:
+        """One run of a shape."""
+        prefill_s, decodes_s = self.run(shape)
+        total_s = prefill_s + sum(decodes_s)
+        size, tokens = shape.batch_size, shape.input_len + shape.output_len
+        median_s = statistics.median(decodes_s) if decodes_s else None
+        return Result(
+            run_name,
+            size,
+            shape.input_len,
+            shape.output_len,
+            prefill_latency=prefill_s,
+            prefill_throughput=size * shape.input_len / prefill_s,
+            median_decode_latency=median_s,
+            median_decode_throughput=size / median_s if median_s is not None else None,
+            best_decode_latency=min(decodes_s, default=None),
+            total_latency=total_s,
+            overall_throughput=size * tokens / total_s,
+        )
+
+    def run(self, shape: Shape) -> tuple[float, list[float]]:
+        """(seconds of the prefill, seconds of each decode step) with fresh prompts and an empty
+        prefix cache. EngineError if the batch is not computed as one."""
+        self._flush()
+        self._num_runs += 1
+        for index in range(shape.batch_size):
+            self._mine.send(self._request(f"{self._num_runs}-{index}", shape))
+        prefill_s = self._timed_step(shape, is_prefill=True)
+        decodes_s = [self._timed_step(shape, is_prefill=False) for _ in range(shape.output_len - 1)]
+        if self.replica.scheduler.planner.running:
+            raise EngineError("the batch should be finished, and requests still run")
+        return prefill_s, decodes_s
+
+    def _request(self, rid: str, shape: Shape) -> TokenizedRequest:
+        ids = self._draw.integers(0, self._vocab, shape.input_len, np.int32)
+        sampling = SamplingParams(max_new_tokens=shape.output_len, temperature=0.0, ignore_eos=True)
+        return TokenizedRequest(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
+
+    def _timed_step(self, shape: Shape, is_prefill: bool) -> float:
+        """Seconds of one tick, in which every request must get one token."""
+        start_s = time.perf_counter()
+        self.replica.scheduler.tick(wait=False)
+        elapsed_s = time.perf_counter() - start_s
+        count = 0
+        for reply in self._mine.receive(0):
+            if isinstance(reply, StepReply):
+                for delta in reply.deltas:
+                    count += len(delta.tokens)
+                    _check_finish(delta.finish)
+        if count != shape.batch_size:
+            facts = self.replica.facts
+            raise ConfigError(
+                f"--batch-size {shape.batch_size} with {shape.input_len} + {shape.output_len} "
+                f"tokens does not run as one batch ({count} tokens in a step of the "
+                f"{'prefill' if is_prefill else 'decode'}): the KV cache holds "
+                f"{facts['max_total_num_tokens']} tokens; see --mem-fraction-static, "
+                "--max-running-requests and --chunked-prefill-size"
+            )
+        return elapsed_s
+
+    def _flush(self) -> None:
+        """Empty the prefix cache, and drop what the scheduler has said so far."""
+        self._mine.send(Control("flush", "flush_cache"))
+        self.replica.scheduler.tick(wait=False)
+        self._mine.receive(0)
+
+
+def _check_finish(finish: Finish | None) -> None:
+    if finish is not None and finish.kind in ("error", "abort"):
+        raise EngineError(f"a request failed: {finish.message}")
+
+
+def _print(results: Sequence[Result], args: argparse.Namespace) -> None:
+    rows = [asdict(result) for result in results]
+    if args.json:
+        sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        sys.stdout.write(render(results))
+    if args.output_file:
+        report.append_jsonl(args.output_file, rows)
+
+
+def render(results: Sequence[Result]) -> str:
+    """The table."""
+    headings = (
+        "batch x in + out",
+        "prefill ms",
+        "prefill tok/s",
+        "decode ms",
+        "best ms",
+        "decode tok/s",
+        "total s",
+        "tok/s",
+    )
+    return report.table(headings, [_row(result) for result in results]) + "\n"
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    return (
+        f"{result.batch_size} x {result.input_len} + {result.output_len}",
+        f"{result.prefill_latency * 1e3:.2f}",
+        f"{result.prefill_throughput:.0f}",
+        _ms(result.median_decode_latency),
+        _ms(result.best_decode_latency),
+        "-"
+        if result.median_decode_throughput is None
+        else f"{result.median_decode_throughput:.1f}",
+        f"{result.total_latency:.3f}",
+        f"{result.overall_throughput:.1f}",
+    )
+
+
+def _ms(seconds: Any) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"

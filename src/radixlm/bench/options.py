@@ -1,0 +1,123 @@
+"""Command-line options that the benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Never
+
+from radixlm.base.errors import ConfigError
+from radixlm.bench.datasets import DATASETS, DatasetOptions
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are ConfigErrors; flags are never guessed from a prefix."""
+
+    def __init__(self, prog: str, description: str, **settings: Any) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=_Help,
+            **settings,
+        )
+
+    def error(self, message: str) -> Never:
+        """Raise instead of printing the usage."""
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Two columns, with defaults that say something."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, "", False, argparse.SUPPRESS):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def add_dataset_options(parser: argparse.ArgumentParser) -> None:
+    """The prompts."""
+    group = parser.add_argument_group("prompts")
+    base = DatasetOptions()
+    group.add_argument(
+        "--dataset-name",
+        choices=DATASETS,
+        help="sharegpt: conversations of --dataset-path; random: texts of drawn lengths; "
+        "random-ids: random tokens; generated-shared-prefix: groups behind a system prompt "
+        "(default: sharegpt if --dataset-path is given, else random)",
+    )
+    group.add_argument(
+        "--dataset-path",
+        default=base.dataset_path,
+        metavar="FILE",
+        help="ShareGPT file (JSON or JSON lines), for sharegpt, and for the texts of random",
+    )
+    group.add_argument(
+        "--num-prompts",
+        "--num-prompt",
+        type=int,
+        metavar="N",
+        help="number of requests (1000; all of a generated-shared-prefix)",
+    )
+    group.add_argument("--seed", type=int, default=base.seed, metavar="N", help="of all draws")
+    number = {"type": int, "metavar": "N"}
+    for name, text, alias in (
+        ("sharegpt-output-len", "output tokens, instead of the conversation's own", ()),
+        ("sharegpt-context-len", "leave out conversations longer than this", ()),
+        ("random-input-len", "most input tokens of random, random-ids", ("--random-input",)),
+        ("random-output-len", "most output tokens of random, random-ids", ("--random-output",)),
+        ("gsp-num-groups", "system prompts of generated-shared-prefix", ()),
+        ("gsp-prompts-per-group", "questions behind each system prompt", ()),
+        ("gsp-system-prompt-len", "tokens of a system prompt", ()),
+        ("gsp-question-len", "tokens of a question", ()),
+        ("gsp-output-len", "output tokens", ()),
+    ):
+        default = getattr(base, name.replace("-", "_"))
+        group.add_argument(f"--{name}", *alias, default=default, help=text, **number)  # type: ignore[arg-type]
+    group.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=base.random_range_ratio,
+        metavar="R",
+        help="lengths of random are drawn between R times the most and the most; 1 = all equal",
+    )
+    group.add_argument("--prompt-suffix", default="", metavar="TEXT", help="end of every prompt")
+    group.add_argument(
+        "--apply-chat-template", action="store_true", help="send rendered conversations"
+    )
+    group.add_argument(
+        "--tokenize-prompt", action="store_true", help="send token ids instead of text"
+    )
+
+
+def dataset_options(args: argparse.Namespace) -> DatasetOptions:
+    """What ``add_dataset_options`` read, checked but for the file."""
+    values = {f.name: getattr(args, f.name) for f in fields(DatasetOptions)}
+    values["dataset_name"] = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
+    return DatasetOptions(**values)
+
+
+def json_object(text: str | None, flag: str) -> dict[str, Any]:
+    """The object of an option; {} if it was not given. ConfigError if it is none."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{flag}: not JSON ({error}); try {flag} '{{\"top_p\": 0.9}}'") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f'{flag}: expected an object such as {{"top_p": 0.9}}')
+    return value
+
+
+def positive(values: Sequence[int], flag: str) -> None:
+    """ConfigError unless all are at least 1."""
+    for value in values:
+        if value < 1:
+            raise ConfigError(f"{flag} {value}: at least 1")
