@@ -43,6 +43,8 @@ EXAMPLES: list[tuple[str, str, str, str]] = [
     ),
     ("gpt-oss", "hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>", "hm", "yes"),
     ("gpt-oss", "<|channel|>analysis<|mess", "", ""),
+    ("gpt-oss", "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>comm", "", "a"),
+    ("gpt-oss", "<|channel|>final {no header", "<|channel|>final {no header", ""),
     (
         "gpt-oss",
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b"

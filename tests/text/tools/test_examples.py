@@ -199,6 +199,8 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, dict[str, object]]]]] = [
         [("now", {})],
     ),
     ("gpt-oss", "<|channel|>final<|message|>Hello<|return|>", "Hello", []),
+    ("gpt-oss", "<|channel|>commentary to=functions.now <|constr", "", []),
+    ("gpt-oss", "a<|channel|>two words {", "a<|channel|>two words {", []),
     (
         "minimax-m2",
         '<minimax:tool_call>\n<invoke name="get_weather">\n'

@@ -7,7 +7,7 @@ parser on the text whether or not the request has tools, and no markup is left.
 from __future__ import annotations
 
 from radixlm.text.reasoning.markup import MarkupReasoning
-from radixlm.text.tools.harmony import ANALYSIS, CHANNEL, ENDS, START, read_header
+from radixlm.text.tools.harmony import ANALYSIS, CHANNEL, ENDS, START, drop_cut_header, read_header
 from radixlm.text.tools.scan import Cut, Malformed, MarkerSet, Step
 
 _MARKERS = MarkerSet(CHANNEL, START, *ENDS)
@@ -39,11 +39,11 @@ class HarmonyReasoning(MarkupReasoning):
         try:
             header = yield from read_header(scanner, marker)
         except Malformed as error:
-            if isinstance(error, Cut):
-                scanner.take(len(scanner.buffer))  # a header alone says nothing
-                return
+            is_cut = isinstance(error, Cut)
+            if is_cut:
+                drop_cut_header(scanner)
             scanner.rewind()
-            self._give(scanner.take(len(marker)))
+            self._give(scanner.take(len(scanner.buffer) if is_cut else len(marker)))
             return
         self._is_call = header.function is not None
         self.is_inside = header.channel == ANALYSIS and not self._is_call

@@ -22,6 +22,10 @@ ANALYSIS = "analysis"
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z_]+)")
 _MAX_HEADER_CHARS = 256
+_CUT_HEADER = re.compile(
+    r"(?:\s*(?:<\|(?:start|channel|constrain)\|>|assistant|analysis|commentary|final|json"
+    r"|to=[\w.:-]+))+\s*(?:<\|?[a-z]*\|?|[a-z]{0,10}|to=)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,15 @@ class Header:
     channel: str
     function: str | None
     raw: str
+
+
+def drop_cut_header(scanner: Scanner) -> None:
+    """The message ended within a header: a header alone says nothing, anything else is text."""
+    scanner.rewind()
+    rest = scanner.buffer[scanner.position :]
+    if _CUT_HEADER.fullmatch(rest):
+        scanner.take(len(rest))
+        scanner.commit()
 
 
 def read_header(scanner: Scanner, marker: str) -> Step[Header]:

@@ -6,7 +6,7 @@ reasoning parser's business, which passes addressed messages on as they are.
 
 from __future__ import annotations
 
-from radixlm.text.tools.harmony import CHANNEL, ENDS, START, read_header
+from radixlm.text.tools.harmony import CHANNEL, ENDS, START, drop_cut_header, read_header
 from radixlm.text.tools.markup import MarkupParser
 from radixlm.text.tools.scan import Cut, Step
 
@@ -19,8 +19,8 @@ class GptOss(MarkupParser):
         try:
             header = yield from read_header(self.scanner, marker)
         except Cut:
-            self.scanner.take(len(self.scanner.buffer))  # a header alone says nothing
-            return
+            drop_cut_header(self.scanner)
+            raise
         if header.function is None:
             return
         yield from self.json_arguments(header.function)
