@@ -14,12 +14,13 @@ from typing import Any, Self, TypeVar
 from tqdm import tqdm
 
 from radixlm import __version__
-from radixlm.base.errors import RadixError
+from radixlm.base.errors import EngineError, InvalidRequest, RadixError
 from radixlm.config.reading import read_values
 from radixlm.config.root import ServerConfig, flat
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.modelinfo import resolved
 from radixlm.entrypoints.native import Batch, Reply, read_generate
+from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
 
@@ -115,6 +116,9 @@ class Engine:
         async def one(index: int) -> list[dict[str, Any]]:
             outputs = await intake.collect(batch.requests[index])
             bar.update()
+            for output in outputs:
+                if output.finish is not None and output.finish.kind == "error":
+                    raise _error(output.finish)
             return [reply.whole(index, output) for output in outputs]
 
         try:
@@ -221,3 +225,11 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
+
+
+def _error(finish: Finish) -> RadixError:
+    """A request that failed, as an exception."""
+    message = finish.message or "the request failed"
+    if 400 <= finish.status < 500:
+        return InvalidRequest(message)
+    return EngineError(message)

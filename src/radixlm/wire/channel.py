@@ -85,7 +85,7 @@ class ZmqChannel:
     @property
     def descriptor(self) -> int:
         """What an event loop watches; edge-triggered."""
-        return int(self._socket.getsockopt(zmq.FD))  # type: ignore[arg-type]
+        return int(self._socket.getsockopt(zmq.FD))
 
     @property
     def socket(self) -> zmq.Socket[bytes]:

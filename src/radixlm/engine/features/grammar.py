@@ -7,7 +7,6 @@ A grammar may begin later than the output: after the end marker of a reasoning b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,55 +20,76 @@ from radixlm.step.plan import Item
 from radixlm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from radixlm.grammar.backends.base import Matcher
-    from radixlm.grammar.compile import GrammarCache
+    from radixlm.grammar.compile import GrammarCache, Ticket
+    from radixlm.grammar.spec import Matcher
 
 
 class _State:
-    """Of one constrained request."""
+    """Of one constrained request: first a ticket, then a matcher."""
 
-    __slots__ = ("after", "matcher", "tail", "waiting")
+    __slots__ = ("after", "matcher", "tail", "ticket")
 
-    def __init__(self, waiting: Future[Callable[[], Matcher]], after: str | None) -> None:
-        self.waiting = waiting
-        self.after = after  # text that must come first; None once it has
+    def __init__(self, ticket: Ticket, after: str | None) -> None:
+        self.ticket = ticket
+        self.after = after.encode() if after else None  # None: the grammar has begun
         self.matcher: Matcher | None = None
         self.tail = b""  # the last bytes, in which the marker is looked for
 
 
 class GrammarFeature(Feature):
-    """Hooks arrive, ready, masks, committed, release."""
+    """Hooks arrive, ready, masks, committed, release. The library is loaded for the first request
+    that needs it."""
 
     def __init__(
         self,
         config: GrammarConfig,
-        tokenizer: Callable[[], Tokenizer],
+        load_tokenizer: Callable[[], Tokenizer],
         vocab: int,
         eos_ids: tuple[int, ...],
     ) -> None:
-        self._config, self._load_tokenizer = config, tokenizer
+        self._config, self._load_tokenizer = config, load_tokenizer
         self._vocab, self._eos_ids = vocab, eos_ids
         self._cache: GrammarCache | None = None
         self._tokenizer: Tokenizer | None = None
         self._states: dict[str, _State] = {}
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose grammar is being compiled."""
+        return sum(state.matcher is None for state in self._states.values())
+
+    def _ticket(self, kind: str, text: str) -> Ticket:
+        if self._cache is None:
+            self._tokenizer = self._load_tokenizer()
+            options = load("radixlm.grammar.spec:GrammarOptions")(
+                whitespace_pattern=self._config.constrained_json_whitespace_pattern,
+                disable_any_whitespace=self._config.constrained_json_disable_any_whitespace,
+            )
+            backend = load("radixlm.grammar.compile:create_backend")(
+                self._config.grammar_backend,
+                self._tokenizer,
+                self._eos_ids,
+                self._vocab,
+                options,
+            )
+            self._cache = load("radixlm.grammar.compile:GrammarCache")(backend)
+        spec = load("radixlm.grammar.spec:GrammarSpec")(kind, text)
+        ticket: Ticket = self._cache.request(spec)
+        return ticket
+
     def arrive(self, request: Request) -> None:
         spec = request.wire.grammar
-        if spec is None:
-            return
-        if self._cache is None or self._tokenizer is None:
-            self._tokenizer = self._load_tokenizer()
-            cache_class = load("radixlm.grammar.compile:GrammarCache")  # when first needed
-            self._cache = cache_class(self._config, self._tokenizer, self._vocab, self._eos_ids)
-        self._states[request.rid] = _State(self._cache.submit(spec), spec.after)
+        if spec is not None:
+            ticket = self._ticket(spec.kind, spec.value)
+            self._states[request.rid] = _State(ticket, spec.after)
 
     def ready(self, request: Request) -> bool:
         state = self._states.get(request.rid)
         if state is None or state.matcher is not None:
             return True
-        if not state.waiting.done():
+        if not state.ticket.is_ready:
             return False
-        state.matcher = state.waiting.result()()  # raises InvalidRequest for a bad grammar
+        state.matcher = state.ticket.matcher()  # InvalidRequest for a grammar that was refused
         self._advance(state, request.output_ids.tolist())  # a continued request
         return True
 
@@ -92,7 +112,7 @@ class GrammarFeature(Feature):
             self._advance(state, tokens)
 
     def _advance(self, state: _State, tokens: Sequence[int]) -> None:
-        assert state.matcher is not None and self._tokenizer is not None
+        assert state.matcher is not None
         for token in tokens:
             if state.after is not None:
                 self._look_for_marker(state, token)
@@ -101,12 +121,11 @@ class GrammarFeature(Feature):
 
     def _look_for_marker(self, state: _State, token: int) -> None:
         assert state.after is not None and self._tokenizer is not None
-        marker = state.after.encode()
-        state.tail = (state.tail + self._tokenizer.token_bytes(token))[-4 * len(marker) - 64 :]
-        if marker in state.tail:
+        state.tail += self._tokenizer.token_bytes(token)
+        if state.after in state.tail:
             state.after = None
+        else:
+            state.tail = state.tail[-len(state.after) :]
 
     def release(self, request: Request) -> None:
-        state = self._states.pop(request.rid, None)
-        if state is not None:
-            state.waiting.cancel()
+        self._states.pop(request.rid, None)

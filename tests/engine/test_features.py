@@ -1,0 +1,72 @@
+"""Features at their hooks: grammars with the real scheduler, the flight record on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import radixlm
+from radixlm.base.errors import InvalidRequest
+from radixlm.engine.features.flight import FlightRecord, blamed
+from tests.fakes.engine import Bench
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine():  # type: ignore[no-untyped-def]
+    folder = str(cached_tiny("Qwen3ForCausalLM"))
+    with radixlm.Engine(
+        model_path=folder, cpu_threads=1, log_level="error", max_total_tokens=4096
+    ) as made:
+        yield made
+
+
+def test_random_weights_speak_json(engine: radixlm.Engine) -> None:
+    params = {"max_new_tokens": 120, "temperature": 1.3, "json_schema": json.dumps(SCHEMA)}
+    answers = engine.generate(["Say JSON"] * 12, params, return_logprob=True)
+    finished = [a for a in answers if a["meta_info"]["finish_reason"]["type"] == "stop"]
+    assert len(finished) >= 6
+    for answer in finished:
+        value = json.loads(answer["text"])
+        assert set(value) == {"name", "ok"} and isinstance(value["ok"], bool)
+
+
+def test_parallel_samples_share_a_grammar(engine: radixlm.Engine) -> None:
+    params = {"max_new_tokens": 30, "temperature": 1.0, "regex": "[ab]{4}", "n": 5}
+    answers = engine.generate("x", params)
+    assert len(answers) == 5
+    assert all(len(a["text"]) == 4 and set(a["text"]) <= set("ab") for a in answers)
+
+
+def test_bad_grammar_fails_its_request_alone(engine: radixlm.Engine) -> None:
+    with pytest.raises(InvalidRequest, match="regex"):
+        engine.generate("x", {"regex": "(((("})
+    assert engine.generate("x", {"max_new_tokens": 3, "ignore_eos": True})["output_ids"]
+
+
+def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
+    path = tmp_path / "flight"
+    record = FlightRecord(path)
+    bench = Bench(features=(record,))
+    seen: list[str | None] = []
+    forward = bench.executor.forward
+
+    def spy(plan):  # type: ignore[no-untyped-def]
+        seen.append(blamed(path))
+        return forward(plan)
+
+    bench.executor.forward = spy  # type: ignore[method-assign]
+    bench.submit("calm", [1, 2, 3], 6, ignore_eos=True)
+    bench.submit("doubted", [1, 2, 4], 6, ignore_eos=True, is_suspect=True)
+    bench.run()
+    assert seen[0] == "doubted" and set(seen[1:]) == {None}
+    assert blamed(path) is None
