@@ -63,9 +63,8 @@ def _check_random(architecture: str, seed: int, folder: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name.endswith(
-        (".weight", ".bias", "sinks", "_proj", "_proj_bias", "expert_bias", "correction_bias")
-    )
+    ends = (".weight", ".bias", "sinks", "_proj", "_proj_bias", "expert_bias", "correction_bias")
+    return name.endswith(ends)
 
 
 def test_every_family_has_a_tiny_config() -> None:

@@ -62,4 +62,7 @@ def test_ignorable_leftovers() -> None:
     assert is_ignorable("transformer.h.1.attn.masked_bias", untied)
     assert is_ignorable("model.layers.2.eh_proj.weight", untied)  # a layer past the last
     assert not is_ignorable("model.layers.1.eh_proj.weight", untied)
+    assert is_ignorable("model.mtp_layers.0.input_proj.weight", untied)
+    assert is_ignorable("vision_tower.encoder.layers.0.fc1.weight", untied)
+    assert not is_ignorable("model.layers.0.visual.weight", untied)
     assert not is_ignorable("model.layers.1.self_attn.q_proj.bias", untied)

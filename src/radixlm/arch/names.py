@@ -145,13 +145,18 @@ _BUFFERS = re.compile(
     r"\.(inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
     r"|position_ids)$"
 )
+# Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
+_BESIDE = re.compile(
+    r"^(model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp_layers"
+    r"|mtp)\."
+)
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
-    the copy of a tied head, extra layers that predict further tokens."""
-    if _BUFFERS.search(name):
+    the copy of a tied head, towers, extra layers that predict further tokens."""
+    if _BUFFERS.search(name) or _BESIDE.match(name):
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight")):
         return True
