@@ -291,3 +291,49 @@ def test_tables_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) 
     for text in ("(a|b)*a(a|b){25}", "((a{1,99}){1,99}){1,99}"):
         with pytest.raises(InvalidRequest, match="too complex"):
             backend_of("outlines").compile(GrammarSpec("regex", text))
+
+
+COMPACT, SPACED = '{"a": [1, 2]}', '{ "a" :\n[1,\t2]}'
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "good", "bad"),
+    [
+        ("llguidance", GrammarOptions(), [COMPACT, SPACED], ['{"a":' + " " * 60 + "[1, 2]}"]),
+        ("llguidance", GrammarOptions(disable_any_whitespace=True), [COMPACT], [SPACED]),
+        ("llguidance", GrammarOptions(whitespace_pattern="[ ]"), [COMPACT], [SPACED]),
+        ("xgrammar", GrammarOptions(), [COMPACT, SPACED], ['{"a":' + " " * 60 + "[1, 2]}"]),
+        ("xgrammar", GrammarOptions(disable_any_whitespace=True), [COMPACT], [SPACED]),
+        ("outlines", GrammarOptions(), [COMPACT, SPACED], ['{"a":' + " " * 60 + "[1, 2]}"]),
+        ("outlines", GrammarOptions(whitespace_pattern="[ ]?"), [COMPACT], [SPACED]),
+    ],
+)
+def test_white_space_is_the_operators_choice(
+    name: str, options: GrammarOptions, good: list[str], bad: list[str]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tag = {"structures": [{"begin": "<j>", "schema": schema, "end": ""}], "triggers": ["<j>"]}
+    specs = {"": GrammarSpec("json_schema", json.dumps(schema))}
+    if name == "llguidance":
+        specs["<j>"] = GrammarSpec("structural_tag", json.dumps(tag))
+    for before, spec in specs.items():
+        grammar = backend_of(name, options).compile(spec)
+        for text in (*good, *bad):
+            matcher = grammar.matcher()
+            tokens = tokenizer().encode(before + text, add_special_tokens=False)
+            assert all(matcher.accept(token) for token in tokens) == (text in good), text
+
+
+def test_keywords_that_cannot_be_enforced_are_named() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    grammar = backend_of("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))
+    assert "uniqueItems" in grammar.warnings[0]
+    matcher = grammar.matcher()
+    tokens = tokenizer().encode("[1,1", add_special_tokens=False)
+    assert all(matcher.accept(token) for token in tokens)
+    assert not matcher.accept(tokenizer().token_id(",") or 0)
