@@ -42,8 +42,8 @@ def test_options() -> None:
         make_scheme(None, "fp8wo")
 
 
-# Of the spread of the logits; unrelated logits would be off by 1.4. Experts may be chosen otherwise.
-BOUNDS = {"int8wo": 0.1, "w8a8_int8": 0.2, "int4wo-32": 0.5}
+# Of the spread of the logits; unrelated logits would be off by 1.4.
+BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5}
 
 
 @pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"])
@@ -54,7 +54,8 @@ def test_logits_stay_near(arch: str, name: str) -> None:
     coarse = PagedRunner(load_model(folder, scheme=make_scheme(name))).prefill(IDS)
     spread = float(plain[0].std())
     for sequence in IDS:
-        error = float((coarse[sequence] - plain[sequence]).pow(2).mean().sqrt()) / spread
+        error_T = (coarse[sequence] - plain[sequence]).pow(2).mean(1).sqrt()
+        error = float(error_T.median()) / spread  # a token may have got other experts
         assert 1e-4 < error < BOUNDS[name]
 
 
