@@ -162,7 +162,8 @@ class PackedLinear:
         """``act(x W^T + bias) * out_scale + residual``, float32 [M, N].
 
         ``act`` is a name of ``ACT_CODE``; of paired weights one of ``GATED_CODE`` with "_mul"
-        behind it ("silu_mul", the default). ``out`` may be ``residual`` but not ``x``. ``num_threads`` 0 lets the size of the work decide.
+        behind it ("silu_mul", the default). ``out`` may be ``residual`` but not
+        ``x``. ``num_threads`` 0 lets the size of the work decide.
         """
         code = act_code(act, self.is_paired)
         if x_MK.shape[-1] != self.num_in:

@@ -67,7 +67,9 @@ def add_layer_norm(
 
 def _is_row_view(x: Tensor, is_dense: bool) -> bool:
     dense = x.shape[1] == 1 or x.stride(1) == x.shape[2]
-    return x.dtype == torch.float32 and x.numel() > 0 and x.stride(2) == 1 and (dense or not is_dense)
+    return (
+        x.dtype == torch.float32 and x.numel() > 0 and x.stride(2) == 1 and (dense or not is_dense)
+    )
 
 
 @implements("prepare_qk", name=NAME, device="cpu")
