@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 import orjson
@@ -30,6 +31,10 @@ ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC = {"server_error": "api_error", "not_supported_error": "invalid_request_error"}
 
 
+# what the engine says of a grammar that it cannot compile
+_INVALID = re.compile(r"invalid (json_schema|json_object|regex|ebnf|structural_tag|lark)\b")
+
+
 class FinishError(RadixError):
     """A request that ended in an error before anything was sent."""
 
@@ -37,6 +42,8 @@ class FinishError(RadixError):
         super().__init__(finish.message or "the request failed")
         self.status = finish.status or (499 if finish.kind == "abort" else EngineError.status)
         self.retry_after_s = finish.retry_after_s
+        found = _INVALID.match(str(self))
+        self.param = found.group(1) if found else None
 
 
 def error_body(
@@ -106,7 +113,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def on_radix_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RadixError)
-        if not isinstance(error, RequestError):
+        if int(getattr(error, "status", 500)) >= 500 and not isinstance(error, RequestError):
             log.error("%s %s: %s", request.method, request.url.path, error)
         return error_response(error, request.url.path)
 
