@@ -293,6 +293,15 @@ def test_tables_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) 
             backend_of("outlines").compile(GrammarSpec("regex", text))
 
 
+def test_a_grammar_that_turns_out_too_complex_is_refused_later() -> None:
+    text = 'start: a{1000}\na: b{1000}\nb: "x"{1000}'
+    matcher = backend_of("llguidance").compile(GrammarSpec("lark", text)).matcher()
+    with pytest.raises(InvalidRequest) as caught:
+        for _ in range(50):
+            assert matcher.accept(allowed(matcher)[-1])
+    assert caught.value.param == "ebnf"
+
+
 COMPACT, SPACED = '{"a": [1, 2]}', '{ "a" :\n[1,\t2]}'
 
 

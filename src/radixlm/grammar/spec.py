@@ -19,7 +19,7 @@ MAX_CHARS: dict[Kind, int] = {
     "json_schema": 1 << 20,
     "json_object": 0,
     "regex": 1 << 16,
-    "ebnf": 1 << 17,
+    "ebnf": 1 << 15,  # translated in Python
     "lark": 1 << 17,
     "structural_tag": 1 << 20,
 }
@@ -58,7 +58,8 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Advance by ``token``; False, and no change, if it is not allowed."""
+        """Advance by ``token``; False, and no change, if it is not allowed. InvalidRequest as for
+        ``fill_mask``: the matcher is of no use then."""
         ...
 
     def rollback(self, num_tokens: int) -> None:

@@ -57,8 +57,7 @@ class LlguidanceMatcher:
             _allow(out, self._eos_ids)
             return
         data = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise refuse(self._kind, self._matcher.get_error())
+        self._raise_error()
         num_words = min(len(data) // 4, len(out))
         out.view("u1")[: num_words * 4] = memoryview(data)[: num_words * 4]
         out[num_words:] = 0
@@ -70,28 +69,42 @@ class LlguidanceMatcher:
         if token in self._eos_ids:
             self.is_terminated = bool(self._matcher.is_accepting())
             return self.is_terminated
-        return int(self._matcher.try_consume_tokens([token])) == 1
+        if self._matcher.try_consume_tokens([token]) == 1:
+            return True
+        self._raise_error()
+        return False
 
     def rollback(self, num_tokens: int) -> None:
         """See Matcher."""
         if num_tokens > 0 and self.is_terminated:
             self.is_terminated = False
             num_tokens -= 1
-        if num_tokens > 0 and not self._matcher.rollback(num_tokens):
-            raise refuse(self._kind, self._matcher.get_error())
+        if num_tokens > 0:
+            self._matcher.rollback(num_tokens)
+            self._raise_error()
 
     def forced_tokens(self) -> list[int]:
         """See Matcher. Never an EOS."""
         if self.is_terminated:
             return []
         tokens = list(self._matcher.compute_ff_tokens())
+        self._raise_error()
         return tokens[: next((i for i, t in enumerate(tokens) if t in self._eos_ids), len(tokens))]
+
+    def _raise_error(self) -> None:
+        """InvalidRequest once the library gave up, for good: a limit on its work was met."""
+        if self._matcher.is_error():
+            raise refuse(self._kind, _reason(self._matcher))
 
     def copy(self) -> LlguidanceMatcher:
         """See Matcher."""
         twin = LlguidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._kind)
         twin.is_terminated = self.is_terminated
         return twin
+
+
+def _reason(matcher: Any) -> str:
+    return str(matcher.get_error()).replace("<non-verbose/>", "")
 
 
 def _allow(out: Mask, tokens: frozenset[int]) -> None:
@@ -180,7 +193,7 @@ class LlguidanceBackend:
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds what the lazy compiler has put off
         if matcher.is_error():
-            raise refuse(kind, matcher.get_error())
+            raise refuse(kind, _reason(matcher))
         return LlguidanceGrammar(LlguidanceMatcher(matcher, self._eos_ids, kind), warnings)
 
     def _tables(self) -> Any:
