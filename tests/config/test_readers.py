@@ -12,14 +12,11 @@ SOURCE = Path(radixlm.__file__).parent
 
 WITHOUT_READER = frozenset(
     """
-    admin_api_key api_key api_key_file bucket_e2e_request_latency bucket_inter_token_latency
-    bucket_time_to_first_token collect_tokens_histogram decode_attention_backend
-    decode_log_interval disable_hybrid_swa_memory disable_overlap_schedule drain_timeout
-    enable_cache_report enable_metrics engine_in_process generation_tokens_buckets host
-    hybrid_kvcache_ratio json_model_override_args log_level_http log_requests log_requests_level
-    max_request_bytes model_impl port preferred_sampling_params prefill_attention_backend
-    prompt_tokens_buckets reasoning_parser served_model_name skip_server_warmup stream_output
-    swa_full_tokens_ratio tokenizer_worker_num tool_call_parser
+    bucket_e2e_request_latency bucket_inter_token_latency bucket_time_to_first_token
+    collect_tokens_histogram decode_attention_backend enable_cache_report enable_metrics
+    generation_tokens_buckets log_requests log_requests_level model_impl
+    preferred_sampling_params prefill_attention_backend prompt_tokens_buckets
+    reasoning_parser skip_server_warmup tool_call_parser
     """.split()
 )
 """Options that claim to work although nothing reads them yet. Only ever remove names from here:

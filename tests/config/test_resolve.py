@@ -77,7 +77,7 @@ def test_what_the_user_gave_stays(caplog: pytest.LogCaptureFixture) -> None:
         "served_model_name": "s",
         "log_level_http": "error",
         "attention_backend": "torch_native",
-        "decode_attention_backend": "cpu",
+        "decode_attention_backend": "torch_native",
         "grammar_backend": "none",
         "page_size": 64,
         "chunked_prefill_size": 100,

@@ -124,6 +124,18 @@ def schedule_problems(config: ServerConfig) -> Iterator[str]:
         yield "--schedule-low-priority-values-first needs --enable-priority-scheduling"
 
 
+def attention_problems(config: ServerConfig) -> Iterator[str]:
+    """One backend serves both phases: prompts and decodes share a step and a pool."""
+    e = config.execute
+    for name in ("prefill_attention_backend", "decode_attention_backend"):
+        value = config.value(name)
+        if value is not None and e.attention_backend is not None and value != e.attention_backend:
+            yield (
+                f"{options()[name].dashed} {value}: prompts and decodes share a step, so it must "
+                f"be --attention-backend {e.attention_backend}"
+            )
+
+
 def bucket_problems(config: ServerConfig) -> Iterator[str]:
     """Rules and lists of histogram buckets."""
     o = config.observe
@@ -175,6 +187,7 @@ def name_problems(config: ServerConfig) -> Iterator[str]:
 Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
+    attention_problems,
     pair_problems,
     rank_problems,
     schedule_problems,

@@ -73,7 +73,9 @@ class ScheduleConfig(Group):
         Flag(state="no-op", why="prompts and decodes always share a step"),
     ] = False
     disable_overlap_schedule: Annotated[
-        bool, "Plan the next step only after the results of this one."
+        bool,
+        "Plan the next step only after the results of this one.",
+        Flag(state="no-op", why="a CPU has computed a step when its launch returns"),
     ] = False
     num_continuous_decode_steps: Annotated[
         int,

@@ -242,6 +242,7 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         eos_ids=info.eos_ids,
         vocab=info.decoder.vocab,
         rope=rope_lengths(info.ropes),
+        log_interval=config.observe.decode_log_interval or 0,
     )
 
 

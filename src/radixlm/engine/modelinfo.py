@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radixlm.arch.config import Config
 from radixlm.arch.hf import (
     context_len,
     describe,
@@ -62,10 +64,20 @@ def find_model(path: str | None) -> Path:
     )
 
 
+def _config(config: ServerConfig, folder: Path) -> Config:
+    """config.json of the model, with --json-model-override-args over it."""
+    given = config.model.json_model_override_args
+    overrides = json.loads(given) if isinstance(given, str) else dict(given or {})
+    if not overrides:
+        return load_config(folder)
+    load_config(folder)  # its errors name the file
+    return load_config(json.loads((folder / "config.json").read_bytes()) | overrides)
+
+
 def read_model(config: ServerConfig) -> ModelInfo:
     """Describe the model of ``--model-path``; CheckpointError if it cannot be served."""
     folder = find_model(config.model.model_path)
-    c = load_config(folder)
+    c = _config(config, folder)
     generation = load_generation_config(folder)
     length = context_len(c)
     asked = config.model.context_length
@@ -86,7 +98,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
         config = config.with_values({"model_path": DEFAULT_MODEL})
     info = read_model(config)
     decoder = info.decoder
-    c = load_config(info.folder)
+    c = _config(config, info.folder)
     facts = host_facts(
         {
             "context_len": context_len(c),

@@ -50,3 +50,4 @@ class Limits:
     eos_ids: tuple[int, ...] = ()
     vocab: int = 0
     rope: RopeLengths | None = None
+    log_interval: int = 0  # steps between two lines about the load; 0: none

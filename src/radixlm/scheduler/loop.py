@@ -107,6 +107,8 @@ class Scheduler:
             self.executor.sample(step, self.hooks.masks(plan.items))
             self.inflight.append((plan, step))
             self.num_steps += 1
+            if self.limits.log_interval and self.num_steps % self.limits.log_interval == 0:
+                self._log_load(now_s)
         while len(self.inflight) > self.limits.depth:
             self._commit(*self.inflight.popleft())
         self._flush(self.clock())
@@ -244,6 +246,21 @@ class Scheduler:
         tokens = sum(request.max_new for request in self.queue)
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
+
+    def _log_load(self, now_s: float) -> None:
+        load = self.load(now_s)
+        share = 100 * load.num_used_tokens / max(1, load.num_total_tokens)
+        log.info(
+            "step %d: %d running, %d waiting, %d tokens held (%.0f %%), %.0f tokens/s, "
+            "%.0f %% of prompts cached",
+            load.steps,
+            load.num_running,
+            load.num_waiting,
+            load.num_used_tokens,
+            share,
+            load.gen_throughput,
+            100 * load.cache_hit_rate,
+        )
 
     # ---- figures ---------------------------------------------------------------------------
 
