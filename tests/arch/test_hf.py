@@ -126,6 +126,8 @@ def test_a_nested_text_config_is_lifted_with_the_ties_of_its_composite() -> None
     assert (c.model_type, c.hidden_size, c.dtype) == ("gemma3_text", 64, "bfloat16")
     assert c.num_attention_heads == 8  # the class default: text configs leave much out
     assert describe(c).tied
+    ended = load_config({**raw, "text_config": text, "eos_token_id": [1, 106]})
+    assert eos_token_ids(ended, {}) == (1, 106)
     untied = load_config({**raw, "text_config": text, "tie_word_embeddings": False})
     assert not describe(untied).tied
 

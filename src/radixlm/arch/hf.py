@@ -25,7 +25,11 @@ DEFAULTS = {**hf_defaults.DEFAULTS, **defaults_custom.DEFAULTS}
 _MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
-_SHARED = ("tie_word_embeddings", "torch_dtype", "dtype")  # of a composite, for its text model
+# of a composite checkpoint, for its text model (whose own keys win)
+_SHARED = (
+    *("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config"),
+    *("eos_token_id", "bos_token_id", "pad_token_id"),
+)
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 

@@ -57,7 +57,7 @@ FUSED_UP = _MLP + "gate_up_proj"
 DEFAULT: Names = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
-    "head": "lm_head",
+    "head": AnyOf("lm_head", "language_model.lm_head"),
     "norm1": LAYER + "input_layernorm",
     "norm2": LAYER + "post_attention_layernorm",
     "mixer.qkv": AnyOf(SPLIT_QKV, _ATTENTION + "qkv_proj"),
