@@ -6,6 +6,7 @@ The engine runs in threads of the calling process; every method may be called fr
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from queue import SimpleQueue
@@ -23,6 +24,7 @@ from radixlm.entrypoints.native import Batch, Reply, read_generate
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
+LONG_BATCH = 16
 
 
 class Engine:
@@ -69,14 +71,17 @@ class Engine:
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         *,
         stream: bool = False,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
         **fields: Any,
     ) -> Any:
         """Answer one prompt or a list of them, with the fields of ``/generate``. A dict, a list of
-        dicts, or with ``stream`` an iterator of dicts whose text is cumulative."""
+        dicts, or with ``stream`` an iterator of dicts whose text is cumulative. Long lists show a
+        progress bar on a terminal (``show_progress``: always or never)."""
         batch = self._batch(prompt, sampling_params, stream, fields)
         if stream:
             return self._iterate(batch)
+        if show_progress is None:
+            show_progress = len(batch.requests) >= LONG_BATCH and sys.stderr.isatty()
         return self._wait(self._collect(batch, show_progress))
 
     async def async_generate(

@@ -85,6 +85,8 @@ class Scheduler:
         self._rate = (clock(), 0)
         self._throughput = 0.0
         self._was_idle = True
+        self._idle_since_s = 0.0
+        self._is_checked = True
         self._timed: dict[str, Request] = {}  # those with a deadline
 
     # ---- the loop --------------------------------------------------------------------------
@@ -113,7 +115,9 @@ class Scheduler:
             self._commit(*self.inflight.popleft())
         self._flush(self.clock())
         if plan is None and not self.inflight:
-            self._idle()
+            self._idle(self.clock())
+        else:
+            self._was_idle = self._is_checked = False
         if self.sleep_s and plan is not None:
             time.sleep(self.sleep_s)
 
@@ -135,13 +139,16 @@ class Scheduler:
         if self.deltas:
             self.channel.send(StepReply(self.deltas))
             self.deltas = []
-        self._was_idle = False
 
-    def _idle(self) -> None:
-        """Nothing was planned: the books must balance when nothing runs."""
-        if not self._was_idle and not self.planner.running:
+    def _idle(self, now_s: float) -> None:
+        """Nothing was planned. When that has lasted for a while the books are checked: not at once,
+        for the next request must not wait for it."""
+        if not self._was_idle:
+            self._was_idle, self._idle_since_s = True, now_s
+        is_due = not self._is_checked and now_s - self._idle_since_s >= BEAT_S
+        if is_due and not self.planner.running and not self.queue:
             self.controls.check_books()
-        self._was_idle = True
+            self._is_checked = True
 
     # ---- messages --------------------------------------------------------------------------
 

@@ -1,0 +1,36 @@
+"""What the loop does when there is nothing to do."""
+
+from __future__ import annotations
+
+from radixlm.wire.replies import Beat
+from tests.fakes.engine import Bench
+
+
+def test_books_are_checked_after_a_second_of_peace_and_repaired() -> None:
+    bench = Bench()
+    bench.submit("r", [1] * 20, 3, ignore_eos=True)
+    bench.run()
+    lost = bench.ledger.pages.alloc(2)  # nobody's
+    assert lost is not None
+    free = bench.ledger.pages.num_free
+    bench.tick()
+    assert bench.scheduler.controls.num_breaches == 0
+    bench.now_s += 2
+    bench.tick()
+    assert bench.scheduler.controls.num_breaches > 0
+    assert bench.ledger.pages.num_free == free + 2
+    found = bench.scheduler.controls.num_breaches
+    bench.now_s += 2
+    bench.tick()
+    assert bench.scheduler.controls.num_breaches == found
+
+
+def test_beats_come_when_nothing_else_does() -> None:
+    bench = Bench()
+    for _ in range(5):
+        bench.now_s += 1.1
+        bench.tick()
+    beats = [r for r in bench.replies if isinstance(r, Beat)]
+    assert len(beats) == 5
+    assert beats[-1].load.num_running == 0
+    assert bench.scheduler._patience() >= 0.5  # it sleeps rather than polls
