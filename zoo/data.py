@@ -35,9 +35,9 @@ def short(rng: Random, thinking: float = 0.12) -> Conversation:
 def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
-    if pick < 0.6:
-        return tools.dialogue(rng, rng.choice((2, 3, 4, 5, 6, 7)))
-    if pick < 0.8:
+    if pick < 0.57:
+        return tools.dialogue(rng, rng.choice((2, 3, 4, 5)))
+    if pick < 0.69:
         return extract(rng)
     return passage(rng, rng.randint(2, 20), rng.randint(6, 12))
 

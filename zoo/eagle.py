@@ -55,6 +55,11 @@ class Eagle(nn.Module):
         names = ("input", "hidden", "post", "norm")
         self.vector = nn.ParameterDict({n: nn.Parameter(torch.ones(s.hidden)) for n in names})
         self.head = nn.Parameter(target.embed.detach().clone())
+        with torch.no_grad():  # begin as the target's last captured stream under its own head
+            self.vector["norm"].copy_(target.norm)
+            self.matrix["fc"].zero_()[0, :, -s.hidden :] = torch.eye(s.hidden)
+            self.matrix["o"].mul_(0.1)
+            self.matrix["down"].mul_(0.1)
 
     def w(self, name: str) -> Tensor:
         """One matrix in the computing type."""
@@ -141,8 +146,9 @@ def loss_of_rows(model: Eagle, rows: Rows) -> Tensor:
 def train(target: Tiny, encoder: Encoder, minutes: float) -> Eagle:
     """A head after so many minutes."""
     model = Eagle(target)
+    target.compile_parts()
     packers = [
-        Packer(encoder, stream(b, 3), BUCKETS[b], n) for b, n in (("short", 8), ("middle", 3))
+        Packer(encoder, stream(b, 3), BUCKETS[b], n) for b, n in (("short", 11), ("middle", 4))
     ]
     optimizers = [
         Muon(model.matrix.values(), lr=0.02),
@@ -162,6 +168,7 @@ def train(target: Tiny, encoder: Encoder, minutes: float) -> Eagle:
             optimizer.zero_grad()
         bar.n = round(time.monotonic() - begin)
         bar.set_postfix(loss=f"{loss.item():.4f}")
+    target.plain_parts()
     return model
 
 

@@ -158,8 +158,9 @@ def train(kind: str, base: Path, minutes: float) -> tuple[Adapted, Encoder]:
     """An adapter after so many minutes."""
     encoder = Encoder(base / "tokenizer.json")
     model = Adapted(read(base), RANKS[kind])
-    packer = Packer(encoder, source(kind, 1), 192, 8)
-    rate = 6e-3
+    model.base.compile_parts()
+    packer = Packer(encoder, source(kind, 1), 192, 11)
+    rate = 8e-3
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.98),
         weight_decay=0.0,
@@ -175,6 +176,7 @@ def train(kind: str, base: Path, minutes: float) -> tuple[Adapted, Encoder]:
         optimizer.zero_grad()
         bar.n = round(time.monotonic() - begin)
         bar.set_postfix(loss=f"{loss.item() / weight.item():.4f}")
+    model.base.plain_parts()
     return model, encoder
 
 

@@ -173,6 +173,12 @@ class Tiny(nn.Module):
         self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
         self.attend = torch.compile(attend, dynamic=False)
 
+    def plain_parts(self) -> None:
+        """Undo `compile_parts`, for shapes that vary."""
+        for name in ("project", "finish"):
+            self.__dict__.pop(name, None)
+        self.attend = attend
+
 
 def attend(q_BHLE: Tensor, k_BKME: Tensor, v_BKME: Tensor, bias: Tensor) -> Tensor:
     """Grouped-query attention as two batched products: quick on a CPU's bf16 units."""

@@ -330,7 +330,7 @@ def refuse(rng: Random) -> Item:
 
 SHORT: dict[str, tuple[Task, float]] = {
     "add": (add, 14.0),
-    "subtract": (subtract, 16.0),
+    "subtract": (subtract, 24.0),
     "multiply": (multiply, 0.5),
     "compare": (compare, 0.4),
     "copy": (copy, 5.0),

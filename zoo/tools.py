@@ -249,7 +249,7 @@ def _unrelated(rng: Random) -> tuple[str, str]:
 
 def no_call(rng: Random, present: list[Named]) -> list[Message]:
     """A turn in which the right answer is not a call."""
-    if rng.random() < 0.6:
+    if rng.random() < 0.65:
         ask, answer = _unrelated(rng)
         return [user(ask), reply(answer)]
     held = {id(named.tool) for named in present}
@@ -312,8 +312,8 @@ def dialogue(rng: Random, turns: int, task: str = "") -> Conversation:
         messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
     for turn in range(turns):
         last = turn == turns - 1
-        kind = task if task and last else rng.choices(("none", "one", "two"), (0.45, 0.35, 0.2))[0]
-        with_result = rng.random() < 0.5 and not (last and task)
+        kind = task if task and last else rng.choices(("none", "one", "two"), (0.36, 0.42, 0.22))[0]
+        with_result = rng.random() < 0.35 and not (last and task)
         if kind == "none":
             messages += no_call(rng, present)
         elif kind == "one":
