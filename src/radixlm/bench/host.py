@@ -228,12 +228,14 @@ def main(argv: Sequence[str]) -> int:
         "num_steps": args.num_steps,
         "page_size": args.page_size,
         "scheduler": [asdict(p) | {"is_met": p.is_met} for p in parts],
-        "memory": [asdict(f) | {"is_met": f.is_met} for f in memory],
+        "memory": [asdict(f) | {"is_met": f.cpu_ms <= f.goal_ms} for f in memory],
     }
     if args.output_file:
         report.append_jsonl(args.output_file, [result])
     sys.stdout.write(json.dumps(result, indent=2) + "\n" if args.json else render(parts, memory))
-    is_met = all(p.is_met is not False for p in parts) and all(f.is_met for f in memory)
+    is_met = all(p.is_met is not False for p in parts) and all(
+        f.cpu_ms <= f.goal_ms for f in memory
+    )
     return int(args.strict and not is_met)
 
 
@@ -247,12 +249,16 @@ def render(parts: Sequence[Part], memory: Sequence[host_memory.Figure]) -> str:
     text = report.table(headings, rows) + "\n"
     if memory:
         cells = [
-            (f.name, *_shown(f.median_ms, f.worst_ms, f.cpu_ms), *_verdict(f.goal_ms, f.is_met))
+            (
+                f.name,
+                *_shown(f.median_ms, f.worst_ms, f.cpu_ms),
+                *_verdict(f.goal_ms, f.cpu_ms <= f.goal_ms),
+            )
             for f in memory
         ]
         headings = ["prefix cache", "median ms", "worst", "CPU", "goal", ""]
         text += "\n" + report.table(headings, cells) + "\n"
-    return text
+    return text + "\nGoals are held against CPU time: wall time shows who else uses the machine.\n"
 
 
 def _shown(*values_ms: float) -> tuple[str, ...]:

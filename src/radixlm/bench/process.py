@@ -1,0 +1,126 @@
+"""A server of one's own: started, watched and stopped by a long-running check."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from radixlm.base.errors import TransferError
+from radixlm.bench.client import HttpClient
+
+_START_S = 120.0
+_STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the server and its children hold at one moment."""
+
+    at_s: float
+    rss_bytes: int
+    num_fds: int
+    num_threads: int
+    num_processes: int
+
+
+class ServerProcess:
+    """``radixlm serve`` on a free port, its output in ``log``. An async context manager."""
+
+    def __init__(self, options: Sequence[str], log: Path) -> None:
+        self.port = _free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._command = [
+            sys.executable, "-m", "radixlm", "serve", "--host", "127.0.0.1",
+            "--port", str(self.port), *options,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> Self:
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                self._command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        client = HttpClient(self.base_url)
+        try:
+            await self._wait_ready(client)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            client.close()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def _wait_ready(self, client: HttpClient) -> None:
+        """TransferError with the end of the log if the server leaves or does not get ready."""
+        deadline_s = time.monotonic() + _START_S
+        while time.monotonic() < deadline_s:
+            if self._process is None or self._process.poll() is not None:
+                raise TransferError(f"the server left at its start:\n{self.log_tail()}")
+            try:
+                if (await client.ask("GET", "/health")).status == 200:
+                    return
+            except TransferError:
+                pass  # it does not listen yet
+            await asyncio.sleep(0.1)
+        raise TransferError(f"not ready after {_START_S:.0f} s:\n{self.log_tail()}")
+
+    def log_tail(self, num_lines: int = 15) -> str:
+        """The last lines of the server's output."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-num_lines:])
+
+    def sample(self) -> Sample:
+        """Memory, descriptors and threads of the whole process tree."""
+        assert self._process is not None, "sampled while it runs"
+        root = psutil.Process(self._process.pid)
+        totals = [0, 0, 0, 0]
+        for process in [root, *root.children(recursive=True)]:
+            try:
+                with process.oneshot():
+                    held = (process.memory_info().rss, process.num_fds(), process.num_threads(), 1)
+            except psutil.NoSuchProcess:
+                continue
+            totals = [total + part for total, part in zip(totals, held, strict=True)]
+        return Sample(time.monotonic(), *totals)
+
+    def stop(self) -> int | None:
+        """Ask it to leave, and wait; the exit status, None if it had to be killed."""
+        process = self._process
+        if process is None:
+            return None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
