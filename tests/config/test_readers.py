@@ -12,11 +12,7 @@ SOURCE = Path(radixlm.__file__).parent
 
 WITHOUT_READER = frozenset(
     """
-    bucket_e2e_request_latency bucket_inter_token_latency bucket_time_to_first_token
-    collect_tokens_histogram decode_attention_backend enable_cache_report enable_metrics
-    generation_tokens_buckets log_requests log_requests_level model_impl
-    preferred_sampling_params prefill_attention_backend prompt_tokens_buckets
-    reasoning_parser skip_server_warmup tool_call_parser
+    decode_attention_backend model_impl prefill_attention_backend
     """.split()
 )
 """Options that claim to work although nothing reads them yet. Only ever remove names from here:

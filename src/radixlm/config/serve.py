@@ -5,34 +5,20 @@ from typing import Annotated
 
 from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
-TOOL_CALL_PARSERS = (
-    "auto",
-    "none",
-    "llama3",
-    "qwen25",
-    "qwen",
-    "hermes",
-    "mistral",
-    "deepseekv3",
-    "deepseekv31",
-    "pythonic",
-    "kimi_k2",
-    "qwen3_coder",
-    "glm45",
-    "step3",
-    "gpt-oss",
+# those of text/tools and text/reasoning, which this floor may not import; a test holds them equal
+TOOL_CALL_PARSERS = tuple(
+    "auto none gpt-oss kimi_k3 kimi_k2 deepseekv41 deepseekv32 deepseekv4 gigachat35 step3 "
+    "deepseekv3 deepseekv31 minimax-m3 minimax-m2 dots muse interns1 k2_horizon iquest_q1 hunyuan "
+    "lfm2 cohere_command4 apertus2509 inkling gemma4 gigachat3 minicpm5 olmo3 seed_oss phi4 "
+    "granite mistral qwen3_coder glm45 qwen25 hermes pythonic llama3 qwen trinity glm glm47 ling3 "
+    "spark25 poolside_v1 step3p5 nanbeige mimo json".split()
 )
-REASONING_PARSERS = (
-    "auto",
-    "none",
-    "deepseek-r1",
-    "deepseek-v3",
-    "glm45",
-    "gpt-oss",
-    "kimi",
-    "qwen3",
-    "qwen3-thinking",
-    "step3",
+REASONING_PARSERS = tuple(
+    "auto none gpt-oss kimi kimi_k3 minimax-m3 gemma4 apertus2509 cohere_command4 inkling muse "
+    "k2_horizon mistral kimi_k2 deepseek-v4 deepseek-v3 deepseek-r1 step3 hunyuan granite glm45 "
+    "interns1 minimax seed_oss qwen3 qwen3-thinking step3p5 gigachat35 deepseek-v41 nemotron_3 "
+    "nemotron granite_thinking_parser mimo poolside_v1 dots nanbeige ling3 "
+    "minimax-append-think".split()
 )
 _BATCHED = "texts that arrive together are tokenized together anyway"
 
@@ -68,7 +54,6 @@ class ServeConfig(Group):
     completion_template: Annotated[
         str | None,
         "Template of code completion: a built-in name or a file.",
-        Flag(state="planned", needs="fill-in-the-middle templates"),
     ] = None
     sampling_defaults: Annotated[
         str,
@@ -82,12 +67,12 @@ class ServeConfig(Group):
     tool_call_parser: Annotated[
         str,
         "Format of tool calls; 'auto' reads it from the chat template.",
-        Flag(choices=TOOL_CALL_PARSERS, built=("auto", "none"), needs="that tool-call parser"),
+        Flag(choices=TOOL_CALL_PARSERS),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         "Format of thinking; 'auto' reads it from the chat template.",
-        Flag(choices=REASONING_PARSERS, built=("auto", "none"), needs="that reasoning parser"),
+        Flag(choices=REASONING_PARSERS),
     ] = "auto"
     tool_server: Annotated[
         str | None,
@@ -96,8 +81,8 @@ class ServeConfig(Group):
     ] = None
     file_storage_path: Annotated[
         str,
-        "Folder for uploaded files.",
-        Flag(state="planned", needs="the files API"),
+        "Folder for uploaded files and batches; a folder other than the default also keeps the "
+        "answers of /v1/responses.",
     ] = "sglang_storage"
     enable_cache_report: Annotated[bool, "Say in 'usage' how many prompt tokens were cached."] = (
         False

@@ -11,8 +11,7 @@ from radixlm.base.log import set_up_logging
 from radixlm.config.options import OptionParser, add_options, collect
 from radixlm.config.root import flat
 from radixlm.entrypoints.offline import Engine
-from radixlm.text.chat import load_chat_template
-from radixlm.text.template import ChatTemplate
+from radixlm.text.chat import ChatTemplate, load_chat_template
 
 HELP = """/clear forgets the conversation, /system TEXT sets the system message, /think switches
 thinking, /exit leaves (so does Ctrl-D). Ctrl-C stops an answer."""

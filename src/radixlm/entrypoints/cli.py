@@ -37,7 +37,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "`radixlm VERB --help` lists the options of a verb. Without --model-path, serve and chat",
+            "`radixlm VERB --help` lists a verb's options. Without --model-path, serve and chat",
             "use the small model that comes with the package.",
         ]
     )

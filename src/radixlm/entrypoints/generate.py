@@ -11,8 +11,8 @@ from radixlm.config.options import parse
 from radixlm.config.root import flat
 from radixlm.entrypoints.offline import Engine
 
-USAGE = """usage: radixlm generate [--prompt TEXT ...] [--max-new-tokens N] [--temperature T] [--json]
-                        [server options]
+USAGE = """usage: radixlm generate [--prompt TEXT ...] [--max-new-tokens N] [--temperature T]
+                        [--json] [server options]
 
 Prompts are the --prompt values, or else the lines of standard input. Answers stream to standard
 output; --json prints one JSON object a prompt instead. Server options: radixlm serve --help."""

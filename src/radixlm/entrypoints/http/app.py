@@ -33,6 +33,9 @@ from radixlm.entrypoints.http import (
     score,
     unbuilt,
 )
+from radixlm.entrypoints.http.batches import files
+from radixlm.entrypoints.http.batches import routes as batches
+from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.cloud import vertex_router
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.guard import Guard
@@ -64,6 +67,8 @@ _ROUTERS = (
     anthropic.router,
     ollama.router,
     responses.router,
+    files.router,
+    batches.router,
     unbuilt.router,
 )
 _PROBE = [{"role": "user", "content": "hi"}]
@@ -123,11 +128,24 @@ def make_state(
         weight_version=config.model.weight_version,
     )
     state.extras[responses.Responses] = responses.Responses(_response_store(config))
+    folder = Path(config.serve.file_storage_path)
+    kept = state.extras[files.Files] = files.Files(folder / "files")
+    state.extras[Batches] = Batches(folder / "batches", kept)
     if config.serve.completion_template:
         state.fim = load_fim_template(config.serve.completion_template)
     if tokenizer is not None:
         _set_formats(state, tokenizer)
     return state
+
+
+def resume(state: ServerState) -> int:
+    """Go on with the batches of an earlier process; their number. Call when the engine serves."""
+    return state.extra(Batches).resume(state)
+
+
+async def leave(state: ServerState) -> None:
+    """The server drains: what runs in the background stops, to go on in the next process."""
+    await state.extra(Batches).stop()
 
 
 def _response_store(config: ServerConfig) -> ResponseStore:

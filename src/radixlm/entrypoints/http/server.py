@@ -125,6 +125,7 @@ class Server:
         await intake.ready.wait()
         if not self.config.serve.skip_server_warmup:
             await load("radixlm.entrypoints.http.health:probe")(intake, WARM_UP_S)
+        load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.ready_after_s = time.monotonic() - self.began_s
         port = self.sock.getsockname()[1]
         host = self.config.serve.host
@@ -152,6 +153,8 @@ class Server:
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
+        self.engine.intake.is_accepting = False
+        await load("radixlm.entrypoints.http.app:leave")(self.state)
         await self.engine.intake.drain(self.config.serve.drain_timeout)
         self._stop_now()
 

@@ -1,0 +1,207 @@
+"""/v1/files: what clients upload, and what batches write. Kept under --file-storage-path."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.errors import InvalidRequest, NotFound, Overloaded
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.state import state_of
+
+router = APIRouter(tags=["batches"])
+
+PURPOSES = ("batch", "batch_output", "assistants", "fine-tune", "vision", "user_data", "evals")
+MAX_NAME_CHARS = 255
+MAX_LISTED = 10_000
+_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+class Files:
+    """Files by id: a JSON record and the content beside it. Names never become paths."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, file_id: str, ending: str) -> Path:
+        if not _ID.fullmatch(file_id):
+            raise NotFound(f"no file {file_id!r:.100}", "file_id")
+        return self._folder / f"{file_id}.{ending}"
+
+    def create(
+        self, content: bytes, name: str, purpose: str, expires_s: int | None = None
+    ) -> dict[str, Any]:
+        """Keep a file; its record."""
+        made = int(time.time())
+        record = {
+            "id": f"file-{secrets.token_hex(12)}",
+            "object": "file",
+            "bytes": len(content),
+            "created_at": made,
+            "expires_at": made + expires_s if expires_s else None,
+            "filename": name[:MAX_NAME_CHARS],
+            "purpose": purpose,
+            "status": "processed",
+        }
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._path(str(record["id"]), "bin").write_bytes(content)
+            write_json(self._path(str(record["id"]), "json"), record)
+        except OSError as error:
+            raise Overloaded(f"the file cannot be kept: {error.strerror}") from error
+        return record
+
+    def record(self, file_id: str) -> dict[str, Any]:
+        """What is known of a file; NotFound."""
+        try:
+            found: dict[str, Any] = orjson.loads(self._path(file_id, "json").read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
+        if found["expires_at"] and found["expires_at"] < time.time():
+            self.delete(file_id)
+            raise NotFound(f"file {file_id!r} has expired", "file_id")
+        return found
+
+    def content(self, file_id: str) -> bytes:
+        """The bytes of a file; NotFound."""
+        self.record(file_id)
+        try:
+            return self._path(file_id, "bin").read_bytes()
+        except OSError:
+            raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
+
+    def delete(self, file_id: str) -> None:
+        """Forget a file."""
+        for ending in ("json", "bin"):
+            self._path(file_id, ending).unlink(missing_ok=True)
+
+    def all(self) -> list[dict[str, Any]]:
+        """All records, newest first."""
+        records = []
+        for path in self._folder.glob("file-*.json"):
+            try:
+                records.append(self.record(path.stem))
+            except NotFound:
+                continue
+        return sorted(records, key=lambda r: (-r["created_at"], r["id"]))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """All of it or nothing: a crash leaves the old file."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(orjson.dumps(value))
+    fresh.replace(path)
+
+
+def page(records: list[dict[str, Any]], after: str | None, limit: int, most: int) -> dict[str, Any]:
+    """One page of a list, in OpenAI's form."""
+    if not 1 <= limit <= most:
+        raise InvalidRequest(f"limit must be from 1 to {most}", "limit")
+    if after is not None:
+        places = [i for i, record in enumerate(records) if record["id"] == after]
+        if not places:
+            raise InvalidRequest(f"after: no {after!r:.100} in this list", "after")
+        records = records[places[0] + 1 :]
+    shown = records[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(records) > limit,
+    }
+
+
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/v1/files", openapi_extra=_UPLOAD)
+async def upload(request: Request) -> Response:
+    """Keep a file."""
+    kind = request.headers.get("content-type", "")
+    if not kind.startswith("multipart/form-data"):
+        raise InvalidRequest("send the file as multipart/form-data", "file")
+    async with request.form(max_files=1, max_fields=8) as form:
+        given, purpose = form.get("file"), form.get("purpose")
+        if given is None or isinstance(given, str):
+            raise InvalidRequest("file: send the content in the form field 'file'", "file")
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", "purpose")
+        content = await given.read()
+        name = given.filename or "file"
+        expires_s = _seconds(form.get("expires_after[seconds]"))
+    files = state_of(request).extra(Files)
+    return json_response(
+        await asyncio.to_thread(files.create, content, name, str(purpose), expires_s)
+    )
+
+
+def _seconds(value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.isascii() or not value.isdigit() or len(value) > 9:
+        raise InvalidRequest("expires_after.seconds must be a number", "expires_after")
+    return int(value)
+
+
+@router.get("/v1/files")
+async def list_files(
+    request: Request,
+    after: str | None = None,
+    limit: int = MAX_LISTED,
+    order: str = "desc",
+    purpose: str | None = None,
+) -> Response:
+    """The files that are kept."""
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", "order")
+    records = await asyncio.to_thread(state_of(request).extra(Files).all)
+    records = [r for r in records if purpose in (None, r["purpose"])]
+    records = records if order == "desc" else records[::-1]
+    return json_response(page(records, after, limit, MAX_LISTED))
+
+
+@router.get("/v1/files/{file_id}")
+async def retrieve(request: Request, file_id: str) -> Response:
+    """What is known of a file."""
+    return json_response(state_of(request).extra(Files).record(file_id))
+
+
+@router.get("/v1/files/{file_id}/content")
+async def content(request: Request, file_id: str) -> Response:
+    """The bytes of a file."""
+    data = await asyncio.to_thread(state_of(request).extra(Files).content, file_id)
+    return Response(data, media_type="application/octet-stream")
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete(request: Request, file_id: str) -> Response:
+    """Forget a file."""
+    files = state_of(request).extra(Files)
+    files.record(file_id)
+    files.delete(file_id)
+    return json_response({"id": file_id, "object": "file", "deleted": True})

@@ -1,0 +1,133 @@
+"""One line of a batch file: a request by URL and body, answered as its route would answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import orjson
+
+from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.entrypoints.http.errors import body_of, error_body
+from radixlm.entrypoints.http.openai.chat import answer_chat
+from radixlm.entrypoints.http.openai.completions import complete, make_call
+from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest, Generation
+from radixlm.entrypoints.http.pooled import EmbeddingRequest, answer_embeddings
+from radixlm.entrypoints.http.schema import read
+from radixlm.entrypoints.http.score import (
+    RerankRequest,
+    ScoreRequest,
+    answer_rerank,
+    answer_score,
+)
+from radixlm.entrypoints.http.state import ServerState
+
+log = logging.getLogger(__name__)
+
+BUSY = (429, 503)
+BATCH_PRIORITY = -1000
+MAX_ID_CHARS = 512
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A request of a batch file."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+    method: str = "POST"
+
+
+def read_line(data: bytes) -> Line:
+    """One line; InvalidRequest that says what is wrong with it."""
+    try:
+        line = msgspec.json.decode(data, type=Line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"not a request: {error}") from None
+    if not 0 < len(line.custom_id) <= MAX_ID_CHARS:
+        raise InvalidRequest(f"custom_id must have 1 to {MAX_ID_CHARS} characters", "custom_id")
+    if line.method.upper() != "POST":
+        raise InvalidRequest(f"method {line.method!r:.20} must be POST", "method")
+    if line.url not in ENDPOINTS:
+        known = ", ".join(ENDPOINTS)
+        raise InvalidRequest(f"url {line.url!r:.80} must be one of {known}", "url")
+    return line
+
+
+async def _chat(state: ServerState, data: bytes) -> Any:
+    return await answer_chat(state, _quiet(state, read(ChatRequest, data)))
+
+
+async def _completion(state: ServerState, data: bytes) -> Any:
+    body = _quiet(state, read(CompletionRequest, data))
+    return await complete(await make_call(state, body))
+
+
+async def _embedding(state: ServerState, data: bytes) -> Any:
+    return await answer_embeddings(state, read(EmbeddingRequest, data))
+
+
+async def _score(state: ServerState, data: bytes) -> Any:
+    return await answer_score(state, read(ScoreRequest, data))
+
+
+async def _rerank(state: ServerState, data: bytes) -> Any:
+    return await answer_rerank(state, read(RerankRequest, data))
+
+
+def _quiet(state: ServerState, body: Any) -> Any:
+    """Nobody waits for a line: it is not streamed, and goes behind those who wait."""
+    assert isinstance(body, Generation)
+    if body.stream:
+        raise InvalidRequest("stream: a batch has no streams", "stream")
+    schedule = state.config.schedule
+    if body.priority is None and schedule.enable_priority_scheduling:
+        sign = -1 if schedule.schedule_low_priority_values_first else 1
+        body.priority = sign * BATCH_PRIORITY
+    return body
+
+
+ENDPOINTS: dict[str, Callable[[ServerState, bytes], Awaitable[Any]]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/v1/embeddings": _embedding,
+    "/v1/score": _score,
+    "/v1/rerank": _rerank,
+}
+
+
+async def answer_line(state: ServerState, line: Line) -> dict[str, Any]:
+    """The line of the output file. A busy server is asked again until it answers."""
+    status, body = 200, None
+    while True:
+        try:
+            body = await ENDPOINTS[line.url](state, orjson.dumps(line.body))
+            break
+        except RadixError as error:
+            status = int(getattr(error, "status", 500))
+            if status in BUSY and state.intake.is_accepting:
+                await asyncio.sleep(getattr(error, "retry_after_s", None) or 0.5)
+                status = 200
+                continue
+            body = body_of(error)
+            break
+        except Exception:
+            log.exception("a line of a batch failed")
+            status, body = 500, error_body("internal error", 500)
+            break
+    return output_line(line.custom_id, status, body)
+
+
+def output_line(custom_id: str, status: int, body: Any) -> dict[str, Any]:
+    """A line of an output or error file."""
+    response = {"status_code": status, "request_id": secrets.token_hex(8), "body": body}
+    return {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": None,
+    }

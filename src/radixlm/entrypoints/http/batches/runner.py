@@ -1,0 +1,242 @@
+"""Batches: files of requests, answered in the background, that outlive a restart.
+
+Each batch is a JSON record and two growing files of answers. A batch that was running when the
+process ended goes on with the lines that have no answer yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from radixlm.base.errors import InvalidRequest, NotFound, RequestError
+from radixlm.entrypoints.http.batches.files import Files, write_json
+from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
+from radixlm.entrypoints.http.state import ServerState
+
+log = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 16
+MAX_LINES = 50_000
+MAX_ERRORS_SHOWN = 20
+IDLE_POLL_S = 0.05
+MAX_YIELD_S = 5.0
+WINDOW_S = 24 * 3600
+RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
+_ID = re.compile(r"batch_[0-9a-f]{24}")
+Record = dict[str, Any]
+
+
+class Batches:
+    """All batches of one server."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        self._folder, self._files = folder, files
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # ---- records ---------------------------------------------------------------------------
+
+    def _path(self, batch_id: str, ending: str) -> Path:
+        if not _ID.fullmatch(batch_id):
+            raise NotFound(f"no batch {batch_id!r:.100}", "batch_id")
+        return self._folder / f"{batch_id}.{ending}"
+
+    def record(self, batch_id: str) -> Record:
+        """What is known of a batch; NotFound."""
+        try:
+            found: Record = orjson.loads(self._path(batch_id, "json").read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            raise NotFound(f"no batch {batch_id!r:.100}", "batch_id") from None
+        return found
+
+    def all(self) -> list[Record]:
+        """All records, newest first."""
+        found = []
+        for path in self._folder.glob("batch_*.json"):
+            with suppress(NotFound):
+                found.append(self.record(path.stem))
+        return sorted(found, key=lambda r: (-r["created_at"], r["id"]))
+
+    def _save(self, record: Record, **changes: Any) -> None:
+        record |= changes
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._path(record["id"], "json"), record)
+
+    # ---- life ------------------------------------------------------------------------------
+
+    def create(
+        self, state: ServerState, file_id: str, endpoint: str, metadata: dict[str, str] | None
+    ) -> Record:
+        """Begin a batch."""
+        self._files.record(file_id)
+        now = int(time.time())
+        times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelled")
+        record: Record = {
+            "id": f"batch_{secrets.token_hex(12)}",
+            "object": "batch",
+            "endpoint": endpoint,
+            "errors": None,
+            "input_file_id": file_id,
+            "completion_window": "24h",
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "expires_at": now + WINDOW_S,
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": metadata,
+        } | {f"{name}_at": None for name in (*times, "cancelling")}
+        self._save(record)
+        self._start(state, record)
+        return record
+
+    def resume(self, state: ServerState) -> int:
+        """Go on with what was running when the process ended; the number of batches."""
+        if not self._folder.is_dir():
+            return 0
+        left = [r for r in self.all() if r["status"] in RUNNING and r["id"] not in self._tasks]
+        for record in left:
+            self._start(state, record)
+        return len(left)
+
+    def _start(self, state: ServerState, record: Record) -> None:
+        task = asyncio.create_task(self._guarded(state, record))
+        self._tasks[record["id"]] = task
+
+    async def cancel(self, batch_id: str) -> Record:
+        """End a batch; what is answered is kept."""
+        record = self.record(batch_id)
+        task = self._tasks.get(batch_id)
+        if record["status"] not in RUNNING:
+            raise InvalidRequest(f"the batch is {record['status']} already", "batch_id")
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        record = self.record(batch_id)
+        if record["status"] in RUNNING:
+            self._finish(record, "cancelled")
+        return record
+
+    async def stop(self) -> None:
+        """The process ends: batches stop where they are, to go on in the next."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _guarded(self, state: ServerState, record: Record) -> None:
+        try:
+            await self._run(state, record)
+        except RequestError as error:
+            shown = {"code": "invalid_file", "message": str(error), "line": None, "param": None}
+            self._save(record, errors={"object": "list", "data": [shown]})
+            self._finish(record, "failed")
+        except Exception:
+            log.exception("batch %s failed", record["id"])
+            self._finish(record, "failed")
+        finally:
+            self._tasks.pop(record["id"], None)
+
+    async def _run(self, state: ServerState, record: Record) -> None:
+        data = await asyncio.to_thread(self._files.content, record["input_file_id"])
+        lines, errors = await asyncio.to_thread(check_lines, data, record["endpoint"])
+        if errors:
+            self._save(record, errors={"object": "list", "data": errors[:MAX_ERRORS_SHOWN]})
+            self._finish(record, "failed")
+            return
+        done = self._answered(record)
+        record["request_counts"]["total"] = len(lines)
+        self._save(record, status="in_progress", in_progress_at=int(time.time()))
+        left = [line for line in lines if line.custom_id not in done]
+        feed = iter(left)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(MAX_AT_ONCE, len(left))):
+                group.create_task(self._work(state, record, feed))
+        counts = record["request_counts"]
+        if counts["completed"] + counts["failed"] == len(lines):
+            self._finish(record, "completed")
+
+    async def _work(self, state: ServerState, record: Record, feed: Any) -> None:
+        for line in feed:
+            await _until_quiet(state)
+            answer = await answer_line(state, line)
+            if not state.intake.is_accepting and answer["response"]["status_code"] == 503:
+                return  # the process ends: this line is for the next
+            is_good = answer["response"]["status_code"] < 400
+            with self._path(record["id"], "out" if is_good else "err").open("ab") as out:
+                out.write(orjson.dumps(answer) + b"\n")
+            record["request_counts"]["completed" if is_good else "failed"] += 1
+            self._save(record)
+
+    def _answered(self, record: Record) -> set[str]:
+        """The ids that have an answer, counted; a torn last line has none."""
+        done: set[str] = set()
+        for ending, name in (("out", "completed"), ("err", "failed")):
+            path = self._path(record["id"], ending)
+            whole = [line for line in _read(path).split(b"\n")[:-1] if line]
+            if path.exists():
+                path.write_bytes(b"".join(line + b"\n" for line in whole))
+            ids = {orjson.loads(line)["custom_id"] for line in whole}
+            record["request_counts"][name] = len(ids)
+            done |= ids
+        return done
+
+    def _finish(self, record: Record, status: str) -> None:
+        for ending, name in (("out", "output_file_id"), ("err", "error_file_id")):
+            path = self._path(record["id"], ending)
+            if path.exists():
+                label = f"{record['id']}_{'output' if ending == 'out' else 'error'}.jsonl"
+                made = self._files.create(path.read_bytes(), label, "batch_output")
+                record[name] = made["id"]
+                path.unlink()
+        self._save(record, **{"status": status, f"{status}_at": int(time.time())})
+
+
+async def _until_quiet(state: ServerState) -> None:
+    """Let those who wait go first, for a while."""
+    until_s = time.monotonic() + MAX_YIELD_S
+    while state.intake.load.num_waiting and time.monotonic() < until_s:
+        await asyncio.sleep(IDLE_POLL_S)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def check_lines(data: bytes, endpoint: str | None) -> tuple[Sequence[Line], list[Record]]:
+    """The requests of a file, and what is wrong with its lines."""
+    lines: list[Line] = []
+    errors: list[Record] = []
+    seen: set[str] = set()
+    texts = [text for text in data.split(b"\n") if text.strip()]
+    if not texts or len(texts) > MAX_LINES:
+        return [], [_error(None, f"the file must hold 1 to {MAX_LINES} requests", None)]
+    for number, text in enumerate(texts, 1):
+        try:
+            line = read_line(text)
+            if endpoint is not None and line.url != endpoint:
+                raise InvalidRequest(f"url must be the batch's endpoint {endpoint}", "url")
+            if line.custom_id in seen:
+                raise InvalidRequest(f"custom_id {line.custom_id!r:.80} occurs twice", "custom_id")
+        except InvalidRequest as error:
+            errors.append(_error(number, error.message, error.param))
+            continue
+        seen.add(line.custom_id)
+        lines.append(line)
+    return lines, errors
+
+
+def _error(line: int | None, message: str, param: str | None) -> Record:
+    return {"code": "invalid_line", "message": message, "line": line, "param": param}

@@ -1,0 +1,116 @@
+"""``radixlm run-batch``: answer a file of OpenAI batch requests without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+from tqdm import tqdm
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.log import set_up_logging
+from radixlm.config.options import parse
+from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
+from radixlm.engine.modelinfo import resolved
+from radixlm.entrypoints.http.app import make_state
+from radixlm.entrypoints.http.batches.lines import Line, answer_line
+from radixlm.entrypoints.http.batches.runner import check_lines
+from radixlm.entrypoints.http.state import ServerState
+
+USAGE = """usage: radixlm run-batch INPUT.jsonl -o OUTPUT.jsonl [server options]
+
+INPUT has one request a line: {"custom_id": ..., "method": "POST", "url": ..., "body": {...}} with
+the url of a chat, completions, embeddings, score or rerank route. OUTPUT gets one answer a line,
+in the order in which they end. Server options: radixlm serve --help."""
+MAX_AT_ONCE = 64
+_INPUT = ("-i", "--input-file", "--input")
+_OUTPUT = ("-o", "--output-file", "--output")
+
+
+def _own(argv: list[str]) -> tuple[str, str, list[str]]:
+    """Input, output and the server's options."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    args = iter(argv)
+    for arg in args:
+        name, has_value, value = arg.partition("=")
+        if name in _INPUT + _OUTPUT:
+            found["in" if name in _INPUT else "out"] = value if has_value else next(args, "")
+        elif not arg.startswith("-") and not rest and "in" not in found:
+            found["in"] = arg
+        else:
+            rest.append(arg)
+    if not found.get("in") or not found.get("out"):
+        raise ConfigError(f"INPUT and -o OUTPUT are needed\n\n{USAGE}")
+    return found["in"], found["out"], rest
+
+
+def main(argv: list[str]) -> int:
+    """Answer all lines; 1 if some failed."""
+    if {"-h", "--help"} & set(argv):
+        print(USAGE)
+        return 0
+    source, target, rest = _own(argv)
+    config, given = parse(rest, prog="radixlm run-batch")
+    set_up_logging("run-batch", config.observe.log_level if "log_level" in given else "warning")
+    lines = _lines(source)
+    config, info = resolved(config, given)
+    tokenizer = intake_tokenizer(config, info)
+    engine = ThreadEngine(config, info, tokenizer)
+    with _opened(target) as out:
+        num_failed = asyncio.run(_run(make_state(config, info, tokenizer, engine), lines, out))
+    print(f"{len(lines) - num_failed} answered, {num_failed} failed: {target}", file=sys.stderr)
+    return 1 if num_failed else 0
+
+
+def _lines(source: str) -> list[Line]:
+    try:
+        data = Path(source).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{source}: {error.strerror}") from error
+    lines, errors = check_lines(data, None)
+    if errors:
+        shown = "\n".join(f"{source}:{e['line']}: {e['message']}" for e in errors[:20])
+        raise ConfigError(shown)
+    return list(lines)
+
+
+def _opened(target: str) -> BinaryIO:
+    try:
+        return Path(target).open("wb")
+    except OSError as error:
+        raise ConfigError(f"{target}: {error.strerror}") from error
+
+
+async def _run(state: ServerState, lines: list[Line], out: BinaryIO) -> int:
+    """Answer ``lines``; how many failed."""
+    engine, intake = state.engine, state.intake
+    failed = asyncio.Event()
+    intake.on_failed = lambda failure: failed.set()
+    await engine.start()
+    waits = [asyncio.ensure_future(event.wait()) for event in (intake.ready, failed)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if intake.failure is not None:
+        raise failure_error(intake.failure)
+    feed, counts = iter(lines), {"failed": 0}
+    with tqdm(total=len(lines), unit="request", disable=not sys.stderr.isatty()) as bar:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(MAX_AT_ONCE, len(lines))):
+                group.create_task(_work(state, feed, out, bar, counts))
+    await engine.stop()
+    return counts["failed"]
+
+
+async def _work(
+    state: ServerState, feed: Any, out: BinaryIO, bar: Any, counts: dict[str, int]
+) -> None:
+    for line in feed:
+        answer = await answer_line(state, line)
+        counts["failed"] += answer["response"]["status_code"] >= 400
+        out.write(orjson.dumps(answer) + b"\n")
+        bar.update()

@@ -1,0 +1,156 @@
+"""Files and batches: kept, answered in the background, gone on with after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.fakes.http import Face, face, listening
+
+from radixlm.entrypoints.http.app import leave, resume
+from radixlm.entrypoints.http.batches.runner import check_lines
+
+CHAT = "/v1/chat/completions"
+
+
+def line(name: str, text: str = "hi", **extra: Any) -> str:
+    body = {"messages": [{"role": "user", "content": text}]} | extra
+    return json.dumps({"custom_id": name, "method": "POST", "url": CHAT, "body": body})
+
+
+async def upload(server: Face, text: str) -> str:
+    got = await server.client.post(
+        "/v1/files", files={"file": ("in.jsonl", text.encode())}, data={"purpose": "batch"}
+    )
+    assert got.status_code == 200, got.text
+    return str(got.json()["id"])
+
+
+async def until(server: Face, batch_id: str, *states: str) -> Any:
+    async with asyncio.timeout(10):
+        while True:
+            got = (await server.client.get(f"/v1/batches/{batch_id}")).json()
+            if got["status"] in states:
+                return got
+            await asyncio.sleep(0.005)
+
+
+async def results(server: Face, file_id: str) -> dict[str, Any]:
+    text = (await server.client.get(f"/v1/files/{file_id}/content")).text
+    rows = [json.loads(row) for row in text.splitlines()]
+    return {row["custom_id"]: row["response"] for row in rows}
+
+
+async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path) -> None:
+    async with (
+        face(toy_folder, {}, file_storage_path=str(tmp_path)) as server,
+        listening(server) as port,
+        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client,
+    ):
+        text = "\n".join([line("a"), line("b", temperature=-1), line("c")])
+        made = await client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+        assert made.bytes == len(text.encode()) and made.filename == "in.jsonl"
+        batch = await client.batches.create(
+            input_file_id=made.id, endpoint=CHAT, completion_window="24h", metadata={"k": "v"}
+        )
+        await until(server, batch.id, "completed")
+        done = await client.batches.retrieve(batch.id)
+        assert done.request_counts and done.request_counts.model_dump() == {
+            "total": 3,
+            "completed": 2,
+            "failed": 1,
+        }
+        good = await results(server, str(done.output_file_id))
+        assert sorted(good) == ["a", "c"]
+        assert good["a"]["body"]["choices"][0]["message"]["content"] == "Hello there."
+        bad = await results(server, str(done.error_file_id))
+        assert bad["b"]["status_code"] == 400
+        assert bad["b"]["body"]["error"]["param"] == "temperature"
+        assert [b.id async for b in client.batches.list()] == [batch.id]
+        assert len([f async for f in client.files.list(purpose="batch_output")]) == 2
+        await client.files.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(made.id)
+
+
+async def test_a_batch_outlives_the_process(toy_folder: Path, tmp_path: Path) -> None:
+    options = {"file_storage_path": str(tmp_path)}
+    names = [f"n{i}" for i in range(40)]
+    async with face(toy_folder, {}, **options) as one:
+        one.engine.executor.is_slow = True
+        file_id = await upload(one, "\n".join(line(name) for name in names))
+        body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        batch = (await one.post("/v1/batches", **body)).json()
+        async with asyncio.timeout(10):
+            while not (await one.client.get(f"/v1/batches/{batch['id']}")).json()["request_counts"][
+                "completed"
+            ]:
+                await asyncio.sleep(0.005)
+        await leave(one.state)
+    (torn,) = (tmp_path / "batches").glob("*.out")
+    with torn.open("ab") as out:
+        out.write(b'{"custom_id": "n3')
+    async with face(toy_folder, {}, **options) as two:
+        assert resume(two.state) == 1
+        done = await until(two, batch["id"], "completed", "failed")
+        assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        assert sorted(await results(two, done["output_file_id"])) == sorted(names)
+        assert resume(two.state) == 0
+
+
+async def test_a_batch_can_be_cancelled(toy_folder: Path, tmp_path: Path) -> None:
+    async with face(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+        server.engine.executor.is_slow = True
+        file_id = await upload(server, "\n".join(line(f"n{i}", "forever") for i in range(20)))
+        body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        batch = (await server.post("/v1/batches", **body)).json()
+        await until(server, batch["id"], "in_progress")
+        got = (await server.post(f"/v1/batches/{batch['id']}/cancel")).json()
+        assert got["status"] == "cancelled" and got["cancelled_at"]
+        assert not server.engine.intake.live
+        again = await server.post(f"/v1/batches/{batch['id']}/cancel")
+        assert again.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "word"),
+    [
+        ("", None, "1 to"),
+        ("{", 1, "not a request"),
+        (line("a") + "\n" + line("a"), 2, "twice"),
+        ('{"custom_id": "a", "url": "/v1/x", "body": {}}', 1, "url"),
+        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', 1, "endpoint"),
+        ('{"custom_id": 5, "url": "/v1/chat/completions", "body": {}}', 1, "custom_id"),
+        ('{"custom_id": "", "url": "/v1/chat/completions", "body": {}}', 1, "custom_id"),
+    ],
+)
+def test_what_is_wrong_with_a_line(text: str, place: int | None, word: str) -> None:
+    _, errors = check_lines(text.encode(), CHAT)
+    assert errors[0]["line"] == place and word in errors[0]["message"]
+
+
+async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
+    async with face(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+        plain = await server.post("/v1/files", purpose="batch")
+        assert plain.status_code == 400
+        client = server.client
+        bad = await client.post("/v1/files", files={"file": b"x"}, data={"purpose": "evil"})
+        assert bad.json()["error"]["param"] == "purpose"
+        missing = await client.post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"})
+        assert missing.json()["error"]["param"] == "file"
+        for name in ("..%2F..%2Fetc%2Fpasswd", "file-", "batch_" + "0" * 24):
+            assert (await client.get(f"/v1/files/{name}")).status_code == 404
+            assert (await client.get(f"/v1/batches/{name}")).status_code == 404
+        kept = await client.post(
+            "/v1/files", files={"file": ("../../evil", b"x")}, data={"purpose": "batch"}
+        )
+        assert kept.status_code == 200
+        assert len(list((tmp_path / "files").iterdir())) == 2, "a record and its content"
+        assert {path.name for path in tmp_path.iterdir()} == {"files", "responses.sqlite"}
+        nothing = {"input_file_id": "file-" + "0" * 24, "completion_window": "24h"}
+        assert (await server.post("/v1/batches", endpoint=CHAT, **nothing)).status_code == 404
+        assert (await server.post("/v1/batches", endpoint="/x", **nothing)).status_code == 400
