@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from radixlm.arch.recipes import Recipe
@@ -120,6 +120,15 @@ def _flat(name: Name) -> tuple[Named, ...]:
             return (Named((name,)),)
         case _:
             return (Named(name),)
+
+
+def untied_with_bias(decoder: Decoder) -> Decoder:
+    """A tied head that has a bias, as a head of its own whose weight is the embedding's."""
+    if not (decoder.tied and decoder.head_bias):
+        return decoder
+    names: Any = {**DEFAULT, **decoder.names}
+    either = AnyOf(names["head"], names["embed"])
+    return replace(decoder, tied=False, names={**decoder.names, "head": either})
 
 
 # Where composite checkpoints keep the language model, and old ones their bare decoder.
