@@ -22,7 +22,7 @@ from radixlm.wire.requests import LogprobNeed
 from radixlm.wire.sampling_params import SamplingParams
 
 # fields whose feature is not built: a value other than these is refused by name
-_UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
+UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "image_data": ("images need a multimodal model, which is not supported yet", (None, [])),
     "video_data": ("videos need a multimodal model, which is not supported yet", (None, [])),
     "audio_data": ("audio needs a multimodal model, which is not supported yet", (None, [])),
@@ -41,12 +41,12 @@ _UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "return_entropy": ("entropies are not returned", (None, False)),
 }
 # accepted, and without effect on the answer by their meaning
-_IGNORED = frozenset(
+IGNORED = frozenset(
     "log_metrics modalities background conversation_id label return_bytes no_logs custom_labels "
     "data_parallel_rank routed_dp_rank routing_key bootstrap_pair_key external_trace_header "
     "received_time".split()
 )
-_FIELDS = frozenset(
+FIELDS = frozenset(
     "text input_ids input_embeds sampling_params rid return_logprob logprob_start_len "
     "top_logprobs_num token_ids_logprob return_text_in_logprobs stream return_hidden_states "
     "session_params priority extra_key cache_salt timeout logit_processor".split()
@@ -103,10 +103,10 @@ def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:
 
 
 def _check_field(name: str, value: Any) -> None:
-    if name in _FIELDS or name in _IGNORED:
+    if name in FIELDS or name in IGNORED:
         return
-    if name in _UNBUILT:
-        message, harmless = _UNBUILT[name]
+    if name in UNBUILT:
+        message, harmless = UNBUILT[name]
         if value not in harmless:
             raise NotSupported(f"{name}: {message}", param=name)
         return

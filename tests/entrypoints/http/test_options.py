@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fakes.http import Face, face
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.serve import REASONING_PARSERS, TOOL_CALL_PARSERS
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
-from tests.fakes.http import Face, face
 
 
 def test_the_names_of_parsers_are_those_of_the_options() -> None:

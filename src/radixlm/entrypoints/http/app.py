@@ -79,23 +79,12 @@ def create_app(
 ) -> FastAPI:
     """The application on a started (or starting) engine. ConfigError for a bad template or
     parser."""
-    has_doc = not DISABLE_OPENAPI_DOC.get()
-    app = FastAPI(
-        title="RadixLM",
-        version=__version__,
-        description="Serves a language model: native, OpenAI, Anthropic and Ollama routes.",
-        openapi_url="/openapi.json" if has_doc else None,
-        separate_input_output_schemas=False,
-    )
+    app = bare_app()
     state = make_state(config, info_, tokenizer, engine)
     app.state.server = state
-    add_handlers(app)
-    for router in (*_ROUTERS, vertex_router()):
-        app.include_router(router)
     if config.observe.enable_metrics:
         metrics.install(app, state)
     admin.install_request_log(state)
-    app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
     app.add_middleware(Guard, serve=config.serve)
     # outside of the guard, so that a browser may read the guard's refusals too
     app.add_middleware(
@@ -105,6 +94,23 @@ def create_app(
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After"],
     )
+    return app
+
+
+def bare_app() -> FastAPI:
+    """All routes and the document, without an engine."""
+    has_doc = not DISABLE_OPENAPI_DOC.get()
+    app = FastAPI(
+        title="RadixLM",
+        version=__version__,
+        description="Serves a language model: native, OpenAI, Anthropic and Ollama routes.",
+        openapi_url="/openapi.json" if has_doc else None,
+        separate_input_output_schemas=False,
+    )
+    add_handlers(app)
+    for router in (*_ROUTERS, vertex_router()):
+        app.include_router(router)
+    app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
     return app
 
 

@@ -11,19 +11,42 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
-from radixlm.entrypoints.http.body import DONE, event, read_json, stream_response
+from radixlm.entrypoints.http.body import (
+    DONE,
+    event,
+    read_body,
+    read_json,
+    stream_response,
+)
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import FinishError, json_response
 from radixlm.entrypoints.http.openai.sampling import LONG_TEXT_CHARS, encode
+from radixlm.entrypoints.http.schema import Body, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.entrypoints.native import Batch, Reply, read_generate
+from radixlm.entrypoints.native import FIELDS, IGNORED, UNBUILT, Batch, Reply, read_generate
 from radixlm.intake.records import Output
 
 router = APIRouter(tags=["native"])
 
 
-@router.post("/generate")
-@router.put("/generate")
+_SCHEMA: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {name: {} for name in sorted(FIELDS | IGNORED | set(UNBUILT))},
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/generate", openapi_extra=_SCHEMA, operation_id="post_generate")
+@router.put("/generate", openapi_extra=_SCHEMA, operation_id="put_generate")
 async def generate(request: Request) -> Response:
     """Continue a prompt, or a list of prompts."""
     return await answer_generate(request, await read_json(request))
@@ -105,16 +128,27 @@ async def generate_from_file(request: Request) -> Response:
     return await answer_generate(request, {"input_embeds": rows, "sampling_params": sampling})
 
 
-@router.post("/abort_request")
+class AbortBody(Body):
+    """POST /abort_request."""
+
+    rid: str | None = None
+    rids: Strings | None = None
+    abort_all: bool = False
+    abort_message: str | None = None
+    finished_reason: Any = None
+    abort_reason: Any = None
+
+
+@router.post("/abort_request", openapi_extra=documented(AbortBody))
 async def abort_request(request: Request) -> Response:
     """End one request, or all; says how many were ended."""
-    body = await read_json(request)
+    body = await read_body(request, AbortBody, any_type=True)
     intake = state_of(request).intake
-    message = str(body.get("abort_message") or "aborted by request")
-    if body.get("abort_all"):
+    message = body.abort_message or "aborted by request"
+    if body.abort_all:
         return json_response({"success": True, "num_aborted": intake.abort_all(message)})
-    rids = body.get("rids") or [body.get("rid")]
-    if not isinstance(rids, list) or not all(isinstance(r, str) and r for r in rids):
+    rids = body.rids or ([body.rid] if body.rid else [])
+    if not rids:
         raise InvalidRequest("rid: name the request to abort, or send abort_all", "rid")
     count = sum(intake.abort(rid, message) for rid in rids)
     return json_response({"success": count > 0, "num_aborted": count})

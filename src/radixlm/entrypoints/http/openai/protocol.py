@@ -155,7 +155,7 @@ class ChatRequest(Generation):
 
 _MEDIA = "this model reads text only"
 _NOT_RETURNED = "this is not recorded"
-_UNBUILT: Mapping[str, str] = {
+UNBUILT: Mapping[str, str] = {
     "lora_path": "adapters are not built (--enable-lora)",
     "custom_logit_processor": (
         "serialised code is never run; the operator registers processors with "
@@ -190,13 +190,18 @@ _UNBUILT: Mapping[str, str] = {
     "moderation": "this server does not moderate",
     "chat_template": "templates are the operator's (--chat-template)",
 }
+IGNORED = frozenset(
+    "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention "
+    "data_parallel_rank routed_dp_rank custom_labels return_spec_tokens_details verbosity".split()
+)
+"""Accepted, and without effect on the answer by their meaning."""
 _HARMLESS: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 def refuse_unbuilt(request: Generation) -> None:
     """InvalidRequest or NotSupported for a field that would change the answer and cannot."""
     for name in request.model_fields_set:
-        why = _UNBUILT.get(name)
+        why = UNBUILT.get(name)
         if why is not None and not any(getattr(request, name) == h for h in _HARMLESS):
             kind = InvalidRequest if name in _REFUSED else NotSupported
             raise kind(f"{name}: {why}", param=name)

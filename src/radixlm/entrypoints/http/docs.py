@@ -1,0 +1,157 @@
+"""docs/api.md, from the code: ``python -m radixlm.entrypoints.http.docs [FILE]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from radixlm.entrypoints import native
+from radixlm.entrypoints.http.app import bare_app
+from radixlm.entrypoints.http.guard import ADMIN_PATHS, OPEN_PATHS
+from radixlm.entrypoints.http.openai import protocol
+from radixlm.entrypoints.http.unbuilt import UNBUILT
+
+HEAD = """# HTTP API
+
+Written by `python -m radixlm.entrypoints.http.docs docs/api.md` from the routes themselves; the
+same facts are served at `/openapi.json`.
+
+- Bodies are JSON. A field that is not listed is refused with a 400 that names it.
+- Errors have OpenAI's form `{"error": {"message", "type", "param", "code"}}`; `/v1/messages`
+  answers in Anthropic's form and `/api/*` in Ollama's. In mid-stream an error is an event.
+- With `--api-key`, send `Authorization: Bearer KEY` (or `x-api-key: KEY`). *Open* routes need none;
+  *admin* routes need `--admin-api-key` where there is one, and are closed without any key unless
+  the server listens on loopback only.
+- `X-Request-Id` is taken over from the request or drawn, and sent with every answer.
+- 429 and 503 carry `Retry-After`.
+"""
+_TITLES = {
+    "health": "Health",
+    "info": "Information",
+    "native": "Native generation",
+    "openai": "OpenAI: chat and completions",
+    "responses": "OpenAI: responses",
+    "pooled": "Embeddings, scores, ranks",
+    "batches": "Files and batches",
+    "anthropic": "Anthropic",
+    "ollama": "Ollama",
+    "admin": "Administration",
+}
+_METHODS = ("get", "post", "put", "delete", "head")
+
+
+def render() -> str:
+    """The whole page."""
+    document = bare_app().openapi()
+    parts = [HEAD]
+    for tag, title in _TITLES.items():
+        parts.append(f"## {title}\n")
+        parts.append("\n".join(_routes(document, tag)) + "\n")
+    parts.append("## Routes whose feature is not built\n\nThey answer 501 and say why.\n")
+    parts.append("\n".join(_unbuilt()) + "\n")
+    parts.append("## Fields\n")
+    parts.append("\n".join(_native_fields()) + "\n")
+    for name in sorted(_models(document)):
+        parts.append("\n".join(_fields(document, name)) + "\n")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def main(argv: list[str]) -> None:
+    """Print the page, or write it to a file."""
+    if argv:
+        Path(argv[0]).write_text(render(), encoding="utf-8")
+    else:
+        print(render(), end="")
+
+
+def _routes(document: Mapping[str, Any], tag: str) -> Iterator[str]:
+    yield "| route | access | body | what it does |\n|---|---|---|---|"
+    for path, operations in document["paths"].items():
+        for method in _METHODS:
+            operation = operations.get(method)
+            if operation is None or tag not in operation.get("tags", ()):
+                continue
+            access = "open" if path in OPEN_PATHS else "admin" if path in ADMIN_PATHS else ""
+            body = _body_name(operation)
+            shown = f"[{body}](#{body.lower()})" if body else ""
+            text = _line(operation.get("description", ""))
+            yield f"| `{method.upper()} {path}` | {access} | {shown} | {text} |"
+
+
+def _body_name(operation: Mapping[str, Any]) -> str:
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    name: str = schema.get("$ref", "").rpartition("/")[2]
+    return name or ("Generate" if schema else "")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def _unbuilt() -> Iterator[str]:
+    yield "| route | why |\n|---|---|"
+    for path, methods, why in UNBUILT:
+        yield f"| `{', '.join(methods)} {path}` | {why} |"
+
+
+def _models(document: Mapping[str, Any]) -> set[str]:
+    names = {
+        _body_name(operation)
+        for operations in document["paths"].values()
+        for operation in operations.values()
+    }
+    return names & set(document["components"]["schemas"])
+
+
+def _native_fields() -> Iterator[str]:
+    yield "### Generate\n\n`POST /generate`.\n\n| field | state |\n|---|---|"
+    for name in sorted(native.FIELDS):
+        yield f"| `{name}` | works |"
+    for name in sorted(native.IGNORED):
+        yield f"| `{name}` | accepted, without effect |"
+    for name, (why, _) in sorted(native.UNBUILT.items()):
+        yield f"| `{name}` | refused: {_line(why)} |"
+
+
+def _fields(document: Mapping[str, Any], name: str) -> Iterator[str]:
+    schema = document["components"]["schemas"][name]
+    yield f"### {name}\n\n{_line(schema.get('description', ''))}\n"
+    yield "| field | type | default | state |\n|---|---|---|---|"
+    is_chat = name in ("ChatRequest", "CompletionRequest")
+    required = schema.get("required", ())
+    for field, described in schema.get("properties", {}).items():
+        default = "required" if field in required else f"`{described.get('default')}`"
+        state = _state(field) if is_chat else "works"
+        yield f"| `{field}` | {_type(described)} | {default} | {state} |"
+
+
+def _state(field: str) -> str:
+    if field in protocol.IGNORED:
+        return "accepted, without effect"
+    why = protocol.UNBUILT.get(field)
+    return f"refused: {_line(why)}" if why else "works"
+
+
+def _type(described: Mapping[str, Any]) -> str:
+    """One JSON type, or several."""
+    if "$ref" in described:
+        return str(described["$ref"]).rpartition("/")[2]
+    for key in ("anyOf", "oneOf"):
+        if key in described:
+            kinds = dict.fromkeys(_type(option) for option in described[key])
+            return " or ".join(kind for kind in kinds if kind != "null")
+    if "enum" in described:
+        return " or ".join(f"`{value}`" for value in described["enum"])
+    if "const" in described:
+        return f"`{described['const']}`"
+    kind = str(described.get("type", "any"))
+    if kind == "array":
+        return f"list of {_type(described.get('items', {}))}"
+    return kind
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
