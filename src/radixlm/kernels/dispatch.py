@@ -77,6 +77,11 @@ class Kernels:
     pack_experts: Callable[..., moe.PackedExperts]
     chosen: Mapping[str, str]
 
+    @property
+    def copies_weights(self) -> bool:
+        """Whether packing makes a copy, so that it may be given memory of others."""
+        return self.chosen["pack_linear"] != REFERENCE
+
 
 @dataclass(frozen=True, slots=True)
 class Implementation:

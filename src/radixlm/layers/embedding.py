@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.linear import TiedTable
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -14,21 +13,30 @@ from radixlm.quant.param import Param, Shard
 class Embedding(Module):
     """A table of rows, kept in the checkpoint's dtype; rows come out in the compute dtype."""
 
-    def __init__(self, rows: int, dim: int, context: LayerContext, scale: float = 1.0) -> None:
+    tied: TiedTable  # the table as rows and as output head
+
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        context: LayerContext,
+        scale: float = 1.0,
+        tied_fmt: str | None = None,
+    ) -> None:
+        """With ``tied_fmt`` the table is also the output head, in that format."""
         self.weight = Param((rows, dim), shard=Shard(0))
         self.rows, self.dim, self.scale = rows, dim, scale
         self._dtype = context.compute_dtype
-        self._lookup = context.kernels.embedding
+        self._kernels, self._tied_fmt = context.kernels, tied_fmt
 
     def finish(self) -> None:
-        self._table_VD: Tensor | None = self.weight.take()
-
-    def share(self, kernels: Kernels, fmt: str) -> TiedTable:
-        """Hand the table over to an object that is also the output head, and look rows up there."""
-        assert self._table_VD is not None
-        self._tied = kernels.pack_tied(self._table_VD, fmt)
-        self._table_VD = None
-        return self._tied
+        self._table_VD: Tensor | None = None
+        if self._tied_fmt is None:
+            self._table_VD = self.weight.take()
+            return
+        kernels = self._kernels
+        table = self.weight.borrow() if kernels.copies_weights else self.weight.take()
+        self.tied = kernels.pack_tied(table, self._tied_fmt)
 
     @property
     def plain_table(self) -> Tensor | None:
@@ -37,10 +45,10 @@ class Embedding(Module):
 
     def unpack(self) -> Tensor:
         """The table [V, D] in the checkpoint's dtype."""
-        return self._tied.unpack() if self._table_VD is None else self._table_VD
+        return self.tied.unpack() if self._table_VD is None else self._table_VD
 
     def run(self, ids_T: Tensor) -> Tensor:
         """Rows ``ids``, scaled: [T, D]."""
         if self._table_VD is None:
-            return self._tied.rows(ids_T, self.scale, self._dtype)
-        return self._lookup(ids_T, self._table_VD, self.scale, self._dtype)
+            return self.tied.rows(ids_T, self.scale, self._dtype)
+        return self._kernels.embedding(ids_T, self._table_VD, self.scale, self._dtype)

@@ -33,10 +33,11 @@ class MoeLayer(Module):
             self.shared_gate = context.plain_linear(dim, 1)
 
     def finish(self) -> None:
+        params = (self.up, self.down)
+        copies = self._kernels.copies_weights
+        weights = [param.borrow() if copies else param.take() for param in params]
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
-        self.experts = self._kernels.pack_experts(
-            self.up.take(), self.down.take(), *biases, self.spec.act, self._fmts
-        )
+        self.experts = self._kernels.pack_experts(*weights, *biases, self.spec.act, self._fmts)
         self._correction_E = self.correction.take() if self.spec.correction else None
 
     def run(self, x_TD: Tensor) -> Tensor:

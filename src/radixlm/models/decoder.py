@@ -38,7 +38,8 @@ class DecoderModel(Module):
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(b.mixer.rope for b in decoder.blocks if b.mixer.rope))
         self.ropes = RopeTables(ropes, kernels, device)
-        self.embed = Embedding(decoder.vocab, dim, context, decoder.embed_scale)
+        tied_fmt = context.scheme.head_fmt if decoder.tied else None
+        self.embed = Embedding(decoder.vocab, dim, context, decoder.embed_scale, tied_fmt)
         if decoder.positions is not None:
             self.positions = Embedding(decoder.positions[0], dim, context)
         places = pool_places(self.kv_groups)
@@ -58,12 +59,8 @@ class DecoderModel(Module):
 
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
-        tied = self.decoder.tied
         head: PackedLinear | TiedTable
-        if tied:
-            head = self.embed.share(self.context.kernels, self.context.scheme.head_fmt)
-        else:
-            head = self.head.packed
+        head = self.embed.tied if self.decoder.tied else self.head.packed
         self.packed_head, self._run_head = head, head.run
         self.program: StepProgram | None = None
         self._program_backend: object = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Storage = Literal["weight", "float32"]
@@ -21,21 +22,29 @@ class Shard:
 
 @dataclass(slots=True)
 class Param:
-    """One tensor of a layer. ``value`` is None until the loader fills it, and again after a
-    kernel has packed it.
+    """One tensor of a layer. ``value`` is None until the loader fills it, and again after its
+    layer has taken it.
 
     ``storage`` "weight" follows ``--dtype``; "float32" is for small tensors (norms, sinks,
-    router corrections) that are always kept in float32.
+    router corrections) that are always kept in float32. A borrowed value lies in memory of the
+    loader (a mapped file, a buffer that it uses again) and is valid until the layer is finished.
     """
 
     shape: tuple[int, ...]
     storage: Storage = "weight"
     shard: Shard | None = None
     value: Tensor | None = None
+    is_borrowed: bool = False
 
     def take(self) -> Tensor:
-        """The value, which the caller now owns."""
+        """The value, which the caller may keep."""
+        is_borrowed = self.is_borrowed
+        value = self.borrow()
+        return value.clone(memory_format=torch.contiguous_format) if is_borrowed else value
+
+    def borrow(self) -> Tensor:
+        """The value, to be copied by the caller at once."""
         value = self.value
         assert value is not None, "a parameter was used before it was loaded"
-        self.value = None
+        self.value, self.is_borrowed = None, False
         return value

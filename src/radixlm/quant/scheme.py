@@ -55,7 +55,8 @@ class UnquantizedScheme:
         self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
     ) -> PackedLinear:
         bias = params["bias"].take() if "bias" in params else None
-        weight = params["weight"].take()
+        param = params["weight"]
+        weight = param.borrow() if kernels.copies_weights else param.take()
         fmt = self.fmt(weight.shape[1])
         if gate_act:
             return kernels.pack_gated(weight, bias, fmt, gate_act)

@@ -5,6 +5,7 @@ Roles, templates and recipes come from ``arch/names``; see there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -119,33 +120,58 @@ class Resolver:
         return name if is_whole else f"{name}.{suffix}"
 
 
-def join(assembly: Assembly, source: TensorSource) -> Tensor:
-    """The parameter's value before dtype and device; a view of the source where nothing joins."""
-    if assembly.is_stacked:
-        value = _stack(assembly.tensors, source)
-    elif len(assembly.tensors) == 1:
-        value = source.read(assembly.tensors[0][0])
-    else:
-        value = torch.cat([source.read(row[0]) for row in assembly.tensors])
-    return value if assembly.recipe is None else assembly.recipe(value, _cat)
+class Joiner:
+    """Joins tensors in buffers that are used again, one for each parameter of a layer: fresh
+    memory for every parameter would leave the heap in pieces of twice the weights' size."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def join(self, assembly: Assembly) -> Tensor:
+        """The parameter's value before dtype and device: a view of the source where nothing
+        joins, else of a buffer; valid until the next layer's parameter of the same name."""
+        source = self._source
+        if assembly.is_stacked:
+            value = self._stack(assembly)
+        elif len(assembly.tensors) == 1:
+            value = source.read(assembly.tensors[0][0])
+        else:
+            value = self._cat(assembly, [source.read(row[0]) for row in assembly.tensors])
+        return value if assembly.recipe is None else assembly.recipe(value, _cat)
+
+    def _buffer(self, assembly: Assembly, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        key = (assembly.path.rpartition(".")[2], like.dtype)
+        buffer, count = self._buffers.get(key), math.prod(shape)
+        if buffer is None or buffer.numel() < count:
+            self._buffers[key] = buffer = like.new_empty(count)
+        return buffer[:count].view(shape)
+
+    def _cat(self, assembly: Assembly, parts: list[Tensor]) -> Tensor:
+        num_rows = sum(part.shape[0] for part in parts if part.ndim)
+        if len({part.dtype for part in parts}) > 1 or len({part.shape[1:] for part in parts}) > 1:
+            return torch.cat(parts)  # widens, or says what does not fit
+        out = self._buffer(assembly, parts[0], (num_rows, *parts[0].shape[1:]))
+        return torch.cat(parts, out=out)
+
+    def _stack(self, assembly: Assembly) -> Tensor:
+        """[experts, joined rows, ...], filled expert by expert."""
+        source, tensors = self._source, assembly.tensors
+        firsts = [source.read(row[0]) for row in tensors]
+        num_rows = [first.shape[0] for first in firsts]
+        shape = (len(tensors[0]), sum(num_rows), *firsts[0].shape[1:])
+        out = self._buffer(assembly, firsts[0], shape)
+        for expert in range(len(tensors[0])):
+            parts = out[expert].split_with_sizes(num_rows)
+            for part, row in zip(parts, tensors, strict=True):
+                value = source.read(row[expert])
+                if value.shape != part.shape:
+                    wanted = list(part.shape)
+                    raise ValueError(f"{row[expert]} is {list(value.shape)}, not {wanted}")
+                part.copy_(value)
+                source.release(row[expert])
+        return out
 
 
 def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     return torch.cat(list(tensors), dim)
-
-
-def _stack(tensors: tuple[tuple[str, ...], ...], source: TensorSource) -> Tensor:
-    """[experts, joined rows, ...], filled expert by expert without a second copy."""
-    firsts = [source.read(row[0]) for row in tensors]
-    num_rows = [first.shape[0] for first in firsts]
-    out = firsts[0].new_empty(len(tensors[0]), sum(num_rows), *firsts[0].shape[1:])
-    for expert in range(len(tensors[0])):
-        parts = out[expert].split_with_sizes(num_rows)
-        for part, row in zip(parts, tensors, strict=True):
-            value = source.read(row[expert])
-            if value.shape != part.shape:
-                raise ValueError(f"{row[expert]} is {list(value.shape)}, not {list(part.shape)}")
-            part.copy_(value)
-            del value
-            source.release(row[expert])
-    return out

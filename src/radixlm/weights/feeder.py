@@ -10,7 +10,7 @@ from torch import Tensor
 from radixlm.arch.names import is_ignorable
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
-from radixlm.weights.assemble import Assembly, Resolver, Target, join
+from radixlm.weights.assemble import Assembly, Joiner, Resolver, Target
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
 from radixlm.weights.source import TensorSource, index_names
@@ -25,8 +25,8 @@ class Feeder(Protocol):
     ignored: tuple[str, ...]
 
     def feed(self, path: str, param: Param) -> Tensor:
-        """The value in the checkpoint's dtype, perhaps a view of a file. ValueError names the
-        checkpoint's side if its tensors cannot be joined."""
+        """The value in the checkpoint's dtype: borrowed memory, valid until the layer's values are
+        released. ValueError names the checkpoint's side if its tensors cannot be joined."""
         ...
 
     def origin(self, path: str) -> str:
@@ -34,7 +34,7 @@ class Feeder(Protocol):
         ...
 
     def release(self, path: str) -> int:
-        """The value was copied; the number of bytes that were read for it."""
+        """The value is not needed any more; the number of bytes that were read for it."""
         ...
 
 
@@ -43,6 +43,7 @@ class CheckpointFeeder:
 
     def __init__(self, model: Target, folder: Path, load_format: str) -> None:
         self._source: TensorSource = open_folder(folder, load_format)
+        self._joiner = Joiner(self._source)
         self._sizes = dict(self._source.sizes())
         self.total_bytes = sum(self._sizes.values())
         resolver = Resolver(model.decoder, self._sizes)
@@ -71,7 +72,7 @@ class CheckpointFeeder:
 
     def feed(self, path: str, param: Param) -> Tensor:
         try:
-            return join(self._assemblies[path], self._source)
+            return self._joiner.join(self._assemblies[path])
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 

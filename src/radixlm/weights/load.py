@@ -1,8 +1,8 @@
 """The one loader: streams a checkpoint into a model, layer by layer.
 
 Each parameter is joined from its tensors, checked, brought to its dtype and device, and handed to
-its layer; a layer that is complete packs its weights at once, so that memory peaks near the size
-of the weights.
+its layer; a layer that is complete packs its weights at once from the mapped file or a buffer that
+is used again, so that memory peaks near the size of the weights.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Filler:
         self._weight_dtype, self._feeder, self._device = model.weight_dtype, feeder, device
 
     def fill(self, layer_path: str, layer: Fillable, bar: Progress) -> None:
-        feeder = self._feeder
+        feeder, done = self._feeder, list[str]()
         for name, param in layer.own_params().items():
             path = f"{layer_path}.{name}"
             try:
@@ -95,10 +95,11 @@ class _Filler:
             if problem:
                 self.problems.append(problem)
             elif not self.problems:
-                param.value = place(value, param, self._weight_dtype, self._device)
-                self.num_bytes += param.value.nbytes
+                place(value, param, self._weight_dtype, self._device)
+                self.num_bytes += 0 if param.value is None else param.value.nbytes
             self.num_params += 1
-            del value
-            bar.advance(feeder.release(path))
+            done.append(path)
         if not self.problems:
             layer.finish()
+        for path in done:
+            bar.advance(feeder.release(path))

@@ -67,7 +67,9 @@ def _parts(model: Target, feeder: Feeder) -> Iterator[dict[str, Tensor]]:
     for layer_path, layer in model.layers():
         for name, param in layer.own_params().items():
             path = f"{layer_path}.{name}"
-            value = place(feeder.feed(path, param), param, model.weight_dtype, cpu)
+            filled = Param(param.shape, param.storage)
+            place(feeder.feed(path, param), filled, model.weight_dtype, cpu)
+            value = filled.take()
             feeder.release(path)
             if part and part_bytes + value.nbytes > MAX_FILE_BYTES:
                 yield part
