@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,8 +23,8 @@ from radixlm.base.errors import (
 )
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
-from radixlm.intake.records import GenerateRequest, Output
-from radixlm.intake.stream import Live
+from radixlm.intake.records import GenerateRequest, Output, check_names
+from radixlm.intake.stream import Live, merged
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.stop import StopChecker
 from radixlm.text.tokenizer import Tokenizer
@@ -37,6 +37,7 @@ from radixlm.wire.replies import (
     Ready,
     StepReply,
     ToIntake,
+    TokenDelta,
 )
 from radixlm.wire.requests import (
     AbortRequest,
@@ -45,13 +46,15 @@ from radixlm.wire.requests import (
     TokenizedRequest,
     pack_ids,
 )
-from radixlm.wire.sampling_params import SamplingParams
+from radixlm.wire.sampling_params import SamplingParams, parallel_seed
 
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 120.0
 # a request that was computed alone when the engine died so often is failed alone
 MAX_KILLS = 2
+# a sweep that comes late, since this process stood still, blames no reader for it
+MAX_SWEEP_S = 2.0
 
 
 class Observer:
@@ -88,6 +91,7 @@ class Intake:
         self.on_failed: Callable[[Failed], None] | None = None
         self._calls: dict[str, asyncio.Future[ControlReply]] = {}
         self._drained = asyncio.Event()
+        self._swept_s = 0.0
 
     def start(self) -> None:
         """Listen to the scheduler; call inside the event loop."""
@@ -99,9 +103,14 @@ class Intake:
         """Check, tokenise and send; one Live a sample. RequestError if it cannot be served."""
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
+        check_names(request)
         ids = self._ids(request)
         sampling = self._sampling(request, len(ids))
-        lives = [self._live(request, sampling, ids, i) for i in range(max(1, sampling.n))]
+        packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
+        lives = [
+            self._live(request, sampling, (ids, packed), i, event)
+            for i in range(max(1, sampling.n))
+        ]
         for live in lives:
             self.live[live.rid] = live
             for observer in self.observers:
@@ -114,7 +123,7 @@ class Intake:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
         lives = self.submit(request)
         try:
-            async for output in _merged(lives):
+            async for output in merged(lives):
                 yield output
         finally:
             self.leave(lives)
@@ -140,19 +149,36 @@ class Intake:
 
     def abort(self, rid: str, message: str = "aborted by request") -> int:
         """End the request ``rid`` (and its samples); the number of sequences ended."""
-        found = [r for r in self.live if r == rid or r.rpartition("#")[0] == rid]
-        if found:
-            self.link.send(AbortRequest(rids=tuple(found), message=message))
-        return len(found)
+        return self._abort([r for r in self.live if _is_of(r, rid)], message)
 
     def abort_all(self, message: str = "aborted by request") -> int:
-        count = len(self.live)
-        self.link.send(AbortRequest(all=True, message=message))
-        return count
+        """End all requests; how many there were."""
+        return self._abort(list(self.live), message)
+
+    def _abort(self, rids: list[str], message: str) -> int:
+        """An engine that dies before it has heard of it must not make them live again."""
+        for rid in rids:
+            self.live[rid].abort_message = message
+        if self.ready.is_set():
+            if rids:
+                self.link.send(AbortRequest(rids=tuple(rids), message=message))
+        else:
+            self._end_aborted()
+        return len(rids)
+
+    def _end_aborted(self) -> None:
+        for live in list(self.live.values()):
+            if live.abort_message is not None:
+                self._fail(live, Finish("abort", message=live.abort_message))
+
+    def _fail(self, live: Live, finish: Finish) -> None:
+        """End a request without the scheduler."""
+        live.fail(finish)
+        self._forget(live.rid)
 
     def _ids(self, request: GenerateRequest) -> list[int]:
         if request.embeds is not None:
-            ids = [0] * request.num_embeds
+            ids = self._embed_ids(request.embeds, request.num_embeds)
         elif request.input_ids is not None:
             ids = request.input_ids
             bad = next((i for i in ids if not 0 <= i < self.facts.vocab), None)
@@ -173,6 +199,23 @@ class Intake:
         if not ids:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="text")
         return self._fit(ids)
+
+    def _embed_ids(self, embeds: bytes, num_embeds: int) -> list[int]:
+        """Placeholders for rows of input embeddings, which cannot be shortened."""
+        dim = self.facts.embed_dim or len(embeds) // (4 * num_embeds or 1)
+        if len(embeds) != 4 * num_embeds * dim:
+            raise InvalidRequest(
+                f"input_embeds: {len(embeds) // 4} numbers in {num_embeds} rows; the model's "
+                f"embeddings have {dim} numbers",
+                param="input_embeds",
+            )
+        if num_embeds >= self.facts.context_len:
+            raise PromptTooLong(
+                f"input_embeds has {num_embeds} rows; the context is {self.facts.context_len} "
+                "tokens and at least one is needed for the answer",
+                param="input_embeds",
+            )
+        return [0] * num_embeds
 
     def _fit(self, ids: list[int]) -> list[int]:
         most = self.facts.context_len - 1
@@ -203,6 +246,13 @@ class Intake:
                 "return_hidden_states needs --enable-return-hidden-states",
                 param="return_hidden_states",
             )
+        for token in request.logprobs.token_ids if request.logprobs else ():
+            if not 0 <= token < self.facts.vocab:
+                raise InvalidRequest(
+                    f"token_ids_logprob: {token} is not a token id; the vocabulary has "
+                    f"{self.facts.vocab}",
+                    param="token_ids_logprob",
+                )
         if request.logprobs and request.logprobs.top > self.facts.vocab:
             raise InvalidRequest(
                 f"top_logprobs: {request.logprobs.top} exceeds the vocabulary of "
@@ -215,8 +265,14 @@ class Intake:
         return msgspec.structs.replace(sampling, max_new_tokens=count, sampling_seed=seed)
 
     def _live(
-        self, request: GenerateRequest, sampling: SamplingParams, ids: list[int], index: int
+        self,
+        request: GenerateRequest,
+        sampling: SamplingParams,
+        prompt: tuple[list[int], bytes],
+        index: int,
+        event: asyncio.Event,
     ) -> Live:
+        ids, packed = prompt
         base = request.rid or secrets.token_hex(16)
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.live:
@@ -225,9 +281,9 @@ class Intake:
         timeout_s = request.timeout_s or self.facts.request_timeout_s
         wire = TokenizedRequest(
             rid=rid,
-            input_ids=pack_ids(np.asarray(ids)),
+            input_ids=packed,
             sampling=msgspec.structs.replace(
-                sampling, n=1, sampling_seed=(sampling.sampling_seed or 0) + index
+                sampling, n=1, sampling_seed=parallel_seed(sampling.sampling_seed or 0, index)
             ),
             logprobs=request.logprobs,
             return_hidden_states=request.return_hidden_states,
@@ -246,21 +302,27 @@ class Intake:
             fair_key=request.fair_key,
             stream=request.stream,
         )
-        return Live(wire, index, self._detokenizer(sampling), _stop_checker(sampling))
+        text = self._detokenizer(sampling, () if request.embeds is not None else ids)
+        return Live(wire, index, text, _stop_checker(sampling), event)
 
-    def _detokenizer(self, sampling: SamplingParams) -> Detokenizer | None:
+    def _detokenizer(
+        self, sampling: SamplingParams, prompt_ids: Sequence[int]
+    ) -> Detokenizer | None:
         if self.tokenizer is None:
             return None
         return Detokenizer(
             self.tokenizer,
             sampling.skip_special_tokens,
             sampling.spaces_between_special_tokens,
+            prompt_ids,
         )
 
     # ---- control ---------------------------------------------------------------------------
 
     async def control(self, verb: str, **args: Any) -> ControlReply:
         """Ask the scheduler or the executor; Overloaded while no engine answers."""
+        if not self.ready.is_set():
+            raise Overloaded("no engine serves yet", retry_after_s=2.0)
         call_id = secrets.token_hex(8)
         future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
@@ -284,8 +346,7 @@ class Intake:
                     "error", message="the server shut down", status=503, retry_after_s=1.0
                 )
                 for live in list(self.live.values()):
-                    live.fail(late)
-                    self._forget(live.rid)
+                    self._fail(live, late)
                 return False
         return True
 
@@ -296,6 +357,7 @@ class Intake:
             self._take(message)
         elif isinstance(message, Beat):
             self.load, self.beat_s = message.load, time.monotonic()
+            self._sweep(self.beat_s)
         elif isinstance(message, Ready):
             self.become_ready(message.facts)
         elif isinstance(message, ControlReply):
@@ -313,6 +375,8 @@ class Intake:
         context = min(self.facts.context_len, int(facts.get("context_len", 1 << 40)))
         self.facts = _replaced(self.facts, max_total_tokens=total, context_len=context)
         self.ready.set()
+        if self.is_paused:
+            self.link.send(Control("pause again", "pause", {"mode": "in_place"}))
         for live in list(self.live.values()):
             self.link.send(live.again())
 
@@ -320,24 +384,31 @@ class Intake:
         """The engine died: nothing is sent until the next is ready. All requests become suspects,
         whose prompts are computed one by one; ``culprit`` was alone when the engine died again."""
         self.ready.clear()
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(Overloaded("the engine restarts", retry_after_s=2.0))
+        self._fail_calls(Overloaded("the engine restarts", retry_after_s=2.0))
+        self._end_aborted()
         for live in list(self.live.values()):
             live.is_suspect = True
             live.kills += live.rid == culprit
             if live.kills >= MAX_KILLS:
                 message = f"the engine died {live.kills} times while it computed this request"
-                live.fail(Finish("error", message=message, status=EngineError.status))
-                self._forget(live.rid)
+                self._fail(live, Finish("error", message=message, status=EngineError.status))
+
+    def _fail_calls(self, error: Overloaded) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
 
     def give_up(self, failure: Failed) -> None:
-        """There will be no engine any more."""
+        """There will be no engine any more. The first reason given is the one that counts."""
+        if self.failure is not None:
+            return
         self.failure = failure
         self.is_accepting = False
+        self.ready.clear()
+        self._fail_calls(Overloaded(failure.message, retry_after_s=10.0))
         for live in list(self.live.values()):
-            live.fail(Finish("error", message=failure.message, status=503, retry_after_s=10.0))
-            self._forget(live.rid)
+            gone = Finish("error", message=failure.message, status=503, retry_after_s=10.0)
+            self._fail(live, gone)
         if self.on_failed is not None:
             self.on_failed(failure)
 
@@ -348,7 +419,7 @@ class Intake:
             live = self.live.get(delta.rid)
             if live is None:
                 continue
-            if live.take(delta) is not None:
+            if self._give(live, delta):
                 stopped.append(delta.rid)
             for observer in self.observers:
                 observer.progressed(live, len(delta.tokens))
@@ -356,6 +427,33 @@ class Intake:
                 self._forget(delta.rid)
         if stopped:
             self.link.send(AbortRequest(rids=tuple(stopped), quiet=True))
+
+    def _give(self, live: Live, delta: TokenDelta) -> bool:
+        """Whether intake ended the request, so that the scheduler must be told. Whatever goes
+        wrong with one text must not cost the others theirs."""
+        try:
+            return live.take(delta) is not None
+        except Exception as error:
+            log.exception("request %s: its text cannot be made", live.rid)
+            message = f"the output cannot be turned into text: {type(error).__name__}: {error}"
+            live.fail(Finish("error", message=message, status=EngineError.status))
+            return delta.finish is None
+
+    def _sweep(self, now_s: float) -> None:
+        """End what nobody reads: a client that stopped reading must not keep its slot."""
+        since_s = min(now_s - self._swept_s, MAX_SWEEP_S)
+        self._swept_s = now_s
+        limit_s = self.facts.stall_timeout_s
+        stalled: list[str] = []
+        for live in list(self.live.values()):
+            live.unread_s += since_s if live.pending is not None else 0.0
+            if live.unread_s > limit_s:
+                stalled.append(live.rid)
+                message = f"the client read nothing for {limit_s:.0f} s"
+                self._fail(live, Finish("abort", message=message, status=408))
+        if stalled:
+            log.warning("%d requests ended: nobody reads them", len(stalled))
+            self.link.send(AbortRequest(rids=tuple(stalled), quiet=True))
 
     def _forget(self, rid: str) -> None:
         live = self.live.pop(rid, None)
@@ -386,38 +484,15 @@ def _replaced(facts: IntakeFacts, **changes: Any) -> IntakeFacts:
     return IntakeFacts(**values)
 
 
-async def _merged(lives: list[Live]) -> AsyncIterator[Output]:
-    """Outputs of several samples as they come, until all have ended."""
-    if len(lives) == 1:
-        while True:
-            output = await lives[0].next()
-            yield output
-            if output.finish is not None:
-                return
-    queue: asyncio.Queue[Output] = asyncio.Queue()
-
-    async def pump(live: Live) -> None:
-        while True:
-            output = await live.next()
-            await queue.put(output)
-            if output.finish is not None:
-                return
-
-    tasks = [asyncio.create_task(pump(live)) for live in lives]
-    try:
-        left = len(lives)
-        while left:
-            output = await queue.get()
-            left -= output.finish is not None
-            yield output
-    finally:
-        for task in tasks:
-            task.cancel()
+def _is_of(rid: str, asked: str) -> bool:
+    """Whether ``rid`` is the request ``asked`` or one of its parallel samples."""
+    base, mark, _ = rid.rpartition("#")
+    return rid == asked or (bool(mark) and base == asked)
 
 
 def require_live(intake: Intake, rid: str) -> None:
     """NotFound unless a request of this id runs."""
-    if not any(r == rid or r.rpartition("#")[0] == rid for r in intake.live):
+    if not any(_is_of(r, rid) for r in intake.live):
         raise NotFound(f"no running request has the id {rid!r}", param="rid")
 
 

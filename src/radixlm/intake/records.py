@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixlm.base.errors import InvalidRequest
 from radixlm.wire.replies import Finish, Logprobs
 from radixlm.wire.requests import GrammarSpec, LogprobNeed
 from radixlm.wire.sampling_params import SamplingParams
+
+MAX_ID_BYTES = 512  # the flight record of the engine must hold it
 
 
 @dataclass(slots=True)
@@ -80,3 +83,15 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
     if a is None or b is None:
         return a or b
     return Logprobs(a.chosen + b.chosen, a.top + b.top, a.asked + b.asked)
+
+
+def check_names(request: GenerateRequest) -> None:
+    """Strings that travel to the engine must be text, and an id must fit its records."""
+    for name in ("rid", "extra_key", "fair_key", "adapter", "processor", "pooling"):
+        value = getattr(request, name)
+        try:
+            size = len(value.encode()) if value is not None else 0
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{name} holds a lone surrogate, not text", name) from None
+        if name == "rid" and (size > MAX_ID_BYTES or "\0" in (value or "")):
+            raise InvalidRequest(f"rid: at most {MAX_ID_BYTES} bytes without NUL", "rid")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ class Live:
     """A request from submission to its end. It outlives any engine process."""
 
     __slots__ = (
+        "abort_message",
         "arrival_s",
         "detokenizer",
         "ended",
@@ -33,6 +35,7 @@ class Live:
         "pending",
         "prompt_tokens",
         "stop",
+        "unread_s",
         "wire",
     )
 
@@ -42,12 +45,16 @@ class Live:
         index: int,
         detokenizer: Detokenizer | None,
         stop: StopChecker | None,
+        event: asyncio.Event | None = None,
     ) -> None:
+        """``event`` is set when there is something new; parallel samples share one."""
         self.wire, self.index = wire, index
         self.detokenizer, self.stop = detokenizer, stop
         self.output_ids: list[int] = []
         self.pending: Output | None = None
-        self.event = asyncio.Event()
+        self.event = event or asyncio.Event()
+        self.unread_s = 0.0  # how long there has been something to read
+        self.abort_message: str | None = None  # an operator wants it ended
         self.ended = False
         self.kills = 0
         self.is_suspect = False
@@ -72,6 +79,8 @@ class Live:
             input_ids=ids,
             num_emitted=len(self.output_ids),
             is_suspect=self.is_suspect,
+            # it has been through the queue once
+            queue_deadline_s=0.0 if self.output_ids else self.wire.queue_deadline_s,
         )
 
     def take(self, delta: TokenDelta) -> str | None:
@@ -147,8 +156,30 @@ class Live:
 
     async def next(self) -> Output:
         """What is new, waiting for it if need be."""
-        while self.pending is None:
+        while (output := self.read()) is None:
             self.event.clear()
             await self.event.wait()
-        output, self.pending = self.pending, None
         return output
+
+    def read(self) -> Output | None:
+        """What is new, None if nothing is."""
+        output, self.pending = self.pending, None
+        self.unread_s = 0.0
+        return output
+
+
+async def merged(lives: list[Live]) -> AsyncIterator[Output]:
+    """Outputs of several samples as they come, until all have ended. What a slow reader leaves
+    waits in the samples themselves, joined to one output each."""
+    left = list(lives)
+    while left:
+        left[0].event.clear()  # parallel samples share it
+        for live in tuple(left):
+            output = live.read()
+            if output is None:
+                continue
+            if output.finish is not None:
+                left.remove(live)
+            yield output
+        if left and not left[0].event.is_set():
+            await left[0].event.wait()

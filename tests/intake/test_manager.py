@@ -1,0 +1,315 @@
+"""Prompts in, text out: what is sent to the engine, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from radixlm.base.errors import InvalidRequest, Overloaded, PromptTooLong
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.replies import ControlReply, Finish, Logprobs, StepReply, TokenDelta
+from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.sampling_params import parallel_seed
+from tests.intake.scripted import Stage
+
+LENGTH = Finish("length")
+
+
+async def test_deltas_join_to_the_text(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    text = "Grüße, 你好 😀 fox"
+    ids = stage.ids(text)
+    stream = stage.intake.stream(stage.ask())
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    pieces = []
+    for i, token in enumerate(ids):
+        stage.reply("r", [token], LENGTH if i == len(ids) - 1 else None)
+        pieces.append(await first if i == 0 else await anext(stream))
+    assert "".join(p.text for p in pieces) == text
+    assert all("\ufffd" not in p.text for p in pieces)
+    assert [p.completion_tokens for p in pieces] == list(range(1, len(ids) + 1))
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert not stage.intake.live and not stage.link.aborts
+    assert stage.watch.done == [("r", "length")] and stage.watch.tokens == len(ids)
+
+
+async def test_text_is_tokenised_and_the_seed_fixed(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    stage.intake.submit(stage.ask(text="Hello world"))
+    (sent,) = stage.link.requests
+    assert sent.ids().tolist() == tokenizer.encode("Hello world", True)
+    assert sent.sampling.sampling_seed is not None
+
+
+async def test_slow_reader_gets_all_in_one(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    (live,) = stage.intake.submit(stage.ask())
+    ids = stage.ids("The quick brown fox")
+    for token in ids:
+        stage.reply("r", [token], logprobs=Logprobs([(-1.0, token)], [None], [None]))
+    output = await live.next()
+    assert output.text == "The quick brown fox" and output.token_ids == ids
+    assert output.logprobs is not None and [t for _, t in output.logprobs.chosen] == ids
+    assert live.pending is None
+
+
+async def test_parallel_samples_of_a_slow_reader(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    ids = stage.ids("yes no true")
+    async with aclosing(stage.intake.stream(stage.ask(n=3, sampling_seed=2**63 - 1))) as stream:
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        assert [r.rid for r in stage.link.requests] == ["r#0", "r#1", "r#2"]
+        seeds = [r.sampling.sampling_seed for r in stage.link.requests]
+        assert seeds == [parallel_seed(2**63 - 1, i) for i in range(3)]
+        assert all(s is not None and -(2**63) <= s < 2**63 for s in seeds)
+        assert all(r.sampling.n == 1 for r in stage.link.requests)
+        for token in ids:
+            stage.link.say(StepReply([TokenDelta(rid=f"r#{i}", tokens=[token]) for i in range(3)]))
+        # what was not read waits in one output a sample
+        found = {(await first).index: ids}
+        for _ in range(2):
+            output = await anext(stream)
+            found[output.index] = output.token_ids
+        assert found == {0: ids, 1: ids, 2: ids}
+        for i in (2, 0, 1):
+            stage.reply(f"r#{i}", [], LENGTH)
+        assert sorted([(await anext(stream)).index for _ in range(3)]) == [0, 1, 2]
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+    assert not stage.intake.live
+
+
+@pytest.mark.parametrize("trim", [True, False])
+async def test_stop_string_across_deltas(tokenizer: Tokenizer, trim: bool) -> None:
+    stage = Stage(tokenizer)
+    task = asyncio.create_task(
+        stage.intake.collect(stage.ask(stop=("o w",), no_stop_trim=not trim))
+    )
+    await asyncio.sleep(0)
+    for token in [i for char in "Hello world" for i in stage.ids(char)]:
+        stage.reply("r", [token])
+    (output,) = await task
+    assert output.text == ("Hell" if trim else "Hello w")
+    assert output.finish == Finish("stop", matched="o w")
+    assert stage.link.aborts[0].rids == ("r",) and stage.link.aborts[0].quiet
+    assert len(stage.link.aborts) == 1
+
+
+async def test_text_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    task = asyncio.create_task(stage.intake.collect(stage.ask(stop=("fox!",))))
+    await asyncio.sleep(0)
+    ids = stage.ids("a fox")
+    stage.reply("r", ids[:-1])
+    stage.reply("r", ids[-1:], LENGTH)
+    (output,) = await task
+    assert output.text == "a fox" and output.finish == LENGTH
+
+
+@pytest.mark.parametrize("trim", [True, False])
+async def test_stop_token_is_not_part_of_the_text(tokenizer: Tokenizer, trim: bool) -> None:
+    stage = Stage(tokenizer)
+    task = asyncio.create_task(stage.intake.collect(stage.ask(no_stop_trim=not trim)))
+    await asyncio.sleep(0)
+    (stop,) = stage.ids("!")
+    stage.reply("r", [*stage.ids("fox"), stop], Finish("stop", matched=stop))
+    (output,) = await task
+    assert output.text == ("fox" if trim else "fox!")
+    assert output.token_ids[-1] == stop and output.finish is not None
+    assert output.finish.matched == stop
+
+
+BAD = [
+    ({"input_ids": [5, 10**6]}, InvalidRequest, "input_ids"),
+    ({"input_ids": [-1]}, InvalidRequest, "input_ids"),
+    ({"input_ids": [2**31]}, InvalidRequest, "input_ids"),
+    ({"input_ids": []}, InvalidRequest, "text"),
+    ({"input_ids": [5] * 64}, PromptTooLong, "prompt"),
+    ({"max_new_tokens": 62}, PromptTooLong, "max_tokens"),
+    ({"rid": "x" * 600}, InvalidRequest, "rid"),
+    ({"rid": "a\0"}, InvalidRequest, "rid"),
+    ({"rid": "\ud800"}, InvalidRequest, "rid"),
+    ({"extra_key": "\udfff"}, InvalidRequest, "extra_key"),
+    ({"stop": ("\ud800",)}, InvalidRequest, "stop"),
+    ({"return_hidden_states": True}, InvalidRequest, "return_hidden_states"),
+    ({"logprobs": LogprobNeed(top=10**6)}, InvalidRequest, "top_logprobs"),
+    ({"logprobs": LogprobNeed(token_ids=(-1,))}, InvalidRequest, "token_ids_logprob"),
+    ({"logprobs": LogprobNeed(token_ids=(2**40,))}, InvalidRequest, "token_ids_logprob"),
+    ({"embeds": b"\0" * 40, "num_embeds": 2}, InvalidRequest, "input_embeds"),
+    ({"embeds": b"\0" * 16 * 64, "num_embeds": 64}, PromptTooLong, "input_embeds"),
+    ({"embeds": b"", "num_embeds": 0}, InvalidRequest, "text"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "param"), BAD)
+async def test_a_bad_request_is_named_and_leaves_nothing(
+    tokenizer: Tokenizer, fields: dict[str, object], error: type[InvalidRequest], param: str
+) -> None:
+    stage = Stage(tokenizer, embed_dim=4)
+    with pytest.raises(error) as caught:
+        stage.intake.submit(stage.ask(**{"rid": "r", **fields}))
+    assert caught.value.param == param and caught.value.status == 400
+    assert not stage.intake.live and not stage.link.sent and not stage.watch.begun
+
+
+async def test_text_without_a_tokenizer() -> None:
+    stage = Stage(None)
+    with pytest.raises(InvalidRequest, match="skip-tokenizer-init"):
+        stage.intake.submit(stage.ask(text="hello"))
+    task = asyncio.create_task(stage.intake.collect(stage.ask()))
+    await asyncio.sleep(0)
+    stage.reply("r", [9, 8], LENGTH)
+    (output,) = await task
+    assert output.token_ids == [9, 8] and output.text == ""
+
+
+async def test_auto_truncate_cuts_prompt_and_answer(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer, allow_auto_truncate=True)
+    stage.intake.submit(stage.ask(input_ids=list(range(5, 105)), max_new_tokens=50))
+    (sent,) = stage.link.requests
+    assert sent.ids().tolist() == list(range(5, 68)) and sent.sampling.max_new_tokens == 1
+
+
+async def test_unset_max_new_tokens_fills_the_context(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    stage.intake.submit(stage.ask(max_new_tokens=None))
+    assert stage.link.requests[0].sampling.max_new_tokens == 61
+
+
+async def test_an_id_is_used_once_at_a_time(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    stage.intake.submit(stage.ask("a"))
+    with pytest.raises(InvalidRequest, match="in use"):
+        stage.intake.submit(stage.ask("a"))
+    stage.intake.submit(stage.ask("b#1"))
+    with pytest.raises(InvalidRequest, match="in use"):
+        stage.intake.submit(stage.ask("b", n=3))
+    assert sorted(stage.intake.live) == ["a", "b#1"]
+    stage.reply("a", [9], LENGTH)
+    stage.intake.submit(stage.ask("a"))
+    assert "a" in stage.intake.live
+
+
+async def test_deadlines_are_set(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer, request_timeout_s=30.0, max_queue_time_s=5.0)
+    stage.intake.submit(stage.ask("a"))
+    stage.intake.submit(stage.ask("b", timeout_s=7.0))
+    a, b = stage.link.requests
+    assert a.deadline_s - a.arrival_s == pytest.approx(30)
+    assert a.queue_deadline_s - a.arrival_s == pytest.approx(5)
+    assert b.deadline_s - b.arrival_s == pytest.approx(7)
+
+
+async def test_leaving_a_stream_aborts_it(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    stream = stage.intake.stream(stage.ask(n=2))
+    task = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    stage.reply("r#0", [9], LENGTH)
+    await task
+    await stream.aclose()
+    assert not stage.intake.live
+    assert [(a.rids, a.quiet) for a in stage.link.aborts] == [(("r#1",), True)]
+    stage.reply("r#1", [9])  # was under way: nobody is hurt
+
+
+async def test_cancelling_collect_aborts_it(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    task = asyncio.create_task(stage.intake.collect(stage.ask()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not stage.intake.live and stage.link.aborts[0].rids == ("r",)
+
+
+async def test_abort_finds_all_samples_and_nobody_else(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    for rid, n in (("a", 2), ("b", 1), ("a#x", 1)):
+        stage.intake.submit(stage.ask(rid, n=n))
+    assert stage.intake.abort("") == 0
+    assert stage.intake.abort("nobody") == 0 and not stage.link.aborts
+    assert stage.intake.abort("b", "because") == 1
+    assert stage.link.aborts[-1].rids == ("b",) and stage.link.aborts[-1].message == "because"
+    assert stage.intake.abort("a") == 3  # a#x reads as a sample of a
+    assert stage.intake.abort_all() == 4
+
+
+async def test_one_text_that_fails_costs_no_other(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tokenizer)
+    bad, good = (stage.intake.submit(stage.ask(rid))[0] for rid in ("bad", "good"))
+
+    def burst(ids: object) -> str:
+        raise RuntimeError("burst")
+
+    monkeypatch.setattr(bad.detokenizer, "feed", burst)
+    stage.link.say(StepReply([TokenDelta(rid=r, tokens=[9]) for r in ("bad", "good")]))
+    finish = (await bad.next()).finish
+    assert finish is not None and (finish.kind, finish.status) == ("error", 500)
+    assert (await good.next()).token_ids == [9] and list(stage.intake.live) == ["good"]
+    assert stage.link.aborts[0].rids == ("bad",)
+
+
+async def test_a_client_that_does_not_read_loses_its_slot(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tokenizer, stall_timeout_s=3.0)
+    now_s = [1000.0]
+    monkeypatch.setattr("radixlm.intake.manager.time.monotonic", lambda: now_s[0])
+    stage.beat()
+    stuck, reads, waits = (stage.intake.submit(stage.ask(r))[0] for r in ("stuck", "reads", "w"))
+    for _ in range(3):
+        now_s[0] += 1.0
+        for rid in ("stuck", "reads"):
+            stage.reply(rid, [9])
+        await reads.next()
+        stage.beat()
+    assert len(stage.intake.live) == 3
+    now_s[0] += 500.0  # this process stood still: nobody is to blame for more than a moment
+    stage.beat()
+    assert sorted(stage.intake.live) == ["reads", "w"]
+    assert [(a.rids, a.quiet) for a in stage.link.aborts] == [(("stuck",), True)]
+    output = await stuck.next()
+    assert output.token_ids == [9, 9, 9] and output.finish is not None
+    assert (output.finish.kind, output.finish.status) == ("abort", 408)
+    assert not waits.ended and not reads.ended
+
+
+async def test_control_is_answered_by_call(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    calls = [asyncio.create_task(stage.intake.control("info", number=i)) for i in range(2)]
+    await asyncio.sleep(0)
+    for control in reversed(stage.link.controls):
+        stage.link.say(ControlReply(control.call_id, True, data=control.args["number"]))
+    assert [(await call).data for call in calls] == [0, 1]
+    stage.link.say(ControlReply("stranger", True))
+
+
+async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    (live,) = stage.intake.submit(stage.ask())
+    drain = asyncio.create_task(stage.intake.drain(60))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as refused:
+        stage.intake.submit(stage.ask("late"))
+    assert refused.value.status == 503 and refused.value.retry_after_s
+    assert not drain.done()
+    stage.reply("r", [9], LENGTH)
+    assert await drain is True
+    assert (await live.next()).finish == LENGTH
+
+
+async def test_drain_that_takes_too_long_says_so(tokenizer: Tokenizer) -> None:
+    stage = Stage(tokenizer)
+    (live,) = stage.intake.submit(stage.ask())
+    assert await stage.intake.drain(0.001) is False
+    finish = (await live.next()).finish
+    assert finish is not None and (finish.kind, finish.status) == ("error", 503)
+    assert await stage.intake.drain(0.001) is True  # nothing is left
