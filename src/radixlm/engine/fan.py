@@ -36,6 +36,8 @@ class FanChannel:
         return messages
 
     def _note(self, message: Any, index: int) -> Any:
+        if len(self._channels) == 1:
+            return message  # all is its own: nothing to remember
         if isinstance(message, TokenizedRequest):
             if self._owner.setdefault(message.rid, index) != index:
                 return None  # another intake uses this id

@@ -48,6 +48,7 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         request_timeout_s=config.schedule.request_timeout_s,
         hidden_states_enabled=config.execute.enable_return_hidden_states,
         eos_ids=info.eos_ids,
+        embed_dim=info.decoder.dim,
     )
 
 

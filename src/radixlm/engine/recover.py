@@ -29,6 +29,13 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
 TERM_WAIT_S = 3.0
+# a process that stood still itself finds old heartbeats first: so many looks in a row must fail
+LATE_LOOKS = 3
+# how long the last words of a process that ended with status 2 may be under way
+LAST_WORDS_S = 2.0
+# ends the engine in order. Not SIGTERM, which a service manager sends to all processes at once,
+# while the server still wants to drain
+STOP_SIGNAL = signal.SIGUSR2
 # OpenMP reads these when it is loaded: a short spin hands over between two kernels, then threads
 # sleep, so that an idle server uses no core and busy neighbours are not slowed by spinning
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
@@ -89,8 +96,16 @@ class Supervisor:
             if self._is_stopping:
                 return
             if code == 2:  # it has said why: a bad option or checkpoint
+                until_s = time.monotonic() + LAST_WORDS_S
+                while time.monotonic() < until_s and not self._is_stopping:
+                    await asyncio.sleep(0.1)
+                watcher.gave_up("the engine process refused to start; its log says why")
+                return
+            if code > 0 and not (self.num_restarts or watcher.beat_s()):
+                watcher.gave_up(f"the engine process could not start ({_reason(code)})")
                 return
             culprit = blamed(self.flight_path)
+            self.flight_path.unlink(missing_ok=True)  # the next may die before it writes its own
             watcher.lost(culprit)
             if not self._may_restart():
                 watcher.gave_up(self._verdict(code))
@@ -103,10 +118,13 @@ class Supervisor:
         """Wait for the end of the process; one that gives no sign of life is ended."""
         limit_s = self.config.serve.watchdog_timeout
         waiting = asyncio.create_task(process.wait())
+        num_late = 0
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=CHECK_S)
             beat_s = watcher.beat_s()
-            if waiting.done() or not beat_s or time.monotonic() - beat_s < limit_s:
+            is_late = bool(beat_s) and time.monotonic() - beat_s > limit_s
+            num_late = num_late + 1 if is_late else 0
+            if waiting.done() or num_late < LATE_LOOKS:
                 continue
             log.error("no sign of life from the engine for %.0f s: dumping its stacks", limit_s)
             process.send_signal(signal.SIGUSR1)
@@ -136,7 +154,7 @@ class Supervisor:
         self._is_stopping = True
         process = self.process
         if process is not None and process.returncode is None:
-            process.terminate()
+            process.send_signal(STOP_SIGNAL)
             try:
                 await asyncio.wait_for(process.wait(), TERM_WAIT_S)
             except TimeoutError:

@@ -25,6 +25,7 @@ from radixlm.engine.assemble import assemble
 from radixlm.engine.fan import FanChannel
 from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.modelinfo import resolved
+from radixlm.engine.recover import STOP_SIGNAL
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
 from radixlm.wire.replies import Failed, Ready
@@ -46,7 +47,9 @@ def main() -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
     order: dict[str, Any] = json.load(sys.stdin)
     die_with_parent(int(order["parent"]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: intake decides
+    # these reach the whole group or unit: the server decides what becomes of its engine
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**order["options"])
@@ -66,7 +69,7 @@ def main() -> int:
     def stop(signum: int, frame: FrameType | None) -> None:
         scheduler.is_stopped = True
 
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(STOP_SIGNAL, stop)
     channel.send(Ready(replica.facts))
     scheduler.run()
     channel.close()

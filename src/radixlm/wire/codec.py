@@ -29,7 +29,7 @@ class Codec:
             raise InvariantError(f"message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}")
         try:
             return self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             raise InvariantError(f"malformed message: {error}") from error
 
 

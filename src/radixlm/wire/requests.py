@@ -62,6 +62,16 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     stream: bool = True
     is_suspect: bool = False
 
+    def __post_init__(self) -> None:
+        """A message that breaks these was not made by intake; the codec refuses it."""
+        size = len(self.input_ids)
+        if size % 4 or not 0 <= self.num_emitted < max(1, size // 4) or not self.rid:
+            raise ValueError(
+                f"{size} bytes of token ids with {self.num_emitted} emitted, rid {self.rid!r:.80}"
+            )
+        if self.embeds is not None and len(self.embeds) % 4:
+            raise ValueError(f"{len(self.embeds)} bytes of embeddings")
+
     def ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The token ids as an int32 array (a view, read only)."""
         return np.frombuffer(self.input_ids, dtype="<i4")
