@@ -39,7 +39,9 @@ PROMPT_ROWS = 256
 class Model(Protocol):
     """What the runner asks of a model."""
 
-    def forward(self, batch: ForwardBatch) -> Tensor: ...
+    def step(
+        self, batch: ForwardBatch, need_hidden: bool
+    ) -> tuple[Tensor | None, Tensor | None]: ...
 
     def logits(self, hidden_RD: Tensor) -> Tensor: ...
 
@@ -56,7 +58,7 @@ class Step:
 
     plan: StepPlan
     batch: ForwardBatch
-    hidden_TD: Tensor
+    hidden_TD: Tensor | None  # only where an item asks for more than tokens
     logits_RV: Tensor | None
     tokens_R: Tensor | None = None
     logprobs: lp.Logprobs | None = None
@@ -105,10 +107,8 @@ class Runner:
             self.tables.write(update)
         batch = prepare(plan, self.tables, self.space_of_group, self.page_size, self.attn)
         self.attn.begin(batch)
-        hidden_TD = self.model.forward(batch)
-        logits_RV = None
-        if len(batch.logits_rows_R):
-            logits_RV = self.model.logits(hidden_TD[batch.logits_rows_R])
+        need_hidden = any(i.targets is not None or i.hidden_states or i.pooling for i in plan.items)
+        hidden_TD, logits_RV = self.model.step(batch, need_hidden)
         return Step(plan, batch, hidden_TD, logits_RV)
 
     @torch.inference_mode()
@@ -164,6 +164,7 @@ class Runner:
 
     def _extras(self, step: Step, item: Item, at: int, got: ItemResult) -> None:
         """Prompt log-probabilities, hidden states and pooled vectors of one item."""
+        assert step.hidden_TD is not None
         hidden = step.hidden_TD[at : at + item.count]
         if item.targets is not None:
             got.prompt_logprobs = self._prompt_logprobs(hidden, item)

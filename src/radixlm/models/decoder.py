@@ -82,8 +82,8 @@ class DecoderModel(Module):
         """
         rows_R = batch.logits_rows_R
         program = self._program_for(batch)
-        if program is not None and not need_hidden:
-            return None, program.logits(batch) if rows_R.shape[0] else None
+        if program is not None and not need_hidden and rows_R.shape[0]:
+            return None, program.logits(batch)
         hidden_TD = self.forward(batch)
         logits_RV = self.logits(hidden_TD[rows_R]) if rows_R.shape[0] else None
         return (hidden_TD if need_hidden else None), logits_RV
