@@ -34,10 +34,11 @@ def place(
 ) -> None:
     """Fill ``param`` in the dtype that ``--dtype`` and its storage ask for.
 
-    The value is borrowed, not copied, where dtype and device are right already.
+    The value is borrowed, not copied, where dtype, device and layout are right already.
     """
     dtype = weight_dtype or value.dtype
     if param.storage == "float32" or dtype == torch.float64:
         dtype = torch.float32
-    param.is_borrowed = value.dtype == dtype and value.device.type == device.type
-    param.value = value if param.is_borrowed else value.to(device, dtype)
+    is_right = value.dtype == dtype and value.device.type == device.type
+    param.is_borrowed = is_right and value.is_contiguous()
+    param.value = value if param.is_borrowed else value.to(device, dtype).contiguous()
