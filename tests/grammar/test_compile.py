@@ -9,8 +9,7 @@ import pytest
 from radixlm.base.errors import ConfigError, InvalidRequest, Overloaded
 from radixlm.grammar import compile as module
 from radixlm.grammar.compile import GrammarCache, Ticket, create_backend
-from radixlm.grammar.spec import CompiledGrammar, GrammarSpec, spec_of
-from radixlm.wire.sampling_params import SamplingParams
+from radixlm.grammar.spec import CompiledGrammar, GrammarSpec, exact_spec
 
 
 class Grammar:
@@ -57,6 +56,8 @@ def test_equal_grammars_are_compiled_once() -> None:
     done(cache.request(GrammarSpec("ebnf", "a")))
     assert backend.texts == ["a", "a"]
     assert (cache.num_hits, cache.num_requests) == (1, 3)
+    any_object = cache.request(GrammarSpec("json_schema", "$$ANY$$"))
+    assert any_object is cache.request(GrammarSpec("json_object"))
     cache.close()
 
 
@@ -102,20 +103,15 @@ def test_a_hanging_compiler_is_given_up_and_replaced(monkeypatch: pytest.MonkeyP
     cache.close()
 
 
-def test_specs_of_requests() -> None:
-    specs = {
-        "json_schema": SamplingParams(json_schema="{}"),
-        "json_object": SamplingParams(json_schema="$$ANY$$"),
-        "regex": SamplingParams(regex="a"),
-        "ebnf": SamplingParams(ebnf='root ::= "a"'),
-        "lark": SamplingParams(ebnf='start: "a"'),
-        "structural_tag": SamplingParams(structural_tag="{}"),
-    }
-    for kind, params in specs.items():
-        spec = spec_of(params)
-        assert spec is not None
-        assert spec.kind == kind
-    assert spec_of(SamplingParams()) is None
+def test_fields_of_requests_name_their_kind() -> None:
+    pairs = [
+        (GrammarSpec("json_schema", "$$ANY$$"), GrammarSpec("json_object")),
+        (GrammarSpec("ebnf", 'start: "a"'), GrammarSpec("lark", 'start: "a"')),
+        (GrammarSpec("ebnf", 'root ::= "a"'), GrammarSpec("ebnf", 'root ::= "a"')),
+        (GrammarSpec("regex", "a"), GrammarSpec("regex", "a")),
+    ]
+    for given, exact in pairs:
+        assert exact_spec(given) == exact
 
 
 def test_backends_by_name() -> None:

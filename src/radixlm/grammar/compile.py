@@ -20,6 +20,7 @@ from radixlm.grammar.spec import (
     GrammarOptions,
     GrammarSpec,
     Matcher,
+    exact_spec,
     refuse,
 )
 from radixlm.text.tokenizer import Tokenizer
@@ -166,6 +167,7 @@ class GrammarCache:
 
         Overloaded if too many compilers are stuck.
         """
+        spec = exact_spec(spec)
         with self._lock:
             self.num_requests += 1
             ticket = self._entries.get(spec)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
+from radixlm.wire.sampling_params import ANY_JSON_OBJECT
 
 Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "structural_tag"]
 Mask = npt.NDArray[np.int32]
@@ -94,20 +94,14 @@ class GrammarBackend(Protocol):
         ...
 
 
-def spec_of(params: SamplingParams) -> GrammarSpec | None:
-    """The grammar a request asks for, None if it asks for none."""
-    if params.json_schema is not None:
-        if params.json_schema == ANY_JSON_OBJECT:
-            return GrammarSpec("json_object")
-        return GrammarSpec("json_schema", params.json_schema)
-    if params.regex is not None:
-        return GrammarSpec("regex", params.regex)
-    if params.ebnf is not None:
-        is_lark = "::=" not in params.ebnf
-        return GrammarSpec("lark" if is_lark else "ebnf", params.ebnf)
-    if params.structural_tag is not None:
-        return GrammarSpec("structural_tag", params.structural_tag)
-    return None
+def exact_spec(spec: GrammarSpec) -> GrammarSpec:
+    """The kind that a request's field means: "$$ANY$$" asks for any object, and a grammar without
+    "::=" is Lark, not EBNF."""
+    if spec.kind == "json_schema" and spec.text == ANY_JSON_OBJECT:
+        return GrammarSpec("json_object")
+    if spec.kind == "ebnf" and "::=" not in spec.text:
+        return GrammarSpec("lark", spec.text)
+    return spec
 
 
 def param_of(kind: Kind) -> str:

@@ -21,8 +21,9 @@ from radixlm.grammar.spec import (
 from radixlm.grammar.tags import TagWriter
 from radixlm.text.tokenizer import Tokenizer
 
-# White space is bounded so that a model that likes it cannot fill its whole budget with it.
-_WHITESPACE = r"[ \t\n\r]{1,40}"
+# A blank, or a new line with its indentation: a model that likes white space must not be able to
+# fill its whole budget with it.
+_WHITESPACE = r"[ \t]|\r?\n[ \t]{0,20}"
 
 
 class _Vocabulary:

@@ -20,7 +20,7 @@ from radixlm.grammar.spec import (
 from radixlm.grammar.tags import modern_form
 from radixlm.text.tokenizer import Tokenizer
 
-_MAX_WHITESPACE = 40  # a model that likes white space must not fill its whole budget with it
+_MAX_WHITESPACE = 20  # a model that likes white space must not fill its whole budget with it
 
 
 class XgrammarMatcher:
