@@ -29,6 +29,7 @@ from radixlm.bench.verdict import Verdict, growth, render
 
 RSS_SHARE, RSS_BYTES = 0.05, 64 << 20  # resident memory may grow by the larger of both
 MAX_FDS, MAX_THREADS = 8, 2
+KV_TOKENS = 32_768
 REQUEST_S = 120.0
 SUBJECTS = "the sea, a cat, trains, snow, bread, music, a letter, the moon, a garden, chess".split(
     ", "
@@ -205,6 +206,9 @@ async def soak(args: argparse.Namespace, options: Sequence[str]) -> int:
     """The exit status."""
     log = Path(args.log or Path(tempfile.mkdtemp(prefix="radixlm-soak-")) / "server.log")
     samples: list[Sample] = []
+    if "--max-total-tokens" not in options:
+        # memory of the KV cache counts from its first use: a small one is soon used up
+        options = ["--max-total-tokens", str(KV_TOKENS), *options]
     async with ServerProcess(options, log) as server:
         client = HttpClient(server.base_url)
         model = (await client.ask("GET", "/v1/models")).json()["data"][0]["id"]

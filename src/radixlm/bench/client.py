@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._on_event: OnEvent | None = None
         self._events: EventReader | None = None
-        self._is_ended = False
+        self._keeps_alive = False
         self._now_s = 0.0
 
     # ---- the socket ------------------------------------------------------------------------
@@ -95,6 +95,7 @@ class Connection(asyncio.Protocol):
         has_length = {"content-length", "transfer-encoding"} & set(self._response.headers)
         if self._response.status and not has_length:
             self.on_message_complete()  # a body that ends with the connection
+            self._keeps_alive = False
         self._fail(f"the server closed the connection ({exc or 'end of stream'})")
 
     def _fail(self, message: str) -> None:
@@ -123,7 +124,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self._is_ended = True
+        self._keeps_alive = self._parser.should_keep_alive()
         self._response.body = b"".join(self._body)
         if self._done is not None and not self._done.done():
             self._done.set_result(self._response)
@@ -133,12 +134,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Whether the next exchange may use this connection."""
-        return (
-            self.transport is not None
-            and not self.transport.is_closing()
-            and self._is_ended
-            and bool(self._parser.should_keep_alive())
-        )
+        return self.transport is not None and not self.transport.is_closing() and self._keeps_alive
 
     @property
     def has_answered(self) -> bool:
@@ -149,7 +145,7 @@ class Connection(asyncio.Protocol):
         """Send and read one answer. TransferError if the connection breaks."""
         self._parser = httptools.HttpResponseParser(self)
         self._response, self._body, self._events = Response(), [], None
-        self._on_event, self._is_ended = on_event, False
+        self._on_event, self._keeps_alive = on_event, False
         self._done = asyncio.get_running_loop().create_future()
         if self.transport is None:
             raise TransferError("the connection is closed")
@@ -197,11 +193,12 @@ class HttpClient:
         request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode("latin-1") + data
         while True:
             connection = await self._connection()
+            is_kept = connection.is_used
             try:
                 response = await connection.exchange(request, on_event)
             except TransferError:
                 # the server has closed a kept connection just when it was to be used again
-                if connection.is_used and not connection.has_answered and self._idle:
+                if is_kept and not connection.has_answered:
                     continue
                 raise
             finally:

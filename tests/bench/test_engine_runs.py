@@ -1,0 +1,94 @@
+"""The offline and the one-batch benchmark on the bundled model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from radixlm.bench.cli import main
+from radixlm.bench.one_batch import Shape, with_room
+from radixlm.config.root import ServerConfig
+
+
+@pytest.fixture
+def server_flags() -> list[str]:
+    return ["--max-total-tokens", "2048", "--cpu-threads", "1"]
+
+
+def test_offline_counts_what_was_asked_for(server_flags, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out.jsonl"
+    lengths = "--num-prompts 5 --random-input-len 20 --random-output-len 6 --random-range-ratio 1"
+    flags = [*lengths.split(), "--max-concurrency", "2", "--result-filename", str(out)]
+    assert main(["offline", *flags, "--dataset-name", "random-ids", *server_flags]) == 0
+    result = json.loads(out.read_text())
+    assert (result["completed"], result["failed"], result["max_concurrency"]) == (5, 0, 2)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (100, 30)
+    assert result["total_cached_tokens"] == 0  # the warm-up left nothing behind
+    assert result["output_throughput"] == pytest.approx(30 / result["duration"])
+    assert not any("ttft" in key or "itl" in key for key in result)
+    assert "Output token throughput" in capsys.readouterr().out
+
+
+def test_offline_names_requests_that_fail(server_flags, capsys) -> None:
+    flags = "--num-prompts 2 --random-input-len 9 --random-output-len 4 --skip-warmup".split()
+    extra = ["--extra-request-body", '{"top_p": 7}']
+    assert main(["offline", *flags, *extra, "--json", *server_flags]) == 1
+    caught = capsys.readouterr()
+    assert json.loads(caught.out)["failed"] == 2 and "top_p" in caught.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--nonsense 1", "--nonsense"),
+        ("--page-size -1", "--page-size"),
+        ("--model-path /nowhere", "/nowhere"),
+        ("--skip-tokenizer-init", "--skip-tokenizer-init"),
+        ("--num-prompts 0", "--num-prompts"),
+        ("--dataset-name sharegpt", "--dataset-path"),
+    ],
+)
+def test_offline_refuses_before_a_model_is_loaded(flags: str, text: str, capsys) -> None:
+    assert main(["offline", *flags.split()]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_one_batch_measures_every_shape(server_flags, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out.jsonl"
+    flags = "--batch-size 1 4 --input-len 8 40 --output-len 1 5 --repeat 2 --result-filename"
+    assert main(["one-batch", *flags.split(), str(out), *server_flags]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    shapes = [(row["batch_size"], row["input_len"], row["output_len"]) for row in rows]
+    assert shapes == [(b, i, o) for b in (1, 4) for i in (8, 40) for o in (1, 5)]
+    for row in rows:
+        tokens = row["batch_size"] * (row["input_len"] + row["output_len"])
+        assert row["overall_throughput"] == pytest.approx(tokens / row["total_latency"])
+        assert (row["median_decode_latency"] is None) == (row["output_len"] == 1)
+    assert "4 x 40 + 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--batch-size 0", "--batch-size 0"),
+        ("--input-len 9000", "context"),
+        ("--batch-size 8 --input-len 200 --output-len 60 --max-total-tokens 512", "one batch"),
+        ("--batch-size 4 --input-len 8 --max-running-requests 2", "one batch"),
+    ],
+)
+def test_one_batch_refuses_what_is_not_one_batch(server_flags, flags, text, capsys) -> None:
+    own = server_flags[2:] if "--max-total-tokens" in flags else server_flags
+    assert main(["one-batch", *flags.split(), *own]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_limits_of_the_user_win() -> None:
+    shapes = [Shape(4, 100, 8), Shape(2, 3000, 8)]
+    config, given = with_room(ServerConfig(), frozenset(), shapes)
+    assert config.schedule.chunked_prefill_size == 6000
+    assert config.schedule.max_running_requests == 4 and "max_running_requests" in given
+    mine = ServerConfig().with_values({"chunked_prefill_size": 64})
+    config, _ = with_room(mine, frozenset({"chunked_prefill_size"}), shapes)
+    assert config.schedule.chunked_prefill_size == 64

@@ -1,0 +1,68 @@
+"""The host benchmark on a short run: a real scheduler decodes, and the figures add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from radixlm.bench import host
+from radixlm.bench.cli import main
+from radixlm.bench.host import Clock, Part, Steps, measure, part
+
+
+def test_each_step_gives_every_request_one_token_and_keeps_the_books() -> None:
+    steps = Steps(num_running=5, num_steps=20, page_size=4)
+    for _ in range(20):
+        deltas = steps.step()
+        assert sorted(delta.rid for delta in deltas) == [f"{i:032x}" for i in range(5)]
+        assert all(len(delta.tokens) == 1 for delta in deltas)
+    scheduler = steps.scheduler
+    assert scheduler.ledger.breaches(scheduler.planner.running) == []
+    assert len(steps.plan.wall_s) == len(steps.commit.cpu_s) == 20
+
+
+def test_parts_are_added_step_by_step() -> None:
+    first, second = Clock(), Clock()
+    first.wall_s, second.wall_s = [0.001, 0.002, 0.009], [0.003, 0.001, 0.001]
+    first.cpu_s, second.cpu_s = [0.001] * 3, [0.002] * 3
+    got = part("both", [first, second], goal_ms=3.5)
+    assert (got.median_ms, got.min_ms) == (pytest.approx(4), pytest.approx(3))
+    assert got.cpu_ms == pytest.approx(3) and got.is_met
+    assert not Part("late", 1, 1, 1, 5, goal_ms=4).is_met
+    assert Part("no goal", 1, 1, 1, 5).is_met is None
+
+
+def test_goals_stand_beside_the_sums() -> None:
+    parts = measure(num_running=16, num_steps=30, page_size=16)
+    assert [p.goal_ms for p in parts] == [None, None, 0.1, None]
+    assert all(0 < p.min_ms <= p.median_ms <= p.p99_ms for p in parts)
+    assert "plan + commit, 16 running" in host.render(parts, [])
+
+
+def test_the_command_prints_json_and_writes_a_line(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "host.jsonl"
+    flags = "--num-running 2 3 --num-steps 5 --skip-memory --json --output-file".split()
+    assert main(["host", *flags, str(file)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["scheduler"]) == 8 and printed == json.loads(file.read_text())
+
+
+def test_strict_fails_where_a_goal_is_missed(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    flags = ["host", "--num-running", "16", "--num-steps", "5", "--skip-memory", "--strict"]
+    monkeypatch.setitem(host.GOALS_MS, 16, 1e9)
+    assert main(flags) == 0
+    monkeypatch.setitem(host.GOALS_MS, 16, 1e-9)
+    assert main(flags) == 1
+    assert "MISSED" in capsys.readouterr().out
+
+
+def test_the_profile_names_functions(capsys) -> None:
+    assert main("host --num-running 2 --num-steps 3 --profile".split()) == 0
+    assert "commit.py" in capsys.readouterr().out
+
+
+def test_counts_below_one_are_refused(capsys) -> None:
+    assert main(["host", "--num-running", "0"]) == 2
+    assert "--num-running 0" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""The serving benchmark against the real HTTP face over a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import uvicorn
+from tests.fakes.http import Face, face
+
+from radixlm.base.errors import ConfigError, TransferError
+from radixlm.bench.cli import main
+from radixlm.bench.serve import Run, build_parser
+
+SMALL = "--num-prompts 6 --random-input-len 12 --random-output-len 4 --random-range-ratio 1".split()
+
+
+@pytest_asyncio.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    async with face(tmp_path, {"forever": "la "}, api_key="secret") as made:
+        async for address in serve(made):
+            yield address
+
+
+async def serve(made: Face) -> AsyncIterator[str]:
+    config = uvicorn.Config(made.app, port=0, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    await task
+
+
+async def bench(url: str, *flags: str) -> int:
+    key = () if "--api-key" in flags else ("--api-key", "secret")
+    args = build_parser().parse_args(["--base-url", url, "--disable-tqdm", *key, *SMALL, *flags])
+    return await Run(args).run()
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm"])
+@pytest.mark.parametrize("extra", [(), ("--disable-stream",)], ids=["stream", "whole"])
+async def test_each_dialect_counts_the_same(url, backend, extra, tmp_path, capsys) -> None:
+    out = tmp_path / "out.jsonl"
+    flags = ("--backend", backend, "--output-file", str(out), "--output-details", *extra)
+    assert await bench(url, *flags, "--max-concurrency", "2") == 0
+    result = json.loads(out.read_text())
+    assert (result["completed"], result["failed"], result["total_output_tokens"]) == (6, 0, 24)
+    assert result["backend"] == backend and result["max_concurrency"] == 2
+    assert result["server_info"]["status"] == "ready"
+    assert len(result["generated_texts"]) == 6 and all(result["generated_texts"])
+    assert 0 < result["median_ttft_ms"] <= result["max_e2e_latency_ms"]
+    assert result["concurrency"] <= 2.05
+    if not extra:
+        assert all(len(itls) <= 3 for itls in result["itls"])
+    shown = capsys.readouterr().out
+    assert "Successful requests:                     6" in shown
+    assert ("Mean TTFT (ms):" in shown) == (not extra)
+
+
+async def test_ids_warm_up_flush_and_a_picture(url, tmp_path, capsys) -> None:
+    picture = tmp_path / "p.html"
+    flags = "--dataset-name random-ids --flush-cache --warmup-requests 2 --json --plot".split()
+    assert await bench(url, *flags, str(picture)) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["total_input_tokens"], result["dataset_name"]) == (72, "random-ids")
+    assert "<svg" in picture.read_text()
+
+
+async def test_failures_are_counted_and_named(url, capsys) -> None:
+    body = '{"sampling_params": {"top_p": 7}}'
+    flags = ("--warmup-requests", "0", "--extra-request-body", body)
+    assert await bench(url, *flags) == 1
+    caught = capsys.readouterr()
+    assert "Failed requests:                         6" in caught.out
+    assert "6 requests failed: status 400" in caught.err and "top_p" in caught.err
+
+
+async def test_a_warm_up_that_fails_ends_the_run(url) -> None:
+    with pytest.raises(TransferError, match=r"warm-up failed.*nonsense"):
+        await bench(url, "--extra-request-body", '{"nonsense": 1}')
+
+
+async def test_a_wrong_key_is_named(url) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        await bench(url, "--api-key", "wrong")
+
+
+async def test_a_tokenizer_that_is_not_here_is_named(url) -> None:
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        await bench(url, "--tokenizer", "/nowhere/at-all")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--backend other", "--backend"),
+        ("--nonsense", "--nonsense"),
+        ("--num-prompts many", "--num-prompts"),
+        ("--request-rate 0", "--request-rate"),
+        ("--extra-request-body [1]", "--extra-request-body"),
+        ("--plot p.gif", "--plot"),
+        ("--dataset-name sharegpt", "--dataset-path"),
+        ("--warmup-requests -1", "--warmup-requests"),
+        ("--output-file /nowhere/x", "--output-file"),
+        ("--base-url x", "--base-url"),
+    ],
+)
+def test_bad_flags_exit_with_2_and_are_named(flags: str, text: str, capsys) -> None:
+    assert main(["serve", *flags.split()]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_no_server_exits_with_1(capsys) -> None:
+    assert main(["serve", "--base-url", "http://127.0.0.1:1"]) == 1
+    assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
