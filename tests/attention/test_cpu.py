@@ -84,3 +84,10 @@ def test_default_depends_on_device_and_page_size() -> None:
 def test_other_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match="--attention-backend cpu: the model is on cuda"):
         make_backend("cpu", (PLAIN,), bind("cpu"), torch.device("cuda"))
+
+
+def test_pages_behind_the_window_are_not_even_looked_up() -> None:
+    site = VARIANTS["window"]
+    case = Case.random(site, [(2, 60), (1, 90), (1, 3), (40, 33)], 16, 1)
+    whole, forgotten = (run_case(case, site, "cpu", forget=f) for f in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(whole, forgotten, strict=True))

@@ -125,3 +125,10 @@ def test_unknown_backend_names_the_flag_and_the_choices() -> None:
     group = KvGroup(0, "full", (0,), 1, 8, 8)
     with pytest.raises(ConfigError, match=r"--attention-backend 'magic'.*torch_native"):
         make_backend("magic", (group,), bind("cpu", {"all": "reference"}), CPU)
+
+
+def test_pages_behind_the_window_are_not_even_looked_up() -> None:
+    site = VARIANTS["window"]
+    case = Case.random(site, [(2, 60), (1, 90), (1, 3), (40, 33)], 16, 1)
+    whole, forgotten = (run_case(case, site, "torch_native", forget=f) for f in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(whole, forgotten, strict=True))

@@ -51,8 +51,10 @@ def run_case(
     backend_name: str,
     poison: bool = False,
     kernels: Kernels | None = None,
+    forget: bool = False,
 ) -> list[Tensor]:
-    """Outputs [queries, H * V] of each sequence. ``poison`` fills all other memory with NaN."""
+    """Outputs [queries, H * V] of each sequence. ``poison`` fills all other memory with NaN;
+    ``forget`` overwrites table entries of pages that no query's window reaches."""
     num_layers = site.layer + 1
     group = KvGroup(
         0, "full", tuple(range(num_layers)), site.kv_heads, site.head_dim, site.v_dim, site.latent
@@ -73,6 +75,10 @@ def run_case(
     if any(len(k) for k, _ in before):
         q = [torch.zeros(len(k), site.heads, site.head_dim) for k, _ in before]
         _step(case, site, backend, tables, q, before, [len(k) for k, _ in before])
+    if forget:
+        for row, (q, k) in enumerate(zip(case.q, case.k, strict=True)):
+            first = max(0, len(k) - len(q) - site.window + 1)
+            tables[row, : first // case.page_size] = 1 << 30
     now = [(k[len(k) - len(q) :], v[len(k) - len(q) :]) for q, k, v in _rows(case)]
     out = _step(case, site, backend, tables, case.q, now, [len(k) for k in case.k])
     return list(out.split([len(q) for q in case.q]))

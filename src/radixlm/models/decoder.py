@@ -62,6 +62,7 @@ class DecoderModel(Module):
         head: PackedLinear | TiedTable
         head = self.embed.tied if self.decoder.tied else self.head.packed
         self.packed_head, self._run_head = head, head.run
+        # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
         self._program_backend: object = None
 
