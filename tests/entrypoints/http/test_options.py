@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from tests.fakes.http import Face, face
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.serve import REASONING_PARSERS, TOOL_CALL_PARSERS
+from radixlm.intake.manager import Observer
+from radixlm.intake.stream import Live
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 
@@ -49,3 +52,22 @@ async def test_openai_defaults_by_flag(toy_folder: Path) -> None:
         assert made.state.defaults.temperature == 0.0, "the model's generation_config"
     async with face(toy_folder, {}, sampling_defaults="openai") as made:
         assert made.state.defaults.temperature == 1.0
+
+
+async def test_the_header_of_fair_share_names_the_user(toy_folder: Path) -> None:
+    class Seen(Observer):
+        keys: ClassVar[list[str | None]] = []
+
+        def submitted(self, live: Live) -> None:
+            self.keys.append(live.wire.fair_key)
+
+    async with face(toy_folder, {}, fair_share="X-User") as made:
+        intake = made.engine.intake
+        intake.observers = (*intake.observers, Seen())
+        ann = {"x-user": "ann"}
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        await made.client.post("/v1/chat/completions", json=chat, headers=ann)
+        await made.client.post("/generate", json={"text": "hi"}, headers=ann)
+        await made.client.post("/v1/embeddings", json={"input": "hi"}, headers=ann)
+        await made.post("/v1/completions", prompt="hi")
+    assert Seen.keys == ["ann", "ann", "ann", None]

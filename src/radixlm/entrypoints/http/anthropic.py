@@ -211,12 +211,12 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
     if kind == "tool":
         name = choice.get("name")
         return made | {"tool_choice": {"type": "function", "function": {"name": name}}}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise InvalidRequest(
             f"tool_choice.type must be auto, any, tool or none, not {kind!r:.60}",
             "tool_choice.type",
         )
-    return made | {"tool_choice": _CHOICES[str(kind)]}
+    return made | {"tool_choice": _CHOICES[kind]}
 
 
 def _thinking(thinking: Mapping[str, Any] | None) -> bool | None:
@@ -233,7 +233,7 @@ def _output(body: CountRequest) -> dict[str, Any]:
     made: dict[str, Any] = {}
     effort = config.get("effort")
     if effort is not None:
-        if effort not in _EFFORTS:
+        if not isinstance(effort, str) or effort not in _EFFORTS:
             raise InvalidRequest(
                 f"output_config.effort must be one of {', '.join(_EFFORTS)}", "output_config.effort"
             )

@@ -85,7 +85,7 @@ def create_app(
     if config.observe.enable_metrics:
         metrics.install(app, state)
     admin.install_request_log(state)
-    app.add_middleware(Guard, serve=config.serve)
+    app.add_middleware(Guard, serve=config.serve, fair_header=config.schedule.fair_share)
     # outside of the guard, so that a browser may read the guard's refusals too
     app.add_middleware(
         CORSMiddleware,

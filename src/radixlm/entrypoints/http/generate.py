@@ -18,6 +18,7 @@ from radixlm.entrypoints.http.body import (
     read_json,
     stream_response,
 )
+from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import FinishError, json_response
 from radixlm.entrypoints.http.openai.sampling import LONG_TEXT_CHARS, encode
@@ -76,6 +77,7 @@ async def _prepare(state: ServerState, batch: Batch) -> None:
         if request.text is not None and len(request.text) > LONG_TEXT_CHARS:
             request.input_ids = await encode(state, request.text, "text")
             request.text = None
+        request.fair_key = client_key()
         state.sessions.extend(request)
 
 

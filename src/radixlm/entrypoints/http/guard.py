@@ -19,6 +19,7 @@ from radixlm.base.errors import (
     Unauthorized,
 )
 from radixlm.config.serve import ServeConfig
+from radixlm.entrypoints.http.client import set_client
 from radixlm.entrypoints.http.errors import error_response
 
 Scope = MutableMapping[str, Any]
@@ -45,9 +46,10 @@ MAX_REQUEST_ID = 128
 class Guard:
     """Checks a request before any route sees it."""
 
-    def __init__(self, app: App, serve: ServeConfig) -> None:
+    def __init__(self, app: App, serve: ServeConfig, fair_header: str | None = None) -> None:
         self._app = app
         self._keys = _keys(serve)
+        self._fair_header = fair_header.lower().encode("latin-1") if fair_header else None
         self._admin_key = serve.admin_api_key
         self._is_local = serve.host in _LOOPBACK
         self._max_bytes = serve.max_request_bytes
@@ -60,6 +62,8 @@ class Guard:
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         send = _with_header(send, request_id)
+        if self._fair_header is not None:
+            set_client(headers.get(self._fair_header))
         try:
             self._check(scope, headers)
         except RadixError as error:

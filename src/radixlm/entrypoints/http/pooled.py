@@ -19,6 +19,7 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest, NotSupported
 from radixlm.entrypoints.http.body import read_body
+from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import run
@@ -156,6 +157,7 @@ async def pool(
                 pooling=pooling,
                 rid=name,
                 priority=priority,
+                fair_key=client_key(),
             )
         )
     results = await run.collect(state, requests)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.body import read_body
+from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import run
@@ -69,7 +70,7 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
     need = LogprobNeed(-1, 0, tuple(body.label_token_ids))
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     requests = [
-        GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need)
+        GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=client_key())
         for ids in [await _prompt(state, body, item) for item in items]
     ]
     outputs = [found[0] for found in await run.collect(state, requests)]

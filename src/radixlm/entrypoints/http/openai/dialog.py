@@ -141,7 +141,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):
         role = message.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise InvalidRequest(
                 f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}, "
                 f"not {role!r:.80}",
@@ -153,7 +153,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InvalidRequest(f"{where} is required", where)
         for place, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in _MEDIA:
+            if isinstance(kind, str) and kind in _MEDIA:
                 where = f"messages[{index}].content[{place}]"
                 raise InvalidRequest(f"{where}: this model reads text only, not {kind}", where)
 

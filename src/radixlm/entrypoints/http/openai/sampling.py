@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
+from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import prefix_key
@@ -123,6 +124,7 @@ def request_of(
         priority=body.priority or 0,
         timeout_s=body.timeout,
         session=body.session_params,
+        fair_key=client_key(),
     )
 
 

@@ -1,0 +1,115 @@
+"""Whatever a client sends, the server has a 4xx for it (or an answer), soon, and goes on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tests.fakes.http import Face, face
+
+NUM_CALLS = 60
+JUNK: list[Any] = [
+    *(None, True, False, 0, -1, 1, 2.5, 1e308, -1e308, 2**63 - 1, -(2**63), 2**64 - 1, ""),
+    *(
+        "x",
+        "\x00",
+        "😀",
+        "x" * 70_000,
+        "../../etc/passwd",
+        "{{ 7 * 7 }}",
+        "((((",
+        "tiny",
+        "default",
+    ),
+    *([], [None], [1], ["a"], [[1]], [{}], {}, {"a": 1}, {"type": "function"}, {"type": "text"}),
+    *([{"role": "user", "content": "hi"}], [{"role": "assistant", "content": None}]),
+    *([{"role": "tool", "content": [{"type": "text", "text": 5}]}], {"id": "x"}, [-1], [2**40]),
+    *([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}],),
+    *([{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}], ["a"] * 3000),
+    *([{"type": "function", "function": {"name": "\n", "parameters": []}}], {"include_usage": 1}),
+    *({"type": "json_schema", "json_schema": {"schema": {"type": 5}}}, {"type": "json_object"}),
+]
+VALID: dict[str, dict[str, Any]] = {
+    "/generate": {"text": "hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 3},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/api/generate": {"model": "tiny", "prompt": "hi", "options": {"num_predict": 3}},
+    "/v1/score": {"query": "a", "items": ["b"], "label_token_ids": [1]},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1]},
+    "/encode": {"text": "hi"},
+    "/parse_function_call": {"text": "hi", "tools": []},
+    "/separate_reasoning": {"text": "hi"},
+    "/open_session": {},
+    "/close_session": {"session_id": "x"},
+    "/abort_request": {"rid": "x"},
+    "/v1/batches": {"input_file_id": "x", "endpoint": "/v1/completions"},
+    "/vertex_generate": {"instances": [{"text": "hi"}]},
+    "/configure_logging": {},
+    "/set_internal_state": {"server_args": {}},
+    "/update_weight_version": {"new_version": "x"},
+    "/get_weights_by_name": {"name": "x"},
+}
+# these would end other requests or wait on purpose
+LEFT_OUT = frozenset(("abort_all", "timeout", "forward_sleep_time", "background"))
+
+
+def fields_of(server: Face, path: str) -> list[str]:
+    """What the document says that a route takes."""
+    document = server.app.openapi()
+    content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    name = schema.get("$ref", "").rpartition("/")[2]
+    found = document["components"]["schemas"].get(name, schema)
+    return sorted({*found.get("properties", {}), *VALID[path], "unknown"} - LEFT_OUT)
+
+
+@pytest.mark.parametrize("path", sorted(VALID))
+async def test_no_field_can_bring_the_server_down(
+    toy_folder: Path, tmp_path: Path, path: str
+) -> None:
+    rng = random.Random(path)
+    headers = {"content-type": "application/json"}
+    async with face(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+        fields = fields_of(server, path)
+        for _ in range(NUM_CALLS):
+            body = dict(VALID[path])
+            for name in rng.sample(fields, min(len(fields), rng.choice((1, 1, 2)))):
+                body[name] = rng.choice(JUNK)
+            got = await server.client.post(path, content=orjson.dumps(body), headers=headers)
+            shown = (body, got.text[:300])
+            assert got.status_code < 500 or got.status_code == 501, shown
+            if 400 <= got.status_code < 500:
+                assert got.json()["error"], shown
+        assert not server.engine.intake.live
+        assert (await server.client.get("/health_generate")).status_code == 200
+
+
+async def test_nested_junk_in_messages(server: Face) -> None:
+    rng = random.Random(5)
+    keys = ("role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content", "type")
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"):
+        field = "input" if path == "/v1/responses" else "messages"
+        for _ in range(NUM_CALLS):
+            message: dict[str, Any] = {"role": rng.choice(("user", "assistant", "tool", "system"))}
+            message["content"] = "x"
+            for key in rng.sample(keys, 2):
+                message[key] = rng.choice(JUNK)
+            body = {field: [message], "model": "tiny", "stream": False}
+            if path == "/v1/messages":
+                body["max_tokens"] = 2
+            if path == "/tokenize":
+                del body["stream"]
+            got = await server.client.post(
+                path, content=orjson.dumps(body), headers={"content-type": "application/json"}
+            )
+            assert got.status_code < 500 or got.status_code == 501, (path, message, got.text[:300])
