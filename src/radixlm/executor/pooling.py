@@ -24,6 +24,10 @@ class Pooler:
         self._head = head
         self._sums: dict[str, Tensor] = {}
 
+    def forget(self, rid: str) -> None:
+        """The request has left, perhaps before its last chunk."""
+        self._sums.pop(rid, None)
+
     def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
         """The pooled vector once the last chunk has come, else None."""
         kind, _, after = (item.pooling or "last").partition("+")

@@ -91,6 +91,9 @@ class Runner:
     def forward(self, plan: StepPlan) -> Step:
         """Apply the plan's updates to the tables, then run the model."""
         for slot in plan.releases:
+            state = self.tables.states[slot]
+            if state is not None:
+                self.pooler.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
         for admission in plan.admissions:

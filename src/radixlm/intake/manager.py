@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,9 +25,8 @@ from radixlm.base.errors import (
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
 from radixlm.intake.records import GenerateRequest, Output, check_names
-from radixlm.intake.stream import Live, merged
+from radixlm.intake.stream import Live, merged, stop_checker
 from radixlm.text.detokenize import Detokenizer
-from radixlm.text.stop import StopChecker
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import (
     Beat,
@@ -152,7 +152,6 @@ class Intake:
         return self._abort([r for r in self.live if _is_of(r, rid)], message)
 
     def abort_all(self, message: str = "aborted by request") -> int:
-        """End all requests; how many there were."""
         return self._abort(list(self.live), message)
 
     def _abort(self, rids: list[str], message: str) -> int:
@@ -259,10 +258,23 @@ class Intake:
                 f"{self.facts.vocab}",
                 param="top_logprobs",
             )
+        self._check_choices(request)
         seed = sampling.sampling_seed
         if seed is None:
             seed = secrets.randbits(62)
         return msgspec.structs.replace(sampling, max_new_tokens=count, sampling_seed=seed)
+
+    def _check_choices(self, request: GenerateRequest) -> None:
+        """What a request names must be there: the engine takes it for granted."""
+        for field, name, known in (
+            ("logit_processor", request.processor, self.facts.processors),
+            ("lora_path", request.adapter, self.facts.adapters),
+        ):
+            if name is not None and name not in known:
+                has = ", ".join(known) or "none"
+                raise InvalidRequest(
+                    f"{field}: {name!r:.80} is not known here; known: {has}", field
+                )
 
     def _live(
         self,
@@ -303,7 +315,7 @@ class Intake:
             stream=request.stream,
         )
         text = self._detokenizer(sampling, () if request.embeds is not None else ids)
-        return Live(wire, index, text, _stop_checker(sampling), event)
+        return Live(wire, index, text, stop_checker(sampling), event)
 
     def _detokenizer(
         self, sampling: SamplingParams, prompt_ids: Sequence[int]
@@ -373,7 +385,7 @@ class Intake:
         self.beat_s = time.monotonic()
         total = int(facts.get("max_total_num_tokens", 0))
         context = min(self.facts.context_len, int(facts.get("context_len", 1 << 40)))
-        self.facts = _replaced(self.facts, max_total_tokens=total, context_len=context)
+        self.facts = replace(self.facts, max_total_tokens=total, context_len=context)
         self.ready.set()
         if self.is_paused:
             self.link.send(Control("pause again", "pause", {"mode": "in_place"}))
@@ -471,17 +483,6 @@ def grammar_of(sampling: SamplingParams) -> GrammarSpec | None:
         if value is not None:
             return GrammarSpec(kind, value)
     return None
-
-
-def _stop_checker(sampling: SamplingParams) -> StopChecker | None:
-    if not sampling.stop and not sampling.stop_regex:
-        return None
-    return StopChecker(sampling.stop, sampling.stop_regex, trim=not sampling.no_stop_trim)
-
-
-def _replaced(facts: IntakeFacts, **changes: Any) -> IntakeFacts:
-    values = {name: getattr(facts, name) for name in facts.__slots__} | changes
-    return IntakeFacts(**values)
 
 
 def _is_of(rid: str, asked: str) -> bool:

@@ -14,6 +14,7 @@ from radixlm.text.detokenize import Detokenizer
 from radixlm.text.stop import StopChecker
 from radixlm.wire.replies import Finish, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
 
 
 class Live:
@@ -183,3 +184,10 @@ async def merged(lives: list[Live]) -> AsyncIterator[Output]:
             yield output
         if left and not left[0].event.is_set():
             await left[0].event.wait()
+
+
+def stop_checker(sampling: SamplingParams) -> StopChecker | None:
+    """What looks for the request's stops, None if it has none."""
+    if not sampling.stop and not sampling.stop_regex:
+        return None
+    return StopChecker(sampling.stop, sampling.stop_regex, trim=not sampling.no_stop_trim)
