@@ -369,8 +369,10 @@ async def stream(dialog: Dialog) -> AsyncGenerator[Delta, None]:
     readers: dict[int, Reader] = {}
     async with aclosing(run.stream(dialog.state, [dialog.request])) as deltas:
         async for _, output in deltas:
-            is_first = output.index not in readers
-            reader = readers.setdefault(output.index, dialog.reader())
+            reader = readers.get(output.index)
+            is_first = reader is None
+            if reader is None:
+                reader = readers[output.index] = dialog.reader()
             piece = reader.feed(output.text)
             reason = None
             if output.finish is not None:
