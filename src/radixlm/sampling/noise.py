@@ -15,8 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MAX_NOISE = 22.3  # -log(-log1p(-2**-32)), rounded up
-
 
 def _signed(value: int, bits: int) -> int:
     """The two's complement reading of an unsigned constant."""
@@ -62,7 +60,7 @@ def _wrap32(x: Tensor) -> Tensor:
 
 
 def gumbel_noise(keys_R: Tensor, tokens_RK: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32 [R, K], below MAX_NOISE."""
+    """Standard Gumbel noise, float32 [R, K]."""
     v = random_bits(keys_R, tokens_RK).to(torch.float32)
     # v in (0, 1) with the fine steps near 0, where the winners of an argmax are
     v.add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)

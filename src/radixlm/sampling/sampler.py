@@ -15,14 +15,14 @@ renormalised one after another, as the reference does): a token stays if
 Each is a threshold on p, so equal tokens stay or go together, whatever order a sort leaves them
 in. The draw is then over what stays (Gumbel noise needs no renormalisation).
 
-All arithmetic is by row: a row gives the same token in any batch.
+All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 6 to 9 are those
+of ``cpu.py``, which draws the same tokens with less work.
 
 Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind, K kept.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,13 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixlm.sampling import cpu
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
-from radixlm.sampling.noise import MAX_NOISE, draw_keys, gumbel_noise
+from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.tensors import MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P, SamplingTable
 
 LogprobsMode = Literal["raw", "processed"]
 _NO = float("-inf")
-_CHUNK = 1 << 18  # logits worked on at once on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,21 +165,30 @@ class Sampler:
         greedy = kinds.pop("greedy", [])
         if not kinds:
             return logits_RV.argmax(dim=-1)
+        if self._is_cpu:
+            return self._choose_cpu(logits_RV, slots, positions_R)
         tokens_R = torch.empty_like(positions_R)
         if greedy:
             tokens_R[greedy] = logits_RV[greedy].argmax(dim=-1)
         floats_R3, ints_R2 = self._parameters(slots)
         keys_R = draw_keys(ints_R2[:, SEED], positions_R)
-        num_rows = len(slots)
-        if self._is_cpu:  # small temporaries stay in the cache
-            num_rows = max(1, _CHUNK // self._table.vocab_size)
-        for kind, all_rows in kinds.items():
+        for kind, rows in kinds.items():
             draw = self._draw_free if kind == "free" else self._draw_filtered
-            for start in range(0, len(all_rows), num_rows):
-                rows = all_rows[start : start + num_rows]
-                scaled_FV = logits_RV[rows].div_(floats_R3[rows, TEMPERATURE, None])
-                tokens_R[rows] = draw(scaled_FV, keys_R[rows], floats_R3[rows], ints_R2[rows])
+            scaled_FV = logits_RV[rows].div_(floats_R3[rows, TEMPERATURE, None])
+            tokens_R[rows] = draw(scaled_FV, keys_R[rows], floats_R3[rows], ints_R2[rows])
         return tokens_R
+
+    def _choose_cpu(self, logits_RV: Tensor, slots: Sequence[int], positions_R: Tensor) -> Tensor:
+        states = [self._table.state(slot) for slot in slots]
+        keys = cpu.draw_keys([state.seed for state in states], positions_R.tolist()).tolist()
+        tokens = []
+        for logits_V, state, key in zip(logits_RV.numpy(), states, keys, strict=True):
+            if state.is_greedy:
+                tokens.append(int(logits_V.argmax()))
+            else:
+                limits = (state.temperature, state.top_k, state.top_p, state.min_p)
+                tokens.append(cpu.draw(logits_V, key, *limits))
+        return torch.tensor(tokens, dtype=torch.int64)
 
     def _parameters(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         index_R = torch.tensor(list(slots), dtype=torch.int64, device=self._table.device)
@@ -189,69 +198,21 @@ class Sampler:
         self, scaled_FV: Tensor, keys_F: Tensor, floats_F3: Tensor, ints_F2: Tensor
     ) -> Tensor:
         """Rows without top_k and top_p."""
-        highest_F, best_F = scaled_FV.max(dim=-1)
-        # what lies further below the best token's score than any noise reaches cannot win
-        noise_F = gumbel_noise(keys_F, best_F.to(torch.int32)[:, None]).squeeze(1)
-        hopeless_F = highest_F + noise_F - MAX_NOISE
-        lowest_F = torch.maximum(hopeless_F, highest_F + floats_F3[:, MIN_P].log())
-        return self._draw(scaled_FV, keys_F, scaled_FV, lowest_F)
+        lowest_F = scaled_FV.amax(dim=-1) + floats_F3[:, MIN_P].log()
+        return self._draw(scaled_FV, keys_F, scaled_FV < lowest_F[:, None])
 
     def _draw_filtered(
         self, scaled_FV: Tensor, keys_F: Tensor, floats_F3: Tensor, ints_F2: Tensor
     ) -> Tensor:
         """Rows with top_k or top_p."""
         probs_FV = torch.softmax(scaled_FV, dim=-1)
-        threshold = _threshold_cpu if self._is_cpu else _threshold
-        lowest_F = threshold(probs_FV, floats_F3, ints_F2[:, TOP_K])
-        return self._draw(scaled_FV, keys_F, probs_FV, lowest_F)
+        lowest_F = _threshold(probs_FV, floats_F3, ints_F2[:, TOP_K])
+        return self._draw(scaled_FV, keys_F, probs_FV < lowest_F[:, None])
 
-    def _draw(
-        self, scaled_FV: Tensor, keys_F: Tensor, values_FV: Tensor, lowest_F: Tensor
-    ) -> Tensor:
-        """Of the tokens with ``values`` of at least ``lowest``, the highest logit plus noise.
-
-        On a CPU noise is made only for the kept tokens where those are few.
-        """
-        if not self._is_cpu:
-            return self._draw_dense(scaled_FV, keys_F, values_FV, lowest_F)
-        tokens_F = torch.zeros_like(keys_F)
-        many: list[int] = []
-        few: list[tuple[int, np.ndarray]] = []  # (row, kept token ids)
-        for row, lowest in enumerate(lowest_F.tolist()):
-            kept = np.flatnonzero(values_FV[row].numpy() >= lowest)
-            if len(kept) * 4 > self._table.vocab_size:
-                many.append(row)
-            elif len(kept) > 0:  # a row of NaN keeps none
-                few.append((row, kept))
-        if many:
-            tokens_F[many] = self._draw_dense(
-                scaled_FV[many], keys_F[many], values_FV[many], lowest_F[many]
-            )
-        _draw_few(scaled_FV, keys_F, few, tokens_F)
-        return tokens_F
-
-    def _draw_dense(
-        self, scaled_FV: Tensor, keys_F: Tensor, values_FV: Tensor, lowest_F: Tensor
-    ) -> Tensor:
+    def _draw(self, scaled_FV: Tensor, keys_F: Tensor, is_out_FV: Tensor) -> Tensor:
+        """Of the tokens that are not out, the one with the highest logit plus noise."""
         scores_FV = gumbel_noise(keys_F, self._token_ids_1V).add_(scaled_FV)
-        return scores_FV.masked_fill_(values_FV < lowest_F[:, None], _NO).argmax(dim=-1)
-
-
-def _draw_few(
-    scaled_FV: Tensor, keys_F: Tensor, few: list[tuple[int, np.ndarray]], tokens_F: Tensor
-) -> None:
-    """Fill ``tokens_F`` for rows of which few tokens are kept: only those get noise."""
-    if not few:
-        return
-    ids_N = torch.from_numpy(np.concatenate([kept for _, kept in few]))
-    sizes = torch.tensor([len(kept) for _, kept in few])
-    rows_N = torch.tensor([row for row, _ in few]).repeat_interleave(sizes)
-    scores_N = gumbel_noise(keys_F[rows_N], ids_N.to(torch.int32)[:, None]).squeeze(1)
-    scores = (scores_N + scaled_FV[rows_N, ids_N]).numpy()
-    start = 0
-    for row, kept in few:
-        tokens_F[row] = int(kept[scores[start : start + len(kept)].argmax()])
-        start += len(kept)
+        return scores_FV.masked_fill_(is_out_FV, _NO).argmax(dim=-1)
 
 
 def _threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
@@ -264,28 +225,6 @@ def _threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
     num_kept_F = torch.minimum(is_kept_FV.sum(dim=-1), top_k_F).clamp_(min=1)
     lowest_F = sorted_FV.gather(1, num_kept_F[:, None] - 1).squeeze(1)
     return torch.maximum(lowest_F, sorted_FV[:, 0] * floats_F3[:, MIN_P])
-
-
-def _threshold_cpu(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
-    """``_threshold``, sorting no more than it must; numpy sorts floats faster than torch."""
-    lowest = []
-    limits = zip(top_k_F.tolist(), floats_F3.tolist(), strict=True)
-    for probs_V, (top_k, floats) in zip(probs_FV.numpy(), limits, strict=True):
-        top_p, num = floats[TOP_P], len(probs_V)
-        if top_k < num:
-            top = np.partition(probs_V, num - top_k)[num - top_k :]
-        else:  # all tokens below this have less mass together than top_p leaves out
-            top = probs_V[probs_V >= (1.0 - top_p) / (2 * num)]
-        top = np.sort(top)[::-1]
-        if len(top) == 0:  # NaN
-            lowest.append(math.nan)
-            continue
-        num_kept = len(top)
-        if top_p < 1.0:
-            wide = top.astype(np.float64)
-            num_kept = max(1, int(np.count_nonzero(wide.cumsum() - wide <= top_p)))
-        lowest.append(max(float(top[num_kept - 1]), float(top[0] * np.float32(floats[MIN_P]))))
-    return torch.tensor(lowest, dtype=torch.float32)
 
 
 def _hold_back_(logits_V: Tensor, ids_K: Tensor, is_early: Tensor) -> None:

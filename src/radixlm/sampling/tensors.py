@@ -29,7 +29,11 @@ class SlotState:
 
     is_greedy: bool
     is_filtered: bool  # by top_k or top_p, which need the most likely tokens in order
-    has_min_p: bool
+    temperature: float
+    top_k: int  # the vocabulary's size means no limit
+    top_p: float
+    min_p: float
+    seed: int
     bias_ids: Tensor | None = None  # int64
     bias_values: Tensor | None = None  # fp32
     suppressed_ids: Tensor | None = None  # int64: EOS and stops, until suppressed_until
@@ -92,7 +96,11 @@ class SamplingTable:
         state = SlotState(
             is_greedy=params.is_greedy,
             is_filtered=top_k < self.vocab_size or params.top_p < 1.0,
-            has_min_p=params.min_p > 0.0,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=seed,
             processor=processor,
             custom_params=params.custom_params,
         )
