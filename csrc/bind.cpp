@@ -4,7 +4,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "runtime/linear.h"
+#include <sys/mman.h>
+
+#include <chrono>
+
 #include "runtime/program.h"
 #include "runtime/runtime.h"
 
@@ -80,6 +83,28 @@ void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows
     run_team(n, 0, 0, [&](const Ctx& c) { k.activation(a, c); });
 }
 
+// Units of work a second by all threads: bytes read (kind 0) or FLOP (kind 1).
+double measure(int kind, Address memory, size_t bytes, int threads) {
+    const Kernels& k = kernels();
+    double total = 0;
+    auto begin = std::chrono::steady_clock::now();
+    run_team(threads, 0, 0, [&](const Ctx& c) {
+        const size_t each = kind == 0 ? bytes / size_t(threads) / 256 * 256 : bytes;
+        float sink = 1e-3f;
+        double work = k.ceiling(kind, at<float>(memory + size_t(c.tid) * each * (kind == 0)), each, &sink);
+#pragma omp critical
+        total += work + (sink == 12345.0f);
+        c.barrier();
+    });
+    return total / std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Ask for huge pages under a tensor: pages of a cache are far apart.
+void advise_huge(Address data, size_t bytes) {
+    const Address huge = Address(2) << 20, first = (data + huge - 1) / huge * huge, last = (data + bytes) / huge * huge;
+    if (last > first) madvise(at<void>(first), last - first, MADV_HUGEPAGE);
+}
+
 void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address y, int64_t ldy) {
     EmbedArgs a;
     a.ids = at<int32_t>(ids), a.tokens = tokens, a.table = at<void>(table), a.dtype = dtype, a.vocab = vocab, a.dim = dim, a.scale = scale;
@@ -97,6 +122,8 @@ NB_MODULE(_cpu, m) {
     m.def("supported_isas", &supported_isas);
     m.def("processor_has", &processor_has);
     m.def("select_isa", &select_isa);
+    m.def("measure", &measure, Release());
+    m.def("advise_huge", &advise_huge);
     m.def("max_threads", &max_threads);
     m.def("set_max_threads", &set_max_threads);
 
@@ -109,9 +136,13 @@ NB_MODULE(_cpu, m) {
     nb::class_<Attention>(m, "Attention")
         .def(nb::init<int, int, int, int, int, int, float, int, float, bool, Address>())
         .def("run", &Attention::run, Release());
+    nb::class_<Experts>(m, "Experts")
+        .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())
+        .def("run", &Experts::run, Release());
     nb::class_<Program>(m, "Program")
         .def(nb::init<>())
-        .def("buffer", &Program::buffer)
+        .def("buffer", &Program::buffer, arg("width"), arg("rows_per_token") = 1)
+        .def("moe", &Program::moe)
         .def("embed", &Program::embed, arg("y"), arg("tied").none(), arg("table"), arg("dtype"), arg("vocab"), arg("dim"), arg("scale"), arg("positions"), arg("offset"))
         .def("norm", &Program::norm)
         .def("linear", &Program::linear)

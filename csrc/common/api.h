@@ -166,6 +166,7 @@ struct Kernels {
     void (*mix)(const MixArgs&, const Ctx&);
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
+    double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);
 };
 
 inline bool is_integer(const LinearArgs& a) { return a.w.format == W_W8A8 || a.w.format == W_W4A8; }

@@ -327,6 +327,17 @@ RADIX_INLINE void store_bf16(uint16_t* p, vf a) {
 #endif
 }
 
+// 16 whole numbers within [-128, 127] as bytes
+RADIX_INLINE void store_i8(int8_t* p, vf a) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+#else
+    alignas(64) float t[16];
+    store(t, a);
+    for (int i = 0; i < 16; i++) p[i] = int8_t(t[i]);
+#endif
+}
+
 // e^x, 1 ulp or so; exactly 1 at 0 and exactly 0 below -87.3 (and at -inf).
 RADIX_INLINE vf vexp(vf x) {
     vf low = set1(-87.3365f);
@@ -368,8 +379,7 @@ RADIX_INLINE vf vtanh(vf x) {
     vf signed_big = select_lt(x, zero(), sub(zero(), big), big);
     return select_lt(ax, set1(0.625f), small, signed_big);
 }
-// erf by Abramowitz-Stegun would lose digits: Gauss error through a rational of W. J. Cody's range split is
-// replaced by the minimax form used below (|error| < 2e-7).
+// The error function: an odd polynomial below 1, Cephes' erfcf above; |error| < 2e-7.
 RADIX_INLINE vf verf(vf x) {
     vf ax = vabs(x);
     // |x| < 1: odd minimax polynomial

@@ -59,41 +59,50 @@ static void clear_state(float* s, const Shape& sh) {
     s[sh.v_pad + 16] = EMPTY;
 }
 
-static void open_block(const AttnArgs& a, const Shape& s, const int32_t* pages, int kv_head, int first_tile, int last_tile, const Buffers& b, BlockPointers& out) {
+template <int DTYPE>
+static void widen_tile(const Cache& c, const Shape& s, int64_t ki, int64_t vi, float* k, float* v) {
+    for (int i = 0; i < s.k_dim; i++) store(k + i * 16, load_any(c.k, DTYPE, ki + i * 16));
+    const bool whole = s.v_dim % 16 == 0;
+    for (int r = 0; r < 16; r++) {
+        float* dst = v + r * s.v_pad;
+        int i = 0;
+        for (; i + 16 <= s.v_dim; i += 16) store(dst + i, load_any(c.v, DTYPE, vi + r * s.v_dim + i));
+        if (whole) continue;
+        for (; i < s.v_pad; i++) dst[i] = i < s.v_dim ? load_scalar(c.v, DTYPE, vi + r * s.v_dim + i) : 0.0f;
+    }
+}
+
+// A tile is a few kilobytes somewhere in memory: hardware prefetch sees it too late.
+RADIX_INLINE void prefetch_bytes(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
+}
+
+static void open_block(const AttnArgs& a, const Shape& s, const int32_t* pages, int kv_head, int first_tile, int last_tile, int final_tile, const Buffers& b, BlockPointers& out) {
     const Cache& c = a.cache;
-    const int per_page = c.page_size / 16;
+    const int per_page = c.page_size / 16, width = dtype_size(c.dtype);
     const bool direct_v = c.dtype == DT_F32 && s.v_dim % 16 == 0;
     out.v_stride = s.v_pad;
+    const float* any = nullptr;
     for (int t = 0; t < TILES; t++) {
-        int tile = first_tile / TILES * TILES + t;
-        if (tile < first_tile || tile > last_tile) {
-            out.k[t] = nullptr;
-            continue;
+        const int tile = first_tile / TILES * TILES + t, ahead = tile + TILES;
+        if (ahead <= final_tile) {
+            int64_t block = int64_t(pages[ahead / per_page]) * c.kv_heads + kv_head;
+            prefetch_bytes((const char*)c.k + (block * per_page + ahead % per_page) * s.k_dim * 16 * width, int64_t(s.k_dim) * 16 * width);
+            prefetch_bytes((const char*)c.v + (block * c.page_size + int64_t(ahead % per_page) * 16) * s.v_dim * width, int64_t(s.v_dim) * 16 * width);
         }
+        out.k[t] = nullptr;
+        if (tile < first_tile || tile > last_tile) continue;
         int64_t block = int64_t(pages[tile / per_page]) * c.kv_heads + kv_head;
         int64_t ki = (block * per_page + tile % per_page) * s.k_dim * 16;
         int64_t vi = (block * c.page_size + int64_t(tile % per_page) * 16) * s.v_dim;
-        if (c.dtype == DT_F32) out.k[t] = (const float*)c.k + ki;
-        else {
-            float* dst = b.k + int64_t(t) * s.k_dim * 16;
-            for (int i = 0; i < s.k_dim; i++) store(dst + i * 16, load_any(c.k, c.dtype, ki + i * 16));
-            out.k[t] = dst;
-        }
-        if (direct_v) {
-            out.v[t] = (const float*)c.v + vi;
-            continue;
-        }
-        float* dst = b.v + int64_t(t) * 16 * s.v_pad;
-        out.v[t] = dst;
-        for (int r = 0; r < 16; r++) {
-            int i = 0;
-            for (; i + 16 <= s.v_dim; i += 16) store(dst + r * s.v_pad + i, load_any(c.v, c.dtype, vi + r * s.v_dim + i));
-            for (; i < s.v_pad; i++) dst[r * s.v_pad + i] = i < s.v_dim ? load_scalar(c.v, c.dtype, vi + r * s.v_dim + i) : 0.0f;
-        }
+        float *k = b.k + int64_t(t) * s.k_dim * 16, *v = b.v + int64_t(t) * 16 * s.v_pad;
+        out.k[t] = c.dtype == DT_F32 ? (const float*)c.k + ki : k;
+        out.v[t] = direct_v ? (const float*)c.v + vi : v;
+        any = out.k[t];
+        if (c.dtype == DT_BF16) widen_tile<DT_BF16>(c, s, ki, vi, k, v);
+        else if (c.dtype == DT_F16) widen_tile<DT_F16>(c, s, ki, vi, k, v);
+        else if (!direct_v) widen_tile<DT_F32>(c, s, ki, vi, k, v);
     }
-    const float* any = nullptr;
-    for (int t = 0; t < TILES; t++)
-        if (out.k[t]) any = out.k[t];
     for (int t = 0; t < TILES; t++)
         if (!out.k[t]) out.k[t] = any;  // scores of absent tiles are masked, never used
 }
@@ -248,7 +257,7 @@ static void run_block(const AttnArgs& a, const Shape& s, const AttnTask& task, c
     int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK;
     int start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
-    open_block(a, s, a.page_table + int64_t(task.seq) * a.ldp, task.kv_head, start / 16, (end - 1) / 16, b, bp);
+    open_block(a, s, a.page_table + int64_t(task.seq) * a.ldp, task.kv_head, start / 16, (end - 1) / 16, (rows.hi - 1) / 16, b, bp);
     for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
         int n = rows.count - r0 < MAX_GROUP ? rows.count - r0 : MAX_GROUP;
         int lo = b.lo[r0], hi = b.hi[r0 + n - 1];  // both grow with the row

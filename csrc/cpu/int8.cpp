@@ -136,14 +136,13 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
         float top = largest(part, span), inverse = top > 0 ? 127.0f / top : 0.0f;
         int64_t at = (t * q.rows) * q.groups + g * width + r;
         q.scale[at] = top / 127.0f;
-        int32_t total = 0;
+        vf total = zero();
         for (int64_t k = 0; k < span; k += 16) {
             int n = lanes_at(k, span);
-            alignas(64) float f[16];
             alignas(16) int8_t b[16];
-            store(f, vround(mul(load_n(part + k, n), set1(inverse))));
-            for (int i = 0; i < 16; i++) b[i] = int8_t(f[i]);
-            for (int i = 0; i < 16; i++) total += b[i];
+            vf steps = vround(mul(load_n(part + k, n), set1(inverse)));
+            store_i8(b, steps);
+            total = add(total, steps);  // whole numbers below 2^24: exact
             int64_t step = (g * span + k) / 4;
             if (!four) {
                 uint32_t d[4];
@@ -157,7 +156,7 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
                 std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
             }
         }
-        if (four) q.sum[at] = q.scale[at] * float(total);
+        if (four) q.sum[at] = q.scale[at] * lane_tree_sum(total);
     }
 }
 

@@ -34,10 +34,10 @@ Program::Op& Program::push(Kind kind) {
     return ops.back();
 }
 
-int Program::buffer(int64_t width) {
+int Program::buffer(int64_t width, int rows_per_token) {
     int64_t stride = (width + 15) / 16 * 16;
     if (stride % 1024 == 0) stride += 16;  // rows a page apart would share cache sets
-    buffers.push_back({stride});
+    buffers.push_back({stride, rows_per_token});
     return int(buffers.size()) - 1;
 }
 
@@ -111,6 +111,22 @@ void Program::activation(int x, int y, int64_t dim, int act, bool gated, bool se
     Op& op = push(ACT);
     op.x = x, op.y = y, op.selected = selected, op.act.dim = dim, op.act.act = act, op.act.gated = gated;
 }
+void Program::moe(int x, int logits, int y, const Experts& experts, std::tuple<int, int, int, bool, float, Address, int, int, bool> route, float scale, bool selected) {
+    Route r;
+    r.experts = std::get<0>(route), r.top_k = std::get<1>(route), r.score = std::get<2>(route), r.renorm = std::get<3>(route), r.scale = std::get<4>(route);
+    r.correction = at<float>(std::get<5>(route)), r.groups = std::get<6>(route), r.kept = std::get<7>(route), r.best_two = std::get<8>(route);
+    if (r.experts != int(experts.up.size())) throw std::invalid_argument("the router and the experts differ in number");
+    // Layers of one shape share their scratch.
+    int hidden = -1, out = -1;
+    for (const Op& op : ops)
+        if (op.kind == MOE && op.route.top_k == r.top_k && op.experts.inner == experts.inner() && op.experts.dim == experts.dim()) hidden = op.hidden, out = op.out;
+    if (hidden < 0) hidden = buffer(experts.inner(), r.top_k), out = buffer(experts.dim(), r.top_k);
+    Op& op = push(MOE);
+    op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.selected = selected, op.route = r;
+    ExpertArgs& e = op.experts;
+    e.up = experts.up.data(), e.down = experts.down.data(), e.experts = r.experts, e.top_k = r.top_k, e.act = experts.act;
+    e.dim = experts.dim(), e.inner = experts.inner(), e.scale = scale, e.adds = true;
+}
 void Program::hidden(int x, int64_t dim) {
     Op& op = push(HIDDEN);
     op.x = x, op.selected = true, op.mix.mode = 2, op.mix.dim = dim;
@@ -128,7 +144,7 @@ void Program::grow(int64_t tokens) {
     if (tokens <= capacity) return;
     capacity = std::max(tokens, capacity * 2);
     size_t floats = 0;
-    for (auto& b : buffers) floats += size_t(b.stride * capacity);
+    for (auto& b : buffers) floats += size_t(b.stride * b.rows_per_token * capacity);
     free(memory);
     memory = nullptr;
     void* p = nullptr;
@@ -140,7 +156,7 @@ void Program::grow(int64_t tokens) {
     memory = (char*)p;
     if (floats * 4 > huge) madvise(p, floats * 4, MADV_HUGEPAGE);
     float* at = (float*)p;
-    for (auto& b : buffers) b.data = at, at += b.stride * capacity;
+    for (auto& b : buffers) b.data = at, at += b.stride * b.rows_per_token * capacity;
 }
 
 // Fills this step's addresses and row counts into the ops.
@@ -197,6 +213,11 @@ void Program::bind(const Call& c) {
                 if (op.mix.mode == 3 && !c.logits) op.mix.rows = 0;
                 break;
             case ACT: op.act.x = x, op.act.ldx = stride(op.x), op.act.y = y, op.act.ldy = stride(op.y), op.act.rows = n; break;
+            case MOE:
+                op.experts.x = x, op.experts.ldx = stride(op.x), op.experts.tokens = n, op.experts.y = y, op.experts.ldy = stride(op.y);
+                op.experts.hidden = data(op.hidden), op.experts.out = data(op.out);
+                assignment.reserve(n, op.route.top_k, op.route.experts);
+                break;
             case HIDDEN: op.mix.x = x, op.mix.ldx = stride(op.x), op.mix.y = at<float>(c.hidden), op.mix.ldy = c.ld_hidden, op.mix.rows = c.hidden ? n : 0; break;
         }
     }
@@ -211,12 +232,30 @@ double Program::cost_flops(const Call& c, double& bytes) const {
             bytes += size * each[op.linear.w.format];
             flops += 2 * size * double(op.linear.m);
         }
+        if (op.kind == MOE) {
+            const ExpertArgs& e = op.experts;
+            double size = double(e.up[0].n) * double(e.up[0].k) + double(e.down[0].n) * double(e.down[0].k), chosen = double(e.tokens * e.top_k);
+            bytes += size * each[e.up[0].format] * std::min(chosen, double(e.experts));
+            flops += 2 * size * chosen;
+        }
         if (op.kind == ATTENTION) bytes += plans[size_t(op.plan)].bytes, flops += plans[size_t(op.plan)].flops;
     }
     return flops + 200.0 * double(c.tokens) * double(ops.size());
 }
 
-void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) const {
+void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
+    const Route& r = op.route;
+    const Buffer& logits = buffers[size_t(op.logits)];
+    ctx.each(op.experts.tokens, 1, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; t++) choose(r, logits.data + t * logits.stride, assignment.ids.data() + t * r.top_k, assignment.weights.data() + t * r.top_k);
+    });
+    ctx.barrier();
+    if (ctx.tid == 0) assignment.sort(op.experts.tokens, r.top_k, r.experts);
+    ctx.barrier();
+    run_experts(k, op.experts, assignment, ctx);
+}
+
+void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
     switch (op.kind) {
         case EMBED: k.embed(op.embed, ctx); break;
         case NORM: k.norm(op.norm, ctx); break;
@@ -230,6 +269,9 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) const {
             k.attention(a, ctx);
             break;
         }
+        case MOE:
+            if (op.experts.tokens > 0) execute_moe(op, k, ctx);
+            break;
         case EMBEDS:
         case HIDDEN:
         case MIX:
@@ -260,6 +302,9 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
         if (op.kind == LINEAR || op.kind == LOGITS) {
             shared = std::max(shared, shared_for(k, op.linear));
             local = std::max(local, k.linear_local(op.linear, n));
+        } else if (op.kind == MOE) {
+            shared = std::max(shared, experts_shared(k, op.experts));
+            local = std::max(local, experts_local(k, op.experts, n));
         }
     run_team(n, shared, local, [&](const Ctx& ctx) {
         if (!profiling) {
@@ -275,9 +320,9 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {
-    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds"};
+    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds", "moe"};
     std::vector<std::tuple<std::string, double>> out;
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 11; i++) {
         out.emplace_back(names[i], seconds[i]);
         seconds[i] = 0;
     }

@@ -5,14 +5,14 @@
 #include <tuple>
 #include <vector>
 
-#include "linear.h"
+#include "moe.h"
 
 namespace radix {
 
 class Program {
   public:
     ~Program();
-    int buffer(int64_t width);  // a float matrix with a row for each token
+    int buffer(int64_t width, int rows_per_token);  // a float matrix, freed with the program
     void embed(int y, const Linear* tied, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address positions, int64_t offset);
     void norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected);
     void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected);
@@ -23,6 +23,8 @@ class Program {
     void add(int x, int y, int64_t dim, float scale, bool selected);
     void gather(int x, int y, int64_t dim);
     void activation(int x, int y, int64_t dim, int act, bool gated, bool selected);
+    // y += scale * experts(x), chosen by the router's logits. route: experts, top_k, score, renorm, scale, correction, groups, kept, best_two
+    void moe(int x, int logits, int y, const Experts& experts, std::tuple<int, int, int, bool, float, Address, int, int, bool> route, float scale, bool selected);
     void logits(int x, const Linear& w, float scale, float softcap);
     void hidden(int x, int64_t dim);  // rows that the caller may take out
 
@@ -39,7 +41,7 @@ class Program {
     bool profiling = false;
 
   private:
-    enum Kind { EMBED, NORM, LINEAR, STORE, ATTENTION, MIX, ACT, LOGITS, HIDDEN, EMBEDS };
+    enum Kind { EMBED, NORM, LINEAR, STORE, ATTENTION, MIX, ACT, LOGITS, HIDDEN, EMBEDS, MOE };
     struct Op {
         Kind kind;
         int x = -1, y = -1, residual = -1, group = 0, rope = -1, plan = -1;
@@ -52,9 +54,13 @@ class Program {
         AttnArgs attention;
         MixArgs mix;
         ActArgs act;
+        Route route;
+        ExpertArgs experts;
+        int logits = -1, hidden = -1, out = -1;
     };
     struct Buffer {
         int64_t stride;
+        int rows_per_token;
         float* data = nullptr;
     };
     struct Call;
@@ -64,13 +70,15 @@ class Program {
     std::vector<int> plan_of;  // op index that a plan was made for
     int64_t capacity = 0;
     char* memory = nullptr;
-    double seconds[10] = {0};
+    double seconds[11] = {0};
+    Assignment assignment;  // of the layer that runs
 
     Op& push(Kind kind);
     void grow(int64_t tokens);
     void bind(const Call& c);
     double cost_flops(const Call& c, double& bytes) const;
-    void execute(const Op& op, const Kernels& k, const Ctx& ctx) const;
+    void execute(const Op& op, const Kernels& k, const Ctx& ctx);
+    void execute_moe(const Op& op, const Kernels& k, const Ctx& ctx);
 };
 
 }  // namespace radix

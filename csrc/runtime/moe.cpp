@@ -1,0 +1,161 @@
+#include "moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace radix {
+
+void Assignment::reserve(int64_t tokens, int top_k, int experts) {
+    const size_t n = size_t(tokens * top_k);
+    if (ids.size() < n) ids.resize(n), weights.resize(n), rows.resize(n), slot.resize(n);
+    if (first.size() < size_t(experts) + 1) first.resize(size_t(experts) + 1);
+}
+
+void Assignment::sort(int64_t tokens, int top_k, int experts) {
+    const int64_t n = tokens * top_k;
+    std::fill(first.begin(), first.end(), 0);
+    for (int64_t i = 0; i < n; i++) first[size_t(ids[size_t(i)]) + 1]++;
+    for (int e = 0; e < experts; e++) first[size_t(e) + 1] += first[size_t(e)];
+    for (int64_t i = 0; i < n; i++) {  // `first` moves on, and back below
+        int32_t at = first[size_t(ids[size_t(i)])]++;
+        rows[size_t(at)] = int32_t(i / top_k);
+        slot[size_t(i)] = at;
+    }
+    for (int e = experts; e > 0; e--) first[size_t(e)] = first[size_t(e) - 1];
+    first[0] = 0;
+}
+
+static void keep_groups(const Route& r, float* pick) {
+    const int each = r.experts / r.groups;
+    std::vector<float> rating(size_t(r.groups));
+    for (int g = 0; g < r.groups; g++) {
+        float a = -std::numeric_limits<float>::infinity(), b = a;
+        for (int i = 0; i < each; i++) {
+            float v = pick[g * each + i];
+            if (v > a) b = a, a = v;
+            else if (v > b) b = v;
+        }
+        rating[size_t(g)] = r.best_two ? a + b : a;
+    }
+    std::vector<char> keep(size_t(r.groups), 0);
+    for (int n = 0; n < r.kept; n++) {
+        int best = -1;
+        for (int g = 0; g < r.groups; g++)
+            if (!keep[size_t(g)] && (best < 0 || rating[size_t(g)] > rating[size_t(best)])) best = g;
+        keep[size_t(best)] = 1;
+    }
+    for (int i = 0; i < r.experts; i++)
+        if (!keep[size_t(i / each)]) pick[i] = -std::numeric_limits<float>::infinity();
+}
+
+void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
+    thread_local std::vector<float> score, pick;
+    score.assign(logits, logits + r.experts);
+    if (r.score == 0) {
+        float top = *std::max_element(score.begin(), score.end()), sum = 0;
+        for (float& s : score) s = std::exp(s - top), sum += s;
+        for (float& s : score) s /= sum;
+    } else if (r.score == 1) {
+        for (float& s : score) s = 1.0f / (1.0f + std::exp(-s));
+    }
+    pick = score;
+    if (r.correction)
+        for (int i = 0; i < r.experts; i++) pick[size_t(i)] += r.correction[i];
+    if (r.groups > 1) keep_groups(r, pick.data());
+    for (int j = 0; j < r.top_k; j++) {
+        int best = 0;
+        for (int i = 1; i < r.experts; i++)
+            if (pick[size_t(i)] > pick[size_t(best)]) best = i;
+        ids[j] = best, weights[j] = score[size_t(best)];
+        pick[size_t(best)] = -std::numeric_limits<float>::infinity();
+    }
+    if (r.score == 2) {
+        float top = weights[0], sum = 0;
+        for (int j = 1; j < r.top_k; j++) top = std::max(top, weights[j]);
+        for (int j = 0; j < r.top_k; j++) weights[j] = std::exp(weights[j] - top), sum += weights[j];
+        for (int j = 0; j < r.top_k; j++) weights[j] /= sum;
+    }
+    float sum = 0;
+    for (int j = 0; j < r.top_k; j++) sum += weights[j];
+    for (int j = 0; j < r.top_k; j++) weights[j] = (r.renorm ? weights[j] / (sum + 1e-20f) : weights[j]) * r.scale;
+}
+
+static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) {
+    LinearArgs l;
+    const int32_t first = a.first[size_t(expert)];
+    l.w = e.up[expert], l.act = e.act, l.x = e.x, l.ldx = e.ldx, l.rows = a.rows.data() + first;
+    l.m = a.first[size_t(expert) + 1] - first, l.y = e.hidden + first * e.inner, l.ldy = e.inner;
+    return l;
+}
+static LinearArgs down_args(const ExpertArgs& e, const Assignment& a, int expert) {
+    LinearArgs l;
+    const int32_t first = a.first[size_t(expert)];
+    l.w = e.down[expert], l.x = e.hidden + first * e.inner, l.ldx = e.inner;
+    l.m = a.first[size_t(expert) + 1] - first, l.y = e.out + first * e.dim, l.ldy = e.dim;
+    return l;
+}
+
+void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    for (int expert = 0; expert < e.experts; expert++) {
+        if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
+        run_linear(k, up_args(e, a, expert), ctx);
+        run_linear(k, down_args(e, a, expert), ctx);
+    }
+    ctx.each(e.tokens, 1, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; t++) {
+            float* y = e.y + t * e.ldy;
+            for (int64_t d0 = 0; d0 < e.dim; d0 += 64) {
+                const int64_t n = std::min<int64_t>(64, e.dim - d0);
+                float sum[64] = {0};
+                for (int j = 0; j < e.top_k; j++) {
+                    const float w = a.weights[size_t(t * e.top_k + j)];
+                    const float* o = e.out + int64_t(a.slot[size_t(t * e.top_k + j)]) * e.dim + d0;
+                    for (int64_t d = 0; d < n; d++) sum[d] += w * o[d];
+                }
+                for (int64_t d = 0; d < n; d++) y[d0 + d] = e.adds ? y[d0 + d] + e.scale * sum[d] : e.scale * sum[d];
+            }
+        }
+    });
+    ctx.barrier();
+}
+
+static LinearArgs most_rows(const ExpertArgs& e, bool is_up) {
+    LinearArgs l;
+    l.w = is_up ? e.up[0] : e.down[0], l.m = e.tokens;
+    return l;
+}
+size_t experts_shared(const Kernels& k, const ExpertArgs& e) {
+    return std::max(shared_for(k, most_rows(e, true)), shared_for(k, most_rows(e, false)));
+}
+size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads) { return k.linear_local(most_rows(e, true), threads); }
+
+Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation) : act(activation) {
+    if (ups.empty() || ups.size() != downs.size()) throw std::invalid_argument("one up and one down for each expert");
+    for (auto l : ups) up.push_back(l->w);
+    for (auto l : downs) down.push_back(l->w);
+    for (size_t i = 0; i < up.size(); i++)
+        if (up[i].k != up[0].k || down[i].n != down[0].n || down[i].k != down[0].k || (up[i].paired ? up[i].n / 2 : up[i].n) != down[0].k)
+            throw std::invalid_argument("experts differ in shape");
+}
+
+void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y, int64_t ldy, int threads) {
+    const int experts = int(up.size());
+    assignment.reserve(tokens, top_k, experts);
+    std::copy_n(at<int32_t>(ids), tokens * top_k, assignment.ids.begin());
+    std::copy_n(at<float>(weights), tokens * top_k, assignment.weights.begin());
+    assignment.sort(tokens, top_k, experts);
+    if (hidden.size() < size_t(tokens * top_k * inner())) hidden.resize(size_t(tokens * top_k * inner()));
+    if (out.size() < size_t(tokens * top_k * dim())) out.resize(size_t(tokens * top_k * dim()));
+    ExpertArgs e;
+    e.up = up.data(), e.down = down.data(), e.experts = experts, e.top_k = top_k, e.act = act;
+    e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens, e.dim = dim(), e.inner = inner();
+    e.hidden = hidden.data(), e.out = out.data(), e.y = at<float>(y), e.ldy = ldy;
+    const Kernels& k = kernels();
+    const double size = double(up[0].n) * double(up[0].k) + double(down[0].n) * double(down[0].k);
+    int n = threads > 0 ? threads : threads_for(size * double(std::min<int64_t>(experts, tokens * top_k)), 2 * size * double(tokens * top_k));
+    run_team(n, experts_shared(k, e), experts_local(k, e, n), [&](const Ctx& c) { run_experts(k, e, assignment, c); });
+}
+
+}  // namespace radix

@@ -1,0 +1,62 @@
+// Mixture of experts: choose, group rows by expert, run each expert's rows, combine. No padding.
+#pragma once
+#include <vector>
+
+#include "linear.h"
+
+namespace radix {
+
+struct Route {  // see radixlm.arch.spec.Moe
+    int experts = 0, top_k = 0;
+    int score = 0;  // 0 softmax, 1 sigmoid, 2 raw scores and softmax over the chosen
+    bool renorm = false;
+    float scale = 1.0f;
+    const float* correction = nullptr;
+    int groups = 1, kept = 1;
+    bool best_two = true;
+};
+
+// Which tokens go where: filled once a layer, by all threads of a team.
+struct Assignment {
+    std::vector<int32_t> ids;      // [T * top_k]
+    std::vector<float> weights;    // [T * top_k]
+    std::vector<int32_t> rows;     // [T * top_k]: tokens, sorted by expert
+    std::vector<int32_t> slot;     // [T * top_k]: place of (token, choice) in that order
+    std::vector<int32_t> first;    // [experts + 1]
+    void reserve(int64_t tokens, int top_k, int experts);
+    void sort(int64_t tokens, int top_k, int experts);
+};
+
+void choose(const Route& r, const float* logits, int32_t* ids, float* weights);  // one token
+
+struct ExpertArgs {
+    const Weight* up = nullptr;    // [experts], paired or plain
+    const Weight* down = nullptr;
+    int experts = 0, top_k = 0, act = 0;
+    const float* x = nullptr;
+    int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;
+    float* hidden = nullptr;  // [T * top_k, inner]
+    float* out = nullptr;     // [T * top_k, dim]
+    float* y = nullptr;       // y (+)= scale * sum of weighted experts
+    int64_t ldy = 0;
+    float scale = 1.0f;
+    bool adds = false;
+};
+// Every thread of the team; `a` is sorted already.
+void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx);
+size_t experts_shared(const Kernels& k, const ExpertArgs& e);
+size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads);
+
+// A layer's experts, as Python holds them.
+struct Experts {
+    std::vector<Weight> up, down;
+    int act;
+    Assignment assignment;
+    std::vector<float> hidden, out;
+    Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation);
+    int64_t dim() const { return down[0].n; }
+    int64_t inner() const { return down[0].k; }
+    void run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y, int64_t ldy, int threads);
+};
+
+}  // namespace radix

@@ -1,0 +1,43 @@
+"""Experts of a layer. Legend: T tokens, E experts, K chosen ones, D channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.checks import rows_of
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.cpu.linear import PackedLinear, act_code
+
+SCORE_CODE = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
+
+
+class Experts:
+    """``down(act(gate) * up)`` of every expert; ``ups`` are paired weights. Rows are grouped by
+    expert without padding; a token adds its experts in the order of the choice."""
+
+    def __init__(
+        self, ups: Sequence[PackedLinear], downs: Sequence[PackedLinear], act: str
+    ) -> None:
+        if not all(up.is_paired for up in ups):
+            raise ValueError("experts need paired gate and up weights")
+        self._weights = (tuple(ups), tuple(downs))  # the extension knows addresses only
+        self.num_experts, self.dim = len(ups), downs[0].num_out
+        self.handle = native().Experts(
+            [up.handle for up in ups], [down.handle for down in downs], act_code(f"{act}_mul", True)
+        )
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, num_threads: int = 0) -> Tensor:
+        """Sum over the chosen experts of weight * expert(x): float32 [T, D]. Ids must be within
+        the experts: they are not checked."""
+        x, ldx = rows_of(x_TD, "x")
+        out = torch.empty(x_TD.shape[0], self.dim)
+        ids = ids_TK.to(torch.int32).contiguous()
+        weights = weights_TK.to(torch.float32).contiguous()
+        self.handle.run(
+            x, ldx, x_TD.shape[0], ids.data_ptr(), weights.data_ptr(), ids.shape[1],
+            out.data_ptr(), self.dim, num_threads,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,102 @@
+"""Experts against a loop in fp64, and inside a program against the router of kernels/ops."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Moe
+from radixlm.kernels.cpu import linear, moe
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.ops.moe import route
+
+EXPERTS, DIM, INNER = 8, 48, 40
+
+
+def make(fmt: str = "fp32", has_bias: bool = False):
+    g = torch.Generator().manual_seed(0)
+    up = torch.randn(EXPERTS, 2 * INNER, DIM, generator=g) * 0.2
+    down = torch.randn(EXPERTS, DIM, INNER, generator=g) * 0.2
+    up_bias = torch.randn(EXPERTS, 2 * INNER, generator=g) if has_bias else [None] * EXPERTS
+    down_bias = torch.randn(EXPERTS, DIM, generator=g) if has_bias else [None] * EXPERTS
+    packed = moe.Experts(
+        [linear.pack(u, b, fmt, is_paired=True) for u, b in zip(up, up_bias, strict=True)],
+        [linear.pack(d, b, fmt) for d, b in zip(down, down_bias, strict=True)],
+        "silu",
+    )
+    return packed, up.double(), down.double(), up_bias, down_bias
+
+
+def choice(tokens: int, top_k: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, DIM, generator=g)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=g)[:top_k] for _ in range(tokens)])
+    return x, torch.rand(tokens, top_k, generator=g), ids
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (3, 1), (40, 3), (300, 2)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_experts_match_a_loop(tokens: int, top_k: int, has_bias: bool) -> None:
+    packed, up, down, up_bias, down_bias = make(has_bias=has_bias)
+    x, weights, ids = choice(tokens, top_k)
+    want = torch.zeros(tokens, DIM, dtype=torch.float64)
+    for t in range(tokens):
+        for j in range(top_k):
+            e = int(ids[t, j])
+            h = up[e] @ x[t].double() + (up_bias[e].double() if has_bias else 0)
+            gate, value = h.chunk(2)
+            y = down[e] @ (torch.nn.functional.silu(gate) * value)
+            y = y + (down_bias[e].double() if has_bias else 0)
+            want[t] += weights[t, j].double() * y
+    got = packed.run(x, weights, ids, num_threads=2)
+    assert float((got - want).abs().max() / want.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "w8a8"])
+def test_a_token_does_not_depend_on_the_others(fmt: str) -> None:
+    packed = make(fmt)[0]
+    x, weights, ids = choice(60, 3)
+    together = packed.run(x, weights, ids, num_threads=2)
+    for t in (0, 17, 59):
+        alone = packed.run(x[t : t + 1], weights[t : t + 1], ids[t : t + 1], num_threads=1)
+        assert torch.equal(alone[0], together[t])
+
+
+SPECS = [
+    Moe(EXPERTS, 2, INNER, "silu"),
+    Moe(EXPERTS, 3, INNER, "silu", renorm=True, scale=2.5),
+    Moe(EXPERTS, 2, INNER, "silu", score="softmax_topk"),
+    Moe(EXPERTS, 2, INNER, "silu", score="sigmoid", correction=True, groups=(4, 2), renorm=True),
+    Moe(EXPERTS, 2, INNER, "silu", score="sigmoid", groups=(4, 2), group_score="max"),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
+    packed, *_ = make()
+    g = torch.Generator().manual_seed(4)
+    table, router = torch.randn(50, DIM, generator=g), torch.randn(EXPERTS, DIM, generator=g)
+    correction = torch.rand(EXPERTS, generator=g) if spec.correction else None
+    ids = torch.randint(0, 50, (33,), generator=g).int()
+    head = linear.pack(torch.eye(DIM), None, "fp32")
+    packed_router = linear.pack(router, None, "fp32")
+    p = native().Program()
+    x, logits = p.buffer(DIM), p.buffer(EXPERTS)
+    p.embed(x, None, table.data_ptr(), 0, 50, DIM, 1.0, 0, 0)
+    p.linear(x, logits, packed_router.handle, -1, 1.0, 0, False)
+    fields = (
+        EXPERTS, spec.top_k, moe.SCORE_CODE[spec.score], spec.renorm, spec.scale,
+        0 if correction is None else correction.data_ptr(), *spec.groups,
+        spec.group_score == "top2",
+    )  # fmt: skip
+    p.moe(x, logits, x, packed.handle, fields, 0.5, False)
+    p.logits(x, head.handle, 1.0, 0.0)
+    out, starts = torch.empty(33, DIM), torch.tensor([0, 33], dtype=torch.int32)
+    p.run(
+        33, ids.data_ptr(), ids.data_ptr(), 1, starts.data_ptr(), starts[1:].data_ptr(), [], [],
+        0, 33, out.data_ptr(), DIM, 0, 0, 0, 0, 0, 0, threads,
+    )  # fmt: skip
+    hidden = table[ids.long()]
+    weights, chosen = route(hidden @ router.T, correction, spec)
+    want = hidden + 0.5 * packed.run(hidden, weights, chosen)
+    assert float((out - want).abs().max() / want.abs().max()) < 1e-5
