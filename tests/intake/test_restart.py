@@ -85,6 +85,17 @@ async def test_a_culprit_fails_alone_the_second_time(tokenizer: Tokenizer) -> No
     assert ("bad", "error") in stage.watch.done
 
 
+async def test_a_token_clears_the_suspect(tokenizer: Tokenizer) -> None:
+    """An engine that is killed from outside again and again must not cost a request its life."""
+    stage = Stage(tokenizer)
+    stage.intake.submit(stage.ask())
+    for _ in range(5):
+        stage.intake.lose_engine("r")
+        stage.ready()
+        stage.reply("r", [9])
+    assert list(stage.intake.live) == ["r"]
+
+
 async def test_control_does_not_wait_for_the_dead(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer)
     call = asyncio.create_task(stage.intake.control("info"))

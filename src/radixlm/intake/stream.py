@@ -91,6 +91,7 @@ class Live:
         if delta.tokens:
             self.first_token_s = self.first_token_s or now_s
             self.last_token_s = now_s
+            self.kills = 0  # it can be computed: whatever killed the engine before, not this
         self.output_ids.extend(delta.tokens)
         text, matched = self._text(delta)
         finish = Finish("stop", matched=matched) if matched is not None else delta.finish

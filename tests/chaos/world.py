@@ -1,0 +1,167 @@
+"""Intake, scheduler and a model in one thread, and a hand that breaks things at random.
+
+The engine may die anywhere in a tick; what it had sent by then arrives, what it had not is lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from radixlm.engine.features.flight import FlightRecord, blamed
+from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.manager import Intake
+from radixlm.intake.records import GenerateRequest, Output
+from radixlm.intake.stream import Live
+from radixlm.step.plan import StepPlan
+from radixlm.step.result import StepResult
+from radixlm.wire.replies import ControlReply
+from radixlm.wire.requests import Control
+from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.engine import Bench
+from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep
+
+
+class Death(Exception):
+    """The engine process is gone."""
+
+
+class MortalExecutor(FakeExecutor):
+    """Asks before each part of a step whether it lives on."""
+
+    def __init__(self, *args: Any, strike: Callable[[str, StepPlan], None]) -> None:
+        super().__init__(*args)
+        self.strike = strike
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        self.strike("forward", plan)
+        return super().forward(plan)
+
+    def read(self, step: FakeStep) -> StepResult:
+        self.strike("read", step.plan)
+        return super().read(step)
+
+
+class Wire:
+    """The link of intake: straight into the inbox of the scheduler that lives now."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.handler: Callable[[Any], None] = lambda message: None
+
+    def start(self, handler: Callable[[Any], None]) -> None:
+        self.handler = handler
+
+    def send(self, message: Any) -> None:
+        if self.world.bench is not None:
+            self.world.bench.mine.send(message)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Client:
+    """One request and what its reader has got."""
+
+    def __init__(self, live: Live, prompt: list[int], max_new: int, ignore_eos: bool) -> None:
+        self.live, self.prompt, self.max_new, self.ignore_eos = live, prompt, max_new, ignore_eos
+        self.ids: list[int] = []
+        self.end: Output | None = None
+        self.has_left = False
+
+    def read(self) -> None:
+        output = self.live.read() if not self.has_left else None
+        if output is not None:
+            assert self.end is None, "something came after the end"
+            self.ids += output.token_ids
+            assert output.completion_tokens == len(self.ids)
+            self.end = output if output.finish is not None else None
+
+
+class World:
+    """Everything, with a seed."""
+
+    def __init__(self, seed: int, folder: Path, **limits: Any) -> None:
+        self.rng = random.Random(seed)
+        self.flight = folder / "flight"
+        self.limits = limits
+        self.bench: Bench | None = None
+        self.clients: list[Client] = []
+        self.num_deaths = 0
+        self.num_retracted = 0
+        self.death_rate = 0.0
+        self.poison: int | None = None  # a prompt with this token kills what computes it
+        self.wire = Wire(self)
+        self.intake = Intake(None, IntakeFacts(vocab=VOCAB, context_len=512), self.wire)
+        self.intake.start()
+        self.start_engine()
+
+    def start_engine(self) -> None:
+        self.bench = bench = Bench(features=(FlightRecord(self.flight),), **self.limits)
+        old = bench.executor
+        bench.executor = bench.scheduler.executor = MortalExecutor(  # type: ignore[assignment]
+            len(old.kv), old.page_size, len(old.table), strike=self.strike
+        )
+        self.intake.become_ready({"context_len": 512})
+
+    def strike(self, where: str, plan: StepPlan) -> None:
+        if self.poison is not None and where == "forward":
+            chunks = [i.tokens.tolist() for i in plan.items if i.tokens is not None]
+            if any(self.poison in chunk for chunk in chunks):
+                raise Death(where)
+        if self.rng.random() < self.death_rate:
+            raise Death(where)
+
+    def submit(self, prompt: list[int], max_new: int, ignore_eos: bool = True) -> Client:
+        sampling = SamplingParams(max_new_tokens=max_new, temperature=0.0, ignore_eos=ignore_eos)
+        request = GenerateRequest(sampling, input_ids=prompt, stream=True)
+        (live,) = self.intake.submit(request)
+        self.clients.append(Client(live, prompt, max_new, ignore_eos))
+        return self.clients[-1]
+
+    def tick(self) -> None:
+        """One turn of the scheduler, then whatever it said reaches intake."""
+        assert self.bench is not None
+        try:
+            self.bench.scheduler.tick(wait=False)
+        except Death:
+            self.die()
+            return
+        self.bench.now_s += 0.001
+        self.deliver()
+
+    def deliver(self) -> None:
+        assert self.bench is not None
+        for message in self.bench.mine.receive(0):
+            if not isinstance(message, ControlReply):
+                self.wire.handler(message)
+
+    def die(self) -> None:
+        """As the supervisor sees it; now and then the next engine dies while it starts."""
+        self.deliver()
+        assert self.bench is not None
+        self.num_deaths += 1
+        self.num_retracted += self.bench.scheduler.planner.num_retracted
+        self.bench = None
+        for _ in range(self.rng.choice((1, 1, 1, 2))):
+            culprit = blamed(self.flight)
+            self.flight.unlink(missing_ok=True)
+            self.intake.lose_engine(culprit)
+        self.start_engine()
+
+    def control(self, verb: str, **args: Any) -> None:
+        self.wire.send(Control(f"chaos {verb}", verb, args))
+
+    def check_books(self) -> None:
+        """Nothing runs any more: every slot and page is free or in the tree."""
+        assert self.bench is not None and not self.intake.live
+        for _ in range(3):
+            self.tick()
+        scheduler, ledger = self.bench.scheduler, self.bench.ledger
+        assert not scheduler.planner.running and not len(scheduler.queue)
+        assert not scheduler.committer.requests and not scheduler.inflight
+        assert ledger.breaches([]) == [] and scheduler.controls.num_breaches == 0
+        ledger.cache.reset()
+        assert ledger.num_used_tokens == 0

@@ -1,0 +1,215 @@
+"""The engine process dies, hangs, or will not start; what clients and operators see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.end_to_end.server import RunningServer
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+NEW = 60
+
+
+def _body(seed: int, **fields: Any) -> dict[str, Any]:
+    ids = [(seed * 7 + i * 13) % 240 + 5 for i in range(8 + seed % 20)]
+    sampling = {"max_new_tokens": NEW, "ignore_eos": True, "temperature": 0.0}
+    if seed % 2:
+        sampling |= {"temperature": 1.0, "sampling_seed": seed}
+    return {"input_ids": ids, "sampling_params": sampling, **fields}
+
+
+BODIES = [_body(seed) for seed in range(6)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    flags = ("--max-engine-restarts", "50", "--watchdog-timeout", "3")
+    with RunningServer(*flags, model=model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def wanted(server: RunningServer) -> list[list[int]]:
+    return [server.post("/generate", **body).json()["output_ids"] for body in BODIES]
+
+
+class Crowd:
+    """Streams that run slowly while a test does harm."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.ids: dict[int, list[int]] = {}
+        self.last: dict[int, dict[str, Any]] = {}
+
+    async def follow(self, index: int) -> None:
+        body = {**BODIES[index], "stream": True, "rid": f"crowd-{index}"}
+        async with self.client.stream("POST", "/generate", json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    self.last[index] = json.loads(line[6:])
+                    self.ids[index] = self.last[index].get("output_ids", [])
+
+    async def until(self, count: int) -> None:
+        """Every stream has begun and has ``count`` tokens."""
+        while min(len(self.ids.get(i, ())) for i in range(len(BODIES))) < count:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def _crowd(server: RunningServer) -> AsyncIterator[Crowd]:
+    """Leaving the context waits for the streams."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        await client.post("/slow_down", json={"forward_sleep_time": 0.03})
+        crowd = Crowd(client)
+        async with asyncio.TaskGroup() as group:
+            for index in range(len(BODIES)):
+                group.create_task(crowd.follow(index))
+            await asyncio.wait_for(crowd.until(3), 60)
+            yield crowd
+        await client.post("/slow_down", json={"forward_sleep_time": 0})
+
+
+def _check_idle(server: RunningServer) -> None:
+    server.wait_ready()
+    deadline_s = time.monotonic() + 20
+    while (info := server.info())["num_running_reqs"] + info["num_waiting_reqs"]:
+        assert time.monotonic() < deadline_s, info
+        time.sleep(0.02)
+    server.post("/flush_cache")
+    assert server.info()["num_used_tokens"] == 0
+    assert server.info()["num_breaches"] == 0
+
+
+async def _until_engine(server: RunningServer, old: int) -> psutil.Process:
+    """The process that follows ``old``."""
+    while True:
+        try:
+            found = server.engine()
+            if found.pid != old:
+                return found
+        except (AssertionError, psutil.NoSuchProcess):
+            pass
+        await asyncio.sleep(0.01)
+
+
+async def test_two_deaths_in_a_row_the_second_while_starting(
+    server: RunningServer, wanted: list[list[int]]
+) -> None:
+    async with _crowd(server) as crowd:
+        first = server.engine()
+        first.kill()
+        second = await _until_engine(server, first.pid)
+        assert (await crowd.client.get("/ready")).status_code == 503
+        assert (await crowd.client.get("/health")).status_code == 200
+        refused = await crowd.client.post("/flush_cache")
+        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+        second.kill()
+        await _until_engine(server, second.pid)
+    assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
+    _check_idle(server)
+
+
+async def test_a_hung_engine_is_replaced(server: RunningServer, wanted: list[list[int]]) -> None:
+    async with _crowd(server) as crowd:
+        hung = server.engine()
+        hung.send_signal(signal.SIGSTOP)
+        await asyncio.wait_for(_until_engine(server, hung.pid), 30)
+    assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
+    assert any("no sign of life" in line for line in server.log)
+    _check_idle(server)
+
+
+async def test_a_server_that_stood_still_does_not_blame_its_engine(
+    server: RunningServer, wanted: list[list[int]]
+) -> None:
+    async with _crowd(server) as crowd:
+        engine = server.engine()
+        server.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(4.0)  # longer than --watchdog-timeout
+        server.process.send_signal(signal.SIGCONT)
+    assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
+    assert server.engine().pid == engine.pid
+    _check_idle(server)
+
+
+async def test_sigterm_to_the_engine_alone_changes_nothing(
+    server: RunningServer, wanted: list[list[int]]
+) -> None:
+    """A service manager signals every process of the unit; the server must still drain."""
+    async with _crowd(server) as crowd:
+        engine = server.engine()
+        engine.terminate()
+    assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
+    assert server.engine().pid == engine.pid
+
+
+async def test_aborted_while_there_is_no_engine(server: RunningServer) -> None:
+    async with _crowd(server) as crowd:
+        old = server.engine()
+        old.kill()
+        await _until_engine(server, old.pid)
+        answer = await crowd.client.post("/abort_request", json={"rid": "crowd-0"})
+        assert answer.json()["num_aborted"] == 1
+    kinds = [crowd.last[i]["meta_info"]["finish_reason"]["type"] for i in range(len(BODIES))]
+    assert kinds == ["abort"] + ["length"] * (len(BODIES) - 1)
+    _check_idle(server)
+
+
+def test_names_that_the_engine_does_not_know_do_not_reach_it(server: RunningServer) -> None:
+    engine = server.engine().pid
+    for fields in (
+        {"logit_processor": "nobody's"},
+        {"input_ids": None, "input_embeds": [[0.5] * 3] * 4},
+        {"sampling_params": {"n": 2, "sampling_seed": 2**63 - 1, "max_new_tokens": 2}},
+        {"sampling_params": {"logit_bias": {"5": 1e308}, "max_new_tokens": 2}},
+        {"sampling_params": {"temperature": 1e300, "max_new_tokens": 2}},
+        {"sampling_params": {"min_new_tokens": 2**63 - 1, "max_new_tokens": None}},
+        {"rid": "x" * 5000},
+    ):
+        body = {k: v for k, v in {**_body(1), **fields}.items() if v is not None}
+        assert server.post("/generate", **body).status_code in (200, 400), fields
+    assert server.engine().pid == engine
+
+
+@pytest.mark.slow
+def test_too_many_deaths_end_the_server() -> None:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    with RunningServer("--max-engine-restarts", "1", model=model) as server:
+        server.post("/slow_down", forward_sleep_time=0.05)
+        server.engine().kill()
+        time.sleep(0.2)
+        server.wait_ready()
+        server.post("/slow_down", forward_sleep_time=0.05)
+        body = {**_body(0), "stream": True}
+        with server.client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.engine().kill()
+            rest = [line for line in lines if line]
+        assert any("died 2 times" in line for line in rest), rest[-3:]
+        assert server.process.wait(30) == 2
+        server._reader.join(10)
+        assert any("--max-engine-restarts is 1" in line for line in server.log)
+
+
+def test_an_engine_that_refuses_ends_the_server() -> None:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--model-path", model]
+    flags = ["--max-total-tokens", str(10**13)]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "lower --max-total-tokens to" in done.stderr
+    assert "Traceback" not in done.stderr
