@@ -75,14 +75,20 @@ def test_threads_change_nothing() -> None:
 
 
 def test_programs_cover_what_they_say() -> None:
-    """Plain attention with a dense feed-forward; not latents, not experts."""
+    """Attention with a dense feed-forward or experts; not latents, not gated shared experts."""
     covered = {}
-    for arch in ("Qwen3ForCausalLM", "GPT2LMHeadModel", "MixtralForCausalLM", "YoutuForCausalLM"):
+    for arch in (
+        "Qwen3ForCausalLM",
+        "GPT2LMHeadModel",
+        "MixtralForCausalLM",
+        "YoutuForCausalLM",
+        "Qwen2MoeForCausalLM",
+    ):
         model = load_model(cached_tiny(arch), bind("cpu"))
         runner = PagedRunner(model, "cpu", 16)
         runner.step({0: [5, 6]})
         covered[arch] = isinstance(model.program, StepProgram)
-    assert list(covered.values()) == [True, True, False, False]
+    assert list(covered.values()) == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Gemma2ForCausalLM", "Olmo2ForCausalLM"])

@@ -13,6 +13,7 @@ from torch import Tensor
 from radixlm.arch.spec import Moe
 from radixlm.kernels.cpu import activation as cpu_activation
 from radixlm.kernels.cpu import linear as cpu_linear
+from radixlm.kernels.cpu import moe as cpu_moe
 from radixlm.kernels.cpu import rope as cpu_rope
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
@@ -175,7 +176,7 @@ def pack_head_linear(weight_HOI: Tensor) -> reference_linear.HeadLinear:
 
 
 class NativeExperts:
-    """Every expert's two weights packed; the tokens of an expert are gathered by the kernel."""
+    """Every expert's two weights packed; rows are grouped by expert inside the kernel."""
 
     def __init__(
         self,
@@ -186,46 +187,18 @@ class NativeExperts:
         act: str,
         fmts: tuple[str, str],
     ) -> None:
-        self._code = cpu_linear.act_code(f"{act}_mul", True)
-        self._inner, self._dim = int(down_EDI.shape[2]), int(down_EDI.shape[1])
-        self._up, self._down = [], []
+        ups, downs = [], []
         for expert in range(up_E2ID.shape[0]):
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-            up, down = up_E2ID[expert], down_EDI[expert].contiguous()
-            self._up.append(cpu_linear.pack(up.contiguous(), up_bias, fmts[0], True))
-            self._down.append(cpu_linear.pack(down, down_bias, fmts[1]))
+            up, down = up_E2ID[expert].contiguous(), down_EDI[expert].contiguous()
+            ups.append(cpu_linear.pack(up, up_bias, fmts[0], is_paired=True))
+            downs.append(cpu_linear.pack(down, down_bias, fmts[1]))
+        self.experts = cpu_moe.Experts(ups, downs, act)
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """Sum of the chosen experts; each output adds its experts in the order of the choice."""
-        x_TD = x_TD.float().contiguous()
-        top_k, flat = ids_TK.shape[1], ids_TK.flatten()
-        order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=len(self._up)).tolist()
-        tokens = (order // top_k).int()
-        y = torch.empty(order.shape[0], self._dim)
-        width = self._inner
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                h = torch.empty(count, width)
-                self._up[expert].handle.run(
-                    x_TD.data_ptr(), self._dim, count, h.data_ptr(), width, 0, 0, 1.0,
-                    self._code, tokens.data_ptr() + 4 * start, 0,
-                )  # fmt: skip
-                self._down[expert].handle.run(
-                    h.data_ptr(), self._inner, count, y.data_ptr() + 4 * start * self._dim,
-                    self._dim, 0, 0, 1.0, 0, 0, 0,
-                )  # fmt: skip
-                start += count
-        where_TK = torch.empty_like(order)
-        where_TK[order] = torch.arange(order.shape[0])
-        where_TK = where_TK.view(-1, top_k)
-        # Products and sums apart, choice by choice: rounding never depends on the batch.
-        out = y[where_TK[:, 0]] * weights_TK[:, :1]
-        for choice in range(1, top_k):
-            out += y[where_TK[:, choice]] * weights_TK[:, choice, None]
-        return out
+        """See kernels/ops/moe.py; float32."""
+        return self.experts.run(x_TD.float().contiguous(), weights_TK, ids_TK)
 
 
 @implements("pack_experts", name=NAME, device="cpu")

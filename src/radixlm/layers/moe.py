@@ -38,12 +38,12 @@ class MoeLayer(Module):
         weights = [param.borrow() if copies else param.take() for param in params]
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         self.experts = self._kernels.pack_experts(*weights, *biases, self.spec.act, self._fmts)
-        self._correction_E = self.correction.take() if self.spec.correction else None
+        self.correction_E = self.correction.take() if self.spec.correction else None
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
         logits_TE = self.router.run(x_TD)
-        weights_TK, ids_TK = self._kernels.route(logits_TE, self._correction_E, self.spec)
+        weights_TK, ids_TK = self._kernels.route(logits_TE, self.correction_E, self.spec)
         y_TD = self.experts.run(x_TD, weights_TK, ids_TK)
         if self.spec.shared is not None:
             shared_TD = self.shared.run(x_TD)

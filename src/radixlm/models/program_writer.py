@@ -16,11 +16,13 @@ from radixlm.attention.cpu import CpuPool
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
+from radixlm.kernels.cpu.moe import SCORE_CODE, Experts
 from radixlm.kernels.cpu.rope import NORM_CODE
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.mlp import MlpLayer
+from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 
@@ -52,6 +54,12 @@ def packed_of(linear: object) -> PackedLinear | None:
     return packed if isinstance(packed, PackedLinear) else None
 
 
+def experts_of(layer: MoeLayer) -> Experts | None:
+    """The C++ experts of a layer; None if something else runs them."""
+    experts = getattr(layer.experts, "experts", None)
+    return experts if isinstance(experts, Experts) else None
+
+
 def is_covered(model: ProgramSource) -> bool:
     """Whether a program can say all that the model does."""
     blocks = all(_is_block_covered(block) for block in model.blocks)
@@ -60,11 +68,20 @@ def is_covered(model: ProgramSource) -> bool:
 
 def _is_block_covered(block: BlockLayer) -> bool:
     mixer, ffn = block.mixer, block.ffn
-    if not isinstance(mixer, AttentionLayer) or not isinstance(ffn, MlpLayer):
+    if not isinstance(mixer, AttentionLayer):
         return False
     if mixer.spec.gate and mixer.spec.qk_norm == "row":
         return False
-    weights = (mixer.qkv.packed, mixer.o.packed, ffn.up.packed, ffn.down.packed)
+    weights: list[object] = [mixer.qkv.packed, mixer.o.packed]
+    dense: object = ffn
+    if isinstance(ffn, MoeLayer):
+        is_plain = block.spec.layout in ("pre", "parallel", "parallel2")
+        if not is_plain or ffn.spec.shared_gate or experts_of(ffn) is None:
+            return False
+        weights.append(ffn.router.packed)
+        dense = ffn.shared if ffn.spec.shared is not None else None
+    if isinstance(dense, MlpLayer):
+        weights += [dense.up.packed, dense.down.packed]
     return all(packed_of(weight) is not None for weight in weights)
 
 
@@ -122,7 +139,7 @@ class ProgramWriter:
         )
 
     def _block(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
-        assert isinstance(block.mixer, AttentionLayer) and isinstance(block.ffn, MlpLayer)
+        assert isinstance(block.mixer, AttentionLayer)
         layout = block.spec.layout
         normed = rows.residual if layout == "post" else self._norm(block.norm1, rows.residual, "h")
         attended = self._attend(block.mixer, normed)
@@ -215,10 +232,30 @@ class ProgramWriter:
         scale = block.spec.residual
         self._linear(layer.o.packed, attended, target, target, scale, rows.is_picked)
 
-    def _feed_into(self, layer: MlpLayer, source: int, rows: Rows, block: BlockLayer) -> None:
+    def _feed_into(
+        self, layer: MlpLayer | MoeLayer, source: int, rows: Rows, block: BlockLayer
+    ) -> None:
+        if isinstance(layer, MoeLayer):
+            self._experts_into(layer, source, rows, block)
+            if layer.spec.shared is None:
+                return
+            layer = layer.shared
         up = self._feed_up(layer, source, rows.is_picked)
         target, scale = rows.residual, block.spec.residual
         self._linear(layer.down.packed, up, target, target, scale, rows.is_picked)
+
+    def _experts_into(self, layer: MoeLayer, source: int, rows: Rows, block: BlockLayer) -> None:
+        spec, experts = layer.spec, experts_of(layer)
+        assert experts is not None
+        logits = self._buffer("router", spec.experts)
+        self._linear(layer.router.packed, source, logits, NOWHERE, 1.0, rows.is_picked)
+        route = (
+            *(spec.experts, spec.top_k, SCORE_CODE[spec.score], spec.renorm, spec.scale),
+            *(address(layer.correction_E), *spec.groups, spec.group_score == "top2"),
+        )
+        self.keep += [experts, layer.correction_E]
+        target, scale = rows.residual, block.spec.residual
+        self.program.moe(source, logits, target, experts.handle, route, scale, rows.is_picked)
 
     def _feed_up(self, layer: MlpLayer, source: int, is_picked: bool) -> int:
         """The activated inner channels."""
