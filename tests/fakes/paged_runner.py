@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from radixlm.weights.load import load_weights
 CPU = torch.device("cpu")
 
 
-def load_model(folder: Path, kernels: Kernels | None = None, **build: Any) -> Model:
+def load_model(
+    folder: Path, kernels: Kernels | None = None, device: torch.device = CPU, **build: Any
+) -> Model:
     """The model of a checkpoint folder, computing in float32."""
-    kernels = kernels or bind("cpu", {"all": "reference"})
-    model = build_model(describe(folder), CPU, torch.float32, kernels, **build)
-    load_weights(model, folder, progress=False)
+    kernels = kernels or bind(device.type, {"all": "reference"})
+    model = build_model(describe(folder), device, torch.float32, kernels, **build)
+    load_weights(model, folder, device=device, progress=False)
     return model
 
 
@@ -47,7 +50,9 @@ class PagedRunner:
         """``final_len`` is the length that length-dependent ropes use (0: the present one)."""
         self.final_len = final_len
         self.model, self.page_size = model, page_size
-        self.backend = make_backend(backend, model.kv_groups, model.context.kernels, CPU)
+        self.backend = make_backend(
+            backend, model.kv_groups, model.context.kernels, model.context.device
+        )
         for group in model.kv_groups:
             self.backend.make_pool(group, num_pages, page_size, cache_dtype)
         self.free = [
@@ -85,7 +90,8 @@ class PagedRunner:
             t[owner, position // self.page_size].long() * self.page_size + position % self.page_size
             for t in tables
         )
-        return ForwardBatch(
+        device = self.model.context.device
+        batch = ForwardBatch(
             token_ids_T=torch.tensor([t for new in tokens.values() for t in new]),
             positions_T=position,
             rope_len_T=torch.tensor([self.final_len or n for n in kv_len])[owner],
@@ -98,6 +104,7 @@ class PagedRunner:
             max_query_len=max(len(t) for t in tokens.values()),
             max_kv_len=max(kv_len),
         )
+        return batch if device == CPU else moved(batch, device)
 
     def _table(self, group: int, sequences: list[int]) -> Tensor:
         for sequence in sequences:
@@ -121,3 +128,15 @@ class PagedRunner:
             for sequence, logits in self.step(fed).items():
                 parts[sequence].append(logits)
         return {sequence: torch.cat(p) for sequence, p in parts.items()}
+
+
+def moved(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
+    """The batch with every tensor on the device."""
+    changes: dict[str, Any] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor):
+            changes[field.name] = value.to(device)
+        elif isinstance(value, tuple):
+            changes[field.name] = tuple(tensor.to(device) for tensor in value)
+    return replace(batch, **changes)
