@@ -155,9 +155,11 @@ async def leave(state: ServerState) -> None:
 
 
 def _response_store(config: ServerConfig) -> ResponseStore:
-    """In memory; in a file where the operator has named a folder to keep things in."""
+    """In memory; in a file where the operator has named a folder to keep things in, or where
+    several processes answer."""
     folder = config.serve.file_storage_path
-    if folder == ServeConfig().file_storage_path:
+    is_alone = config.serve.tokenizer_worker_num == 1
+    if is_alone and folder == ServeConfig().file_storage_path:
         return MemoryStore()
     return SqliteStore(Path(folder) / "responses.sqlite")
 

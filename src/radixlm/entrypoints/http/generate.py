@@ -26,6 +26,7 @@ from radixlm.entrypoints.http.schema import Body, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.native import FIELDS, IGNORED, UNBUILT, Batch, Reply, read_generate
 from radixlm.intake.records import Output
+from radixlm.wire.requests import AbortRequest
 
 router = APIRouter(tags=["native"])
 
@@ -153,4 +154,7 @@ async def abort_request(request: Request) -> Response:
     if not rids:
         raise InvalidRequest("rid: name the request to abort, or send abort_all", "rid")
     count = sum(intake.abort(rid, message) for rid in rids)
+    if not count and state_of(request).config.serve.tokenizer_worker_num > 1:
+        # it may run for another HTTP process; the engine knows
+        intake.link.send(AbortRequest(rids=tuple(rids), message=message))
     return json_response({"success": count > 0, "num_aborted": count})

@@ -70,10 +70,14 @@ class Server:
         info: ModelInfo,
         sock: socket.socket,
         began_s: float,
+        engine: Any = None,
     ) -> None:
+        """``engine``: one that other processes share; by default this process starts its own."""
         self.config, self.given, self.info = config, given, info
         self.sock, self.began_s = sock, began_s
-        self.engine: Any = None
+        self.engine: Any = engine
+        self.is_shared = engine is not None
+        self.is_first = True  # of the processes that share an engine
         self.uvicorn: Any = None
         self.state: Any = None
         self.num_signals = 0
@@ -81,7 +85,9 @@ class Server:
 
     async def serve(self) -> int:
         """Start engine and face; the exit status when all is over."""
-        if self.config.serve.engine_in_process:
+        if self.is_shared:
+            pass
+        elif self.config.serve.engine_in_process:
             self.engine = ThreadEngine(self.config, self.info, None)
         else:
             self.engine = ProcessEngine(self.config, self.given, self.info, None)
@@ -103,14 +109,15 @@ class Server:
         self.uvicorn = make_uvicorn(app, self.config)
         intake.on_failed = lambda failure: self._stop_now()
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._on_signal, signum)
+        for signum in () if self.is_shared else (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self.on_signal, signum)
         self._spawn(self._announce())
         gc.collect()
         gc.freeze()  # what is alive now lives for ever: the collector need not look at it again
         await self.uvicorn.serve(sockets=[self.sock])
         if intake.failure is not None:
-            print(f"radixlm: {failure_error(intake.failure)}", file=sys.stderr)
+            if self.is_first:
+                print(f"radixlm: {failure_error(intake.failure)}", file=sys.stderr)
             return 2
         log.info("stopped")
         return 0
@@ -125,7 +132,8 @@ class Server:
         await intake.ready.wait()
         if not self.config.serve.skip_server_warmup:
             await load("radixlm.entrypoints.http.health:probe")(intake, WARM_UP_S)
-        load("radixlm.entrypoints.http.app:resume")(self.state)
+        if self.is_first:
+            load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.ready_after_s = time.monotonic() - self.began_s
         port = self.sock.getsockname()[1]
         host = self.config.serve.host
@@ -133,14 +141,14 @@ class Server:
         url = f"http://{shown}:{port}"
         took = format_seconds(self.state.ready_after_s)
         log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and self.is_first:
             print(
                 f"\nTry it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
                 """-d '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'\n""",
                 file=sys.stderr,
             )
 
-    def _on_signal(self, signum: int) -> None:
+    def on_signal(self, signum: int) -> None:
         self.num_signals += 1
         if self.num_signals > 1:
             log.warning("second signal: leaving at once")
