@@ -17,7 +17,6 @@ from radixlm.arch import defaults_custom
 from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
-from radixlm.arch.names import untied_with_bias
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -54,7 +53,7 @@ def describe(checkpoint: str | Path | Mapping[str, Any] | Config) -> Decoder:
     """The description of a checkpoint folder, a parsed config.json or a loaded ``Config``."""
     c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
     with _nonsense_named(c.source):
-        return untied_with_bias(check(find(c.architecture, c.source)(c), c.source))
+        return check(find(c.architecture, c.source)(c), c.source)
 
 
 @contextmanager

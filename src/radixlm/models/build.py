@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from radixlm.arch.names import untied_with_bias
 from radixlm.arch.spec import Decoder
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
@@ -29,4 +30,4 @@ def build_model(
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     """
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme())
-    return DecoderModel(decoder, context, weight_dtype, merge_windows)
+    return DecoderModel(untied_with_bias(decoder), context, weight_dtype, merge_windows)
