@@ -34,6 +34,7 @@ from radixlm.bench.progress import Progress
 from radixlm.bench.verdict import Verdict, render
 
 REFUSALS = (429, 503)
+KV_TOKENS = 32_768
 RSS_SHARE, RSS_BYTES = 0.10, 96 << 20
 
 
@@ -96,6 +97,9 @@ async def overload(args: argparse.Namespace, options: Sequence[str]) -> int:
     log = Path(args.log or Path(tempfile.mkdtemp(prefix="radixlm-overload-")) / "server.log")
     limits = ["--max-running-requests", str(args.max_running)]
     limits += ["--max-queued-requests", str(args.max_queued)]
+    if "--max-total-tokens" not in options:
+        # memory of the KV cache counts from its first use: a small one is soon used up
+        limits += ["--max-total-tokens", str(KV_TOKENS)]
     async with ServerProcess([*limits, *options], log) as server:
         client = HttpClient(server.base_url)
         asker = Asker(client, BACKENDS["sglang"], Wish("", is_stream=True))

@@ -129,14 +129,16 @@ class Steps:
         self.scheduler = Scheduler(limits, NullExecutor(), theirs, ledger, Hooks())
         self._codec = scheduler_codec()
         self.plan, self.commit, self.encode = Clock(), Clock(), Clock()
-        self._fill(num_running, num_steps + 32)
+        self._fill(num_running, num_steps + 32, page_size)
 
-    def _fill(self, num_running: int, num_tokens: int) -> None:
+    def _fill(self, num_running: int, num_tokens: int, page_size: int) -> None:
         """Admit all requests, and compute their prompts."""
         draw = np.random.default_rng(0)
         sampling = SamplingParams(max_new_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         for index in range(num_running):
-            ids = draw.integers(0, _VOCAB, _PROMPT, np.int32)
+            # lengths differ, so that each step some requests need a page, as in real life
+            length = _PROMPT - index % min(page_size, _PROMPT)
+            ids = draw.integers(0, _VOCAB, length, np.int32)
             wire = TokenizedRequest(rid=f"{index:032x}", input_ids=pack_ids(ids), sampling=sampling)
             self._mine.send(wire)
         for _ in range(16):
