@@ -18,11 +18,13 @@ def test_the_environment_is_hugging_faces() -> None:
         "{% generation %}gen{% endgeneration %}{{ 'a' ~ 1 ~ none ~ nothing }}"
         "{{ 'x' * 3 + 'y' }}{{ '%s-%d' % ('a', 2) }}{{ 2 ** 3 }}{{ strftime_now('%Y') | length }}"
         "{% set ns = namespace(a=1) %}{% set ns.a = 5 %}{{ ns.a }}{{ [1, 2] + [3] }}"
+        "{{ dict(a=1) }}{% set m = namespace(self=2, b='c') %}{{ m.self }}{{ m.b }}"
         "{{ 'a-b'.split('-')[::-1] | join('+') }}{{ 'abc'.replace('b', 'xx') }}"
     )
     text = Template(source).render({})
     assert text == (
-        '0\n2\n{"a": "<é>", "b": [1]}{\n "b": 1,\n "a": 2\n}gena1Nonexxxya-2845[1, 2, 3]b+aaxxc'
+        '0\n2\n{"a": "<é>", "b": [1]}{\n "b": 1,\n "a": 2\n}'
+        "gena1Nonexxxya-2845[1, 2, 3]{'a': 1}2cb+aaxxc"
     )
 
 
@@ -84,6 +86,9 @@ def test_evil_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch
         "{{ nothing.more }}",
         "{{ 'a' + 1 }}",
         "{{ undefined_function() }}",
+        "{% set ns = namespace(__html__=1) %}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ dict.mro() }}",
     ],
 )
 def test_what_the_sandbox_forbids(source: str) -> None:

@@ -25,12 +25,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from radixlm.base.errors import InvalidRequest
 
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 32 << 20
-MAX_WORK_CHARS = 256 << 20
+MAX_WORK_CHARS = 128 << 20
 MAX_TURNS = 5_000_000
 MAX_SECONDS = 10.0
 _MAX_WIDTH = 10_000
@@ -194,6 +195,30 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Names(Namespace):
+    """``namespace(...)`` whose names cannot pass for Python's own (``__html__``, ``_x``)."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # "self" may be a name in the template
+        names = dict(*args[1:], **kwargs)
+        for name in names:
+            _check_name(name)
+        Namespace.__init__(args[0], names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold the name {name!r}")
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """``dict(...)`` as a function: the class itself has attributes."""
+    return dict(*args, **kwargs)
+
+
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
@@ -230,6 +255,8 @@ def _environment() -> _Sandbox:
         environment.filters[name] = _guarded(name, function)
     del environment.globals["lipsum"]
     environment.globals.update(
+        dict=_dict,
+        namespace=_Names,
         raise_exception=_raise_exception,
         strftime_now=_strftime_now,
     )
