@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import radixlm
 from radixlm.base.errors import InvalidRequest
+from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.flight import FlightRecord, blamed
+from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.wire.requests import GrammarSpec
 from tests.fakes.engine import Bench
+from tests.fakes.executor import reference
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 SCHEMA = {
@@ -51,6 +56,44 @@ def test_bad_grammar_fails_its_request_alone(engine: radixlm.Engine) -> None:
     with pytest.raises(InvalidRequest, match="regex"):
         engine.generate("x", {"regex": "(((("})
     assert engine.generate("x", {"max_new_tokens": 3, "ignore_eos": True})["output_ids"]
+
+
+def test_any_json_object(engine: radixlm.Engine) -> None:
+    params = {"max_new_tokens": 150, "temperature": 1.0, "json_schema": "$$ANY$$"}
+    answers = engine.generate(["x"] * 6, params)
+    finished = [a for a in answers if a["meta_info"]["finish_reason"]["type"] == "stop"]
+    assert all(isinstance(json.loads(a["text"]), dict) for a in finished)
+    assert all(a["text"].lstrip().startswith("{") for a in answers)
+
+
+class _Capricious:
+    """A matcher that gives up after three tokens."""
+
+    is_terminated = False
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fill_mask(self, out) -> None:  # type: ignore[no-untyped-def]
+        if self.count == 3:
+            raise InvalidRequest("too complex", param="json_schema")
+        out[:] = -1
+
+    def accept(self, token: int) -> bool:
+        self.count += 1
+        return True
+
+
+def test_grammar_that_gives_up_fails_its_request_alone() -> None:
+    feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]
+    ticket = SimpleNamespace(is_ready=True, matcher=_Capricious)
+    feature._ticket = lambda kind, text: ticket  # type: ignore[assignment,method-assign,return-value]
+    bench = Bench(features=(feature,))
+    bench.submit("a", [1, 2, 3], 9, ignore_eos=True, grammar=GrammarSpec("regex", "x"))
+    bench.submit("b", [1, 2, 4], 9, ignore_eos=True)
+    bench.run()
+    assert (bench.finish["a"].kind, bench.finish["a"].status) == ("error", 400)
+    assert bench.out["b"] == reference([1, 2, 4], 9, True)
 
 
 def test_flight_record_names_the_suspect(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ class Committer:
                 else:
                     if self._has_window and request.done % self.limits.page_size == 0:
                         self.planner.ledger.slide(request)
+                    if got.logprobs is not None or got.hidden_states is not None:
+                        self._keep(request, got)
                     delta = self._emit(request, got)
                 if delta is not None:
                     deltas.append(delta)
@@ -83,20 +85,17 @@ class Committer:
             return self.end(request, Finish("error", message=got.error, status=500))
         self.planner.ledger.insert(request)
         self.planner.ledger.slide(request)
+        self._keep(request, got)
         if got.pooled is not None:
-            self._keep(request, got)
             return self.end(request, Finish("stop"), pooled=got.pooled)
         if got.tokens:
             return self._emit(request, got)
-        self._keep(request, got)
         if request.done == request.base and not item.emit and not request.wire.pooling:
             return self.end(request, Finish("length"))
         return None
 
     def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
-        """Tokens were sampled. The common case of one token and no extras is kept short: it runs
-        once a request a step."""
-        self._keep(request, got)
+        """Tokens were sampled; runs once a request a step."""
         finish = self._append(request, got.tokens)
         if finish is not None:
             return self.end(request, finish)
@@ -115,8 +114,12 @@ class Committer:
         for token in tokens:
             request.append(token)
             count += 1
-            finish = self._finish_of(request, token)
-            if finish is not None:
+            known = request.num_known
+            if token in request.stop_ids and known - request.prompt_len >= request.min_new:
+                finish = Finish("stop", matched=token)
+                break
+            if known >= request.full_at:
+                finish = Finish("length")
                 break
         self.num_generated += count
         if self.hooks.has_committed:
@@ -125,14 +128,6 @@ class Committer:
             except RequestError as error:
                 return Finish("error", message=str(error), status=error.status)
         return finish
-
-    def _finish_of(self, request: Request, token: int) -> Finish | None:
-        num_output = request.num_known - request.prompt_len
-        if token in request.stop_ids and num_output >= request.wire.sampling.min_new_tokens:
-            return Finish("stop", matched=token)
-        if num_output >= request.max_new or request.num_known >= self.limits.context_len:
-            return Finish("length")
-        return None
 
     def _keep(self, request: Request, got: ItemResult) -> None:
         if got.logprobs is None and got.prompt_logprobs is None and got.hidden_states is None:
@@ -149,11 +144,12 @@ class Committer:
         unsent = self._unsent.pop(request.rid, None) if self._unsent else None
         if unsent is None and request.finish is None:
             return TokenDelta(
-                rid=request.rid,
-                tokens=tokens,
-                prompt_tokens=request.prompt_len,
-                cached_tokens=request.num_cached,
-                retractions=request.retractions,
+                request.rid,
+                tokens,
+                None,
+                request.prompt_len,
+                request.num_cached,
+                request.retractions,
             )
         return TokenDelta(
             rid=request.rid,

@@ -172,6 +172,7 @@ class Scheduler:
             return
         self.committer.requests[wire.rid] = request
         request.interval = self.committer.interval(request)
+        request.full_at = min(request.prompt_len + request.max_new, self.limits.context_len)
         error = self._refusal(request)
         if error is not None:
             self._refuse(request, error)

@@ -91,38 +91,41 @@ class Planner:
         items.append(item)
 
     def _decodes(self) -> list[Item]:
+        """One more token of each request that has caught up. Runs for every running request in
+        every step, so it calls nothing that it need not."""
         items: list[Item] = []
-        page_size = self.limits.page_size
+        page_size, depth, most = self.limits.page_size, self.limits.depth, self.limits.step_tokens
         for request in list(self.running):
-            if not self._wants_decode(request):
+            computed = request.computed
+            if (
+                computed < request.base
+                or computed + 1 >= request.full_at
+                or request.inflight > depth
+                or request.finish is not None
+            ):
                 continue
-            has_room = request.computed < request.num_pages * page_size
-            if not has_room and not self._make_room(request):
+            if computed >= request.num_pages * page_size and not self._make_room(request):
                 continue
+            wire = request.wire
             item = Item(
-                rid=request.rid,
-                slot=request.slot,
-                start=request.computed,
-                count=1,
-                tokens=None,
-                emit=True,
-                logprobs=request.wire.logprobs,
-                hidden_states=request.wire.return_hidden_states,
+                request.rid,
+                request.slot,
+                computed,
+                1,
+                None,
+                True,
+                wire.logprobs,
+                0,
+                None,
+                wire.return_hidden_states,
             )
-            self._begin(request, item, items)
-            if len(items) == self.limits.step_tokens:
+            request.inflight += 1
+            request.computed = computed + 1
+            request.num_planned += 1
+            items.append(item)
+            if len(items) == most:
                 break
         return items
-
-    def _wants_decode(self, request: Request) -> bool:
-        return (
-            request.computed >= request.base
-            and request.finish is None
-            and request.slot >= 0
-            and request.inflight <= self.limits.depth
-            and request.computed < self.limits.context_len
-            and 0 < request.num_planned < request.max_new
-        )
 
     def _make_room(self, request: Request) -> bool:
         """Pages for one more token, taken from the newest requests if need be."""

@@ -28,6 +28,7 @@ class Request:
         "done",
         "finish",
         "fresh",
+        "full_at",
         "handle",
         "inflight",
         "inserted",
@@ -35,6 +36,7 @@ class Request:
         "is_window_locked",
         "key",
         "max_new",
+        "min_new",
         "num_cached",
         "num_known",
         "num_pages",
@@ -63,6 +65,8 @@ class Request:
         ids = wire.ids()
         self.wire, self.rid, self.stop_ids, self.key = wire, wire.rid, stop_ids, key
         self.max_new = wire.sampling.max_new_tokens or 0
+        self.min_new = wire.sampling.min_new_tokens
+        self.full_at = 0  # number of known tokens at which it ends, set on arrival
         self._ids = np.array(ids, dtype=np.int32)
         self.num_known = len(ids)
         self.prompt_len = len(ids) - wire.num_emitted

@@ -29,7 +29,7 @@ class Logprobs(msgspec.Struct, omit_defaults=True):
     asked: list[TopLogprobs | None] = []
 
 
-class TokenDelta(msgspec.Struct, omit_defaults=True):
+class TokenDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """New tokens of one sequence. ``pooled`` is the answer of an embedding request."""
 
     rid: str

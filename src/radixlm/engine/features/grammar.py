@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.base.lazy import load
 from radixlm.config.grammar import GrammarConfig
 from radixlm.scheduler.hooks import Feature, Mask
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 class _State:
     """Of one constrained request: first a ticket, then a matcher."""
 
-    __slots__ = ("after", "matcher", "tail", "ticket")
+    __slots__ = ("after", "error", "matcher", "tail", "ticket")
 
     def __init__(self, ticket: Ticket, after: str | None) -> None:
         self.ticket = ticket
         self.after = after.encode() if after else None  # None: the grammar has begun
         self.matcher: Matcher | None = None
+        self.error: RequestError | None = None  # a grammar can prove too complex while it runs
         self.tail = b""  # the last bytes, in which the marker is looked for
 
 
@@ -102,13 +103,19 @@ class GrammarFeature(Feature):
             if state is None or state.matcher is None or state.after is not None:
                 continue
             mask = np.empty((self._vocab + 31) // 32, np.int32)
-            state.matcher.fill_mask(mask)
-            found[index] = mask
+            try:
+                state.matcher.fill_mask(mask)
+            except RequestError as error:
+                state.error = error  # told when the step is committed: the others go on
+            else:
+                found[index] = mask
         return found
 
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
         state = self._states.get(request.rid)
         if state is not None:
+            if state.error is not None:
+                raise state.error
             self._advance(state, tokens)
 
     def _advance(self, state: _State, tokens: Sequence[int]) -> None:
