@@ -170,9 +170,11 @@ class Face:
         self.config = ServerConfig.from_kwargs(**options)
         self.config = self.config.with_values({"log_level_http": "info"})
         self.engine = FakeEngine(self.tokenizer, facts, script)
+        shown = None if self.config.model.skip_tokenizer_init else self.tokenizer
+        self.engine.intake.tokenizer = shown
         decoder: Any = SimpleNamespace(vocab=facts.vocab)
         info = ModelInfo(folder, decoder, "Toy", "toy", CONTEXT, (eos,), {"temperature": 0.0})
-        self.app = create_app(self.config, info, self.tokenizer, self.engine)
+        self.app = create_app(self.config, info, shown, self.engine)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from tests.fakes.http import Face, face
 
-NUM_CALLS = 60
+NUM_CALLS = 25
 JUNK: list[Any] = [
     *(None, True, False, 0, -1, 1, 2.5, 1e308, -1e308, 2**63 - 1, -(2**63), 2**64 - 1, ""),
     *(
@@ -113,3 +113,17 @@ async def test_nested_junk_in_messages(server: Face) -> None:
                 path, content=orjson.dumps(body), headers={"content-type": "application/json"}
             )
             assert got.status_code < 500 or got.status_code == 501, (path, message, got.text[:300])
+
+
+async def test_without_a_tokenizer_ids_work_and_texts_are_refused(toy_folder: Path) -> None:
+    async with face(toy_folder, {}, skip_tokenizer_init=True) as server:
+        got = (await server.post("/generate", input_ids=[1, 2, 3])).json()
+        assert "text" not in got and got["output_ids"]
+        ids = await server.post("/v1/completions", prompt=[1, 2], return_token_ids=True)
+        assert ids.json()["choices"][0]["token_ids"]
+        for path, body in VALID.items():
+            answer = await server.post(path, **body)
+            assert answer.status_code < 500 or answer.status_code == 501, (path, answer.text)
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses"):
+            refused = await server.post(path, **VALID[path])
+            assert refused.status_code == 400 and "tokenizer" in refused.text, path

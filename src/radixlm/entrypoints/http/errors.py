@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from radixlm.base.errors import EngineError, RadixError, RequestError
 from radixlm.wire.replies import Finish
@@ -131,6 +132,9 @@ def add_handlers(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         return json_response(error_body(message, error.status_code), error.status_code, headers)
 
+    async def on_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
     async def on_any(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
         return json_response(shaped(error_body("internal error", 500), request.url.path), 500)
@@ -138,4 +142,5 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RadixError, on_radix_error)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_gone)
     app.add_exception_handler(Exception, on_any)
