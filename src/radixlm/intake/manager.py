@@ -262,7 +262,19 @@ class Intake:
         seed = sampling.sampling_seed
         if seed is None:
             seed = secrets.randbits(62)
-        return msgspec.structs.replace(sampling, max_new_tokens=count, sampling_seed=seed)
+        return msgspec.structs.replace(
+            sampling,
+            max_new_tokens=count,
+            sampling_seed=seed,
+            stop_token_ids=(*sampling.stop_token_ids, *self._special_stops(sampling)),
+        )
+
+    def _special_stops(self, sampling: SamplingParams) -> list[int]:
+        """Ids of stop strings that name a special token: skipped tokens have no text to match."""
+        if self.tokenizer is None or not sampling.skip_special_tokens:
+            return []
+        ids = [self.tokenizer.token_id(text) for text in sampling.stop]
+        return [i for i in ids if i is not None and self.tokenizer.is_special(i)]
 
     def _check_choices(self, request: GenerateRequest) -> None:
         """What a request names must be there: the engine takes it for granted."""
