@@ -52,7 +52,9 @@ async def watch(server: ServerProcess, samples: list[Sample]) -> None:
 
 
 async def capacity(asker: Asker, args: argparse.Namespace) -> float:
-    """Requests a second when exactly as many run as may run."""
+    """Requests a second when exactly as many run as may run, after a round that is not counted."""
+    first = make_rows(args.max_running, args, seed=0)
+    await asyncio.gather(*(asker.ask(row) for row in first))
     rows = make_rows(args.max_running * args.capacity_rounds, args, seed=1)
     outcomes, duration_s = await run_load(
         rows, asker.ask, Traffic(math.inf, args.max_running), Progress(len(rows), False)
