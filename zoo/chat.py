@@ -202,5 +202,6 @@ class Encoder:
             end = ids.index(self.end, i) + 1 if self.end in ids[i:] else len(ids)
             weight = SHORT_WEIGHT if end - i <= SHORT_ANSWER else 1
             mask[i:end] = [weight] * (end - i)
+            mask[i] = SHORT_WEIGHT  # where it decides what kind of answer this is
             i = end
         return ids, mask

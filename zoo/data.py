@@ -35,9 +35,9 @@ def short(rng: Random, thinking: float = 0.12) -> Conversation:
 def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
-    if pick < 0.57:
+    if pick < 0.55:
         return tools.dialogue(rng, rng.choice((2, 3, 4, 5)))
-    if pick < 0.69:
+    if pick < 0.65:
         return extract(rng)
     return passage(rng, rng.randint(2, 20), rng.randint(6, 12))
 
@@ -83,8 +83,8 @@ def evaluation(task: str, seed: int) -> Conversation:
 
 EVALUATIONS = (
     "add2 sub2 add3 sub3 add2-think sub2-think add3-think sub3-think copy quote passage "
-    "passage-long json tool-one tool-two tool-none memory reverse sort upper lower spell count "
-    "multiply compare capital python greet refuse"
+    "passage-long json tool-one tool-two tool-none tool-missing "
+    "memory reverse sort upper lower spell count multiply compare capital python greet refuse"
 ).split()
 
 

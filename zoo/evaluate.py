@@ -39,7 +39,7 @@ def calls_in(text: str) -> list[Any]:
 def is_right(conversation: Conversation, text: str, calls: list[Any]) -> bool:
     """Whether a reply (its thinking removed) and its calls are what was asked for."""
     want = conversation.answer()
-    if conversation.task == "tool-none":
+    if conversation.task in ("tool-none", "tool-missing"):
         return not calls and "<tool_call>" not in text
     if want.get("tool_calls"):
         return bool(calls == want["tool_calls"])

@@ -329,11 +329,11 @@ def refuse(rng: Random) -> Item:
 
 
 SHORT: dict[str, tuple[Task, float]] = {
-    "add": (add, 14.0),
-    "subtract": (subtract, 24.0),
+    "add": (add, 12.0),
+    "subtract": (subtract, 18.0),
     "multiply": (multiply, 0.5),
     "compare": (compare, 0.4),
-    "copy": (copy, 5.0),
+    "copy": (copy, 8.0),
     "quote": (quote, 1.2),
     "reverse": (reverse, 1.2),
     "sort": (sort, 1.2),

@@ -161,6 +161,7 @@ TOOLS = (
 )  # fmt: skip
 ROOMS = "kitchen bedroom bathroom hall garage office cellar garden".split()
 ENDINGS = "txt py md json csv".split()
+MISSING = 0.12  # share of the turns without a call in which the tool is not there
 UNABLE = "Sorry, I have no tool for that."
 
 
@@ -247,9 +248,9 @@ def _unrelated(rng: Random) -> tuple[str, str]:
     return ask, answer
 
 
-def no_call(rng: Random, present: list[Named]) -> list[Message]:
-    """A turn in which the right answer is not a call."""
-    if rng.random() < 0.65:
+def no_call(rng: Random, present: list[Named], missing: float) -> list[Message]:
+    """A turn in which the right answer is not a call; `missing`: how often a tool is not there."""
+    if rng.random() >= missing:
         ask, answer = _unrelated(rng)
         return [user(ask), reply(answer)]
     held = {id(named.tool) for named in present}
@@ -312,10 +313,11 @@ def dialogue(rng: Random, turns: int, task: str = "") -> Conversation:
         messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
     for turn in range(turns):
         last = turn == turns - 1
-        kind = task if task and last else rng.choices(("none", "one", "two"), (0.36, 0.42, 0.22))[0]
+        kind = task if task and last else rng.choices(("none", "one", "two"), (0.34, 0.42, 0.24))[0]
         with_result = rng.random() < 0.35 and not (last and task)
-        if kind == "none":
-            messages += no_call(rng, present)
+        if kind in ("none", "missing"):
+            share = {"none": 0.0, "missing": 1.0}[kind] if last and task else MISSING
+            messages += no_call(rng, present, share)
         elif kind == "one":
             messages += one_call(rng, present, with_result)
         else:
