@@ -310,7 +310,7 @@ def test_groups_that_are_out_cannot_be_chosen_even_by_their_best_expert() -> Non
 @pytest.mark.parametrize(("fmt", "step"), [("int8wo", 1 / 127), ("int4-32", 1 / 8)])
 def test_quantised_weights_are_within_half_a_step(fmt: str, step: float) -> None:
     weight = rand(12, 64)
-    group = 32 if fmt.startswith("int4") else 64
+    group = 32 if "-" in fmt else 64
     largest = weight.view(12, -1, group).abs().amax(-1, keepdim=True)
     error = (ReferenceQuantised(weight, None, fmt).unpack() - weight).view(12, -1, group).abs()
     # The end of the int4 range that is one step short may clip by a whole step.

@@ -24,6 +24,8 @@ IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
         ("int4-64", 1024, "int4-64"),
         ("int4-128", 96, "int4-32"),
         ("int4-32", 100, "int8wo"),
+        ("w4a8-128", 96, "w4a8-32"),
+        ("w4a8-32", 100, "w8a8"),
         ("w8a8", 100, "w8a8"),
     ],
 )
@@ -34,7 +36,7 @@ def test_the_nearest_format_that_fits(asked: str, inputs: int, expected: str) ->
 def test_options() -> None:
     assert type(make_scheme(None)) is UnquantizedScheme
     assert make_scheme("w8a8_int8").fmt(64) == "w8a8"
-    assert make_scheme(None, "int4wo-64").fmt(64) == "int4-64"
+    assert make_scheme(None, "int4wo-64").fmt(64) == "w4a8-64"
     assert make_scheme("int8wo", "int8wo").fmt(64) == "int8wo"
     with pytest.raises(ConfigError, match="contradict"):
         make_scheme("int8wo", "int4wo-128")
@@ -70,5 +72,5 @@ def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     stepped = torch.cat([alone.step({0: [token]})[0] for token in IDS[0]])
     assert torch.equal(stepped, together[0])
     # Rounding of activations may fall to the other side where the last bits differ.
-    bound = 2e-2 if NAMES[name] == "w8a8" else 1e-4
+    bound = 1e-4 if name == "int8wo" else 3e-2
     assert float((together[0] - want[0]).abs().max() / want[0].abs().max()) < bound

@@ -25,6 +25,7 @@ from radixlm.kernels.cpu.cache import (
     tokens_of_k,
     tokens_of_v,
 )
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.rope import kv_store
 from radixlm.kernels.dispatch import Kernels
 from radixlm.pools.group import KvGroup
@@ -42,6 +43,8 @@ class CpuPool:
         num_layers = len(group.layers)
         self.k = torch.empty(num_layers, *self.shape.k_shape(num_pages), dtype=dtype)
         self.v = torch.empty(num_layers, *self.shape.v_shape(num_pages), dtype=dtype)
+        for tensor in (self.k, self.v):  # pages of 16 tokens are far apart for the TLB
+            native().advise_huge(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def nbytes_per_page(self) -> int:

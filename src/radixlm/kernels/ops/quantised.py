@@ -3,6 +3,7 @@
     int8wo        int8 rows with a scale each; activations stay float
     w8a8          the same weights; activations are quantised row by row, sums are integers
     int4-<group>  4 bit values with a scale for each group of inputs; activations stay float
+    w4a8-<group>  the same weights; activations are quantised row by row and group by group
 
 Legend: T tokens, I inputs, O outputs, G groups of a row.
 """
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 INT8_MOST = 127.0
-FORMATS = ("int8wo", "w8a8", "int4-32", "int4-64", "int4-128")
+GROUPS = (32, 64, 128)
+FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
 
 
 def quantise_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,6 +44,12 @@ def quantise_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
     return (x_TI.float() * inverse).round().double(), top_T / INT8_MOST
 
 
+def coarsened(x_TI: Tensor, group: int) -> Tensor:
+    """Activations after quantisation by groups of inputs, as floats again."""
+    whole, scale = quantise_rows(x_TI.reshape(-1, group))
+    return (whole.float() * scale).view(x_TI.shape)
+
+
 class ReferenceQuantised:
     """Holds the integers; widens them on every call."""
 
@@ -49,8 +57,9 @@ class ReferenceQuantised:
         if fmt not in FORMATS:
             raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMATS)}")
         self.bias_O, self.out_features = bias_O, int(weight_OI.shape[0])
-        self._group = int(fmt.removeprefix("int4-")) if fmt.startswith("int4") else 0
-        self._is_dynamic, self._dtype = fmt == "w8a8", weight_OI.dtype
+        kind, _, group = fmt.partition("-")
+        self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
+        self._dtype = weight_OI.dtype
         if self._group:
             self._values, self._scale = quantise_int4(weight_OI, self._group)
         else:
@@ -58,7 +67,10 @@ class ReferenceQuantised:
 
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of x."""
-        if self._is_dynamic:
+        if self._group:
+            x = coarsened(x_TI, self._group) if self._is_dynamic else x_TI.float()
+            y_TO = x @ self._widened().T
+        elif self._is_dynamic:
             x_whole, x_scale = quantise_rows(x_TI)
             sums_TO = (x_whole @ self._values.double().T).float()
             y_TO = sums_TO * (x_scale * self._scale)
