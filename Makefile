@@ -27,7 +27,7 @@ check: setup
 
 bench: setup
 	@$(BIN)/radixlm bench host
-	@$(BIN)/radixlm bench offline
+	@$(BIN)/radixlm bench offline --num-prompts 64 --random-input-len 256 --random-output-len 128
 
 docs: setup
 	@scripts/docs

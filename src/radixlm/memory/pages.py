@@ -60,6 +60,11 @@ class PageAllocator:
         if num_pages > self._num_free:
             return None
         start = self._num_free - num_pages
+        if num_pages == 1:  # a decoding request: an index array would cost twice the rest
+            page = self._stack[start : start + 1].copy()
+            self._num_free = start
+            self._state[page.item()] = HELD
+            return page
         pages = self._stack[start : self._num_free][::-1].copy()
         self._num_free = start
         self._state[pages] = HELD

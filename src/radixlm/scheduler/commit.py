@@ -95,11 +95,19 @@ class Committer:
         return None
 
     def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
-        """Tokens were sampled; runs once a request a step."""
+        """Tokens were sampled; runs once a request a step, so the common delta is made here."""
         finish = self._append(request, got.tokens)
         if finish is not None:
             return self.end(request, finish)
-        return self.delta(request) if len(request.fresh) >= request.interval else None
+        fresh = request.fresh
+        if len(fresh) < request.interval:
+            return None
+        if self._unsent:
+            return self.delta(request)
+        request.fresh = []
+        return TokenDelta(
+            request.rid, fresh, None, request.prompt_len, request.num_cached, request.retractions
+        )
 
     def interval(self, request: Request) -> int:
         """Tokens between two deltas."""
@@ -142,15 +150,6 @@ class Committer:
         """All that is new since the last delta."""
         tokens, request.fresh = request.fresh, []
         unsent = self._unsent.pop(request.rid, None) if self._unsent else None
-        if unsent is None and request.finish is None:
-            return TokenDelta(
-                request.rid,
-                tokens,
-                None,
-                request.prompt_len,
-                request.num_cached,
-                request.retractions,
-            )
         return TokenDelta(
             rid=request.rid,
             tokens=tokens,

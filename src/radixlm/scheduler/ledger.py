@@ -117,7 +117,10 @@ class KvLedger:
             return False
         first = request.num_pages
         request.add_pages(*rows)
-        self._note(request, first, first + need)
+        # the rows are fresh copies: nobody else writes to them
+        self.updates.append(PageUpdate(FULL, request.slot, first, rows[0]))
+        if rows[1] is not None:
+            self.updates.append(PageUpdate(WINDOW, request.slot, first, rows[1]))
         return True
 
     def _alloc(self, need: int) -> tuple[Ids, Ids | None] | None:

@@ -107,18 +107,12 @@ class Planner:
             if computed >= request.num_pages * page_size and not self._make_room(request):
                 continue
             wire = request.wire
-            item = Item(
-                request.rid,
-                request.slot,
-                computed,
-                1,
-                None,
-                True,
-                wire.logprobs,
-                0,
-                None,
-                wire.return_hidden_states,
-            )
+            rid, slot = request.rid, request.slot
+            if wire.logprobs is None and not wire.return_hidden_states:
+                item = Item(rid, slot, computed, 1, None, True)
+            else:
+                hidden = wire.return_hidden_states
+                item = Item(rid, slot, computed, 1, None, True, wire.logprobs, 0, None, hidden)
             request.inflight += 1
             request.computed = computed + 1
             request.num_planned += 1
@@ -167,7 +161,7 @@ class Planner:
         for request in list(self.running):
             if left <= 0:
                 break
-            if request.is_prefilling and not request.finish and request.slot >= 0:
+            if request.computed < request.base and not request.finish:
                 left -= self._chunk(request, items, left)
         return left
 

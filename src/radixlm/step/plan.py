@@ -55,8 +55,7 @@ class Admission:
     processor: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PageUpdate:
+class PageUpdate(msgspec.Struct, frozen=True, gc=False):
     """Row ``slot`` of the page table of ``group`` gets ``pages`` from column ``first`` on."""
 
     group: int
