@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.base.errors import InvalidRequest
 from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.tokenizer import Tokenizer
@@ -108,7 +108,7 @@ def _check_field(name: str, value: Any) -> None:
     if name in UNBUILT:
         message, harmless = UNBUILT[name]
         if value not in harmless:
-            raise NotSupported(f"{name}: {message}", param=name)
+            raise InvalidRequest(f"{name}: {message}", param=name)
         return
     raise InvalidRequest(f"unknown field {name!r}", param=str(name))
 

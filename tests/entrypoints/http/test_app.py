@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.fakes.http import Face, face
 
+from radixlm.entrypoints.http.guard import ADMIN_PATHS
 from radixlm.wire.replies import Failed
 
 CHAT = "/v1/chat/completions"
@@ -18,6 +19,7 @@ async def test_health_of_a_serving_server(server: Face) -> None:
     for path in ("/health", "/ready", "/health_generate", "/ping"):
         got = await server.client.get(path)
         assert got.status_code == 200 and got.text == "", path
+    assert (await server.client.head("/health")).status_code == 200
 
 
 async def test_health_while_draining(server: Face) -> None:
@@ -211,3 +213,22 @@ async def test_metrics_only_by_flag(server: Face, toy_folder: Any) -> None:
         for name in ("time_to_first_token_seconds", "generation_tokens_histogram"):
             assert f"sglang:{name}_count{{{labels}}} 1.0" in text
         assert "sglang:token_usage{" in text
+
+
+async def test_admin_routes_are_closed_on_a_public_address(toy_folder: Any) -> None:
+    async with face(toy_folder, {}, host="0.0.0.0") as made:
+        for path in sorted(ADMIN_PATHS):
+            assert (await made.client.post(path)).status_code == 403, path
+            assert (await made.client.post(path + "/")).status_code == 403, path
+        assert (await made.post(CHAT, **PLAIN)).status_code == 200
+
+
+async def test_anthropic_and_ollama_read_refusals_in_their_own_form(toy_folder: Any) -> None:
+    async with face(toy_folder, {}, api_key="k") as made:
+        refused = (await made.post("/v1/messages")).json()
+        assert refused["type"] == "error" and refused["error"]["type"] == "authentication_error"
+        assert isinstance((await made.post("/api/chat")).json()["error"], str)
+        key = {"x-api-key": "k"}
+        assert (await made.client.get("/v1/models", headers=key)).status_code == 200
+        odd = {"authorization": b"Bearer \xff\xfe"}
+        assert (await made.client.get("/v1/models", headers=odd)).status_code == 401

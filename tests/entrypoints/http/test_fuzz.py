@@ -87,7 +87,7 @@ async def test_no_field_can_bring_the_server_down(
                 body[name] = rng.choice(JUNK)
             got = await server.client.post(path, content=orjson.dumps(body), headers=headers)
             shown = (body, got.text[:300])
-            assert got.status_code < 500 or got.status_code == 501, shown
+            assert got.status_code < 500, shown
             if 400 <= got.status_code < 500:
                 assert got.json()["error"], shown
         assert not server.engine.intake.live
@@ -112,7 +112,7 @@ async def test_nested_junk_in_messages(server: Face) -> None:
             got = await server.client.post(
                 path, content=orjson.dumps(body), headers={"content-type": "application/json"}
             )
-            assert got.status_code < 500 or got.status_code == 501, (path, message, got.text[:300])
+            assert got.status_code < 500, (path, message, got.text[:300])
 
 
 async def test_without_a_tokenizer_ids_work_and_texts_are_refused(toy_folder: Path) -> None:
@@ -123,7 +123,7 @@ async def test_without_a_tokenizer_ids_work_and_texts_are_refused(toy_folder: Pa
         assert ids.json()["choices"][0]["token_ids"]
         for path, body in VALID.items():
             answer = await server.post(path, **body)
-            assert answer.status_code < 500 or answer.status_code == 501, (path, answer.text)
+            assert answer.status_code < 500, (path, answer.text)
         for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses"):
             refused = await server.post(path, **VALID[path])
             assert refused.status_code == 400 and "tokenizer" in refused.text, path

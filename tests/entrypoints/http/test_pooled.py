@@ -40,9 +40,10 @@ async def test_native_encode(server: Face) -> None:
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0
     two = (await server.post("/encode", input_ids=[[1], [2]])).json()
     assert [answer["embedding"][1] for answer in two] == [5.0, 6.0]
-    assert (await server.post("/classify", text="hi")).status_code == 501
-    assert (await server.post("/v1/classify", input="hi")).status_code == 501
-    assert (await server.post("/encode", text="hi", image_data="x")).status_code == 501
+    for path, body in (("/classify", {"text": "hi"}), ("/v1/classify", {"input": "hi"})):
+        refused = await server.post(path, **body)
+        assert refused.status_code == 400 and "score head" in refused.text
+    assert (await server.post("/encode", text="hi", image_data="x")).status_code == 400
 
 
 async def test_scores_are_probabilities_of_the_labels(server: Face) -> None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field, ValidationError
 
-from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.base.errors import InvalidRequest
 from radixlm.base.log import level_number
 from radixlm.config.observe import LOG_LEVELS
 from radixlm.entrypoints.http.body import read_body
@@ -283,7 +283,7 @@ async def open_session(request: Request) -> Response:
     if args.streaming:
         raise InvalidRequest("streaming: streaming sessions are not built", "streaming")
     if state_of(request).config.serve.tokenizer_worker_num > 1:
-        raise NotSupported("sessions live in one process: leave --tokenizer-worker-num at 1")
+        raise InvalidRequest("sessions live in one process: leave --tokenizer-worker-num at 1")
     sessions = state_of(request).sessions
     name = sessions.open(args.capacity_of_str_len, args.session_id, args.timeout or 0.0)
     return json_response(name)

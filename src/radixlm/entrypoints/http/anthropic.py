@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from radixlm.base.errors import InvalidRequest, NotSupported, RadixError
+from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.body import named_event, read_body, stream_response
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import anthropic_body, json_response
@@ -69,7 +69,7 @@ async def messages(request: Request) -> Response:
     body = await read_body(request, MessagesRequest)
     for name in ("container", "mcp_servers"):
         if getattr(body, name):
-            raise NotSupported(f"{name}: this server runs no tools itself", name)
+            raise InvalidRequest(f"{name}: this server runs no tools itself", name)
     dialog = await make_dialog(state_of(request), _chat(body))
     message = Message(dialog, body)
     if body.stream:

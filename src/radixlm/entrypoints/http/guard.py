@@ -37,7 +37,10 @@ ADMIN_PATHS = frozenset(
     "/stop_profile /load_lora_adapter /unload_lora_adapter /get_weights_by_name "
     "/start_expert_distribution_record /stop_expert_distribution_record "
     "/dump_expert_distribution_record /clear_hicache_storage_backend "
-    "/hicache/storage-backend/clear /hicache/storage-backend".split()
+    "/hicache/storage-backend/clear /hicache/storage-backend /update_weights_from_ipc "
+    "/begin_weight_update /end_weight_update /weights_checker /set_trace_level /pd_role_switch "
+    "/load_lora_adapter_from_tensors /add_external_corpus /remove_external_corpus "
+    "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance".split()
 )
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_REQUEST_ID = 128

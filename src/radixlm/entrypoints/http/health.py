@@ -35,6 +35,10 @@ async def health(request: Request) -> Response:
     return Response()
 
 
+# load balancers like to ask without a body
+router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
+
+
 @router.get("/v1/health", include_in_schema=False)
 @router.get("/ping")
 async def ping(request: Request) -> Response:
@@ -47,6 +51,9 @@ async def ready(request: Request) -> Response:
     """200 when a request sent now is served now; else 503 and the reason."""
     reason = why_not_ready(state_of(request).intake)
     return _unavailable(reason) if reason else Response()
+
+
+router.add_api_route("/ready", ready, methods=["HEAD"], include_in_schema=False)
 
 
 @router.get("/health_generate")

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.body import read_body
 from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.disconnect import until_gone
@@ -109,9 +109,9 @@ def has_head(state: ServerState) -> bool:
 
 
 def need_head(state: ServerState) -> None:
-    """NotSupported unless the model has a score head."""
+    """InvalidRequest unless the model has a score head."""
     if not has_head(state):
-        raise NotSupported(
+        raise InvalidRequest(
             f"{state.info.architecture} has no score head: serve a model for sequence "
             "classification or rewards"
         )
@@ -166,7 +166,7 @@ async def pool(
 
 def _pooled(output: Output) -> Pooled:
     if output.pooled is None:
-        raise NotSupported("the engine gave no vector for this prompt")
+        raise InvalidRequest("the engine gave no vector for this prompt")
     return Pooled(output.pooled, output)
 
 
@@ -270,11 +270,11 @@ _native("/classify", has_scores=True)
 def _refuse_media(body: EncodeRequest) -> None:
     for name in ("image_data", "video_data", "audio_data"):
         if getattr(body, name):
-            raise NotSupported(f"{name}: this model reads text only", name)
+            raise InvalidRequest(f"{name}: this model reads text only", name)
     if body.lora_path:
-        raise NotSupported("lora_path: adapters are not built (--enable-lora)", "lora_path")
+        raise InvalidRequest("lora_path: adapters are not built (--enable-lora)", "lora_path")
     if body.is_cross_encoder_request:
-        raise NotSupported(
+        raise InvalidRequest(
             "is_cross_encoder_request: cross encoders are not built", "is_cross_encoder_request"
         )
 

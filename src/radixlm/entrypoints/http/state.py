@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from radixlm.base.errors import InvalidRequest, ModelNotFound, NotSupported
+from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.intake.manager import Intake
@@ -68,10 +68,10 @@ class ServerState:
         return self.tokenizer
 
     def need_template(self) -> ChatTemplate:
-        """The chat template; NotSupported if messages cannot be written for this model."""
+        """The chat template; InvalidRequest if messages cannot be written for this model."""
         self.need_tokenizer()
         if self.template is None:
-            raise NotSupported("this model has no chat template: start with --chat-template")
+            raise InvalidRequest("this model has no chat template: start with --chat-template")
         return self.template
 
 

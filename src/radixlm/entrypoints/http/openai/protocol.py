@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.schema import Body, Int, Ints, Objects, Priority, Rid, Strings
 
 MAX_STOPS = 1024
@@ -199,20 +199,13 @@ _HARMLESS: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 def refuse_unbuilt(request: Generation) -> None:
-    """InvalidRequest or NotSupported for a field that would change the answer and cannot."""
+    """InvalidRequest for a field that would change the answer and cannot."""
     for name in request.model_fields_set:
         why = UNBUILT.get(name)
         if why is not None and not any(getattr(request, name) == h for h in _HARMLESS):
-            kind = InvalidRequest if name in _REFUSED else NotSupported
-            raise kind(f"{name}: {why}", param=name)
+            raise InvalidRequest(f"{name}: {why}", param=name)
     other = set(getattr(request, "modalities", None) or ["text"]) - {"text"}
     if other:
         raise InvalidRequest("modalities: this server answers with text only", "modalities")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")
-
-
-_REFUSED = frozenset(
-    "custom_logit_processor functions function_call audio prediction web_search_options moderation "
-    "chat_template session_id".split()
-)

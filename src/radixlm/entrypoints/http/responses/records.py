@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest, Stops
 from radixlm.entrypoints.http.schema import Body, Int, Objects, Priority, make
 
@@ -80,10 +80,10 @@ class ResponsesRequest(Body):
 
 
 def refuse_unbuilt(body: ResponsesRequest) -> None:
-    """NotSupported or InvalidRequest for what would change the answer and cannot."""
+    """InvalidRequest for what would change the answer and cannot."""
     for name in ("conversation", "prompt", "context_management", "moderation", "image"):
         if getattr(body, name) is not None:
-            raise NotSupported(f"{name}: not built; send the input itself", name)
+            raise InvalidRequest(f"{name}: not built; send the input itself", name)
     unknown = set(body.include or ()) - _INCLUDE
     if unknown:
         raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is unknown", "include")
