@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 
 from radixlm.arch.hf import describe
+from radixlm.arch.names import untied_with_bias
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
@@ -320,3 +322,36 @@ def test_progress_bar_only_on_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     load_weights(empty_model(folder), folder)
     assert "loading weights: 100%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model.", ""])
+def test_a_decoder_inside_a_composite_checkpoint(folder: Path, prefix: str) -> None:
+    """Names as LLaVA-like checkpoints have them, with a tower beside."""
+    expected = weights_of(loaded(folder))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            inner = name.removeprefix("model.") if prefix == "model.language_model." else name
+            is_outside = prefix == "model.language_model." and not name.startswith("model.")
+            tensors[inner if is_outside else prefix + inner] = tensors.pop(name)
+        tensors["vision_tower.conv.weight"] = torch.ones(3)
+
+    change(folder, rename)
+    model = empty_model(folder)
+    report = load_weights(model, folder, progress=False)
+    assert report.ignored == ("vision_tower.conv.weight",)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(model), expected, strict=True))
+
+
+@pytest.mark.parametrize("as_bin", [False, True])
+def test_a_tensor_that_fills_two_parameters(folder: Path, as_bin: bool) -> None:
+    """A tied head with a bias is a head of its own: the table is read twice."""
+    change(folder, lambda t: t.pop("lm_head.weight"))
+    change(folder, lambda t: t.update({"lm_head.bias": torch.ones(384)}))
+    if as_bin:
+        as_pickle(folder)
+    decoder = untied_with_bias(replace(describe(folder), tied=True, head_bias=True))
+    kernels = bind("cpu", {"all": "reference"})
+    model = build_model(decoder, CPU, torch.float32, kernels)
+    load_weights(model, folder, progress=False)
+    assert torch.equal(model.head.packed.unpack(), model.embed.unpack())

@@ -64,6 +64,9 @@ class Resolver:
     def __init__(self, decoder: Decoder, present: Container[str]) -> None:
         self._decoder, self._present = decoder, present
         self._ours, self._theirs = prefix_of(decoder, present)
+        # What a composite checkpoint puts before names outside the decoder proper (lm_head).
+        is_nested = self._theirs != self._ours and self._theirs.endswith(self._ours)
+        self._outer = self._theirs.removesuffix(self._ours) if is_nested else ""
 
     def assembly(self, module: str, param: str) -> Assembly:
         """The first spelling that is complete, else the first one (its names are then missing)."""
@@ -116,8 +119,11 @@ class Resolver:
         if template.startswith(self._ours):
             template = self._theirs + template.removeprefix(self._ours)
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
-        is_whole = suffix == "weight" and name in self._present
-        return name if is_whole else f"{name}.{suffix}"
+        if suffix == "weight" and name in self._present:
+            return name
+        name = f"{name}.{suffix}"
+        nested = self._outer + name
+        return nested if name not in self._present and nested in self._present else name
 
 
 class Joiner:
@@ -169,7 +175,6 @@ class Joiner:
                     wanted = list(part.shape)
                     raise ValueError(f"{row[expert]} is {list(value.shape)}, not {wanted}")
                 part.copy_(value)
-                source.release(row[expert])
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +53,8 @@ class CheckpointFeeder:
             for path, layer in model.layers()
             for name in layer.own_params()
         }
+        # A tensor may fill two parameters (a table that is also the head).
+        self._uses = Counter(name for a in self._assemblies.values() for name in a.names())
         self.ignored = self._account(model, folder)
 
     def _account(self, model: Target, folder: Path) -> tuple[str, ...]:
@@ -82,10 +85,13 @@ class CheckpointFeeder:
         return ", ".join(names[:3]) + more
 
     def release(self, path: str) -> int:
-        names = self._assemblies[path].names()
-        for name in names:
-            self._source.release(name)
-        return sum(self._sizes[name] for name in names)
+        num_bytes = 0
+        for name in self._assemblies[path].names():
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                self._source.release(name)
+                num_bytes += self._sizes[name]
+        return num_bytes
 
 
 class DummyFeeder:
