@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 
 from radixlm.wire.channel import ZmqChannel
-from radixlm.wire.replies import ControlReply, StepReply, TokenDelta
+from radixlm.wire.replies import ControlReply, Finish, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
 
 
@@ -40,7 +40,8 @@ class FanChannel:
             return message  # all is its own: nothing to remember
         if isinstance(message, TokenizedRequest):
             if self._owner.setdefault(message.rid, index) != index:
-                return None  # another intake uses this id
+                self._refuse(message.rid, index)
+                return None
         elif isinstance(message, Control):
             self._calls[message.call_id] = index
         elif isinstance(message, AbortRequest) and message.all:
@@ -52,6 +53,11 @@ class FanChannel:
         elif isinstance(message, Shutdown) and len(self._channels) > 1:
             return None  # one of several intakes leaves; the supervisor ends the engine
         return message
+
+    def _refuse(self, rid: str, index: int) -> None:
+        """Another intake uses this id: its own answer would be lost."""
+        finish = Finish("error", message=f"rid: {rid!r} is already in use", status=400)
+        self._channels[index].send(StepReply([TokenDelta(rid=rid, finish=finish)]))
 
     def send(self, message: Any) -> None:
         if len(self._channels) == 1:
