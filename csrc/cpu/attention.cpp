@@ -48,9 +48,9 @@ static int rows_of_task(const AttnArgs& a) {
     return group > 96 ? group : 96;
 }
 
-struct BlockPointers {
-    const float* k[TILES];  // [k_dim][16]
-    const float* v[TILES];  // 16 rows of v_stride
+struct BlockPointers {  // float32, or bfloat16 straight from the cache
+    const void* k[TILES];  // [k_dim][16]
+    const void* v[TILES];  // 16 rows of v_stride
     int64_t v_stride;
 };
 
@@ -77,12 +77,12 @@ RADIX_INLINE void prefetch_bytes(const void* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
-static void open_block(const AttnArgs& a, const Shape& s, const int32_t* pages, int kv_head, int first_tile, int last_tile, int final_tile, const Buffers& b, BlockPointers& out) {
+static void open_block(const AttnArgs& a, const Shape& s, const int32_t* pages, int kv_head, int first_tile, int last_tile, int final_tile, bool raw, const Buffers& b, BlockPointers& out) {
     const Cache& c = a.cache;
     const int per_page = c.page_size / 16, width = dtype_size(c.dtype);
     const bool direct_v = c.dtype == DT_F32 && s.v_dim % 16 == 0;
     out.v_stride = s.v_pad;
-    const float* any = nullptr;
+    const void* any = nullptr;
     for (int t = 0; t < TILES; t++) {
         const int tile = first_tile / TILES * TILES + t, ahead = tile + TILES;
         if (ahead <= final_tile) {
@@ -95,6 +95,11 @@ static void open_block(const AttnArgs& a, const Shape& s, const int32_t* pages, 
         int64_t block = int64_t(pages[tile / per_page]) * c.kv_heads + kv_head;
         int64_t ki = (block * per_page + tile % per_page) * s.k_dim * 16;
         int64_t vi = (block * c.page_size + int64_t(tile % per_page) * 16) * s.v_dim;
+        if (raw) {
+            out.k[t] = any = (const uint16_t*)c.k + ki;
+            out.v[t] = (const uint16_t*)c.v + vi;
+            continue;
+        }
         float *k = b.k + int64_t(t) * s.k_dim * 16, *v = b.v + int64_t(t) * 16 * s.v_pad;
         out.k[t] = c.dtype == DT_F32 ? (const float*)c.k + ki : k;
         out.v[t] = direct_v ? (const float*)c.v + vi : v;
@@ -108,7 +113,7 @@ static void open_block(const AttnArgs& a, const Shape& s, const int32_t* pages, 
 }
 
 // p[row][64] = q . k, one chain over d for each token
-template <int R>
+template <int R, int DTYPE>
 static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p) {
     for (int t0 = 0; t0 < TILES; t0 += TILES_AT_ONCE) {
         vf acc[R][TILES_AT_ONCE];
@@ -117,7 +122,7 @@ static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p)
 RADIX_UNROLL(2)
         for (int d = 0; d < k_dim; d++) {
             vf k[TILES_AT_ONCE];
-            for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load(bp.k[t0 + t] + d * 16);
+            for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load_any(bp.k[t0 + t], DTYPE, d * 16);
 RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
@@ -130,17 +135,17 @@ RADIX_UNROLL(6)
 }
 
 // sums[row] += p[row][t] * v[t] for t in [t0, t1)
-template <int R, int NV>
+template <int R, int DTYPE, int NV>
 static void weighted_part(float* state, int stride, const float* p, const BlockPointers& bp, int t0, int t1, int at) {
     vf acc[R][NV];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < NV; c++) acc[r][c] = load(state + r * stride + at + c * 16);
     for (int tile = t0 / 16; tile * 16 < t1; tile++) {
-        const float* v = bp.v[tile] + at;
+        const void* v = bp.v[tile];
         int lo = t0 > tile * 16 ? t0 - tile * 16 : 0, hi = t1 < tile * 16 + 16 ? t1 - tile * 16 : 16;
         for (int t = lo; t < hi; t++) {
             vf x[NV];
-            for (int c = 0; c < NV; c++) x[c] = load(v + t * bp.v_stride + c * 16);
+            for (int c = 0; c < NV; c++) x[c] = load_any(v, DTYPE, t * bp.v_stride + at + c * 16);
 RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf w = set1(p[r * BLOCK + tile * 16 + t]);
@@ -152,17 +157,22 @@ RADIX_UNROLL(6)
         for (int c = 0; c < NV; c++) store(state + r * stride + at + c * 16, acc[r][c]);
 }
 
-template <int R>
+template <int R, int DTYPE>
 static void weighted(float* state, const Shape& s, const float* p, const BlockPointers& bp, int t0, int t1) {
     int at = 0;
-    for (; at + V_AT_ONCE * 16 <= s.v_pad; at += V_AT_ONCE * 16) weighted_part<R, V_AT_ONCE>(state, s.state, p, bp, t0, t1, at);
-    for (; at < s.v_pad; at += 16) weighted_part<R, 1>(state, s.state, p, bp, t0, t1, at);
+    for (; at + V_AT_ONCE * 16 <= s.v_pad; at += V_AT_ONCE * 16) weighted_part<R, DTYPE, V_AT_ONCE>(state, s.state, p, bp, t0, t1, at);
+    for (; at < s.v_pad; at += 16) weighted_part<R, DTYPE, 1>(state, s.state, p, bp, t0, t1, at);
 }
 
 using ScoreFn = void (*)(const float*, int, const BlockPointers&, float*);
 using WeightFn = void (*)(float*, const Shape&, const float*, const BlockPointers&, int, int);
-static const ScoreFn SCORE[] = {scores<1>, scores<2>, scores<3>, scores<4>, scores<5>, scores<6>};
-static const WeightFn WEIGHT[] = {weighted<1>, weighted<2>, weighted<3>, weighted<4>, weighted<5>, weighted<6>};
+// [straight from bfloat16][rows - 1]
+static const ScoreFn SCORE[2][MAX_GROUP] = {
+    {scores<1, DT_F32>, scores<2, DT_F32>, scores<3, DT_F32>, scores<4, DT_F32>, scores<5, DT_F32>, scores<6, DT_F32>},
+    {scores<1, DT_BF16>, scores<2, DT_BF16>, scores<3, DT_BF16>, scores<4, DT_BF16>, scores<5, DT_BF16>, scores<6, DT_BF16>}};
+static const WeightFn WEIGHT[2][MAX_GROUP] = {
+    {weighted<1, DT_F32>, weighted<2, DT_F32>, weighted<3, DT_F32>, weighted<4, DT_F32>, weighted<5, DT_F32>, weighted<6, DT_F32>},
+    {weighted<1, DT_BF16>, weighted<2, DT_BF16>, weighted<3, DT_BF16>, weighted<4, DT_BF16>, weighted<5, DT_BF16>, weighted<6, DT_BF16>}};
 
 // The tree says which new tokens a new token sees: everything older is seen.
 static void mask_tree(const AttnArgs& a, int64_t token, int block0, int first_new, int kv_len, float* p) {
@@ -257,12 +267,15 @@ static void run_block(const AttnArgs& a, const Shape& s, const AttnTask& task, c
     int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK;
     int start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
-    open_block(a, s, a.page_table + int64_t(task.seq) * a.ldp, task.kv_head, start / 16, (end - 1) / 16, (rows.hi - 1) / 16, b, bp);
+    // Widening a block pays when several groups of rows read it; both ways give the same bits.
+    const bool raw = a.cache.dtype == DT_BF16 && s.v_dim % 16 == 0 && rows.count <= MAX_GROUP;
+    open_block(a, s, a.page_table + int64_t(task.seq) * a.ldp, task.kv_head, start / 16, (end - 1) / 16, (rows.hi - 1) / 16, raw, b, bp);
+    if (raw) bp.v_stride = s.v_dim;
     for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
         int n = rows.count - r0 < MAX_GROUP ? rows.count - r0 : MAX_GROUP;
         int lo = b.lo[r0], hi = b.hi[r0 + n - 1];  // both grow with the row
         if (hi <= block0 || lo >= block0 + BLOCK) continue;
-        SCORE[n - 1](b.q + int64_t(r0) * s.k_dim, s.k_dim, bp, b.p);
+        SCORE[raw][n - 1](b.q + int64_t(r0) * s.k_dim, s.k_dim, bp, b.p);
         for (int r = 0; r < n; r++) {
             float* p = b.p + r * BLOCK;
             int64_t token = rows.token0 + (r0 + r) / s.group;
@@ -270,7 +283,7 @@ static void run_block(const AttnArgs& a, const Shape& s, const AttnTask& task, c
             soften(a, s, p, b.now + int64_t(r0 + r) * s.state, b.lo[r0 + r] - block0, b.hi[r0 + r] - block0);
         }
         int t0 = lo > block0 ? lo - block0 : 0, t1 = hi < block0 + BLOCK ? hi - block0 : BLOCK;
-        WEIGHT[n - 1](b.now + int64_t(r0) * s.state, s, b.p, bp, t0, t1);
+        WEIGHT[raw][n - 1](b.now + int64_t(r0) * s.state, s, b.p, bp, t0, t1);
     }
 }
 
