@@ -19,9 +19,9 @@ from radixlm.base.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
-    PromptTooLong,
     RadixError,
 )
+from radixlm.intake.checks import Checks
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
 from radixlm.intake.records import GenerateRequest, Output, check_names
@@ -104,8 +104,9 @@ class Intake:
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         check_names(request)
-        ids = self._ids(request)
-        sampling = self._sampling(request, len(ids))
+        checks = Checks(self.facts, self.tokenizer)
+        ids = checks.prompt_ids(request)
+        sampling = checks.sampling(request, len(ids))
         packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
         lives = [
             self._live(request, sampling, (ids, packed), i, event)
@@ -174,119 +175,6 @@ class Intake:
         """End a request without the scheduler."""
         live.fail(finish)
         self._forget(live.rid)
-
-    def _ids(self, request: GenerateRequest) -> list[int]:
-        if request.embeds is not None:
-            ids = self._embed_ids(request.embeds, request.num_embeds)
-        elif request.input_ids is not None:
-            ids = request.input_ids
-            bad = next((i for i in ids if not 0 <= i < self.facts.vocab), None)
-            if bad is not None:
-                raise InvalidRequest(
-                    f"input_ids: {bad} is not a token id; the vocabulary has {self.facts.vocab}",
-                    param="input_ids",
-                )
-        elif request.text is not None:
-            if self.tokenizer is None:
-                raise InvalidRequest(
-                    "text: the server runs with --skip-tokenizer-init; send input_ids",
-                    param="text",
-                )
-            ids = self.tokenizer.encode(request.text, request.add_special_tokens)
-        else:
-            raise InvalidRequest("one of text, input_ids and input_embeds is needed", param="text")
-        if not ids:
-            raise InvalidRequest("the prompt is empty: it needs at least one token", param="text")
-        return self._fit(ids)
-
-    def _embed_ids(self, embeds: bytes, num_embeds: int) -> list[int]:
-        """Placeholders for rows of input embeddings, which cannot be shortened."""
-        dim = self.facts.embed_dim or len(embeds) // (4 * num_embeds or 1)
-        if len(embeds) != 4 * num_embeds * dim:
-            raise InvalidRequest(
-                f"input_embeds: {len(embeds) // 4} numbers in {num_embeds} rows; the model's "
-                f"embeddings have {dim} numbers",
-                param="input_embeds",
-            )
-        if num_embeds >= self.facts.context_len:
-            raise PromptTooLong(
-                f"input_embeds has {num_embeds} rows; the context is {self.facts.context_len} "
-                "tokens and at least one is needed for the answer",
-                param="input_embeds",
-            )
-        return [0] * num_embeds
-
-    def _fit(self, ids: list[int]) -> list[int]:
-        most = self.facts.context_len - 1
-        if len(ids) <= most:
-            return ids
-        if self.facts.allow_auto_truncate:
-            return ids[:most]
-        raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens; the context is {self.facts.context_len} tokens "
-            "and at least one is needed for the answer",
-            param="prompt",
-        )
-
-    def _sampling(self, request: GenerateRequest, num_prompt: int) -> SamplingParams:
-        sampling = request.sampling
-        sampling.validate(self.facts.vocab)
-        room = self.facts.context_len - num_prompt
-        asked = sampling.max_new_tokens
-        if asked is not None and asked > room and not self.facts.allow_auto_truncate:
-            raise PromptTooLong(
-                f"max_tokens: {num_prompt} prompt tokens and {asked} new ones are more than the "
-                f"context of {self.facts.context_len} tokens; ask for {room} or fewer",
-                param="max_tokens",
-            )
-        count = room if asked is None else min(asked, room)
-        if request.return_hidden_states and not self.facts.hidden_states_enabled:
-            raise InvalidRequest(
-                "return_hidden_states needs --enable-return-hidden-states",
-                param="return_hidden_states",
-            )
-        for token in request.logprobs.token_ids if request.logprobs else ():
-            if not 0 <= token < self.facts.vocab:
-                raise InvalidRequest(
-                    f"token_ids_logprob: {token} is not a token id; the vocabulary has "
-                    f"{self.facts.vocab}",
-                    param="token_ids_logprob",
-                )
-        if request.logprobs and request.logprobs.top > self.facts.vocab:
-            raise InvalidRequest(
-                f"top_logprobs: {request.logprobs.top} exceeds the vocabulary of "
-                f"{self.facts.vocab}",
-                param="top_logprobs",
-            )
-        self._check_choices(request)
-        seed = sampling.sampling_seed
-        if seed is None:
-            seed = secrets.randbits(62)
-        return msgspec.structs.replace(
-            sampling,
-            max_new_tokens=count,
-            sampling_seed=seed,
-            stop_token_ids=(*sampling.stop_token_ids, *self._special_stops(sampling)),
-        )
-
-    def _special_stops(self, sampling: SamplingParams) -> list[int]:
-        """Ids of stop strings that name a special token: skipped tokens have no text to match."""
-        if self.tokenizer is None or not sampling.skip_special_tokens:
-            return []
-        ids = [self.tokenizer.token_id(text) for text in sampling.stop]
-        return [i for i in ids if i is not None and self.tokenizer.is_special(i)]
-
-    def _check_choices(self, request: GenerateRequest) -> None:
-        """What a request names must be there: the engine takes it for granted."""
-        for field, name, known in (
-            ("logit_processor", request.processor, self.facts.processors),
-            ("lora_path", request.adapter, self.facts.adapters),
-        ):
-            if name is not None and name not in known:
-                has = ", ".join(known) or "none"
-                raise InvalidRequest(
-                    f"{field}: {name!r:.80} is not known here; known: {has}", field
-                )
 
     def _live(
         self,
