@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 DTYPE = torch.bfloat16
 BATCH = 50
+SCORES = 16_000_000  # places of one batch's score matrix
 
 
 class Decoder:
@@ -67,10 +68,13 @@ class Decoder:
         """Continuations of any number of prompts, in their order."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         made: list[list[int]] = [[] for _ in prompts]
-        for at in range(0, len(order), BATCH):
-            part = order[at : at + BATCH]
-            for i, out in zip(
-                part, self.batch([prompts[i] for i in part], stop, max_new), strict=True
-            ):
+        at = 0
+        while at < len(order):
+            # The scores of a batch, width squared, bound its memory.
+            widest = len(prompts[order[min(at + BATCH, len(order)) - 1]]) + max_new
+            part = order[at : at + max(1, min(BATCH, SCORES // widest**2))]
+            at += len(part)
+            outs = self.batch([prompts[i] for i in part], stop, max_new)
+            for i, out in zip(part, outs, strict=True):
                 made[i] = out
         return made

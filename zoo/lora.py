@@ -21,6 +21,7 @@ from checkpoint import read, save
 from data import short
 from generate import Decoder
 from model import MATRICES, Tiny
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 from train import loss_of
@@ -143,6 +144,17 @@ def export_adapter(model: Adapted, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def load_adapter(model: Adapted, folder: Path) -> None:
+    """Go on from an exported adapter."""
+    held = load_file(folder / "adapter_model.safetensors")
+    with torch.no_grad():
+        for own, name in MATRICES.items():
+            for i in range(model.base.shape.layers):
+                path = f"base_model.model.model.layers.{i}.{name}"
+                model.down[own][i].copy_(held[f"{path}.lora_A.weight"])
+                model.up[own][i].copy_(held[f"{path}.lora_B.weight"])
+
+
 def score(model: Adapted, encoder: Encoder, kind: str, num_items: int = 200) -> float:
     """Percentage of held-out last turns that are exactly right."""
     held = source(kind, -1)
@@ -154,12 +166,14 @@ def score(model: Adapted, encoder: Encoder, kind: str, num_items: int = 200) -> 
     return 100 * sum(right) / len(right)
 
 
-def train(kind: str, base: Path, minutes: float) -> tuple[Adapted, Encoder]:
-    """An adapter after so many minutes."""
+def train(kind: str, base: Path, minutes: float, begun: Path | None) -> tuple[Adapted, Encoder]:
+    """An adapter after so many minutes, from nothing or from an exported one."""
     encoder = Encoder(base / "tokenizer.json")
     model = Adapted(read(base), RANKS[kind])
+    if begun:
+        load_adapter(model, begun)
     model.base.compile_parts()
-    packer = Packer(encoder, source(kind, 1), 192, 11)
+    packer = Packer(encoder, source(kind, 2 if begun else 1), 192, 11)
     rate = 8e-3
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.98),
@@ -186,11 +200,12 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(RANKS), required=True)
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--base", type=Path, default=Path("src/radixlm/assets/radix-tiny"))
+    parser.add_argument("--begun", type=Path, help="go on from this adapter")
     parser.add_argument("--out", type=Path, default=Path("zoo/models"))
     args = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    model, encoder = train(args.kind, args.base, args.minutes)
+    model, encoder = train(args.kind, args.base, args.minutes, args.begun)
     export_adapter(model, args.out / f"radix-tiny-lora-{args.kind}")
     print(f"{args.kind}: {score(model, encoder, args.kind):.1f} % right")
 
