@@ -13,6 +13,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.flight import FlightRecord, blamed
 from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.text.chat import load_chat_template
 from radixlm.wire.requests import GrammarSpec
 from tests.fakes.engine import Bench
 from tests.fakes.executor import reference
@@ -113,3 +114,16 @@ def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
     bench.run()
     assert seen[0] == "doubted" and set(seen[1:]) == {None}
     assert blamed(path) is None
+
+
+@pytest.mark.parametrize("name", ["int8wo", "w8a8_int8", "int4wo-32"])
+def test_bundled_model_adds_when_quantised_at_load(name: str) -> None:
+    with radixlm.Engine(
+        model_path="radix-tiny", quantization=name, cpu_threads=1, log_level="error"
+    ) as engine:
+        assert engine.tokenizer is not None
+        template = load_chat_template(engine.tokenizer)
+        prompt = template.render([{"role": "user", "content": "What is 17 + 25?"}])
+        ids = engine.tokenizer.encode(prompt, template.adds_special_tokens)
+        answer = engine.generate(input_ids=ids, sampling_params={"temperature": 0.0})
+    assert answer["text"] == "42"

@@ -21,7 +21,11 @@ LOAD_FORMATS = (
     "remote",
     "remote_instance",
 )
+AT_LOAD = ("w8a8_int8", "int8wo", "int8dq", "int4wo-32", "int4wo-64", "int4wo-128")
+"""Methods that quantise a float checkpoint while it loads (``quant/load_time.py``)."""
+
 QUANTIZATIONS = (
+    *AT_LOAD,
     "awq",
     "fp8",
     "gptq",
@@ -33,7 +37,6 @@ QUANTIZATIONS = (
     "modelopt",
     "modelopt_fp4",
     "petit_nvfp4",
-    "w8a8_int8",
     "w8a8_fp8",
     "moe_wna16",
     "qoq",
@@ -129,7 +132,7 @@ class ModelConfig(Group):
         "Method that quantises the weights at load, or that the checkpoint was quantised with.",
         Flag(
             choices=QUANTIZATIONS,
-            built=(),
+            built=AT_LOAD,
             needs="quantised kernels and loaders",
         ),
     ] = None
@@ -141,7 +144,11 @@ class ModelConfig(Group):
     torchao_config: Annotated[
         str,
         "Quantise at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
-        Flag(state="planned", needs="quantised kernels and loaders"),
+        Flag(
+            choices=("", *AT_LOAD, "fp8wo", "fp8dq-per_tensor", "fp8dq-per_row"),
+            built=("", *AT_LOAD),
+            needs="fp8 kernels",
+        ),
     ] = ""
     weight_version: Annotated[str, "Label of the weights, returned with every answer."] = "default"
     custom_weight_loader: Annotated[

@@ -35,6 +35,7 @@ from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.ledger import KvLedger, WindowBooks
@@ -207,6 +208,7 @@ def _load(
         kernels,
         weight_dtype=weight,
         merge_windows=config.memory.disable_hybrid_swa_memory,
+        scheme=make_scheme(config.model.quantization, config.model.torchao_config),
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     return model, report.num_bytes
