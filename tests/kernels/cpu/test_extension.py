@@ -1,0 +1,58 @@
+"""What is said of the extension, with it and without."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from radixlm.base.errors import ConfigError
+from radixlm.kernels.cpu import available, describe, extension, isa, reason
+from radixlm.kernels.cpu.extension import native, waiting_defaults
+
+WITHOUT = """
+import sys
+sys.modules["radixlm._cpu"] = None
+from radixlm.kernels.cpu import available, describe, reason
+from radixlm.kernels.cpu.extension import native
+from radixlm.base.errors import ConfigError
+assert not available and "pip install" in reason and describe()["available"] is False
+try:
+    native()
+except ConfigError:
+    print("refused")
+"""
+
+
+def test_the_best_supported_instruction_set_runs() -> None:
+    facts = describe()
+    assert available and not reason and facts["isa"] == isa
+    assert set(facts["supported"]) <= set(facts["compiled"])
+    assert "portable" in facts["supported"] and isa in facts["supported"]
+    with pytest.raises(ValueError, match="not compiled"):
+        native().select_isa("abacus")
+
+
+def test_a_missing_extension_is_told_not_raised() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert run.stdout.strip() == "refused", run.stderr
+
+
+def test_waiting_defaults_respect_the_user() -> None:
+    environ = {"GOMP_SPINCOUNT": "7"}
+    waiting_defaults(environ)
+    assert environ == {"GOMP_SPINCOUNT": "7", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def test_the_environment_picks_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(extension.ISA_VARIABLE, "abacus")
+    with pytest.raises(ConfigError, match="choose one of"):
+        extension._load()
+
+
+def test_ceilings_are_measured() -> None:
+    memory = torch.ones(1 << 16)
+    read = native().measure(0, memory.data_ptr(), memory.nbytes, 1)
+    assert read > 0 and native().measure(1, 0, 1000, 2) > 0
+    native().advise_huge(memory.data_ptr(), memory.nbytes)
+    assert bool((memory == 1).all())
