@@ -20,6 +20,7 @@ from checkpoint import read, save
 from data import BUCKETS, stream
 from model import Tiny, attend, rms_norm, rotate
 from muon import Muon
+from safetensors.torch import load_file
 from speculation import accept_length, transcripts
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -143,13 +144,14 @@ def loss_of_rows(model: Eagle, rows: Rows) -> Tensor:
     return total
 
 
-def train(target: Tiny, encoder: Encoder, minutes: float) -> Eagle:
+def train(target: Tiny, encoder: Encoder, minutes: float, begun: Path | None) -> Eagle:
     """A head after so many minutes."""
     model = Eagle(target)
+    if begun:
+        load_head(model, begun)
     target.compile_parts()
-    packers = [
-        Packer(encoder, stream(b, 3), BUCKETS[b], n) for b, n in (("short", 11), ("middle", 4))
-    ]
+    seed, rows = (4 if begun else 3), (("short", 11), ("middle", 4))
+    packers = [Packer(encoder, stream(b, seed), BUCKETS[b], n) for b, n in rows]
     optimizers = [
         Muon(model.matrix.values(), lr=0.02),
         torch.optim.AdamW([model.head, *model.vector.values()], lr=2e-3, weight_decay=0.0),
@@ -194,19 +196,30 @@ def accepted(model: Eagle, encoder: Encoder, num_items: int = 100) -> float:
     return accept_length(hits)
 
 
+NAMES = {
+    "fc": "fc", "q": "midlayer.self_attn.q_proj", "k": "midlayer.self_attn.k_proj",
+    "v": "midlayer.self_attn.v_proj", "o": "midlayer.self_attn.o_proj",
+    "gate": "midlayer.mlp.gate_proj", "up": "midlayer.mlp.up_proj",
+    "down": "midlayer.mlp.down_proj", "input": "midlayer.input_layernorm",
+    "hidden": "midlayer.hidden_norm", "post": "midlayer.post_attention_layernorm",
+    "norm": "norm",
+}  # fmt: skip
+
+
+@torch.no_grad()
+def load_head(model: Eagle, folder: Path) -> None:
+    """Go on from an exported head."""
+    held = load_file(folder / "model.safetensors")
+    for name, p in [*model.matrix.items(), *model.vector.items()]:
+        p.copy_(held[f"{NAMES[name]}.weight"].view_as(p))
+    model.head.copy_(held["lm_head.weight"])
+
+
 def export_head(model: Eagle, folder: Path) -> None:
     """The layout of LlamaForCausalLMEagle3; the embedding stays the target's."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {
-        "fc": "fc", "q": "midlayer.self_attn.q_proj", "k": "midlayer.self_attn.k_proj",
-        "v": "midlayer.self_attn.v_proj", "o": "midlayer.self_attn.o_proj",
-        "gate": "midlayer.mlp.gate_proj", "up": "midlayer.mlp.up_proj",
-        "down": "midlayer.mlp.down_proj", "input": "midlayer.input_layernorm",
-        "hidden": "midlayer.hidden_norm", "post": "midlayer.post_attention_layernorm",
-        "norm": "norm",
-    }  # fmt: skip
     held = {n: p[0] for n, p in model.matrix.items()} | dict(model.vector.items())
-    weights = {f"{names[n]}.weight": p.detach().bfloat16().contiguous() for n, p in held.items()}
+    weights = {f"{NAMES[n]}.weight": p.detach().bfloat16().contiguous() for n, p in held.items()}
     vocab = model.shape.vocab
     weights["lm_head.weight"] = model.head.detach().bfloat16()
     weights["d2t"], weights["t2d"] = torch.zeros(vocab, dtype=torch.int64), torch.ones(vocab).bool()
@@ -232,12 +245,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--base", type=Path, default=Path("src/radixlm/assets/radix-tiny"))
+    parser.add_argument("--begun", type=Path, help="go on from this head")
     parser.add_argument("--out", type=Path, default=Path("zoo/models"))
     args = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(1)
     encoder = Encoder(args.base / "tokenizer.json")
-    model = train(read(args.base).requires_grad_(False), encoder, args.minutes)
+    model = train(read(args.base).requires_grad_(False), encoder, args.minutes, args.begun)
     export_head(model, args.out / "radix-tiny-eagle3")
     print(f"accept length with {STEPS} steps: {accepted(model, encoder):.2f}")
 
