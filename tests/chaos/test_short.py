@@ -94,7 +94,6 @@ async def test_one_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:
     world.check_books()
 
 
-@pytest.mark.xfail(reason="the queue's limit refuses requests that an engine's death put back")
 async def test_a_full_queue_does_not_refuse_those_that_were_running(tmp_path: Path) -> None:
     world = World(2, tmp_path, num_pages=64, max_running=4, max_queued=3)
     clients = []

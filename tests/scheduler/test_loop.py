@@ -7,6 +7,8 @@ from itertools import product
 
 import pytest
 
+from radixlm.wire.replies import Logprobs, StepReply
+from radixlm.wire.requests import LogprobNeed
 from tests.fakes.engine import Bench
 from tests.fakes.executor import EOS, reference
 
@@ -111,3 +113,31 @@ def test_context_end_is_a_length_finish() -> None:
     bench.submit("r", [2] * 10, 100, ignore_eos=True)
     bench.run()
     assert len(bench.out["r"]) == 6 and bench.finish["r"].kind == "length"
+
+
+def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
+    bench = Bench()
+    need = LogprobNeed(prompt_from=0)
+    bench.submit("r", [1 + i % 30 for i in range(40)], 4, ignore_eos=True, logprobs=need)
+    read = bench.executor.read
+
+    def with_logprobs(step):  # type: ignore[no-untyped-def]
+        result = read(step)
+        for item, got in zip(step.plan.items, result.items, strict=True):
+            if item.targets is not None:
+                got.prompt_logprobs = Logprobs([(0.0, int(t)) for t in item.targets], [], [])
+        return result
+
+    bench.executor.read = with_logprobs  # type: ignore[method-assign]
+    bench.tick()
+    bench.tick()
+    bench.scheduler.planner.retract(bench.scheduler.planner.running[0])
+    bench.run()
+    told = [
+        delta.prompt_logprobs.chosen
+        for reply in bench.replies
+        if isinstance(reply, StepReply)
+        for delta in reply.deltas
+        if delta.prompt_logprobs
+    ]
+    assert sum(len(part) for part in told) == 39

@@ -146,6 +146,11 @@ class Committer:
         if got.hidden_states is not None:
             unsent.hidden.append(got.hidden_states)
 
+    def forget_prompt(self, request: Request) -> None:
+        """The request was retracted: what it kept of its prompt will be made again."""
+        if not request.num_output:
+            self._unsent.pop(request.rid, None)
+
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
         tokens, request.fresh = request.fresh, []

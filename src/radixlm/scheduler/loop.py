@@ -74,6 +74,7 @@ class Scheduler:
         self.queue = WaitingQueue(limits, ledger.cache)
         self.planner = Planner(limits, ledger, self.queue, self.hooks, self._refuse)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval)
+        self.planner.on_retract = self.committer.forget_prompt
         self.controls = Controls(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self.deltas: list[TokenDelta] = []
@@ -197,7 +198,8 @@ class Scheduler:
 
     def _refusal(self, request: Request) -> RequestError | None:
         most = self.limits.max_queued
-        if most is not None and len(self.queue) >= most:
+        was_running = request.wire.is_suspect or request.wire.num_emitted > 0
+        if most is not None and len(self.queue) >= most and not was_running:
             return TooManyRequests(
                 f"the queue is full ({most} requests wait, --max-queued-requests)",
                 retry_after_s=self.retry_after_s(),

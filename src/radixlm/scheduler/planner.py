@@ -35,6 +35,7 @@ class Planner:
         self.releases: list[int] = []
         self.num_retracted = 0
         self._refuse = refuse
+        self.on_retract: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
 
@@ -153,6 +154,7 @@ class Planner:
         self.releases.append(slot)
         self.ledger.updates = [u for u in self.ledger.updates if u.slot != slot]
         self._admissions = [a for a in self._admissions if a.slot != slot]
+        self.on_retract(request)
         request.back_to_queue()
         self.queue.push_front(request)
         self.num_retracted += 1
@@ -200,7 +202,8 @@ class Planner:
             return start, None
         first = max(start, need.prompt_from - 1)
         targets = request.ids[first + 1 : min(end + 1, request.prompt_len)]
-        return (first, targets.copy()) if len(targets) else (start, None)
+        is_wanted = len(targets) or need.prompt_from == start == 0  # the first token's is null
+        return (first, targets.copy()) if is_wanted else (start, None)
 
     def _admit(self, items: list[Item], left: int, now_s: float) -> None:
         if not self.queue or left <= 0:
