@@ -33,7 +33,7 @@ docs: setup
 	@scripts/docs
 
 zoo: setup
-	@$(BIN)/python zoo/make.py $(ARGS)
+	@PYTHON=$(BIN)/python sh zoo/build.sh $(ARGS)
 
 chaos: setup
 	@$(BIN)/python -m pytest -m "not gpu" tests/chaos $(ARGS)
