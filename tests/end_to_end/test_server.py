@@ -123,7 +123,8 @@ def test_client_that_leaves_frees_its_slot(server: RunningServer) -> None:
     server.post("/slow_down", forward_sleep_time=0.5)
     try:
         with server.client.stream("POST", "/generate", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # kept: a generator that is dropped closes its stream
+            next(lines)
             assert server.info()["num_running_reqs"] == 1
         left_s = time.monotonic()
         _until_idle(server)
