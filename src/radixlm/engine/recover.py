@@ -62,6 +62,7 @@ class Supervisor:
         self.process: asyncio.subprocess.Process | None = None
         self.num_restarts = 0
         self._deaths: deque[float] = deque()
+        self._struck: str | None = None  # computed alone when SIGKILL came last
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +107,7 @@ class Supervisor:
                 return
             culprit = blamed(self.flight_path)
             self.flight_path.unlink(missing_ok=True)  # the next may die before it writes its own
-            watcher.lost(culprit)
+            watcher.lost(self._to_blame(code, culprit))
             if not self._may_restart():
                 watcher.gave_up(self._verdict(code))
                 return
@@ -132,6 +133,14 @@ class Supervisor:
             if not waiting.done():
                 process.kill()
         return await waiting
+
+    def _to_blame(self, code: int, culprit: str | None) -> str | None:
+        """Who is told to have killed the engine. SIGKILL comes from outside as a rule: it is held
+        against a request only if it struck while the same one was computed before."""
+        if code != -signal.SIGKILL or culprit is None:
+            return culprit
+        known, self._struck = self._struck, culprit
+        return culprit if culprit == known else None
 
     def _may_restart(self) -> bool:
         now_s = time.monotonic()

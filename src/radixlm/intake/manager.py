@@ -289,7 +289,8 @@ class Intake:
         self.ready.set()
         if self.is_paused:
             self.link.send(Control("pause again", "pause", {"mode": "in_place"}))
-        for live in list(self.live.values()):
+        # what was blamed before goes last: a second death by chance strikes another
+        for live in sorted(self.live.values(), key=lambda live: live.kills):
             self.link.send(live.again())
 
     def lose_engine(self, culprit: str | None = None) -> None:
