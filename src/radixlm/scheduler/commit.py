@@ -179,13 +179,7 @@ class Committer:
     def retire(self, request: Request) -> None:
         """Share what was computed, give back slot and pages, forget the request."""
         if request in self.planner.running:
-            self.planner.running.remove(request)
-            self.planner.ledger.insert(request)
-            slot = request.slot
-            self.planner.ledger.give(request)
-            self.planner.releases.append(slot)
-            ledger = self.planner.ledger
-            ledger.updates = [u for u in ledger.updates if u.slot != slot]
+            self.planner.leave(request)
         self._unsent.pop(request.rid, None)
         self.requests.pop(request.rid, None)
         self.hooks.release(request)

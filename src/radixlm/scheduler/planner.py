@@ -125,7 +125,7 @@ class Planner:
     def _make_room(self, request: Request) -> bool:
         """Pages for one more token, taken from the newest requests if need be."""
         while not self.ledger.take(request, request.computed + 1):
-            victim = self._victim(request)
+            victim = self._victim()
             if victim is None or victim is request:
                 if victim is request and len(self.running) > 1:
                     self.retract(request)
@@ -133,7 +133,7 @@ class Planner:
             self.retract(victim)
         return True
 
-    def _victim(self, needy: Request) -> Request | None:
+    def _victim(self) -> Request | None:
         """Who gives way: the lowest priority, then the latest; none with steps in flight."""
         idle = [r for r in self.running if not r.inflight and not r.finish]
         if not idle:
@@ -144,9 +144,8 @@ class Planner:
             key=lambda r: sign * r.wire.priority if self.limits.priorities else 0,
         )
 
-    def retract(self, request: Request) -> None:
-        """Take everything back and queue again; its known tokens are kept."""
-        log.debug("retract %s at %d tokens", request.rid, request.num_known)
+    def leave(self, request: Request) -> None:
+        """A running request gives back slot and pages; what it computed is shared."""
         self.running.remove(request)
         slot = request.slot
         self.ledger.insert(request)
@@ -154,6 +153,11 @@ class Planner:
         self.releases.append(slot)
         self.ledger.updates = [u for u in self.ledger.updates if u.slot != slot]
         self._admissions = [a for a in self._admissions if a.slot != slot]
+
+    def retract(self, request: Request) -> None:
+        """Take everything back and queue again; its known tokens are kept."""
+        log.debug("retract %s at %d tokens", request.rid, request.num_known)
+        self.leave(request)
         self.on_retract(request)
         request.back_to_queue()
         self.queue.push_front(request)
@@ -272,7 +276,7 @@ class Planner:
         """Retract the least important running request for a much more important waiting one."""
         if not self.limits.priorities:
             return False
-        victim = self._victim(request)
+        victim = self._victim()
         if victim is None:
             return False
         sign = -1 if self.limits.low_values_first else 1

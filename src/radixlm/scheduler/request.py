@@ -8,8 +8,6 @@ ids  |---- prompt ----|-- output --|
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from radixlm.memory.prefix.base import Handle
@@ -44,7 +42,6 @@ class Request:
         "pages",
         "prompt_len",
         "queued_s",
-        "rank",
         "retractions",
         "rid",
         "share_limit",
@@ -90,7 +87,6 @@ class Request:
         self.interval = 1  # tokens between two deltas
         self.queued_s = wire.arrival_s
         self.started_s = 0.0
-        self.rank: Any = None  # the order hook's note
 
     @property
     def ids(self) -> Ids:

@@ -43,8 +43,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
-    (a retraction or a restart). ``rope_base``: the length at which length-dependent ropes turn the
-    prompt. ``embeds``: float32 [prompt, dim] instead of the table's rows."""
+    (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows."""
 
     rid: str
     slot: int
