@@ -1,9 +1,11 @@
 """Two hours (``--minutes``) of mixed load on a server of its own: does anything grow or leak?
 
     python bench/soak.py --minutes 120 [server options]
+    python bench/soak.py --minutes 60 --clients 2 --rest-seconds 8   # a small load
 
 Chats, completions and native requests, streamed and whole, long and short, some given up half
-way, some nonsense. Every few seconds: resident memory, descriptors and threads of all processes.
+way, some nonsense. Every few seconds: resident memory, descriptors, threads, shared memory and
+processor time of all processes.
 The exit status is 1 if a claim of the table at the end is broken.
 """
 
@@ -47,8 +49,9 @@ NONSENSE: tuple[tuple[str, Any], ...] = (
 class Load:
     """Clients that ask until the time is over, each one request after another."""
 
-    def __init__(self, client: HttpClient, model: str, seed: int) -> None:
-        self._client, self._model = client, model
+    def __init__(self, client: HttpClient, model: str, seed: int, rest_s: float = 0.0) -> None:
+        """``rest_s``: how long a client rests after a request, on average."""
+        self._client, self._model, self._rest_s = client, model, rest_s
         self._random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
@@ -75,6 +78,9 @@ class Load:
                 self.problems[f"{name}: {error}"] += 1
             except TimeoutError:
                 self.problems[f"{name}: no answer in {REQUEST_S:.0f} s"] += 1
+            if self._rest_s:
+                rest_s = self._random.uniform(0.5, 1.5) * self._rest_s
+                await asyncio.sleep(min(rest_s, max(end_s - time.monotonic(), 0.0)))
 
     def _prompt(self) -> str:
         """Often the same beginning, so that the prefix cache is used; sometimes a long one."""
@@ -150,9 +156,16 @@ async def watch(server: ServerProcess, samples: list[Sample], end_s: float, gap_
         left_min = max(end_s - time.monotonic(), 0) / 60
         print(
             f"{left_min:6.1f} min left  {format_bytes(sample.rss_bytes)}  "
-            f"{sample.num_fds} descriptors  {sample.num_threads} threads",
+            f"{sample.num_fds} descriptors  {sample.num_threads} threads  "
+            f"{sample.num_shared} shared  {_cpu_share(samples):.1%} of a core",
             flush=True,
         )
+
+
+def _cpu_share(samples: Sequence[Sample]) -> float:
+    """Part of one core that all processes took between the first sample and the last."""
+    first, last = samples[0], samples[-1]
+    return (last.cpu_s - first.cpu_s) / max(last.at_s - first.at_s, 1e-9)
 
 
 async def settled(client: HttpClient, patience_s: float = 30.0) -> dict[str, Any]:
@@ -178,6 +191,7 @@ def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[Ve
     rss = growth([float(s.rss_bytes) for s in samples])
     fds = growth([float(s.num_fds) for s in samples])
     threads = growth([float(s.num_threads) for s in samples])
+    shared = growth([float(s.num_shared) for s in samples])
     processes = {s.num_processes for s in samples}
     most = max(RSS_SHARE * rss[0], RSS_BYTES)
     problems = sum(load.problems.values())
@@ -188,6 +202,8 @@ def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[Ve
                 fds[1] - fds[0] <= MAX_FDS),
         Verdict("threads do not grow", _change(threads, "{:.0f}".format), f"+{MAX_THREADS}",
                 threads[1] - threads[0] <= MAX_THREADS),
+        Verdict("shared memory does not grow", _change(shared, "{:.0f}".format), "+0",
+                shared[1] <= shared[0]),
         Verdict("no process died or was added", str(sorted(processes)), "one number",
                 len(processes) == 1),
         Verdict("no request failed", f"{problems} of {load.counts.total()}", "0", problems == 0),
@@ -212,7 +228,7 @@ async def soak(args: argparse.Namespace, options: Sequence[str]) -> int:
     async with ServerProcess(options, log) as server:
         client = HttpClient(server.base_url)
         model = (await client.ask("GET", "/v1/models")).json()["data"][0]["id"]
-        load = Load(client, model, args.seed)
+        load = Load(client, model, args.seed, args.rest_seconds)
         end_s = time.monotonic() + args.minutes * 60
         clients = [load.run(end_s) for _ in range(args.clients)]
         await asyncio.gather(watch(server, samples, end_s, args.sample_seconds), *clients)
@@ -220,11 +236,13 @@ async def soak(args: argparse.Namespace, options: Sequence[str]) -> int:
         client.close()
     verdicts = judge(samples, load, end)
     print(f"\n{args.minutes:g} min, {load.num_tokens} events; requests: {dict(load.counts)}")
+    print(f"processor time: {_cpu_share(samples):.2%} of one core")
     for problem, count in load.problems.most_common(10):
         print(f"{count} x {problem}")
     print(render(verdicts), end="")
     if args.output_file:
         record = {"minutes": args.minutes, "requests": dict(load.counts)}
+        record["cpu_share"] = _cpu_share(samples)
         record["verdicts"] = {v.claim: [v.found, v.allowed, v.is_kept] for v in verdicts}
         with Path(args.output_file).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
@@ -243,6 +261,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--clients", type=int, default=12, help="requests at once")
+    parser.add_argument("--rest-seconds", type=float, default=0.0, help="between two of a client")
     parser.add_argument("--sample-seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", help="file for the server's output")

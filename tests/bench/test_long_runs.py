@@ -57,6 +57,7 @@ def test_a_quiet_soak_keeps_every_claim() -> None:
         ("rss_bytes", 10 << 20, "memory does not grow"),
         ("num_fds", 2, "descriptors do not grow"),
         ("num_threads", 1, "threads do not grow"),
+        ("num_shared", 1, "shared memory does not grow"),
         ("num_processes", 1, "no process died or was added"),
     ],
 )

@@ -33,6 +33,8 @@ class Sample:
     num_fds: int
     num_threads: int
     num_processes: int
+    num_shared: int = 0  # mappings of shared memory
+    cpu_s: float = 0.0  # processor time since the start
 
 
 class ServerProcess:
@@ -94,15 +96,19 @@ class ServerProcess:
         """Memory, descriptors and threads of the whole process tree."""
         assert self._process is not None, "sampled while it runs"
         root = psutil.Process(self._process.pid)
-        totals = [0, 0, 0, 0]
+        totals = [0, 0, 0, 0, 0]
+        cpu_s = 0.0
         for process in [root, *root.children(recursive=True)]:
             try:
                 with process.oneshot():
                     held = (process.memory_info().rss, process.num_fds(), process.num_threads(), 1)
-            except psutil.NoSuchProcess:
+                    times = process.cpu_times()
+                held += (_shared_mappings(process.pid),)
+            except (psutil.NoSuchProcess, OSError):
                 continue
+            cpu_s += times.user + times.system
             totals = [total + part for total, part in zip(totals, held, strict=True)]
-        return Sample(time.monotonic(), *totals)
+        return Sample(time.monotonic(), *totals, cpu_s=cpu_s)
 
     def stop(self) -> int | None:
         """Ask it to leave, and wait; the exit status, None if it had to be killed."""
@@ -117,6 +123,12 @@ class ServerProcess:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return None
+
+
+def _shared_mappings(pid: int) -> int:
+    """Mappings of shared memory: POSIX objects, and anonymous memory shared with a child."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("/dev/shm/" in line or "/memfd:" in line or "/SYSV" in line for line in lines)
 
 
 def _free_port() -> int:
