@@ -25,6 +25,7 @@ from radixlm.intake.checks import Checks
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
 from radixlm.intake.records import GenerateRequest, Output, check_names
+from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.stream import Live, merged, stop_checker
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
@@ -66,6 +67,8 @@ class Observer:
 
     def ended(self, live: Live, finish: Finish) -> None: ...
 
+    def engine_lost(self, reason: str) -> None: ...
+
 
 class Intake:
     """One per HTTP process, or per offline engine."""
@@ -74,28 +77,44 @@ class Intake:
         self,
         tokenizer: Tokenizer | None,
         facts: IntakeFacts,
-        link: Link,
+        link: Link | Sequence[Link],
         observers: Iterable[Observer] = (),
+        method: str = "round_robin",
     ) -> None:
-        self.tokenizer, self.facts, self.link = tokenizer, facts, link
+        """``link``: the way to the engine, or to each of several (--dp-size), among which
+        requests are spread by ``method`` (``intake/replicas.py``)."""
+        self.tokenizer, self.facts = tokenizer, facts
+        self.link = Replicas(link if isinstance(link, Sequence) else (link,), method)
         self.observers = tuple(observers)
         self.live: dict[str, Live] = {}
-        self.load = LoadReport()
-        self.engine_facts: dict[str, Any] = {}
-        self.beat_s = 0.0
         self.token_s = 0.0  # when a token last came
         self.is_accepting = True
         self.is_paused = False
         self.ready = asyncio.Event()
         self.failure: Failed | None = None
         self.on_failed: Callable[[Failed], None] | None = None
-        self._calls: dict[str, asyncio.Future[ControlReply]] = {}
+        self._calls: dict[str, tuple[Replica, asyncio.Future[ControlReply]]] = {}
         self._drained = asyncio.Event()
         self._swept_s = 0.0
 
     def start(self) -> None:
         """Listen to the scheduler; call inside the event loop."""
         self.link.start(self._handle)
+
+    @property
+    def load(self) -> LoadReport:
+        """The load of all replicas together."""
+        return self.link.load()
+
+    @property
+    def engine_facts(self) -> dict[str, Any]:
+        """What the engine said of itself; of several, the first that is there."""
+        return next((r.facts for r in self.link if r.facts), {})
+
+    @property
+    def beat_s(self) -> float:
+        """When an engine last gave a sign of life."""
+        return max(replica.beat_s for replica in self.link)
 
     # ---- requests --------------------------------------------------------------------------
 
@@ -116,9 +135,13 @@ class Intake:
             self.live[live.rid] = live
             for observer in self.observers:
                 observer.submitted(live)
-            if self.ready.is_set():
-                self.link.send(live.wire)  # else all are sent when the engine is ready
+            self._dispatch(live, live.wire)  # or all are sent when an engine is ready
         return lives
+
+    def _dispatch(self, live: Live, wire: TokenizedRequest) -> None:
+        replica = self.link.assign(live.rid)
+        if replica is not None:
+            replica.link.send(wire)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
@@ -159,16 +182,15 @@ class Intake:
         """An engine that dies before it has heard of it must not make them live again."""
         for rid in rids:
             self.live[rid].abort_message = message
-        if self.ready.is_set():
-            if rids:
-                self.link.send(AbortRequest(rids=tuple(rids), message=message))
-        else:
-            self._end_aborted()
+        known = tuple(rid for rid in rids if self.ready.is_set() and self.link.is_computed(rid))
+        if known:
+            self.link.send(AbortRequest(rids=known, message=message))
+        self._end_aborted(set(rids) - set(known))
         return len(rids)
 
-    def _end_aborted(self) -> None:
+    def _end_aborted(self, among: set[str]) -> None:
         for live in list(self.live.values()):
-            if live.abort_message is not None:
+            if live.rid in among and live.abort_message is not None:
                 self._fail(live, Finish("abort", message=live.abort_message))
 
     def _fail(self, live: Live, finish: Finish) -> None:
@@ -232,19 +254,34 @@ class Intake:
     # ---- control ---------------------------------------------------------------------------
 
     async def control(self, verb: str, **args: Any) -> ControlReply:
-        """Ask the scheduler or the executor; Overloaded while no engine answers."""
-        if not self.ready.is_set():
+        """Ask the scheduler or the executor; Overloaded while no engine answers. Of several
+        replicas all are asked: the first that refuses answers for them, else the first."""
+        replies = await self.control_each(verb, **args)
+        return next((reply for reply in replies if not reply.ok), replies[0])
+
+    async def control_each(self, verb: str, **args: Any) -> list[ControlReply]:
+        """The answers of all replicas that serve, in order; Overloaded if one does not answer."""
+        ready = self.link.ready
+        if not ready:
             raise Overloaded("no engine serves yet", retry_after_s=2.0)
-        call_id = secrets.token_hex(8)
-        future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
+        calls = [self._call(replica, verb, args) for replica in ready]
         try:
-            self.link.send(Control(call_id, verb, args))
-            return await asyncio.wait_for(future, CONTROL_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.gather(*calls), CONTROL_TIMEOUT_S)
         except TimeoutError as error:
             raise Overloaded(f"the engine did not answer {verb!r}", retry_after_s=5.0) from error
         finally:
-            self._calls.pop(call_id, None)
+            for call in calls:
+                call.cancel()
+
+    def _call(
+        self, replica: Replica, verb: str, args: dict[str, Any]
+    ) -> asyncio.Future[ControlReply]:
+        call_id = secrets.token_hex(8)
+        future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = (replica, future)
+        future.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        replica.link.send(Control(call_id, verb, args))
+        return future
 
     async def drain(self, timeout_s: float) -> bool:
         """Accept nothing new and wait for what runs; False if some had to be dropped."""
@@ -264,56 +301,83 @@ class Intake:
 
     # ---- replies ---------------------------------------------------------------------------
 
-    def _handle(self, message: ToIntake) -> None:
+    def _handle(self, message: ToIntake, replica: Replica) -> None:
         if isinstance(message, StepReply):
-            self._take(message)
+            self._take(message, replica)
         elif isinstance(message, Beat):
-            self.load, self.beat_s = message.load, time.monotonic()
-            self._sweep(self.beat_s)
+            replica.load, replica.beat_s = message.load, time.monotonic()
+            self._sweep(replica.beat_s)
         elif isinstance(message, Ready):
-            self.become_ready(message.facts)
+            if replica.is_ready:  # it has lost its state, not its process
+                self.lose_engine(message.facts.get("culprit"), replica.index)
+            self.become_ready(message.facts, replica.index)
         elif isinstance(message, ControlReply):
-            future = self._calls.get(message.call_id)
+            _, future = self._calls.get(message.call_id, (None, None))
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, Failed):
-            self.give_up(message)
+            self.give_up(message, replica.index)
 
-    def become_ready(self, facts: dict[str, Any]) -> None:
-        """An engine serves: send it every live request, from where it stands."""
-        self.engine_facts = facts
-        self.beat_s = time.monotonic()
-        total = int(facts.get("max_total_num_tokens", 0))
-        context = min(self.facts.context_len, int(facts.get("context_len", 1 << 40)))
-        self.facts = replace(self.facts, max_total_tokens=total, context_len=context)
+    def become_ready(self, facts: dict[str, Any], index: int = 0) -> None:
+        """An engine serves: send it every live request that no other has, from where it stands."""
+        replica = self.link[index]
+        total, context_len = facts.get("max_total_num_tokens", 0), facts.get("context_len")
+        context_len = self.facts.context_len if context_len is None else context_len
+        self.facts = replace(
+            self.facts,
+            max_total_tokens=int(total),
+            context_len=min(self.facts.context_len, int(context_len)),
+        )
+        replica.facts, replica.beat_s = facts, time.monotonic()
+        replica.is_ready, replica.is_gone = True, False
         self.ready.set()
         if self.is_paused:
-            self.link.send(Control("pause again", "pause", {"mode": "in_place"}))
-        # what was blamed before goes last: a second death by chance strikes another
-        for live in sorted(self.live.values(), key=lambda live: live.kills):
-            self.link.send(live.again())
+            replica.link.send(Control("pause again", "pause", {"mode": "in_place"}))
+        self.link.orphans(replica)
+        self._send_again()
 
-    def lose_engine(self, culprit: str | None = None) -> None:
-        """The engine died: nothing is sent until the next is ready. All requests become suspects,
-        whose prompts are computed one by one; ``culprit`` was alone when the engine died again."""
-        self.ready.clear()
-        self._fail_calls(Overloaded("the engine restarts", retry_after_s=2.0))
-        self._end_aborted()
-        for live in list(self.live.values()):
+    def _send_again(self) -> None:
+        """What nobody computes. What was blamed before goes last: a second death by chance
+        strikes another."""
+        for live in sorted(self.live.values(), key=lambda live: live.kills):
+            if not self.link.is_computed(live.rid):
+                self._dispatch(live, live.again())
+
+    def lose_engine(self, culprit: str | None = None, index: int = 0) -> None:
+        """An engine died: what it held goes to the others at once, or waits for the next. All of
+        that becomes suspect: its prompts are computed one by one; ``culprit`` was alone when the
+        engine died again."""
+        replica = self.link[index]
+        was_serving = replica.is_ready
+        replica.is_ready, replica.beat_s, replica.load = False, 0.0, LoadReport()
+        struck = self.link.orphans(replica)
+        if not self.link.ready:
+            self.ready.clear()
+        self._fail_calls(Overloaded("the engine restarts", retry_after_s=2.0), replica)
+        self._end_aborted(struck)
+        for live in [live for live in self.live.values() if live.rid in struck]:
             live.is_suspect = True
             live.kills += live.rid == culprit
             if live.kills >= MAX_KILLS:
                 message = f"the engine died {live.kills} times while it computed this request"
                 self._fail(live, Finish("error", message=message, status=EngineError.status))
+        self._send_again()
+        for observer in self.observers if was_serving else ():
+            observer.engine_lost("the engine died")
 
-    def _fail_calls(self, error: Overloaded) -> None:
-        for future in self._calls.values():
-            if not future.done():
+    def _fail_calls(self, error: Overloaded, replica: Replica | None = None) -> None:
+        for asked, future in list(self._calls.values()):
+            if not future.done() and replica in (None, asked):
                 future.set_exception(error)
 
-    def give_up(self, failure: Failed) -> None:
-        """There will be no engine any more. The first reason given is the one that counts."""
-        if self.failure is not None:
+    def give_up(self, failure: Failed, index: int = 0) -> None:
+        """There will be no engine any more. The first reason given is the one that counts. One of
+        several replicas that had served before goes without the others."""
+        replica = self.link[index]
+        others = [r for r in self.link if r is not replica and not r.is_gone]
+        replica.is_gone, had_served = True, bool(replica.facts)
+        if self.failure is not None or (others and had_served):
+            log.error("replica %d is gone for good: %s", index, failure.message)
             return
         self.failure = failure
         self.is_accepting = False
@@ -322,15 +386,17 @@ class Intake:
         for live in list(self.live.values()):
             gone = Finish("error", message=failure.message, status=503, retry_after_s=10.0)
             self._fail(live, gone)
+        for observer in self.observers:
+            observer.engine_lost(failure.message)
         if self.on_failed is not None:
             self.on_failed(failure)
 
-    def _take(self, reply: StepReply) -> None:
+    def _take(self, reply: StepReply, replica: Replica) -> None:
         stopped: list[str] = []
         self.token_s = time.monotonic()
         for delta in reply.deltas:
             live = self.live.get(delta.rid)
-            if live is None:
+            if live is None or not self.link.is_of(delta.rid, replica):
                 continue
             if self._give(live, delta):
                 stopped.append(delta.rid)
@@ -370,6 +436,7 @@ class Intake:
 
     def _forget(self, rid: str) -> None:
         live = self.live.pop(rid, None)
+        self.link.forget(rid)
         if live is not None and live.pending is not None and live.pending.finish is not None:
             for observer in self.observers:
                 observer.ended(live, live.pending.finish)

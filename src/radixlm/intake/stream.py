@@ -32,9 +32,12 @@ class Live:
         "is_suspect",
         "kills",
         "last_token_s",
+        "num_hidden",
         "output_ids",
         "pending",
         "prompt_tokens",
+        "retractions",
+        "skip_hidden",
         "stop",
         "unread_s",
         "wire",
@@ -64,6 +67,9 @@ class Live:
         self.last_token_s = 0.0
         self.finished_s = 0.0
         self.prompt_tokens = len(wire.input_ids) // 4
+        self.num_hidden = 0  # bytes of hidden states that have come
+        self.skip_hidden = 0  # those that come a second time
+        self.retractions = 0
 
     @property
     def rid(self) -> str:
@@ -72,6 +78,7 @@ class Live:
     def again(self) -> TokenizedRequest:
         """The same request with what was emitted appended to its prompt: a new engine goes on
         where the old one stopped, random draws being keyed by (seed, position)."""
+        self.skip_hidden, self.retractions = self.num_hidden, 0
         ids = self.wire.input_ids
         if self.output_ids:
             ids += pack_ids(np.asarray(self.output_ids))
@@ -93,6 +100,7 @@ class Live:
             self.last_token_s = now_s
             self.kills = 0  # it can be computed: whatever killed the engine before, not this
         self.output_ids.extend(delta.tokens)
+        hidden = self._hidden(delta) if self.wire.return_hidden_states else None
         text, matched = self._text(delta)
         finish = Finish("stop", matched=matched) if matched is not None else delta.finish
         self._put(
@@ -108,12 +116,26 @@ class Live:
                 retractions=delta.retractions,
                 logprobs=delta.logprobs,
                 prompt_logprobs=delta.prompt_logprobs,
-                hidden_states=delta.hidden_states,
+                hidden_states=hidden,
                 pooled=delta.pooled,
                 queue_time_s=delta.queue_time_s,
             )
         )
         return matched if delta.finish is None else None
+
+    def _hidden(self, delta: TokenDelta) -> list[bytes] | None:
+        """Hidden states of places that have had none: a new engine, and an old one after a
+        retraction, begins again at the first place."""
+        if delta.retractions > self.retractions:
+            self.retractions, self.skip_hidden = delta.retractions, self.num_hidden
+        fresh: list[bytes] = []
+        for part in delta.hidden_states or ():
+            known = min(self.skip_hidden, len(part))
+            self.skip_hidden -= known
+            self.num_hidden += len(part) - known
+            if known < len(part):
+                fresh.append(part[known:])
+        return fresh or None
 
     def _text(self, delta: TokenDelta) -> tuple[str, str | None]:
         if self.detokenizer is None:

@@ -1,0 +1,143 @@
+"""The engines behind one intake (--dp-size): which of them computes which request.
+
+A request belongs to one replica at a time. When that dies, intake gives it to another
+(``manager.lose_engine``); what the dead one still had to say of it is then no longer heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from radixlm.intake.link import Link
+from radixlm.wire.replies import LoadReport
+from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
+
+
+class Replica:
+    """One engine as intake sees it."""
+
+    __slots__ = ("beat_s", "facts", "index", "is_gone", "is_ready", "link", "load", "rids")
+
+    def __init__(self, index: int, link: Link) -> None:
+        self.index, self.link = index, link
+        self.is_ready = False
+        self.is_gone = False  # there will be no engine here any more
+        self.load = LoadReport()
+        self.facts: dict[str, Any] = {}
+        self.beat_s = 0.0
+        self.rids: set[str] = set()  # what it computes for this intake
+
+    @property
+    def num_requests(self) -> int:
+        """What it holds: ours is known at once, that of other intakes by its last report."""
+        return max(len(self.rids), self.load.num_running + self.load.num_waiting)
+
+
+class Replicas:
+    """All engines of one intake. ``send`` finds the way of a message."""
+
+    def __init__(self, links: Sequence[Link], method: str = "round_robin") -> None:
+        """``method``: round_robin, or shortest_queue: the one that holds the fewest requests."""
+        self._all = tuple(Replica(index, link) for index, link in enumerate(links))
+        self._is_shortest = method == "shortest_queue"
+        self._owner: dict[str, Replica] = {}
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._all)
+
+    def __getitem__(self, index: int) -> Replica:
+        return self._all[index]
+
+    def start(self, handler: Callable[[Any, Replica], None]) -> None:
+        """Listen to all of them; inside the event loop."""
+        for replica in self._all:
+            replica.link.start(partial(_swapped, handler, replica))
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [replica for replica in self._all if replica.is_ready]
+
+    def assign(self, rid: str) -> Replica | None:
+        """The replica that computes ``rid`` from now on; None while there is none."""
+        ready = self.ready
+        if not ready:
+            return None
+        if self._is_shortest:
+            chosen = min(ready, key=lambda replica: replica.num_requests)
+        else:
+            chosen = ready[self._turn % len(ready)]
+            self._turn += 1
+        self.forget(rid)
+        chosen.rids.add(rid)
+        self._owner[rid] = chosen
+        return chosen
+
+    def is_of(self, rid: str, replica: Replica) -> bool:
+        """Whether what ``replica`` says of ``rid`` counts. A single one is always believed."""
+        return len(self._all) == 1 or self._owner.get(rid) is replica
+
+    def forget(self, rid: str) -> None:
+        """The request is over, or goes elsewhere."""
+        replica = self._owner.pop(rid, None)
+        if replica is not None:
+            replica.rids.discard(rid)
+
+    def orphans(self, replica: Replica) -> set[str]:
+        """What a dead replica leaves: nobody's from now on."""
+        left, replica.rids = replica.rids, set()
+        for rid in left:
+            self._owner.pop(rid, None)
+        return left
+
+    def is_computed(self, rid: str) -> bool:
+        """Whether a living replica has the request."""
+        return rid in self._owner
+
+    def send(self, message: Any) -> None:
+        """To the replica that has the request; what concerns all of them to all."""
+        if len(self._all) == 1:
+            self._all[0].link.send(message)
+        elif isinstance(message, TokenizedRequest):
+            replica = self._owner.get(message.rid) or self.assign(message.rid)
+            if replica is not None:
+                replica.link.send(message)
+        elif isinstance(message, AbortRequest) and not message.all:
+            self._send_abort(message)
+        else:
+            to = self.ready if isinstance(message, Control) else self._all
+            for replica in to:
+                replica.link.send(message)
+
+    def _send_abort(self, message: AbortRequest) -> None:
+        """What has no owner may still be known to any of them."""
+        for replica in self.ready:
+            rids = tuple(r for r in message.rids if self._owner.get(r, replica) is replica)
+            if rids:
+                replica.link.send(msgspec.structs.replace(message, rids=rids))
+
+    def close(self) -> None:
+        for replica in self._all:
+            replica.link.close()
+
+    def load(self) -> LoadReport:
+        """The load of all together."""
+        if len(self._all) == 1:
+            return self._all[0].load
+        loads = [replica.load for replica in self.ready]
+        total = LoadReport()
+        for name in LoadReport.__struct_fields__:
+            setattr(total, name, sum(getattr(load, name) for load in loads))
+        total.cache_hit_rate /= max(1, len(loads))
+        return total
+
+
+def _swapped(handler: Callable[[Any, Replica], None], replica: Replica, message: Any) -> None:
+    handler(message, replica)

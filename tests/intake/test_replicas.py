@@ -1,0 +1,178 @@
+"""Several engines behind one intake: who computes what, and who takes over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import Overloaded
+from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.manager import Intake, Observer
+from radixlm.intake.records import GenerateRequest
+from radixlm.wire.replies import (
+    Beat,
+    ControlReply,
+    Failed,
+    Finish,
+    LoadReport,
+    Ready,
+    StepReply,
+    TokenDelta,
+)
+from radixlm.wire.sampling_params import SamplingParams
+from tests.intake.scripted import ScriptedLink
+
+FACTS = {"max_total_num_tokens": 4096, "context_len": 64}
+
+
+class Losses(Observer):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def engine_lost(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Two:
+    """An intake with two scripted engines."""
+
+    def __init__(self, method: str = "round_robin", is_ready: bool = True) -> None:
+        self.links = (ScriptedLink(), ScriptedLink())
+        self.losses = Losses()
+        facts = IntakeFacts(vocab=1000, context_len=64)
+        self.intake = Intake(None, facts, self.links, (self.losses,), method)
+        self.intake.start()
+        for link in self.links if is_ready else ():
+            link.say(Ready(FACTS))
+
+    def ask(self, rid: str) -> Any:
+        sampling = SamplingParams(max_new_tokens=16)
+        return self.intake.submit(GenerateRequest(sampling, input_ids=[5, 6], rid=rid))[0]
+
+    def reply(self, index: int, rid: str, tokens: list[int], finish: Finish | None = None) -> None:
+        self.links[index].say(StepReply([TokenDelta(rid=rid, tokens=tokens, finish=finish)]))
+
+    def rids(self, index: int) -> list[str]:
+        return [request.rid for request in self.links[index].requests]
+
+
+async def test_round_robin_takes_turns_and_skips_the_dead() -> None:
+    two = Two()
+    for rid in "abcd":
+        two.ask(rid)
+    assert (two.rids(0), two.rids(1)) == (["a", "c"], ["b", "d"])
+    two.intake.lose_engine(None, 1)
+    assert two.rids(0) == ["a", "c", "b", "d"]
+    two.ask("e")
+    assert two.rids(0)[-1] == "e" and two.intake.ready.is_set()
+    two.links[1].say(Ready(FACTS))
+    assert two.rids(1) == ["b", "d"], "what another computes stays there"
+
+
+async def test_shortest_queue_counts_ours_at_once_and_others_by_report() -> None:
+    two = Two("shortest_queue")
+    for rid in "abc":
+        two.ask(rid)
+    assert (two.rids(0), two.rids(1)) == (["a", "c"], ["b"])
+    two.reply(0, "a", [1], Finish("length"))
+    two.reply(0, "c", [1], Finish("length"))
+    two.ask("d")
+    assert two.rids(0)[-1] == "d"
+    two.links[0].say(Beat(LoadReport(num_running=5)))  # of another HTTP process
+    two.ask("e")
+    assert two.rids(1)[-1] == "e"
+
+
+async def test_a_stream_goes_on_elsewhere_and_late_words_are_not_heard() -> None:
+    two = Two()
+    live = two.ask("a")
+    two.reply(0, "a", [7, 8])
+    two.intake.lose_engine(None, 0)
+    moved = two.links[1].requests[-1]
+    assert moved.ids().tolist() == [5, 6, 7, 8] and moved.num_emitted == 2 and moved.is_suspect
+    two.reply(0, "a", [9])  # the dead one's last words: 9 comes again from the other
+    two.reply(1, "a", [9, 10], Finish("length"))
+    assert (await live.next()).token_ids == [7, 8, 9, 10]
+    assert two.losses.reasons == ["the engine died"]
+
+
+async def test_all_dead_then_the_first_back_gets_everything() -> None:
+    two = Two()
+    two.ask("a"), two.ask("b")
+    two.intake.lose_engine(None, 0)
+    two.intake.lose_engine(None, 1)
+    assert not two.intake.ready.is_set()
+    two.ask("c")
+    with pytest.raises(Overloaded):
+        await two.intake.control("info")
+    two.links[1].say(Ready(FACTS))
+    assert two.intake.ready.is_set() and sorted(two.rids(1)[-3:]) == ["a", "b", "c"]
+
+
+async def test_aborts_go_to_the_one_that_has_it() -> None:
+    two = Two()
+    two.ask("a"), two.ask("b"), two.ask("c")
+    two.intake.abort("b")
+    assert [a.rids for a in two.links[1].aborts] == [("b",)] and not two.links[0].aborts
+    two.intake.abort_all()
+    assert [set(a.rids) for a in two.links[0].aborts] == [{"a", "c"}]
+
+
+async def test_controls_ask_every_replica_and_refusals_count() -> None:
+    two = Two()
+    call = asyncio.create_task(two.intake.control("flush_cache"))
+    await asyncio.sleep(0)
+    for link, is_ok in zip(two.links, (True, False), strict=True):
+        link.say(ControlReply(link.controls[-1].call_id, is_ok, f"ok {is_ok}"))
+    assert (await call).message == "ok False"
+    call = asyncio.create_task(two.intake.control("info"))
+    await asyncio.sleep(0)
+    two.links[0].say(ControlReply(two.links[0].controls[-1].call_id, True, data=1))
+    two.intake.lose_engine(None, 1)
+    with pytest.raises(Overloaded):
+        await call
+
+
+async def test_the_load_is_that_of_all() -> None:
+    two = Two()
+    for link, count in zip(two.links, (2, 3), strict=True):
+        link.say(Beat(LoadReport(num_running=count, cache_hit_rate=0.5, num_total_tokens=10)))
+    load = two.intake.load
+    assert (load.num_running, load.cache_hit_rate, load.num_total_tokens) == (5, 0.5, 20)
+    two.intake.lose_engine(None, 0)
+    assert two.intake.load.num_running == 3
+
+
+async def test_one_replica_may_go_for_good_but_not_at_the_start() -> None:
+    two = Two()
+    live = two.ask("a")
+    two.intake.lose_engine(None, 0)
+    two.intake.give_up(Failed("EngineError", "died too often"), 0)
+    assert two.intake.failure is None and not live.ended
+    two.intake.lose_engine(None, 1)
+    two.intake.give_up(Failed("EngineError", "died too often"), 1)
+    assert two.intake.failure is not None and live.ended
+    two = Two(is_ready=False)
+    two.links[0].say(Failed("ConfigError", "--page-size 3: no"))
+    assert two.intake.failure is not None
+
+
+async def test_a_culprit_is_counted_wherever_it_runs() -> None:
+    two = Two()
+    bad, good = two.ask("bad"), two.ask("good")
+    two.intake.lose_engine("bad", 0)
+    assert not bad.ended and two.rids(1) == ["good", "bad"]
+    two.intake.lose_engine("bad", 1)
+    assert bad.ended and not good.ended
+
+
+async def test_an_engine_that_lost_its_state_says_ready_again() -> None:
+    """Its process lives: what it held is sent again, and what it computed alone is to blame."""
+    two = Two()
+    live = two.ask("a")
+    two.reply(0, "a", [7])
+    two.links[0].say(Ready(FACTS | {"culprit": "a"}))
+    assert live.is_suspect and live.kills == 1
+    assert two.links[1].requests[-1].ids().tolist() == [5, 6, 7]
