@@ -42,8 +42,12 @@ class CountRequest(Body):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
+    speed: Any = None
     cache_control: Any = None
     context_management: Any = None
+    mcp_servers: Any = None
+    billing_policy: Any = None
+    compaction: Any = None
 
 
 class MessagesRequest(CountRequest):
@@ -58,18 +62,29 @@ class MessagesRequest(CountRequest):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     container: Any = None
-    mcp_servers: Any = None
     inference_geo: Any = None
-    speed: Any = None
+    diagnostics: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    thread: Any = None
+
+
+# what only Anthropic's own service has; null and empty values mean nothing
+_REFUSED = {
+    "container": "this server runs no tools itself",
+    "mcp_servers": "this route calls no tools itself",
+    "compaction": "this server does not summarise conversations",
+    "thread": "this server holds no threads: send all messages",
+}
 
 
 @router.post("/v1/messages", openapi_extra=documented(MessagesRequest))
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
-    for name in ("container", "mcp_servers"):
+    for name, why in _REFUSED.items():
         if getattr(body, name):
-            raise InvalidRequest(f"{name}: this server runs no tools itself", name)
+            raise InvalidRequest(f"{name}: {why}", name)
     dialog = await make_dialog(state_of(request), _chat(body))
     message = Message(dialog, body)
     if body.stream:
@@ -93,6 +108,7 @@ def _chat(body: CountRequest) -> ChatRequest:
     chat: dict[str, Any] = {
         "model": body.model,
         "messages": _system(body.system) + _messages(body.messages),
+        "continue_final_message": _is_begun(body.messages[-1]) or None,
         "tools": [_tool(tool, place) for place, tool in enumerate(body.tools or ())] or None,
         "enable_thinking": _thinking(body.thinking),
     }
@@ -146,6 +162,14 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             chat.extend(_user(role, content, f"{where}.content"))
     return chat
+
+
+def _is_begun(message: Mapping[str, Any]) -> bool:
+    """Whether the answer has begun: a last message of the assistant, with nothing but text."""
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else [{"type": "text"}]
+    is_text = all(isinstance(b, Mapping) and b.get("type") == "text" for b in blocks)
+    return message.get("role") == "assistant" and is_text and bool(content)
 
 
 def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:

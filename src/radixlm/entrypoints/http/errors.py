@@ -19,17 +19,19 @@ from radixlm.wire.replies import Finish
 
 log = logging.getLogger(__name__)
 
-_TYPES = {
+# OpenAI says "invalid_request_error" of keys, names and sizes too; ``code`` tells them apart
+_TYPES = {429: "requests", 501: "not_supported_error"}
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    413: "request_too_large",
     429: "rate_limit_error",
-    500: "server_error",
-    501: "not_supported_error",
+    501: "invalid_request_error",
     503: "overloaded_error",
 }
-ANTHROPIC_PATH = "/v1/messages"
-_ANTHROPIC = {"server_error": "api_error", "not_supported_error": "invalid_request_error"}
+_CODES = {405: "method_not_supported"}
 
 
 # what the engine says of a grammar that it cannot compile
@@ -65,16 +67,16 @@ def body_of(error: RadixError) -> dict[str, Any]:
 def anthropic_body(error: RadixError | None) -> dict[str, Any]:
     """An error in Anthropic's form; None: one of ours that no client may see."""
     if error is None:
-        return {"type": "error", "error": {"type": "api_error", "message": "internal error"}}
-    return shaped(body_of(error), ANTHROPIC_PATH)
+        return shaped(error_body("internal error", 500), 500, ANTHROPIC_PATH)
+    return shaped(body_of(error), int(getattr(error, "status", 500)), ANTHROPIC_PATH)
 
 
-def shaped(body: dict[str, Any], path: str) -> dict[str, Any]:
+def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
     """The body as clients of ``path`` read errors: Anthropic's, Ollama's, else OpenAI's."""
     if path.startswith(ANTHROPIC_PATH):
-        found = body["error"]
-        kind = _ANTHROPIC.get(found["type"], found["type"])
-        return {"type": "error", "error": found | {"type": kind}}
+        kind = "invalid_request_error" if status < 500 else "api_error"
+        found = body["error"] | {"type": _ANTHROPIC.get(status, kind)}
+        return {"type": "error", "error": found}
     if path.startswith("/api/"):
         return {"error": body["error"]["message"]}
     return body
@@ -95,7 +97,7 @@ def error_response(error: RadixError, path: str = "") -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(retry_s or 1.0)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(shaped(body_of(error), path), status, headers)
+    return json_response(shaped(body_of(error), status, path), status, headers)
 
 
 def _describe(errors: list[Any]) -> tuple[str, str | None]:
@@ -118,26 +120,35 @@ def add_handlers(app: FastAPI) -> None:
             log.error("%s %s: %s", request.method, request.url.path, error)
         return error_response(error, request.url.path)
 
+    def refuse(
+        request: Request, status: int, message: str, param: str | None, code: str | None
+    ) -> Response:
+        body = error_body(message, status, param, code)
+        return json_response(shaped(body, status, request.url.path), status)
+
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message, param = _describe(list(error.errors()))
-        body = shaped(error_body(message, 400, param, "invalid_value"), request.url.path)
-        return json_response(body, 400)
+        return refuse(request, 400, message, param, "invalid_value")
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        status, where = error.status_code, f"{request.method} {request.url.path:.200}"
         message = str(error.detail)
-        if error.status_code == 404:
-            message = f"no route {request.method} {request.url.path}"
-        headers = dict(error.headers or {})
-        return json_response(error_body(message, error.status_code), error.status_code, headers)
+        if status == 404:
+            message = f"no route {where}"
+        elif status == 405:
+            message = f"the route has another method than {where}"
+        answer = refuse(request, status, message, None, _CODES.get(status))
+        answer.headers.update(error.headers or {})
+        return answer
 
     async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
     async def on_any(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        return json_response(shaped(error_body("internal error", 500), request.url.path), 500)
+        return refuse(request, 500, "internal error", None, None)
 
     app.add_exception_handler(RadixError, on_radix_error)
     app.add_exception_handler(RequestValidationError, on_validation)

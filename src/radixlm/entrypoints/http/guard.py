@@ -20,7 +20,7 @@ from radixlm.base.errors import (
 )
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.http.client import set_client
-from radixlm.entrypoints.http.errors import error_response
+from radixlm.entrypoints.http.errors import ANTHROPIC_PATH, error_response
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -64,7 +64,7 @@ class Guard:
         headers = dict(scope["headers"])
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        send = _with_header(send, request_id)
+        send = _with_header(send, request_id, scope["path"])
         if self._fair_header is not None:
             set_client(headers.get(self._fair_header))
         try:
@@ -165,13 +165,15 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     return secrets.token_hex(8)
 
 
-def _with_header(send: Send, request_id: str) -> Send:
+def _with_header(send: Send, request_id: str, path: str) -> Send:
+    names = [b"x-request-id"]
+    if path.startswith(ANTHROPIC_PATH):
+        names.append(b"request-id")
+    value = request_id.encode("latin-1")
+
     async def wrapped(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [
-                *message.get("headers", ()),
-                (b"x-request-id", request_id.encode("latin-1")),
-            ]
+            message["headers"] = [*message.get("headers", ()), *((name, value) for name in names)]
         await send(message)
 
     return wrapped

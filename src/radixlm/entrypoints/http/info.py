@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -172,10 +173,31 @@ def _card(state: ServerState) -> dict[str, Any]:
     }
 
 
+def _anthropic_card(state: ServerState) -> dict[str, Any]:
+    created = datetime.fromtimestamp(int(state.started_s), UTC)
+    return {
+        "id": state.model_name,
+        "type": "model",
+        "display_name": state.model_name,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": state.intake.facts.context_len,
+    }
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Anthropic's clients say so in every request, and read other cards."""
+    return "anthropic-version" in request.headers
+
+
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """The models that are served."""
-    return json_response({"object": "list", "data": [_card(state_of(request))]})
+    state = state_of(request)
+    if _is_anthropic(request):
+        card = _anthropic_card(state)
+        ends = {"first_id": card["id"], "last_id": card["id"], "has_more": False}
+        return json_response({"data": [card]} | ends)
+    return json_response({"object": "list", "data": [_card(state)]})
 
 
 @router.get("/v1/models/{model:path}")
@@ -183,4 +205,4 @@ async def model(request: Request, model: str) -> Response:
     """One model; 404 model_not_found."""
     state = state_of(request)
     state.check_model(model)
-    return json_response(_card(state))
+    return json_response(_anthropic_card(state) if _is_anthropic(request) else _card(state))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request
 
+from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
@@ -47,6 +49,12 @@ class ServerState:
         """The one object of a class that only some routes need; put there by ``create_app``."""
         found: T = self.extras[kind]
         return found
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: another one where equal requests may have other answers."""
+        parts = (__version__, str(self.info.folder), self.weight_version)
+        return f"fp_{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:10]}"
 
     def check_model(self, name: str | None) -> str:
         """The name to answer under; ModelNotFound unless it is ours, "default" or left out."""

@@ -37,14 +37,21 @@ class Chat:
     dialog: Dialog
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        self.fingerprint = self.dialog.state.fingerprint
 
     def envelope(self, kind: str) -> dict[str, Any]:
-        return {
+        shown = {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.dialog.model,
+            "system_fingerprint": self.fingerprint,
         }
+        # there is one tier; who asked for one learns that
+        return shown | ({"service_tier": "default"} if self.dialog.body.service_tier else {})
 
     @property
     def shows_cached(self) -> bool:

@@ -51,6 +51,10 @@ class Call:
     num_shown: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        self.fingerprint = self.state.fingerprint
 
     @property
     def envelope(self) -> dict[str, Any]:
@@ -59,6 +63,7 @@ class Call:
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
         }
 
 

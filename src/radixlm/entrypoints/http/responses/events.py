@@ -254,7 +254,7 @@ def _response(dialog: Dialog, body: ResponsesRequest, instructions: str | None) 
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": reasoning,
-        "service_tier": body.service_tier or "default",
+        "service_tier": "default",
         "store": body.store is not False,
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}} | (body.text or {}),
