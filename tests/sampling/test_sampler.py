@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
+from radixlm.sampling.processors import NamedProcessor
 from radixlm.sampling.sampler import Sampler, _unpack, _unpack_cpu, apply_mask_
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
@@ -268,7 +269,7 @@ def test_eos_does_not_wait_where_the_grammar_wants_it() -> None:
 
 def test_bias_and_processors() -> None:
     class Only:
-        def __call__(self, logits_RV: Tensor, params: Any) -> Tensor:
+        def __call__(self, logits_RV: Tensor, params: Any, rows: Any) -> Tensor:
             for row, custom in zip(logits_RV, params, strict=True):
                 row[custom["token"]] += 100.0
             return logits_RV
@@ -276,7 +277,7 @@ def test_bias_and_processors() -> None:
     table = SamplingTable(3, 5)
     table.set(0, SamplingParams(temperature=0.0, logit_bias={2: 50.0}), ())
     chosen = SamplingParams(temperature=0.0, custom_params={"token": 4})
-    table.set(1, chosen, (), processor=Only())
+    table.set(1, chosen, (), processor=NamedProcessor("only", Only()))
     table.set(2, SamplingParams(temperature=0.0), ())
     assert Sampler(table).sample(torch.zeros(3, 5), [0, 1, 2], [0, 0, 0]).tokens_R.tolist() == [
         2,

@@ -15,19 +15,17 @@ class GrammarConfig(Group):
         "Library that compiles JSON schemas, regular expressions and EBNF; llguidance when unset.",
         Flag(
             choices=("xgrammar", "outlines", "llguidance", "none"),
-            built=("llguidance", "none"),
-            needs="that grammar backend",
         ),
     ] = AUTO
     constrained_json_whitespace_pattern: Annotated[
         str | None,
         "Regular expression of the white space allowed in JSON output.",
-        Flag(state="planned", needs="white-space control in the grammar backend"),
+        Flag(),
     ] = None
     constrained_json_disable_any_whitespace: Annotated[
         bool,
-        "Allow no white space in JSON output.",
-        Flag(state="planned", needs="white-space control in the grammar backend"),
+        "JSON output on one line, with one blank after a comma and a colon and none elsewhere.",
+        Flag(),
     ] = False
     disable_outlines_disk_cache: Annotated[
         bool,
@@ -36,11 +34,33 @@ class GrammarConfig(Group):
     ] = False
     enable_custom_logit_processor: Annotated[
         bool,
-        "Accept the logit processors that --logit-processor registers.",
-        Flag(state="planned", needs="logit processors by name (pickled code is never run)"),
+        "Accept logit processors that requests name.",
+        Flag(
+            state="no-op",
+            why="the built-in ones and those of --logit-processor can always be named, and "
+            "serialised code is never run",
+        ),
     ] = False
     logit_processor: Annotated[
         tuple[str, ...],
         "NAME=module:Class that requests may name as their logit processor; repeatable.",
-        Flag(is_repeatable=True, state="planned", needs="logit processors by name"),
+        Flag(is_repeatable=True),
     ] = ()
+    disable_jump_forward: Annotated[
+        bool,
+        "Sample each token that a grammar forces, instead of appending it unasked.",
+        Flag(aliases=("--disable-regex-jump-forward",)),
+    ] = False
+
+
+BUILTIN_PROCESSORS = {
+    "disallowed_tokens": "radixlm.sampling.builtin:DisallowedTokens",
+    "no_repeat_ngram": "radixlm.sampling.builtin:NoRepeatNgram",
+    "thinking_budget": "radixlm.sampling.builtin:ThinkingBudget",
+}
+
+
+def processor_targets(config: GrammarConfig) -> dict[str, str]:
+    """Name -> "module:Class" of every logit processor that a request may name."""
+    given = (entry.partition("=") for entry in config.logit_processor)
+    return BUILTIN_PROCESSORS | {name: target for name, _, target in given}

@@ -27,7 +27,6 @@ class Renamed:
         return bool(self.to) and self.value is None and not self.like
 
 
-_JUMP = "forced tokens are always skipped over"
 _NAN = "the check is off unless --enable-nan-detection is given"
 
 RENAMED: Mapping[str, Renamed] = MappingProxyType(
@@ -43,8 +42,6 @@ RENAMED: Mapping[str, Renamed] = MappingProxyType(
         "disable_flashinfer_sampling": Renamed("sampling_backend", "pytorch"),
         "schedule_heuristic": Renamed("schedule_policy"),
         "file_storage_pth": Renamed("file_storage_path"),
-        "disable_regex_jump_forward": Renamed("", note=_JUMP),
-        "disable_jump_forward": Renamed("", note=_JUMP),
         "disable_nan_detection": Renamed("", note=_NAN),
     }
 )

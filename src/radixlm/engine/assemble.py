@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,8 +20,10 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
 from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.executor.capacity import MemoryFacts, PoolSizes, WindowShare, pool_sizes
 from radixlm.executor.controls import TensorControls
@@ -36,12 +40,13 @@ from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.load_time import make_scheme
+from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.ledger import KvLedger, WindowBooks
 from radixlm.scheduler.limits import Limits, RopeLengths
 from radixlm.scheduler.loop import Scheduler
-from radixlm.text.tokenizer import load_tokenizer
+from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.load import load_weights
 from radixlm.wire.channel import Channel
@@ -71,7 +76,7 @@ def assemble(
     began_s = time.perf_counter()
     device = torch.device(config.execute.device or "cpu")
     _set_threads(config, info)
-    free_bytes = _free_bytes(device)
+    free_bytes = _free_bytes(device) // config.parallel.dp_size
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = bind(device.type, overrides)
     model, weight_bytes = _load(config, info, device, kernels)
@@ -81,12 +86,15 @@ def assemble(
     pools = _make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
     controls = TensorControls(model, weight_bytes, pools.num_bytes, pools.num_tokens)
+    processors = _processors(config, info)
+    runner = _runner(info, model, attn, device, limits, controls, pools)
+    runner.processors = processors
     scheduler = Scheduler(
         limits,
-        _runner(info, model, attn, device, limits, controls, pools),
+        runner,
         channel,
         _make_ledger(config, pools, limits),
-        Hooks((*_features(config, info), *extra_features)),
+        Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features)),
         stream_interval=config.schedule.stream_interval,
     )
     log.info(
@@ -321,12 +329,28 @@ def _features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:
 
 
 def _grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
-    if config.model.skip_tokenizer_init or config.grammar.grammar_backend == "none":
+    tokenizer = _tokenizer_loader(config, info)
+    if tokenizer is None or config.grammar.grammar_backend == "none":
+        return None
+    return GrammarFeature(config.grammar, tokenizer, info.decoder.vocab, info.eos_ids)
+
+
+def _processors(config: ServerConfig, info: ModelInfo) -> LogitProcessors:
+    loader = _tokenizer_loader(config, info)
+    facts = ServerFacts(info.decoder.vocab, info.eos_ids, loader)
+    return LogitProcessors(processor_targets(config.grammar), facts)
+
+
+def _tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Tokenizer] | None:
+    """Loads the tokenizer in the engine, for what needs it there; None without a tokenizer."""
+    if config.model.skip_tokenizer_init:
         return None
     folder = config.model.tokenizer_path
     same = folder in (None, config.model.model_path)
+    path = info.folder if same else str(folder)
+    return partial(_load_once, path, config.model.tokenizer_mode)
 
-    def tokenizer() -> Any:
-        return load_tokenizer(info.folder if same else str(folder), config.model.tokenizer_mode)
 
-    return GrammarFeature(config.grammar, tokenizer, info.decoder.vocab, info.eos_ids)
+@lru_cache(maxsize=1)
+def _load_once(path: str | Path, mode: str) -> Tokenizer:
+    return load_tokenizer(path, mode)

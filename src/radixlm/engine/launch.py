@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
+from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.engine.recover import Supervisor, Watcher
@@ -47,13 +49,15 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         allow_auto_truncate=config.serve.allow_auto_truncate,
         request_timeout_s=config.schedule.request_timeout_s,
         hidden_states_enabled=config.execute.enable_return_hidden_states,
+        processors=tuple(sorted(processor_targets(config.grammar))),
         eos_ids=info.eos_ids,
         embed_dim=info.decoder.dim,
     )
 
 
 class ProcessEngine:
-    """An engine in its own process, restarted when it dies. Use inside an event loop."""
+    """An engine in its own process, restarted when it dies; --dp-size of them that share the
+    requests. Use inside an event loop."""
 
     def __init__(
         self,
@@ -63,25 +67,34 @@ class ProcessEngine:
         tokenizer: Tokenizer | None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        self.supervisor = Supervisor(config, given)
-        channel = ZmqChannel(self.supervisor.addresses[0], intake_codec(), bind=True)
-        self.intake = Intake(tokenizer, intake_facts(config, info), ZmqLink(channel), observers)
+        parallel = config.parallel
+        self.supervisors = [Supervisor(config, given, 1, i) for i in range(parallel.dp_size)]
+        channels = [ZmqChannel(s.addresses[0], intake_codec(), bind=True) for s in self.supervisors]
+        self.intake = Intake(
+            tokenizer,
+            intake_facts(config, info),
+            [ZmqLink(channel) for channel in channels],
+            observers,
+            parallel.load_balance_method,
+        )
 
     async def start(self) -> None:
-        """Returns when the engine process has been started, not when it is ready."""
+        """Returns when the engine processes have been started, not when they are ready."""
         self.intake.start()
-        watcher = Watcher(
-            lost=self.intake.lose_engine,
-            gave_up=self._give_up,
-            beat_s=lambda: self.intake.beat_s if self.intake.ready.is_set() else 0.0,
-        )
-        await self.supervisor.start(watcher)
+        for supervisor in self.supervisors:
+            await supervisor.start(self._watcher(supervisor.index))
 
-    def _give_up(self, message: str) -> None:
-        self.intake.give_up(Failed("EngineError", message))
+    def _watcher(self, index: int) -> Watcher:
+        intake = self.intake
+        replica = intake.link[index]
+        return Watcher(
+            lost=lambda culprit: intake.lose_engine(culprit, index),
+            gave_up=lambda message: intake.give_up(Failed("EngineError", message), index),
+            beat_s=lambda: replica.beat_s if replica.is_ready else 0.0,
+        )
 
     async def stop(self) -> None:
-        await self.supervisor.stop()
+        await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
         self.intake.link.close()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.intake.checks import processor_name
 from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.tokenizer import Tokenizer
@@ -27,11 +28,6 @@ UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "video_data": ("videos need a multimodal model, which is not supported yet", (None, [])),
     "audio_data": ("audio needs a multimodal model, which is not supported yet", (None, [])),
     "lora_path": ("adapters are not supported yet (--enable-lora)", (None, [])),
-    "custom_logit_processor": (
-        "serialised code is never run; the operator registers processors with "
-        "--logit-processor name=module:Class and a request names one in 'logit_processor'",
-        (None,),
-    ),
     "bootstrap_host": ("disaggregation is not supported yet", (None,)),
     "bootstrap_port": ("disaggregation is not supported yet", (None,)),
     "bootstrap_room": ("disaggregation is not supported yet", (None,)),
@@ -49,7 +45,8 @@ IGNORED = frozenset(
 FIELDS = frozenset(
     "text input_ids input_embeds sampling_params rid return_logprob logprob_start_len "
     "top_logprobs_num token_ids_logprob return_text_in_logprobs stream return_hidden_states "
-    "session_params priority extra_key cache_salt timeout logit_processor".split()
+    "session_params priority extra_key cache_salt timeout logit_processor "
+    "custom_logit_processor".split()
 )
 MAX_BATCH = 4096
 MAX_RID_CHARS = 256
@@ -200,7 +197,7 @@ def _request(
         priority=_within(each, "priority", i, int, -(1 << 31), (1 << 31) - 1) or 0,
         timeout_s=_within(each, "timeout", i, float, 0, 1e9),
         session=each("session_params", i),
-        processor=_typed(each, "logit_processor", i, str),
+        processor=processor_name(each("custom_logit_processor", i), each("logit_processor", i)),
     )
     if kind == "text":
         request.text = value

@@ -9,7 +9,7 @@ Legend: R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from radixlm.executor.tables import SlotTables
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.tensors import SamplingTable, SlotState
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
@@ -63,6 +63,7 @@ class Step:
     tokens_R: Tensor | None = None
     logprobs: lp.Logprobs | None = None
     is_bad_R: Tensor | None = None
+    errors: dict[int, str] = field(default_factory=dict)  # of rows with logits
 
 
 class Runner:
@@ -105,6 +106,7 @@ class Runner:
                 admission.output_ids.tolist(),
                 self.eos_ids,
                 processor=self.processors.get(admission.processor) if admission.processor else None,
+                rid=admission.rid,
             )
         for update in plan.pages:
             self.tables.write(update)
@@ -129,6 +131,7 @@ class Runner:
             wanted = [_request(need) if need else None for need in needs]
         drawn = self.sampler.sample(step.logits_RV, slots, positions_R, mask_RW, wanted)
         step.tokens_R, step.is_bad_R, step.logprobs = drawn.tokens_R, drawn.is_bad_R, drawn.logprobs
+        step.errors = drawn.errors
         self.tables.next_token[slots] = drawn.tokens_R
 
     def _mask(self, order: list[int], masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
@@ -151,8 +154,10 @@ class Runner:
         for item in step.plan.items:
             got = ItemResult()
             if item.emit:
-                if bad[row]:
-                    got.error = "the model produced numbers that are not finite (NaN)"
+                if row in step.errors:
+                    got.error = step.errors[row]
+                elif bad[row]:
+                    got.error = _why_bad(self.sampling.states[item.slot])
                 else:
                     got.tokens = (tokens[row],)
                     if step.logprobs is not None and item.logprobs is not None:
@@ -200,6 +205,13 @@ class Runner:
         if verb not in self._controls:
             raise InvalidRequest(f"the engine knows no {verb!r}", param="verb")
         return self._controls[verb](args)
+
+
+def _why_bad(state: SlotState | None) -> str:
+    """Why no token can be chosen."""
+    if state is not None and state.processor is not None:
+        return f"logit processor {state.processor.name!r} left no token that may come next"
+    return "the model produced numbers that are not finite (NaN)"
 
 
 def _request(need: LogprobNeed) -> lp.LogprobRequest:

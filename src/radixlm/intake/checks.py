@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,12 @@ from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.sampling_params import SamplingParams
+
+PROCESSOR = "custom_logit_processor"
+SAFE_WAY = (
+    "Serialised code is never run: the operator registers a class with --logit-processor "
+    "name=module:Class, and requests send its name and custom_params (docs/logit-processors.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +133,25 @@ class Checks:
 
     def _check_choices(self, request: GenerateRequest) -> None:
         """What a request names must be there: the engine takes it for granted."""
-        for field, name, known in (
-            ("logit_processor", request.processor, self.facts.processors),
-            ("lora_path", request.adapter, self.facts.adapters),
+        for field, name, known, hint in (
+            (PROCESSOR, request.processor, self.facts.processors, f". {SAFE_WAY}"),
+            ("lora_path", request.adapter, self.facts.adapters, ""),
         ):
             if name is not None and name not in known:
                 has = ", ".join(known) or "none"
                 raise InvalidRequest(
-                    f"{field}: {name!r:.80} is not known here; known: {has}", field
+                    f"{field}: {name!r:.80} is not known here; known: {has}{hint}", field
                 )
+
+
+def processor_name(custom: Any, plain: Any = None) -> str | None:
+    """The logit processor that a request names, in ``custom_logit_processor`` or in
+    ``logit_processor``. The reference puts pickled code into the first: InvalidRequest."""
+    name = plain if custom is None else custom
+    if name is None or name == "":
+        return None
+    if custom is not None and plain is not None and custom != plain:
+        raise InvalidRequest(f"{PROCESSOR} and logit_processor differ: send one", PROCESSOR)
+    if not isinstance(name, str) or not name.isprintable() or "{" in name:
+        raise InvalidRequest(f"{PROCESSOR} must be the name of a processor. {SAFE_WAY}", PROCESSOR)
+    return name

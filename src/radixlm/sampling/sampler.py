@@ -24,7 +24,7 @@ Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from torch import Tensor
 from radixlm.sampling import cpu
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
 from radixlm.sampling.noise import draw_keys, gumbel_noise
+from radixlm.sampling.processors import RowInfo
 from radixlm.sampling.tensors import MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P, SamplingTable
 
 LogprobsMode = Literal["raw", "processed"]
@@ -43,11 +44,13 @@ _NO = float("-inf")
 @dataclass(frozen=True, slots=True)
 class SampleResult:
     """``tokens_R`` int64 on the device. ``logprobs`` only if asked for. ``is_bad_R`` (bool, on the
-    device, only if asked for) marks rows whose logits hold a NaN, or allow no token at all."""
+    device, only if asked for) marks rows whose logits hold a NaN, or allow no token at all.
+    ``errors``: why the logit processor of a row failed."""
 
     tokens_R: Tensor
     logprobs: Logprobs | None = None
     is_bad_R: Tensor | None = None
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 class Sampler:
@@ -92,24 +95,30 @@ class Sampler:
         positions_R = torch.as_tensor(positions_R, dtype=torch.int64).to(logits_RV.device)
         raw_RV = logits_RV
         is_plain = mask_RW is None and not self._changes(slots)
+        errors: dict[int, str] = {}
         if not is_plain:
             if wanted is not None and self._mode == "raw":
                 logits_RV = logits_RV.clone()
-            logits_RV = self._process(logits_RV, slots, positions_R, mask_RW, drafts)
+            errors = self._run_processors(logits_RV, slots, drafts)
+            self._process(logits_RV, slots, positions_R, mask_RW, drafts)
         is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
         tokens_R = self._choose(logits_RV, slots, positions_R)
         if record:
-            self._table.penalties.record(slots, tokens_R)
+            self.record(slots, tokens_R)
         logprobs = None
         if wanted is not None:
             if self._mode == "processed":
                 raw_RV = logits_RV / self._parameters(slots)[0][:, TEMPERATURE, None]
             logprobs = _logprobs(raw_RV, tokens_R, wanted)
-        return SampleResult(tokens_R, logprobs, is_bad_R)
+        return SampleResult(tokens_R, logprobs, is_bad_R, errors)
 
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """Count certain output tokens (rows may repeat a slot), for ``sample(record=False)``."""
         self._table.penalties.record(slots, tokens_R)
+        for row, slot in enumerate(slots):
+            state = self._table.state(slot)
+            if state.processor is not None:
+                state.output_ids.append(int(tokens_R[row]))
 
     def _changes(self, slots: Sequence[int]) -> bool:
         table = self._table
@@ -122,9 +131,8 @@ class Sampler:
         positions_R: Tensor,
         mask_RW: Tensor | None,
         drafts: Sequence[Sequence[int]] | None,
-    ) -> Tensor:
-        """Steps 1 to 5."""
-        self._run_processors(logits_RV, slots)
+    ) -> None:
+        """Steps 2 to 5, in place."""
         self._table.penalties.apply_(logits_RV, slots, drafts)
         for row, slot in enumerate(slots):
             state = self._table.state(slot)
@@ -137,10 +145,13 @@ class Sampler:
             if state.suppressed_ids is not None:
                 is_early = positions_R[row] < state.suppressed_until
                 _hold_back_(logits_RV[row], state.suppressed_ids, is_early)
-        return logits_RV
 
-    def _run_processors(self, logits_RV: Tensor, slots: Sequence[int]) -> None:
+    def _run_processors(
+        self, logits_RV: Tensor, slots: Sequence[int], drafts: Sequence[Sequence[int]] | None
+    ) -> dict[int, str]:
+        """Step 1, in place, one call for all rows of a processor; why rows failed."""
         groups: dict[int, list[int]] = {}
+        failed: dict[int, str] = {}
         for row, slot in enumerate(slots):
             processor = self._table.state(slot).processor
             if processor is not None:
@@ -149,7 +160,15 @@ class Sampler:
             states = [self._table.state(slots[row]) for row in rows]
             processor = states[0].processor
             assert processor is not None
-            logits_RV[rows] = processor(logits_RV[rows], [s.custom_params for s in states])
+            before = drafts or [()] * len(slots)
+            infos = [
+                RowInfo(s.rid, s.prompt_ids, [*s.output_ids, *before[row]])
+                for row, s in zip(rows, states, strict=True)
+            ]
+            params = [s.custom_params for s in states]
+            logits_RV[rows], errors = processor.run(logits_RV[rows], params, infos)
+            failed |= {rows[i]: message for i, message in errors.items()}
+        return failed
 
     def _find_bad(self, logits_RV: Tensor) -> Tensor:
         highest_R = logits_RV.amax(dim=-1)  # a NaN wins

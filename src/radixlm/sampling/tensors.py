@@ -16,7 +16,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.sampling.penalties import PenaltyCounts
-from radixlm.sampling.processors import LogitProcessor
+from radixlm.sampling.processors import NamedProcessor
 from radixlm.wire.sampling_params import SamplingParams
 
 TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of floats_S3
@@ -38,8 +38,11 @@ class SlotState:
     bias_values: Tensor | None = None  # fp32
     suppressed_ids: Tensor | None = None  # int64: EOS and stops, until suppressed_until
     suppressed_until: int = 0  # the first position where they are allowed
-    processor: LogitProcessor | None = None
+    processor: NamedProcessor | None = None
     custom_params: dict[str, Any] | None = field(default=None)
+    rid: str = ""
+    prompt_ids: Sequence[int] = ()  # these two are kept for processors only
+    output_ids: list[int] = field(default_factory=list)
 
     @property
     def changes_logits(self) -> bool:
@@ -77,7 +80,8 @@ class SamplingTable:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int] = (),
         eos_ids: Sequence[int] = (),
-        processor: LogitProcessor | None = None,
+        processor: NamedProcessor | None = None,
+        rid: str = "",
     ) -> None:
         """Fill ``slot`` for a request: a new one, or one that comes back with ``output_ids``.
 
@@ -103,7 +107,10 @@ class SamplingTable:
             seed=seed,
             processor=processor,
             custom_params=params.custom_params,
+            rid=rid,
         )
+        if processor is not None:
+            state.prompt_ids, state.output_ids = prompt_ids, list(output_ids)
         self._set_bias(state, params)
         self._set_suppressed(state, params, len(prompt_ids), eos_ids)
         self.states[slot] = state

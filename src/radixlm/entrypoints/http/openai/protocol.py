@@ -61,6 +61,7 @@ class Generation(Body):
     structural_tag: str | dict[str, Any] | None = None
     custom_params: dict[str, Any] | None = None
     logit_processor: str | None = None
+    custom_logit_processor: str | dict[str, Any] | list[Any] | None = None
     rid: Rid | list[Rid] | None = None
     priority: Priority | None = None
     extra_key: str | None = None
@@ -79,6 +80,7 @@ class Generation(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
     data_parallel_rank: Int | None = None
     routed_dp_rank: Int | None = None
     custom_labels: dict[str, str] | None = None
@@ -86,7 +88,6 @@ class Generation(Body):
 
     # a value other than the harmless ones is refused
     lora_path: Any = None
-    custom_logit_processor: Any = None
     watermark: Any = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
@@ -136,7 +137,7 @@ class ChatRequest(Generation):
     modalities: list[Literal["text", "audio", "image"]] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     audio: Any = None
-    prediction: Any = None
+    prediction: dict[str, Any] | None = None  # makes an answer faster elsewhere, never another
     web_search_options: Any = None
     moderation: Any = None
     chat_template: Any = None
@@ -157,11 +158,6 @@ _MEDIA = "this model reads text only"
 _NOT_RETURNED = "this is not recorded"
 UNBUILT: Mapping[str, str] = {
     "lora_path": "adapters are not built (--enable-lora)",
-    "custom_logit_processor": (
-        "serialised code is never run; the operator registers processors with "
-        "--logit-processor name=module:Class and a request names one in 'logit_processor'"
-    ),
-    "logit_processor": "logit processors are not built (--logit-processor)",
     "watermark": "watermarking is not built",
     "bootstrap_host": "disaggregation is not built (--disaggregation-mode)",
     "bootstrap_port": "disaggregation is not built (--disaggregation-mode)",
@@ -185,14 +181,14 @@ UNBUILT: Mapping[str, str] = {
     "functions": "the old form of tools: send tools",
     "function_call": "the old form of tool_choice: send tool_choice",
     "audio": "no speech model is supported",
-    "prediction": "predicted outputs are not built",
     "web_search_options": "this server does not search the web",
     "moderation": "this server does not moderate",
     "chat_template": "templates are the operator's (--chat-template)",
 }
 IGNORED = frozenset(
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "data_parallel_rank routed_dp_rank custom_labels return_spec_tokens_details verbosity".split()
+    "data_parallel_rank routed_dp_rank custom_labels return_spec_tokens_details verbosity "
+    "prediction prompt_cache_options".split()
 )
 """Accepted, and without effect on the answer by their meaning."""
 _HARMLESS: tuple[Any, ...] = (None, False, 0, [], {})

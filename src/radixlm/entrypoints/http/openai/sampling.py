@@ -14,6 +14,7 @@ from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import prefix_key
+from radixlm.intake.checks import processor_name
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
 
@@ -124,6 +125,7 @@ def request_of(
         priority=body.priority or 0,
         timeout_s=body.timeout,
         session=body.session_params,
+        processor=processor_name(body.custom_logit_processor, body.logit_processor),
         fair_key=client_key(),
     )
 

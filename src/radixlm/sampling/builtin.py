@@ -1,0 +1,172 @@
+"""Logit processors that come with the server. Requests give their options in ``custom_params``.
+
+disallowed_tokens   {"token_ids": [..]}: these are never chosen.
+no_repeat_ngram     {"ngram_size": n, "window_size": w, "whitelist_token_ids": [..]}: no n tokens
+                    in a row occur twice within the last w tokens of the output (w 0: all of it).
+thinking_budget     {"thinking_budget": n, "start": "<think>", "end": "</think>", "text": ""}: a
+                    reasoning block of n tokens is ended by writing the text and the end marker.
+
+Legend: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixlm.sampling.processors import RowInfo, ServerFacts
+
+_NO = float("-inf")
+Params = Mapping[str, Any] | None
+
+
+def _whole(params: Params, name: str, low: int, default: int | None = None) -> int:
+    """An integer option; ValueError if it is missing, too small or of another type."""
+    value = (params or {}).get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r:.40}")
+    return value
+
+
+def _ids(params: Params, name: str, vocab_size: int) -> list[int]:
+    value = (params or {}).get(name, [])
+    if not isinstance(value, list) or not all(type(i) is int for i in value):
+        raise ValueError(f"{name} must be a list of token ids")
+    bad = next((i for i in value if not 0 <= i < vocab_size), None)
+    if bad is not None:
+        raise ValueError(f"{name}: {bad} is not a token id; the vocabulary has {vocab_size}")
+    return list(value)
+
+
+class DisallowedTokens:
+    """Some tokens are never chosen."""
+
+    def bind(self, facts: ServerFacts) -> None:
+        """See LogitProcessor."""
+        self._vocab_size = facts.vocab_size
+
+    def check(self, params: Params) -> None:
+        """See LogitProcessor."""
+        ids = _ids(params, "token_ids", self._vocab_size)
+        if not ids or len(set(ids)) >= self._vocab_size:
+            raise ValueError("token_ids must name at least one token and leave at least one")
+
+    def __call__(
+        self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
+    ) -> Tensor:
+        for logits_V, given in zip(logits_RV, params, strict=True):
+            logits_V[list((given or {})["token_ids"])] = _NO
+        return logits_RV
+
+
+class NoRepeatNgram:
+    """No n tokens in a row occur twice."""
+
+    def bind(self, facts: ServerFacts) -> None:
+        """See LogitProcessor."""
+        self._vocab_size = facts.vocab_size
+
+    def check(self, params: Params) -> None:
+        """See LogitProcessor."""
+        _whole(params, "ngram_size", 1)
+        _whole(params, "window_size", 0, 0)
+        _ids(params, "whitelist_token_ids", self._vocab_size)
+
+    def __call__(
+        self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
+    ) -> Tensor:
+        for logits_V, given, row in zip(logits_RV, params, rows, strict=True):
+            size = _whole(given, "ngram_size", 1)
+            window = _whole(given, "window_size", 0, 0)
+            repeated = _followers(np.asarray(row.output_ids[-window:], np.int64), size)
+            allowed = (given or {}).get("whitelist_token_ids", [])
+            banned = np.setdiff1d(repeated, np.asarray(allowed, np.int64))
+            if 0 < len(banned) < len(logits_V):
+                logits_V[torch.from_numpy(banned)] = _NO
+        return logits_RV
+
+
+def _followers(ids: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """What has followed the last ``size`` - 1 tokens before."""
+    if len(ids) < size:
+        return ids[:0]
+    grams = np.lib.stride_tricks.sliding_window_view(ids, size)
+    tail = ids[len(ids) - size + 1 :]
+    followers: NDArray[np.int64] = ids[size - 1 :][(grams[:, :-1] == tail).all(axis=1)]
+    return followers
+
+
+class ThinkingBudget:
+    """A reasoning block that has used up its tokens is ended."""
+
+    def bind(self, facts: ServerFacts) -> None:
+        """See LogitProcessor."""
+        self._facts = facts
+        self._known: dict[str, list[int]] = {}
+
+    def check(self, params: Params) -> None:
+        """See LogitProcessor."""
+        _whole(params, "thinking_budget", 0)
+        for text in self._texts(params)[:2]:
+            if not self._encode(text):
+                raise ValueError(f"{text!r:.40} is no token of this model")
+
+    def __call__(
+        self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
+    ) -> Tensor:
+        for logits_V, given, row in zip(logits_RV, params, rows, strict=True):
+            forced = self._forced(given, row)
+            if forced is not None:
+                kept = logits_V[forced].item()
+                logits_V.fill_(_NO)
+                logits_V[forced] = max(kept, 0.0)
+        return logits_RV
+
+    def _texts(self, params: Params) -> tuple[str, str, str]:
+        """Start marker, end marker, and what is written before the latter."""
+        start, end, text = ((params or {}).get(name, default) for name, default in _TEXTS)
+        if not all(isinstance(t, str) and len(t) <= _MAX_CHARS for t in (start, end, text)):
+            raise ValueError(
+                f"start, end and text must be texts of at most {_MAX_CHARS} characters"
+            )
+        return str(start), str(end), str(text)
+
+    def _forced(self, params: Params, row: RowInfo) -> int | None:
+        """The token that must come next, None where the model may go on."""
+        start, end, text = (self._encode(text) for text in self._texts(params))
+        ids = [*row.prompt_ids, *row.output_ids]
+        began = _last(ids, start)
+        if began < 0 or _last(ids, end) >= began + len(start):
+            return None
+        # tokens of the prompt do not count against the budget
+        used = len(ids) - max(began + len(start), len(row.prompt_ids))
+        over = used - _whole(params, "thinking_budget", 0)
+        closing = text + end
+        return closing[over] if 0 <= over < len(closing) else None
+
+    def _encode(self, text: str) -> list[int]:
+        if text not in self._known:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[text] = self._facts.tokenizer.encode(text, False)
+        return self._known[text]
+
+
+_TEXTS = (("start", "<think>"), ("end", "</think>"), ("text", ""))
+_MAX_CHARS = 1000
+_MAX_KNOWN = 64
+
+
+def _last(ids: list[int], part: list[int]) -> int:
+    """Where ``part`` occurs last in ``ids``, -1 if nowhere."""
+    whole = np.asarray(ids, np.int64)
+    if len(whole) < len(part):
+        return -1
+    grams = np.lib.stride_tricks.sliding_window_view(whole, len(part))
+    found = np.flatnonzero((grams == np.asarray(part)).all(axis=1))
+    return int(found[-1]) if len(found) else -1
