@@ -60,10 +60,12 @@ BASE_RESERVE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One assembled engine. ``facts`` go to intake when it is ready."""
+    """One assembled engine. ``facts`` go to intake when it is ready; ``renew`` makes another
+    scheduler around the same model and pools, which knows of no request."""
 
     scheduler: Scheduler
     facts: dict[str, Any]
+    renew: Callable[[], Scheduler]
 
 
 def assemble(
@@ -87,16 +89,15 @@ def assemble(
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
     controls = TensorControls(model, weight_bytes, pools.num_bytes, pools.num_tokens)
     processors = _processors(config, info)
-    runner = _runner(info, model, attn, device, limits, controls, pools)
-    runner.processors = processors
-    scheduler = Scheduler(
-        limits,
-        runner,
-        channel,
-        _make_ledger(config, pools, limits),
-        Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features)),
-        stream_interval=config.schedule.stream_interval,
-    )
+    hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
+
+    def make() -> Scheduler:
+        runner = _runner(info, model, attn, device, limits, controls, pools)
+        runner.processors = processors
+        ledger = _make_ledger(config, pools, limits)
+        interval = config.schedule.stream_interval
+        return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
+
     log.info(
         "%s: weights %s in %s; KV cache of %d tokens (%s, %s); %d threads",
         info.architecture,
@@ -118,7 +119,7 @@ def assemble(
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
     }
-    return Replica(scheduler, facts)
+    return Replica(make(), facts, make)
 
 
 @dataclass(frozen=True, slots=True)

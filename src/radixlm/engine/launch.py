@@ -14,6 +14,7 @@ from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
+from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.engine.recover import Supervisor, Watcher
 from radixlm.intake.facts import IntakeFacts
@@ -26,7 +27,7 @@ from radixlm.wire.replies import Failed, Ready
 from radixlm.wire.requests import Shutdown
 
 if TYPE_CHECKING:
-    from radixlm.scheduler.loop import Scheduler
+    from radixlm.engine.renew import Renewing
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class ThreadEngine:
         mine, self._theirs = MemoryChannel.pair()
         self.intake = Intake(tokenizer, intake_facts(config, info), ThreadLink(mine), observers)
         self._thread: threading.Thread | None = None
-        self.scheduler: Scheduler | None = None
+        self._serving: Renewing | None = None
 
     async def start(self) -> None:
         """Returns at once; ``intake.ready`` is set when the model is loaded."""
@@ -123,10 +124,14 @@ class ThreadEngine:
     def _serve(self) -> None:
         try:
             assemble = load("radixlm.engine.assemble:assemble")
-            replica = assemble(self._config, self._info, self._theirs)
-            self.scheduler = replica.scheduler
+            flight = FlightRecord()
+            replica = assemble(self._config, self._info, self._theirs, (flight,))
             self._theirs.send(Ready(replica.facts))
-            replica.scheduler.run()
+            renewing = load("radixlm.engine.renew:Renewing")
+            self._serving = renewing(
+                replica.scheduler, replica.renew, self._theirs, replica.facts, flight
+            )
+            self._serving.run()
         except RadixError as error:
             self._theirs.send(Failed(type(error).__name__, str(error)))
         except Exception as error:

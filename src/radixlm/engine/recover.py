@@ -41,6 +41,12 @@ STOP_SIGNAL = signal.SIGUSR2
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 
 
+OUT_OF_MEMORY = (
+    " (the kernel sends it when memory runs out: see its log, lower --max-total-tokens or "
+    "--mem-fraction-static, or give the machine more memory)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """Whom the supervisor tells: the engine is lost (and whom it was computing alone); it cannot
@@ -52,16 +58,22 @@ class Watcher:
 
 
 class Supervisor:
-    """Owns the engine process and the folder of its sockets (mode 0700)."""
+    """Owns one engine process and the folder of its sockets (mode 0700). With --dp-size there is
+    one for each replica ``index``."""
 
-    def __init__(self, config: ServerConfig, given: frozenset[str], num_intakes: int = 1) -> None:
-        self.config, self.given = config, given
+    def __init__(
+        self, config: ServerConfig, given: frozenset[str], num_intakes: int = 1, index: int = 0
+    ) -> None:
+        self.config, self.given, self.index = config, given, index
         self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
         self.flight_path = self.folder / "flight"
         self.process: asyncio.subprocess.Process | None = None
         self.num_restarts = 0
+        self.name = f"engine {index}" if config.parallel.dp_size > 1 else "the engine"
         self._deaths: deque[float] = deque()
+        self._has_served = False
+        self._hung_loading = False
         self._struck: str | None = None  # computed alone when SIGKILL came last
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -73,7 +85,8 @@ class Supervisor:
 
     async def _spawn(self) -> None:
         order = {
-            "options": _sendable(self.config),
+            "options": _sendable(self.config, self.given),
+            "index": self.index,
             "given": sorted(self.given),
             "addresses": self.addresses,
             "flight_path": str(self.flight_path),
@@ -100,10 +113,10 @@ class Supervisor:
                 until_s = time.monotonic() + LAST_WORDS_S
                 while time.monotonic() < until_s and not self._is_stopping:
                     await asyncio.sleep(0.1)
-                watcher.gave_up("the engine process refused to start; its log says why")
+                watcher.gave_up(f"{self.name}: the process refused to start; its log says why")
                 return
-            if code > 0 and not (self.num_restarts or watcher.beat_s()):
-                watcher.gave_up(f"the engine process could not start ({_reason(code)})")
+            if (code > 0 or self._hung_loading) and not (self.num_restarts or self._has_served):
+                watcher.gave_up(self._why_not_started(code))
                 return
             culprit = blamed(self.flight_path)
             self.flight_path.unlink(missing_ok=True)  # the next may die before it writes its own
@@ -111,23 +124,30 @@ class Supervisor:
             if not self._may_restart():
                 watcher.gave_up(self._verdict(code))
                 return
-            log.warning("engine process ended with %s; starting another", _reason(code))
+            log.warning("%s: process ended with %s; starting another", self.name, _reason(code))
             self.num_restarts += 1
             await self._spawn()
 
     async def _until_dead(self, process: asyncio.subprocess.Process, watcher: Watcher) -> int:
         """Wait for the end of the process; one that gives no sign of life is ended."""
         limit_s = self.config.serve.watchdog_timeout
+        load_s, started_s = self.config.serve.load_timeout_s, time.monotonic()
+        self._hung_loading = False
         waiting = asyncio.create_task(process.wait())
         num_late = 0
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=CHECK_S)
-            beat_s = watcher.beat_s()
-            is_late = bool(beat_s) and time.monotonic() - beat_s > limit_s
+            beat_s, now_s = watcher.beat_s(), time.monotonic()
+            self._has_served |= bool(beat_s)
+            is_late = now_s - beat_s > limit_s if beat_s else now_s - started_s > load_s
             num_late = num_late + 1 if is_late else 0
             if waiting.done() or num_late < LATE_LOOKS:
                 continue
-            log.error("no sign of life from the engine for %.0f s: dumping its stacks", limit_s)
+            self._hung_loading = not beat_s
+            if beat_s:
+                log.error("no sign of life from %s for %.0f s: its stacks:", self.name, limit_s)
+            else:
+                log.error("%s has not loaded within %.0f s: its stacks:", self.name, load_s)
             process.send_signal(signal.SIGUSR1)
             await asyncio.wait({waiting}, timeout=1.0)
             if not waiting.done():
@@ -150,12 +170,22 @@ class Supervisor:
             self._deaths.popleft()
         return len(self._deaths) <= serve.max_engine_restarts
 
+    def _why_not_started(self, code: int) -> str:
+        if self._hung_loading:
+            limit_s = self.config.serve.load_timeout_s
+            return (
+                f"{self.name} had not loaded its model after {limit_s:g} s; the log shows where it "
+                "stood; raise --load-timeout-s if the model takes longer"
+            )
+        return f"{self.name}: the process could not start ({_reason(code)}); its log says why"
+
     def _verdict(self, code: int) -> str:
         serve = self.config.serve
+        hint = OUT_OF_MEMORY if code == -signal.SIGKILL and not self._hung_loading else ""
         return (
-            f"the engine process died {len(self._deaths)} times within "
-            f"{serve.restart_window_s:.0f} s (last: {_reason(code)}); --max-engine-restarts is "
-            f"{serve.max_engine_restarts}"
+            f"{self.name}: the process died {len(self._deaths)} times within "
+            f"{serve.restart_window_s:.0f} s (last: {_reason(code)}{hint}); "
+            f"--max-engine-restarts is {serve.max_engine_restarts}"
         )
 
     async def stop(self) -> None:
@@ -174,9 +204,12 @@ class Supervisor:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _sendable(config: ServerConfig) -> dict[str, Any]:
-    """Options that the engine needs, without what is unset or secret."""
+def _sendable(config: ServerConfig, given: frozenset[str]) -> dict[str, Any]:
+    """Options that the engine needs, without what is unset or secret. Replicas share the cores."""
     shown = flat(config, show_secrets=False)
+    threads = shown.get("cpu_threads")
+    if threads and "cpu_threads" not in given:
+        shown["cpu_threads"] = max(1, threads // config.parallel.dp_size)
     return {name: value for name, value in shown.items() if value not in (None, "***")}
 
 

@@ -26,6 +26,7 @@ from radixlm.engine.fan import FanChannel
 from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.modelinfo import resolved
 from radixlm.engine.recover import STOP_SIGNAL
+from radixlm.engine.renew import Renewing
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
 from radixlm.wire.replies import Failed, Ready
@@ -53,7 +54,8 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**order["options"])
-    set_up_logging("engine", config.observe.log_level)
+    is_alone = config.parallel.dp_size == 1
+    set_up_logging("engine" if is_alone else f"engine{order['index']}", config.observe.log_level)
     codec = scheduler_codec()
     channel = FanChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
     try:
@@ -64,14 +66,14 @@ def main() -> int:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
         return 2
-    scheduler = replica.scheduler
+    serving = Renewing(replica.scheduler, replica.renew, channel, replica.facts, flight)
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        scheduler.is_stopped = True
+        serving.stop()
 
     signal.signal(STOP_SIGNAL, stop)
     channel.send(Ready(replica.facts))
-    scheduler.run()
+    serving.run()
     channel.close()
     return 0
 

@@ -3,6 +3,7 @@ the process. If the engine dies again, the supervisor reads there whom to blame.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections.abc import Sequence
@@ -13,19 +14,19 @@ from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import Item
 
+log = logging.getLogger(__name__)
+
 SIZE = 1024
 
 
 class FlightRecord(Feature):
-    """Writes the rid of a suspect before its step, and clears it after."""
+    """Writes the rid of a suspect before its step, and clears it after. Without a ``path``, or
+    on a full disk, the record lives as long as the process."""
 
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(descriptor, SIZE)
-        self._map = mmap.mmap(descriptor, SIZE)
-        os.close(descriptor)
+    def __init__(self, path: Path | None = None) -> None:
+        self._map = mmap.mmap(-1, SIZE) if path is None else _mapped(path)
         self._suspects: set[str] = set()
-        self._is_written = False
+        self.current: str | None = None  # the suspect that is computed alone
         self._write("")
 
     def arrive(self, request: Request) -> None:
@@ -33,10 +34,10 @@ class FlightRecord(Feature):
             self._suspects.add(request.rid)
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
-        if not self._suspects and not self._is_written:
+        if not self._suspects and self.current is None:
             return {}
         alone = items[0].rid if len(items) == 1 and items[0].rid in self._suspects else ""
-        if alone or self._is_written:
+        if alone or self.current is not None:
             self._write(alone)
         return {}
 
@@ -49,7 +50,20 @@ class FlightRecord(Feature):
     def _write(self, rid: str) -> None:
         data = rid.encode()[:SIZE]
         self._map[:] = data.ljust(SIZE, b"\0")
-        self._is_written = bool(rid)
+        self.current = rid or None
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # its blocks are taken now: a write to a hole of the file would kill us on a full disk
+        os.write(descriptor, bytes(SIZE))
+        return mmap.mmap(descriptor, SIZE)
+    except OSError as error:
+        log.warning("%s: no record of suspects: %s", path, error.strerror)
+        return mmap.mmap(-1, SIZE)
+    finally:
+        os.close(descriptor)
 
 
 def blamed(path: Path) -> str | None:

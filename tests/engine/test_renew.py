@@ -1,0 +1,118 @@
+"""A step that raises: the model stays, the requests start again, and the one to blame fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from radixlm.engine.features.flight import FlightRecord
+from radixlm.engine.renew import MAX_FAILURES, Renewing
+from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.link import Handler
+from radixlm.intake.manager import Intake
+from radixlm.intake.records import GenerateRequest
+from radixlm.intake.stream import Live
+from radixlm.scheduler.loop import Scheduler
+from radixlm.step.plan import StepPlan
+from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.engine import Bench
+from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep, reference
+
+POISON = 30
+
+
+class Ill(FakeExecutor):
+    """Raises in a step that computes the poison."""
+
+    error: Callable[[], Exception] = MemoryError
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        if any(i.tokens is not None and POISON in i.tokens.tolist() for i in plan.items):
+            raise self.error()
+        return super().forward(plan)
+
+
+class House:
+    """Intake and renewed schedulers in one thread; the scheduler runs when ``run`` is called."""
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        self.flight = FlightRecord()
+        self.mine, self.theirs = (bench := Bench()).mine, bench.scheduler.channel
+        self.num_made = 0
+        self.error = error
+        self.handler: Handler = lambda message: None
+        self.intake = Intake(None, IntakeFacts(vocab=VOCAB, context_len=512), self)
+        self.intake.start()
+        self.intake.become_ready({"context_len": 512})
+        facts = {"context_len": 512}
+        self.serving = Renewing(self.make(), self.make, self.theirs, facts, self.flight)
+
+    def make(self) -> Scheduler:
+        """Stops when nothing is left to do, so that ``run`` returns."""
+        self.num_made += 1
+        bench = Bench(num_pages=64, features=(self.flight,))
+        executor = Ill(65, 4, 9)
+        executor.error = self.error
+        scheduler = bench.scheduler
+        scheduler.executor, scheduler.channel = executor, self.theirs
+        tick = scheduler.tick
+
+        def once(wait: bool = True) -> None:
+            tick(wait=False)
+            self.deliver()
+            scheduler.is_stopped = not self.intake.live
+
+        scheduler.tick = once  # type: ignore[method-assign]
+        return scheduler
+
+    def start(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def send(self, message: object) -> None:
+        self.mine.send(message)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def deliver(self) -> None:
+        for message in self.mine.receive(0):
+            self.handler(message)
+
+    def submit(self, prompt: list[int]) -> Live:
+        sampling = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+        return self.intake.submit(GenerateRequest(sampling, input_ids=prompt, stream=True))[0]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError, lambda: RuntimeError("a kernel failed"), lambda: ValueError("x")]
+)
+async def test_the_culprit_fails_alone(error: Callable[[], Exception]) -> None:
+    house = House(error)
+    pure = [[i, i + 1] for i in range(1, 20) if POISON not in reference([i, i + 1], 12, True)][:4]
+    good = [house.submit(prompt) for prompt in pure]
+    bad = house.submit([8, POISON, 9])
+    house.serving.run()
+    assert house.num_made == 4  # the first, and after one failure with company and two alone
+    end = bad.read()
+    assert end is not None and end.finish is not None and not end.token_ids
+    assert (end.finish.kind, end.finish.status) == ("error", 500)
+    for live, prompt in zip(good, pure, strict=True):
+        got = live.read()
+        assert got is not None and got.token_ids == reference(prompt, 12, True)
+    assert house.serving.scheduler.ledger.breaches([]) == []
+
+
+async def test_what_strikes_without_end_is_raised() -> None:
+    house = House(lambda: RuntimeError("the device is gone"))
+    house.make = lambda: house.serving.scheduler  # type: ignore[method-assign]
+
+    def ill() -> None:
+        raise RuntimeError("the device is gone")
+
+    house.serving.scheduler.run = ill  # type: ignore[method-assign]
+    renewed: list[None] = []
+    house.serving._renew = lambda: renewed.append(None)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="gone"):
+        house.serving.run()
+    assert len(renewed) == MAX_FAILURES
