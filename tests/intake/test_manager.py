@@ -140,7 +140,7 @@ BAD = [
     ({"logprobs": LogprobNeed(top=10**6)}, InvalidRequest, "top_logprobs"),
     ({"logprobs": LogprobNeed(token_ids=(-1,))}, InvalidRequest, "token_ids_logprob"),
     ({"logprobs": LogprobNeed(token_ids=(2**40,))}, InvalidRequest, "token_ids_logprob"),
-    ({"processor": "nobody's"}, InvalidRequest, "logit_processor"),
+    ({"processor": "nobody's"}, InvalidRequest, "custom_logit_processor"),
     ({"adapter": "nobody's"}, InvalidRequest, "lora_path"),
     ({"embeds": b"\0" * 40, "num_embeds": 2}, InvalidRequest, "input_embeds"),
     ({"embeds": b"\0" * 16 * 64, "num_embeds": 64}, PromptTooLong, "input_embeds"),

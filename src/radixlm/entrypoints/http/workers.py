@@ -1,6 +1,7 @@
 """--tokenizer-worker-num: several HTTP processes that share one port and one engine.
 
-The main process owns the engine and watches it and the workers; a worker that dies is replaced.
+The main process owns the engines and watches them and the workers; a worker that dies, or gives
+no sign of life for --watchdog-timeout, is replaced. Only its own connections see an error.
 Orders travel to a worker as JSON lines on its standard input, reports come back on its standard
 output. A worker whose input ends leaves: its main process is gone.
 """
@@ -36,6 +37,8 @@ from radixlm.wire.requests import AbortRequest
 log = logging.getLogger(__name__)
 
 REPORT_S = 0.5
+CHECK_S = 1.0
+LATE_LOOKS = 3  # a main process that stood still itself finds old reports first
 MAX_DEATHS = 5
 DEATH_WINDOW_S = 60.0
 BAD_START = 2  # exit status: options or checkpoint cannot be served
@@ -52,16 +55,27 @@ def serve_many(config: ServerConfig, given: frozenset[str], sock: socket.socket)
     return asyncio.run(Fleet(config, given, sock).serve())
 
 
+class Replica:
+    """An engine as the main process sees it."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.facts: dict[str, Any] | None = None
+        self.beat_s = 0.0
+
+
 class Fleet:
-    """The main process: one engine, several workers."""
+    """The main process: engines, and several workers."""
 
     def __init__(self, config: ServerConfig, given: frozenset[str], sock: socket.socket) -> None:
         self._config, self._given, self._sock = config, given, sock
         self._count = config.serve.tokenizer_worker_num
-        self._supervisor = Supervisor(config, given, self._count)
+        self._replicas = [
+            Replica(Supervisor(config, given, self._count, index))
+            for index in range(config.parallel.dp_size)
+        ]
         self._workers: dict[int, asyncio.subprocess.Process] = {}
-        self._facts: dict[str, Any] | None = None
-        self._beat_s = 0.0
+        self._heard_s: dict[int, float] = {}
         self._deaths: deque[float] = deque()
         self._is_stopping = False
         self._status = 0
@@ -72,16 +86,41 @@ class Fleet:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop)
-        watcher = Watcher(lost=self._lost, gave_up=self._gave_up, beat_s=lambda: self._beat_s)
-        await self._supervisor.start(watcher)
+        supervisors = [replica.supervisor for replica in self._replicas]
+        for index, supervisor in enumerate(supervisors):
+            await supervisor.start(self._watcher(index))
+        watching = asyncio.create_task(self._watch_workers())
         try:
             async with asyncio.TaskGroup() as group:
                 for index in range(self._count):
                     group.create_task(self._keep(index))
         finally:
-            await self._supervisor.stop()
+            watching.cancel()
+            await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
         log.info("stopped")
         return self._status
+
+    def _watcher(self, index: int) -> Watcher:
+        replica = self._replicas[index]
+        return Watcher(
+            lost=lambda culprit: self._lost(index, culprit),
+            gave_up=lambda message: self._gave_up(index, message),
+            beat_s=lambda: replica.beat_s,
+        )
+
+    async def _watch_workers(self) -> None:
+        """A worker that stands still keeps its connections waiting: another takes its place."""
+        limit_s = self._config.serve.watchdog_timeout
+        num_late: dict[int, int] = {}
+        while True:
+            await asyncio.sleep(CHECK_S)
+            for index, process in self._workers.items():
+                heard_s = self._heard_s.get(process.pid)
+                is_late = heard_s is not None and time.monotonic() - heard_s > limit_s
+                num_late[process.pid] = num_late.get(process.pid, 0) + 1 if is_late else 0
+                if num_late[process.pid] >= LATE_LOOKS and process.returncode is None:
+                    log.error("no sign of life from HTTP worker %d for %.0f s", index, limit_s)
+                    process.kill()
 
     async def _keep(self, index: int) -> None:
         """Run worker ``index``, and another when it dies."""
@@ -90,7 +129,9 @@ class Fleet:
             process = await self._spawn(index, is_replacement)
             assert process.stdout is not None
             async for line in process.stdout:
+                self._heard_s[process.pid] = time.monotonic()
                 self._hear(json.loads(line))
+            self._heard_s.pop(process.pid, None)
             code = await process.wait()
             if self._is_stopping:
                 return
@@ -123,11 +164,11 @@ class Fleet:
             {
                 "options": {name: v for name, v in options.items() if v is not None},
                 "given": sorted(self._given),
-                "address": self._supervisor.addresses[index],
+                "addresses": [r.supervisor.addresses[index] for r in self._replicas],
                 "fd": self._sock.fileno(),
                 "index": index,
                 "is_replacement": is_replacement,
-                "facts": self._facts,
+                "facts": [replica.facts for replica in self._replicas],
             },
         )
         return process
@@ -137,9 +178,9 @@ class Fleet:
             process.stdin.write(json.dumps(order).encode() + b"\n")
 
     def _hear(self, report: dict[str, Any]) -> None:
-        if report.get("facts") is not None:
-            self._facts = report["facts"]
-        self._beat_s = max(self._beat_s, report.get("beat_s", 0.0))
+        for replica, told in zip(self._replicas, report["replicas"], strict=True):
+            replica.facts = told.get("facts") or replica.facts
+            replica.beat_s = max(replica.beat_s, told["beat_s"])
 
     def _may_replace(self) -> bool:
         now_s = time.monotonic()
@@ -148,15 +189,14 @@ class Fleet:
             self._deaths.popleft()
         return len(self._deaths) <= MAX_DEATHS
 
-    def _lost(self, culprit: str | None) -> None:
-        self._facts, self._beat_s = None, 0.0
+    def _lost(self, index: int, culprit: str | None) -> None:
+        self._replicas[index].facts, self._replicas[index].beat_s = None, 0.0
         for process in self._workers.values():
-            self._tell(process, {"do": "lose", "culprit": culprit})
+            self._tell(process, {"do": "lose", "replica": index, "culprit": culprit})
 
-    def _gave_up(self, message: str) -> None:
-        self._status = BAD_START
+    def _gave_up(self, index: int, message: str) -> None:
         for process in self._workers.values():
-            self._tell(process, {"do": "give_up", "message": message})
+            self._tell(process, {"do": "give_up", "replica": index, "message": message})
 
     def _stop(self) -> None:
         """Once: drain. Twice: leave at once."""
@@ -173,16 +213,19 @@ class SharedEngine:
 
     def __init__(self, config: ServerConfig, info: ModelInfo, order: dict[str, Any]) -> None:
         self._order = order
-        channel = ZmqChannel(order["address"], intake_codec(), bind=True)
-        self.intake = Intake(None, intake_facts(config, info), ZmqLink(channel))
+        codec = intake_codec()
+        links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in order["addresses"]]
+        method = config.parallel.load_balance_method
+        self.intake = Intake(None, intake_facts(config, info), links, method=method)
 
     async def start(self) -> None:
         """Listen; what a dead predecessor had asked for is ended."""
         self.intake.start()
         if self._order["is_replacement"]:
             self.intake.link.send(AbortRequest(all=True, quiet=True))
-        if self._order["facts"] is not None:
-            self.intake.become_ready(self._order["facts"])
+        for index, facts in enumerate(self._order["facts"]):
+            if facts is not None:
+                self.intake.become_ready(facts, index)
 
     async def stop(self) -> None:
         self.intake.link.close()
@@ -221,25 +264,27 @@ class Worker:
         async for line in orders:
             order = json.loads(line)
             if order["do"] == "lose":
-                intake.lose_engine(order["culprit"])
+                intake.lose_engine(order["culprit"], order["replica"])
             elif order["do"] == "give_up":
-                intake.give_up(Failed("EngineError", order["message"]))
+                failure = Failed("EngineError", order["message"])
+                intake.give_up(failure, order["replica"])
             elif order["do"] == "stop":
                 self._server.on_signal(signal.SIGTERM)
         self._server.on_signal(signal.SIGTERM)
         self._server.on_signal(signal.SIGTERM)  # nobody is left to drain for
 
     async def _report(self) -> None:
-        """Signs of the engine's life, for the process that watches it."""
-        intake = self._engine.intake
-        was_ready = False
+        """Signs of life, the engines' and one's own, for the process that watches."""
+        replicas = list(self._engine.intake.link)
+        were_ready = [False] * len(replicas)
         while True:
-            is_ready = intake.ready.is_set()
-            report: dict[str, Any] = {"beat_s": intake.beat_s if is_ready else 0.0}
-            if is_ready and not was_ready:
-                report["facts"] = intake.engine_facts
-            was_ready = is_ready
-            print(json.dumps(report), flush=True)
+            told: list[dict[str, Any]] = []
+            for replica, was_ready in zip(replicas, were_ready, strict=True):
+                told.append({"beat_s": replica.beat_s if replica.is_ready else 0.0})
+                if replica.is_ready and not was_ready:
+                    told[-1]["facts"] = replica.facts
+            were_ready = [replica.is_ready for replica in replicas]
+            print(json.dumps({"replicas": told}), flush=True)
             await asyncio.sleep(REPORT_S)
 
 
