@@ -207,7 +207,8 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 ALIASES = {
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
-    "IQuestCoderForCausalLM",
+    *("IQuestCoderForCausalLM", "PhiMoEForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM"),
+    "Llama4ForConditionalGeneration",
     *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
 }
 

@@ -19,7 +19,6 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 
 from radixlm.arch.hf import describe
 from radixlm.arch.recipes import unit_rows
-from radixlm.base.errors import CheckpointError
 from tests.arch import oracle
 
 Rename = list[tuple[str, str]]
@@ -300,10 +299,3 @@ def test_baichuan_of_the_second_generation_has_unit_rows_in_its_head() -> None:
     assert describe({**raw, "vocab_size": 125696}).names["head"].recipe is unit_rows
     rows = unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.cat)
     torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-
-
-def test_baichuan_with_alibi_is_refused() -> None:
-    raw = {"architectures": ["BaichuanForCausalLM"], **CASES["BaichuanForCausalLM"].config}
-    del raw["max_position_embeddings"]
-    with pytest.raises(CheckpointError, match="ALiBi"):
-        describe(raw)

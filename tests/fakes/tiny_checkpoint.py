@@ -17,6 +17,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.arch.oracle import TINY_CONFIGS
+from tests.fakes.later_configs import LATER
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -48,7 +49,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **({"pad_token_id": None} if arch.startswith("Youtu") else {}),
     }
     for arch, changes in TINY_CONFIGS.items()
-}
+} | LATER
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

@@ -92,6 +92,10 @@ def test_scaled_ropes_equal_hugging_face(arch: str, kind: str, length: int) -> N
         ("DeepseekV2ForCausalLM", {"first_k_dense_replace": 3, "qk_nope_head_dim": 10}),
         ("GptOssForCausalLM", {"sliding_window": 1, "head_dim": 16}),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False, "num_experts_per_tok": 5}),
+        ("OlmoForCausalLM", {"clip_qkv": 0.3}),
+        ("OlmoeForCausalLM", {"clip_qkv": 0.3}),
+        ("BloomForCausalLM", {"n_head": 7, "hidden_size": 56}),
+        ("MptForCausalLM", {"n_heads": 5, "d_model": 40}),
     ],
 )
 def test_unusual_shapes_equal_hugging_face(arch: str, changes: dict[str, Any]) -> None:

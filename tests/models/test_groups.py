@@ -25,12 +25,13 @@ def test_layers_of_one_shape_share_a_group() -> None:
 
 
 def test_full_groups_come_first() -> None:
-    groups = kv_groups(decoder(WINDOW, WINDOW, FULL, WINDOW))
+    described = decoder(WINDOW, WINDOW, FULL, WINDOW)
+    groups = kv_groups(described)
     assert [(g.index, g.name, g.layers, g.window) for g in groups] == [
         (0, "full", (2,), 0),
         (1, "window", (0, 1, 3), 32),
     ]
-    assert pool_places(groups) == {2: (0, 0), 0: (1, 0), 1: (1, 1), 3: (1, 2)}
+    assert pool_places(described, groups) == {2: (0, 0), 0: (1, 0), 1: (1, 1), 3: (1, 2)}
 
 
 def test_windows_merge_into_the_full_group_of_their_shape() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm
+from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm, Variant
 
-_NUM_NORMS = {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+_NUM_NORMS = {"pre": 2, "post": 2, "post_sum": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         if isinstance(mixer, LatentAttention):
             full += (mixer.kv_rank + mixer.rope_dim) * dtype_bytes
             continue
-        size = 2 * mixer.kv_heads * mixer.head_dim * dtype_bytes
+        if mixer.more and mixer.more.kv_from is not None:
+            continue
+        size = mixer.kv_heads * (mixer.head_dim + mixer.v_dim) * dtype_bytes
         if mixer.window:
             window += size
         else:
@@ -71,21 +73,24 @@ def _attention_flops(mixer: Attention | LatentAttention, context: int) -> int:
     if isinstance(mixer, LatentAttention):
         return 2 * context * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
     seen = min(context, mixer.window) if mixer.window else context
-    return 4 * seen * mixer.heads * mixer.head_dim
+    if mixer.more and mixer.more.chunk:
+        seen = min(seen, mixer.more.chunk)
+    return 2 * seen * mixer.heads * (mixer.head_dim + mixer.v_dim)
 
 
 def _outside(decoder: Decoder) -> int:
     """Embeddings, the last norm and the head."""
     tables = decoder.vocab * decoder.dim * (1 if decoder.tied else 2)
-    if decoder.positions:
+    if decoder.positions and not decoder.sinusoids:
         tables += decoder.positions[0] * decoder.dim
     head_bias = decoder.vocab if decoder.head_bias else 0
-    return tables + head_bias + _norm(decoder.norm, decoder.dim)
+    norms = [decoder.norm, *([decoder.embed_norm] if decoder.embed_norm else [])]
+    return tables + head_bias + sum(_norm(norm, decoder.dim) for norm in norms)
 
 
 def _block(block: Block, dim: int) -> int:
     norms = _NUM_NORMS[block.layout] * _norm(block.norm, dim)
-    return norms + _mixer(block.mixer, dim) + _ffn(block.ffn, dim)
+    return norms + _mixer(block.mixer, dim) + _ffn(block.ffn, dim) + block.out_scale
 
 
 def _norm(norm: Norm, width: int) -> int:
@@ -95,16 +100,26 @@ def _norm(norm: Norm, width: int) -> int:
 def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool = False) -> int:
     if isinstance(mixer, LatentAttention):
         return _latent(mixer, dim, matrices_only)
+    more = mixer.more or Variant()
+    reads = more.kv_from is not None
     q_heads = mixer.heads * (2 if mixer.gate else 1)
-    qkv_rows = (q_heads + 2 * mixer.kv_heads) * mixer.head_dim
-    o_columns = mixer.heads * mixer.head_dim
-    matrices = qkv_rows * dim + dim * o_columns
+    kv_row = 0 if reads else mixer.head_dim + (0 if more.v_is_k else mixer.v_dim)
+    qkv_rows = q_heads * mixer.head_dim + mixer.kv_heads * kv_row
+    gate_rows = mixer.heads * {"": 0, "head": 1, "channel": mixer.v_dim}[more.gate]
+    o_columns = mixer.heads * mixer.v_dim
+    matrices = (qkv_rows + gate_rows + o_columns) * dim
     if matrices_only:
         return matrices
     vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
+    vectors += gate_rows * more.gate_bias
     if mixer.qk_norm_spec is not None:
-        heads = 2 if mixer.qk_norm == "head" else mixer.heads + mixer.kv_heads
+        kv_heads = 0 if reads else mixer.kv_heads
+        heads = 2 - reads if mixer.qk_norm == "head" else mixer.heads + kv_heads
         vectors += _norm(mixer.qk_norm_spec, heads * mixer.head_dim)
+    if more.out_norm is not None:
+        vectors += _norm(more.out_norm, mixer.v_dim if more.out_norm_heads else o_columns)
+    if more.v_norm is not None and not reads:
+        vectors += _norm(more.v_norm, mixer.v_dim)
     return matrices + vectors
 
 
@@ -125,30 +140,40 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
 
 def _ffn(ffn: Mlp | Moe, dim: int) -> int:
     if isinstance(ffn, Mlp):
-        return _ffn_matrices(ffn, dim) + (_up_rows(ffn) + dim) * ffn.bias
+        vectors = (_up_rows(ffn) + dim) * ffn.bias + (4 if ffn.act == "xielu" else 0)
+        vectors += _norm(ffn.sub_norm, ffn.inner) if ffn.sub_norm else 0
+        return _ffn_matrices(ffn, dim) + vectors
     shared = _ffn(ffn.shared, dim) if ffn.shared else 0
-    matrices = ffn.experts * _expert(ffn, dim) + dim * ffn.experts
-    biases = ffn.experts * (2 * ffn.inner + dim + 1) * ffn.bias
-    return matrices + biases + shared + dim * ffn.shared_gate + ffn.experts * ffn.correction
+    choices = ffn.experts + ffn.zero_experts
+    matrices = ffn.experts * _expert(ffn, dim) + dim * choices
+    biases = (ffn.experts * (_expert_rows(ffn) + dim) + choices) * ffn.bias
+    norm = _norm(ffn.out_norm, dim) if ffn.out_norm else 0
+    vectors = dim * ffn.shared_gate + choices * ffn.correction + norm
+    return matrices + biases + shared + vectors
 
 
 def _ffn_matrices(ffn: Mlp | Moe, dim: int) -> int:
     if isinstance(ffn, Mlp):
         return (_up_rows(ffn) + ffn.inner) * dim
     shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
-    return ffn.experts * _expert(ffn, dim) + dim * ffn.experts + dim * ffn.shared_gate + shared
+    routers = dim * (ffn.experts + ffn.zero_experts) + dim * ffn.shared_gate
+    return ffn.experts * _expert(ffn, dim) + routers + shared
 
 
 def _idle(ffn: Mlp | Moe, dim: int, *, matrices_only: bool = False) -> int:
     """Parameters of the experts that one token does not visit."""
     if isinstance(ffn, Mlp):
         return 0
-    biases = 0 if matrices_only else (2 * ffn.inner + dim) * ffn.bias
+    biases = 0 if matrices_only else (_expert_rows(ffn) + dim) * ffn.bias
     return (ffn.experts - ffn.top_k) * (_expert(ffn, dim) + biases)
 
 
 def _expert(ffn: Moe, dim: int) -> int:
-    return 3 * ffn.inner * dim
+    return (_expert_rows(ffn) + ffn.inner) * dim
+
+
+def _expert_rows(ffn: Moe) -> int:
+    return ffn.inner * (2 if ffn.gated else 1)
 
 
 def _up_rows(ffn: Mlp) -> int:

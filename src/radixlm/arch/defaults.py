@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "n_embed"),
-    "num_hidden_layers": ("n_layer", "num_layers"),
-    "num_attention_heads": ("n_head", "num_heads"),
-    "max_position_embeddings": ("n_positions", "seq_length"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads", "attention_heads"),
+    "intermediate_size": ("hidden_dim", "d_ff"),
+    "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("moe_topk", "moe_k"),
     "vocab_size": ("padded_vocab_size",),

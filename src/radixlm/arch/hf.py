@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.arch import defaults as hf_defaults
-from radixlm.arch import defaults_custom
+from radixlm.arch import defaults_custom, defaults_encoder, defaults_more
 from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
@@ -21,7 +21,12 @@ from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 
-DEFAULTS = {**hf_defaults.DEFAULTS, **defaults_custom.DEFAULTS}
+DEFAULTS = {
+    **hf_defaults.DEFAULTS,
+    **defaults_more.DEFAULTS,
+    **defaults_encoder.DEFAULTS,
+    **defaults_custom.DEFAULTS,
+}
 _MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")

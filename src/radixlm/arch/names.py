@@ -14,7 +14,8 @@ What a table may hold for a role:
 Roles: embed positions norm head | per layer ``{i}``: norm1 .. norm4, mixer.{qkv o q_norm k_norm
 sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, ffn.{up up1 down} (up = gate
 above up, up1 = not gated), moe.{router correction up down up_bias down_bias shared_gate},
-moe.shared.{up up1 down}.
+moe.shared.{up up1 down}. Of models that do not generate: types embed_norm embed_proj distances
+pool.{n} gate.{n} (see ``arch/spec.Pool``).
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ DEFAULT: Names = {
     "mixer.k_norm": _ATTENTION + "k_norm",
     "mixer.sinks": _ATTENTION + "sinks",
     "mixer.q": _ATTENTION + "q_proj",
+    "mixer.qk": SPLIT_QKV[:2],
+    "mixer.v_norm": _ATTENTION + "v_norm",
+    "mixer.gate": _ATTENTION + "gate_proj",
     "mixer.q_a": _ATTENTION + "q_a_proj",
     "mixer.q_a_norm": _ATTENTION + "q_a_layernorm",
     "mixer.q_b": _ATTENTION + "q_b_proj",
@@ -159,6 +163,11 @@ _BESIDE = re.compile(
     r"^(model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp_layers"
     r"|mtp)\."
 )
+# Heads of other tasks that came along with a body.
+_OTHER_HEADS = re.compile(
+    r"(^|\.)(lm_head|cls|pooler|classifier|score|qa_outputs|predictions|sop_classifier"
+    r"|discriminator_predictions|vocab_(transform|layer_norm|projector))\."
+)
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -168,6 +177,8 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     if _BUFFERS.search(name) or _BESIDE.match(name):
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight")):
+        return True
+    if decoder.pool is not None and _OTHER_HEADS.search(name):
         return True
     layer = _LAYER_OF.search(name)
     return layer is not None and int(layer[1]) >= len(decoder.blocks)

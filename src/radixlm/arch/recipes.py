@@ -31,6 +31,12 @@ def interleaved_transposed(tensor: Any, cat: Cat) -> Any:
     return interleaved(tensor, cat).swapaxes(-1, -2)
 
 
+def swapped_halves(tensor: Any, cat: Cat) -> Any:
+    """Rows [up; gate] -> [gate; up]."""
+    half = tensor.shape[0] // 2
+    return cat((tensor[half:], tensor[:half]), 0)
+
+
 def flat(tensor: Any, cat: Cat) -> Any:
     """Any shape -> one axis."""
     return tensor.reshape(-1)
@@ -85,6 +91,20 @@ class PerHead:
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
         return tensor.reshape(self.heads, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``parts`` matrices under one another, each of all experts' rows, -> [experts, rows, in]."""
+
+    experts: int
+    parts: int
+    is_transposed: bool = False
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        whole = tensor.reshape(self.parts, self.experts, -1, tensor.shape[-1])
+        joined = cat([whole[part] for part in range(self.parts)], 1)
+        return joined.swapaxes(-1, -2) if self.is_transposed else joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ def inv_freq(rope: Rope, seq_len: int = 0) -> tuple[Frequencies, float]:
 
     ``seq_len``: tokens of the sequence, only read where ``rope.depends_on_length``.
     """
+    if rope.backward:
+        frequencies, factor = inv_freq(replace(rope, backward=False), seq_len)
+        return -frequencies, factor
     if rope.scaling is None:
         return _plain(rope.theta, rope.dim), 1.0
     return _KINDS[rope.scaling.kind](rope, dict(rope.scaling.params), seq_len)

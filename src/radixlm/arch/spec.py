@@ -13,7 +13,7 @@ from typing import Literal
 Activation = Literal[
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
 ]
-Layout = Literal["pre", "post", "sandwich", "parallel", "parallel2"]
+Layout = Literal["pre", "post", "sandwich", "parallel", "parallel2", "after", "bare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Norm:
     """RMS or layer norm. ``offset`` is 1.0 when the checkpoint stores (weight - 1)."""
 
     eps: float
-    kind: Literal["rms", "layer"] = "rms"
+    kind: Literal["rms", "layer", "none"] = "rms"
     offset: float = 0.0
     bias: bool = False
     affine: bool = True
@@ -48,11 +48,48 @@ class Rope:
     theta: float
     scaling: RopeScaling | None = None
     interleaved: bool = False  # rotate (0,1)(2,3).. instead of (0,d/2)(1,d/2+1)..
+    backward: bool = False  # the other way round
 
     @property
     def depends_on_length(self) -> bool:
         """Whether the angles depend on the length of the sequence (dynamic, longrope)."""
         return self.scaling is not None and self.scaling.kind in ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries grow with their position: times 1 + beta * log(1 + floor((position + offset) /
+    period))."""
+
+    beta: float
+    period: float
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What few attentions do besides. None of it is known to the fused kernels."""
+
+    v_dim: int = 0  # channels of a value head; 0 = head_dim
+    slopes: tuple[float, ...] = ()  # ALiBi: slope * (key position - query position), a head each
+    chunk: int = 0  # a token sees only its own chunk of so many positions
+    clip: float = 0.0  # q, k and v are clamped to +- clip
+    clips_normed: bool = False  # after the norms of q and k, not before
+    norm_after_rope: bool = False
+    temperature: Temperature | None = None
+    out_norm: Norm | None = None  # of the heads' output, before the o projection
+    out_norm_heads: bool = False  # every head alone, weights [head_dim]
+    v_norm: Norm | None = None  # of every value head
+    v_scale: float = 1.0
+    k_scale: float = 1.0
+    kv_from: int | None = (
+        None  # reads the keys and values of this earlier layer, has none of its own
+    )
+    v_is_k: bool = False  # values are the keys before their norm and rotation
+    gate: Literal["", "channel", "head"] = ""  # a projection that gates the output: all channels,
+    # or one number a head
+    gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: times two
+    gate_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +110,11 @@ class Attention:
     softcap: float = 0.0
     sinks: bool = False  # one learned logit a head joins the softmax
     gate: Literal["", "head"] = ""  # sigmoid output gate from a second half of q
+    more: Variant | None = None
+
+    @property
+    def v_dim(self) -> int:
+        return (self.more.v_dim if self.more else 0) or self.head_dim
 
     @property
     def softmax_scale(self) -> float:
@@ -104,6 +146,9 @@ class Mlp:
     act: Activation
     gated: bool = True
     bias: bool = False
+    down_bias: bool = False  # of the down projection, where ``bias`` is not set
+    sub_norm: Norm | None = None  # of the inner channels, before the down projection
+    sparsity: float = 0.0  # share of gate channels that are cut off, by mean and deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +159,8 @@ class Moe:
     top_k: int
     inner: int
     act: Activation
-    score: Literal["softmax", "sigmoid", "softmax_topk"] = "softmax"  # _topk: after the choice
+    score: Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"] = "softmax"
+    # _topk: after the choice, which is by the logits; sparsemixer: arXiv:2409.12136
     renorm: bool = False
     scale: float = 1.0
     correction: bool = False  # a bias that only takes part in the choice
@@ -123,23 +169,76 @@ class Moe:
     shared: Mlp | None = None
     shared_gate: bool = False
     bias: bool = False  # router and experts have biases
+    gated: bool = True
+    scale_input: bool = False  # the weight multiplies an expert's input, not its output
+    zero_experts: int = 0  # further experts that hand their input through
+    out_norm: Norm | None = None  # of the sum of all experts
+    jitter: float = 0.0  # of sparsemixer
+    router_softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); sandwich x+n(f(n(x)));
-    parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each."""
+    """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
+    parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; of encoders only: after
+    n(x+f(x)), and bare, which is pre without the mixer's norm."""
 
     mixer: Attention | LatentAttention
     ffn: Mlp | Moe
     norm: Norm
     layout: Layout = "pre"
     residual: float = 1.0  # factor of each branch
+    out_scale: bool = False  # a learned number multiplies the block's output
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One linear layer of a head: act(W x + b), ``act`` "" for none. Its weights have the role
+    ``pool.{n}`` (n counts ``Pool.head``)."""
+
+    inputs: int
+    outputs: int
+    act: Activation | Literal["", "selu", "sigmoid"] = ""
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What becomes of the last hidden states of a model that does not generate.
+
+    ``pooling``: how places become one vector: last, cls (the first), mean, max, mean_sqrt (mean
+    times the root of their number), weighted (later places weigh more), marked (the last place
+    whose token is in ``marks``, else the last), steps (every such place by itself); several joined
+    by "+" are put one after another. Then ``head``, then ``after``: nothing, unit length, a
+    squashing of the scores, the second of two probabilities of every step, or "gated": the first
+    number of each pair of scores times its gate (a head of its own, ``gate``), summed.
+    """
+
+    pooling: str = "last"
+    head: tuple[Dense | Norm, ...] = ()
+    after: Literal["", "unit", "sigmoid", "softmax", "second", "gated"] = ""
+    gives: Literal["vector", "scores"] = "vector"
+    marks: tuple[int, ...] = ()
+    gate: tuple[Dense, ...] = ()  # roles gate.{n}
+    labels: tuple[str, ...] = ()  # names of the scores, where the checkpoint has them
+    dimensions: tuple[int, ...] = ()  # lengths to which a vector may be cut; () = any
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A model that reads a text at once: every token sees all others (within the layer's window,
+    which counts to both sides), and nothing is kept."""
+
+    token_types: int = 0  # rows of a table of token types: first text, second text
+    embed_dim: int = 0  # width of the tables, projected to the model's; 0 = the same
+    distances: tuple[int, int] | None = None  # (buckets, farthest): a learned bias of a score
+    has_final_norm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder-only language model."""
+    """A decoder-only language model; with ``pool`` one that gives vectors or scores, with
+    ``encoder`` one that is none."""
 
     vocab: int
     dim: int
@@ -152,4 +251,8 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     head_bias: bool = False
+    embed_norm: Norm | None = None  # of the embeddings
+    sinusoids: bool = False  # the position table is sines then cosines, not learned
+    pool: Pool | None = None
+    encoder: Encoder | None = None
     names: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)

@@ -42,7 +42,7 @@ class AttentionBackend(Protocol):
         ...
 
     def run(
-        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Store the step's K and V, attend: [T, heads * v_dim] in the dtype of q."""
         ...

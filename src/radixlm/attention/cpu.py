@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radixlm.attention.gathered import attend_gathered
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import (
     DTYPES,
@@ -92,6 +93,8 @@ class CpuBackend:
         self.pools: list[CpuPool | None] = [None] * len(groups)
         self._layers: list[dict[int, _Layer]] = [{} for _ in groups]
         self._batch: ForwardBatch | None = None
+        self._max_kv_len = 0
+        self._readers: dict[int, _Layer] = {}  # of sites that store nothing, by identity
         self.slots: list[Tensor] = []  # int32, of the step, a group each
         self.tables: list[Tensor] = []
 
@@ -114,40 +117,57 @@ class CpuBackend:
         pool = CpuPool(group, num_pages, page_size, dtype)
         self.pools[group.index] = pool
         self._layers[group.index] = {}
+        self._readers = {}
         return pool
 
     def begin(self, batch: ForwardBatch) -> None:
         """Bring the step's tables to the kernels' integers."""
-        self._batch = batch
+        self._batch, self._max_kv_len = batch, batch.max_kv_len
         self.slots = [slots.int() for slots in batch.store_GT]
         self.tables = [table.int().contiguous() for table in batch.page_table_GSP]
         self.starts = batch.query_start_S1.int()
         self.kv_len = batch.kv_len_S.int()
 
     def run(
-        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Store K and V, attend."""
         group = site.group
-        layer = self._layers[group].get(site.layer) or self._open(site)
-        q, k = _dense(q_THD), _dense(k_TKD)
-        v = k[..., : site.v_dim] if v_TKV is None else _dense(v_TKV)
-        kv_store(k, v, (layer.k_cache, layer.v_cache), self.slots[group])
+        if site.stores:
+            layer = self._layers[group].get(site.layer) or self._open(site)
+        else:
+            layer = self._readers.get(id(site)) or self._open_reader(site)
+        q = _dense(q_THD)
+        if k_TKD is not None:
+            k = _dense(k_TKD)
+            v = k[..., : site.v_dim] if v_TKV is None else _dense(v_TKV)
+            kv_store(k, v, (layer.k_cache, layer.v_cache), self.slots[group])
+        if site.slopes is not None or 0 < site.chunk < self._max_kv_len:
+            assert self._batch is not None
+            return attend_gathered(q, layer.k_cache, layer.v_cache, self._batch, site)
         out = layer.attention.run(
             q, layer.k_cache, layer.v_cache, self.tables[group], self.starts, self.kv_len
         )
         return out.flatten(1)
 
     def _open(self, site: AttentionSite) -> _Layer:
+        layer = self._make(site)
+        self._layers[site.group][site.layer] = layer
+        return layer
+
+    def _open_reader(self, site: AttentionSite) -> _Layer:
+        """A layer that reads the cache of another one, with heads and window of its own."""
+        layer = self._readers[id(site)] = self._make(site)
+        return layer
+
+    def _make(self, site: AttentionSite) -> _Layer:
         pool = self.pools[site.group]
         assert pool is not None, "make_pool() comes first"
         options: dict[str, Any] = {"window": site.window, "softcap": site.softcap}
         attention = PagedAttention(
             site.heads, pool.shape, site.scale, sinks_H=site.sinks, **options
         )
-        layer = _Layer(attention, pool.k[site.layer], pool.v[site.layer])
-        self._layers[site.group][site.layer] = layer
-        return layer
+        return _Layer(attention, pool.k[site.layer], pool.v[site.layer])
 
 
 def _dense(x_THC: Tensor) -> Tensor:

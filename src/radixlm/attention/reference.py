@@ -30,6 +30,7 @@ class Piece:
     rows_SQ: Tensor  # int64: indices into T
     tokens_SN: Tensor  # int64: indices into the flat pool
     seen_SQN: Tensor  # bool
+    ahead_SQN: Tensor  # int64: how far the key is ahead of the query (0 or less where seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class TorchNativeBackend:
         self.pools: list[PagedPool | None] = [None] * len(groups)
         self._batch: ForwardBatch | None = None
         self._spans: list[Span] = []
-        self._pieces: dict[tuple[int, int], list[Piece]] = {}  # (group, window)
+        self._pieces: dict[tuple[int, int, int], list[Piece]] = {}  # (group, window, chunk)
 
     def supports(self, page_size: int) -> bool:
         """Any page size works."""
@@ -78,38 +79,35 @@ class TorchNativeBackend:
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch; pieces are made when a layer first needs them."""
         self._batch = batch
-        starts = batch.query_start_S1.tolist()
-        self._spans = [
-            Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
-            for index, kv_len in enumerate(batch.kv_len_S.tolist())
-        ]
+        self._spans = spans_of(batch)
         self._pieces = {}
 
     def run(
-        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Store K and V, attend piece by piece."""
         batch, pool = self._batch, self.pools[site.group]
         assert batch is not None and pool is not None, "begin() and make_pool() come first"
         flat_k, flat_v = pool.flat_k(site.layer), pool.flat_v(site.layer)
         where = batch.store_GT[site.group]
-        flat_k[where] = k_TKD.to(pool.dtype)
+        if k_TKD is not None:
+            flat_k[where] = k_TKD.to(pool.dtype)
         if v_TKV is not None:
             flat_v[where] = v_TKV.to(pool.dtype)
         out_THV = q_THD.new_zeros(q_THD.shape[0], site.heads, site.v_dim)
         for piece in self._pieces_of(site, pool.page_size):
             k = flat_k[piece.tokens_SN].to(q_THD.dtype)
             v = k[..., : site.v_dim] if site.latent else flat_v[piece.tokens_SN].to(q_THD.dtype)
-            out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece.seen_SQN, site)
+            out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece, site)
         return out_THV.flatten(1)
 
     def _pieces_of(self, site: AttentionSite, page_size: int) -> list[Piece]:
-        key = (site.group, site.window)
+        key = (site.group, site.window, site.chunk)
         if key not in self._pieces:
             assert self._batch is not None
             table_SP = self._batch.page_table_GSP[site.group].long()
             self._pieces[key] = [
-                make_piece(part, table_SP, page_size, site.window)
+                make_piece(part, table_SP, page_size, site.window, site.chunk)
                 for part in split_spans(self._spans, site)
             ]
         return self._pieces[key]
@@ -138,7 +136,18 @@ def split_spans(spans: Sequence[Span], site: AttentionSite) -> list[list[Span]]:
     return parts
 
 
-def make_piece(spans: Sequence[Span], table_SP: Tensor, page_size: int, window: int) -> Piece:
+def spans_of(batch: ForwardBatch) -> list[Span]:
+    """The step's sequences, on the host."""
+    starts = batch.query_start_S1.tolist()
+    return [
+        Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
+        for index, kv_len in enumerate(batch.kv_len_S.tolist())
+    ]
+
+
+def make_piece(
+    spans: Sequence[Span], table_SP: Tensor, page_size: int, window: int, chunk: int = 0
+) -> Piece:
     """Indices and mask of sequences that have the same number of query tokens."""
     device = table_SP.device
     num_queries = spans[0].num_queries
@@ -153,41 +162,47 @@ def make_piece(spans: Sequence[Span], table_SP: Tensor, page_size: int, window: 
     position_SN = first_S[:, None] + torch.arange(longest, device=device)
     query_Q = torch.arange(num_queries, device=device)
     query_SQ = (kv_len_S - num_queries)[:, None] + query_Q
-    seen_SQN = position_SN[:, None] <= query_SQ[..., None]
+    ahead_SQN = position_SN[:, None] - query_SQ[..., None]
+    seen_SQN = ahead_SQN <= 0
     if window:
-        seen_SQN &= position_SN[:, None] > query_SQ[..., None] - window
+        seen_SQN &= ahead_SQN > -window
+    if chunk:
+        seen_SQN &= position_SN[:, None] // chunk == query_SQ[..., None] // chunk
     # Padding reads the sequence's own last token, never a page that another one wrote.
     position_SN = torch.minimum(position_SN, kv_len_S[:, None] - 1)
     pages_SN = table_SP[index_S[:, None], position_SN // page_size]
     tokens_SN = pages_SN * page_size + position_SN % page_size
-    return Piece(start_S[:, None] + query_Q, tokens_SN, seen_SQN)
+    return Piece(start_S[:, None] + query_Q, tokens_SN, seen_SQN, ahead_SQN)
 
 
 def attend(
-    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, seen_SQN: Tensor, site: AttentionSite
+    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, piece: Piece, site: AttentionSite
 ) -> Tensor:
     """Masked softmax attention: [S, Q, H, V] in the dtype of q."""
     q, k, v = (t.transpose(1, 2) for t in (q_SQHC, k_SNKC, v_SNKV))
-    if site.softcap or site.sinks is not None:
-        out_SHQV = _attend_by_hand(q, k, v, seen_SQN, site)
+    if site.softcap or site.sinks is not None or site.slopes is not None:
+        out_SHQV = _attend_by_hand(q, k, v, piece, site)
     else:
         out_SHQV = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen_SQN[:, None], scale=site.scale, enable_gqa=True
+            q, k, v, attn_mask=piece.seen_SQN[:, None], scale=site.scale, enable_gqa=True
         )
     return out_SHQV.transpose(1, 2)
 
 
 def _attend_by_hand(
-    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, seen_SQN: Tensor, site: AttentionSite
+    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, piece: Piece, site: AttentionSite
 ) -> Tensor:
-    """What scaled_dot_product_attention lacks: a cap on the scores, a sink beside them."""
+    """What scaled_dot_product_attention lacks: a cap on the scores, a slope, a sink beside them."""
     grouped = q_SHQC.reshape(
         q_SHQC.shape[0], site.kv_heads, -1, *q_SHQC.shape[2:]
     )  # [S, K, H / K, Q, C]
     scores = (grouped @ k_SKNC[:, :, None].transpose(-1, -2)).float() * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
-    scores = scores.masked_fill(~seen_SQN[:, None, None], float("-inf"))
+    if site.slopes is not None:
+        slopes = site.slopes.view(1, site.kv_heads, -1, 1, 1)
+        scores = scores + slopes * piece.ahead_SQN[:, None, None]
+    scores = scores.masked_fill(~piece.seen_SQN[:, None, None], float("-inf"))
     if site.sinks is not None:
         sinks = site.sinks.float().view(1, site.kv_heads, -1, 1, 1)
         scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)

@@ -19,6 +19,16 @@ from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
+def norm_shapes(spec: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the weights of the norms of q and k."""
+    heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
+    if spec.qk_norm == "row":
+        return (heads * dim,), (kv_heads * dim,)
+    if spec.qk_norm == "each":
+        return (heads, dim), (kv_heads, dim)
+    return (dim,), (dim,)
+
+
 class AttentionLayer(Module):
     """qkv -> norm -> rope -> paged attention -> gate -> o."""
 
@@ -41,18 +51,10 @@ class AttentionLayer(Module):
             assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
             self.q_norm, self.k_norm = (
                 NormLayer(spec.qk_norm_spec, shape, context.kernels, context.device)
-                for shape in self._norm_shapes()
+                for shape in norm_shapes(spec)
             )
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
-
-    def _norm_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
-        if self.spec.qk_norm == "row":
-            return (heads * dim,), (kv_heads * dim,)
-        if self.spec.qk_norm == "each":
-            return (heads, dim), (kv_heads, dim)
-        return (dim,), (dim,)
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Block, Moe
+from radixlm.arch.spec import Attention, Block, LatentAttention, Moe
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.latent import LatentAttentionLayer
@@ -18,9 +18,28 @@ from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
+from radixlm.layers.variant import VariantAttentionLayer
+from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
-NUM_NORMS = {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+NUM_NORMS = {"pre": 2, "post": 2, "post_sum": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+
+
+MixerLayer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer
+
+
+def make_mixer(
+    spec: Attention | LatentAttention,
+    dim: int,
+    context: LayerContext,
+    rope: int,
+    pool: tuple[int, int],
+) -> MixerLayer:
+    """The layer of a mixer's record."""
+    if isinstance(spec, LatentAttention):
+        return LatentAttentionLayer(spec, dim, context, rope, pool)
+    kind = AttentionLayer if spec.more is None else VariantAttentionLayer
+    return kind(spec, dim, context, rope, pool)
 
 
 class BlockLayer(Module):
@@ -35,11 +54,7 @@ class BlockLayer(Module):
         self, spec: Block, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
     ) -> None:
         self.spec = spec
-        self.mixer: AttentionLayer | LatentAttentionLayer
-        if isinstance(spec.mixer, Attention):
-            self.mixer = AttentionLayer(spec.mixer, dim, context, rope, pool)
-        else:
-            self.mixer = LatentAttentionLayer(spec.mixer, dim, context, rope, pool)
+        self.mixer = make_mixer(spec.mixer, dim, context, rope, pool)
         self.ffn: MlpLayer | MoeLayer
         if isinstance(spec.ffn, Moe):
             self.ffn = MoeLayer(spec.ffn, dim, context)
@@ -48,9 +63,20 @@ class BlockLayer(Module):
         for index in range(NUM_NORMS[spec.layout]):
             norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
             setattr(self, f"norm{index + 1}", norm)
+        if spec.out_scale:
+            self.out_scale = Param((1,), "float32")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
         run = getattr(self, f"_run_{spec.layout}")
-        self.run = run
+        self.run = self._run_scaled if spec.out_scale else run
+        self._run_unscaled = run
+
+    def finish(self) -> None:
+        self._scale = self.out_scale.take() if self.spec.out_scale else None
+
+    def _run_scaled(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        x_TD = self._run_unscaled(x_TD, batch, angles)
+        x_TD *= self._scale
+        return x_TD
 
     def _mix(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         y = self.mixer.run(x_TD, batch, angles)
@@ -69,6 +95,12 @@ class BlockLayer(Module):
         x_TD += self.norm1.run(self._mix(x_TD, batch, angles))
         x_TD += self.norm2.run(self._feed(x_TD))
         return x_TD
+
+    def _run_post_sum(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        x_TD += self._mix(x_TD, batch, angles)
+        x_TD = self.norm1.run(x_TD)
+        x_TD += self._feed(x_TD)
+        return self.norm2.run(x_TD)
 
     def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Mlp
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
-from radixlm.quant.param import Shard
+from radixlm.layers.norm import NormLayer
+from radixlm.quant.param import Param, Shard
 
 
 class MlpLayer(Module):
@@ -16,12 +21,50 @@ class MlpLayer(Module):
     def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
-        gate_act = spec.act if spec.gated else ""
+        gate_act = spec.act if spec.gated and not spec.sparsity else ""
         self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts), gate_act)
-        self.down = context.linear(spec.inner, dim, spec.bias, Shard(1))
+        self.down = context.linear(spec.inner, dim, spec.bias or spec.down_bias, Shard(1))
         self._activate = context.kernels.activate
+        if spec.sub_norm is not None:
+            self.sub_norm = NormLayer(spec.sub_norm, (spec.inner,), context.kernels, context.device)
+        if spec.act == "xielu":
+            self.act = XieluLayer()
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
         h = self.up.run(x_TD)
-        return self.down.run(h if self.spec.gated else self._activate(h, self.spec.act))
+        if self.spec.sparsity:
+            gate, up = h.chunk(2, -1)
+            h = self._activate(cut_off(gate, self.spec.sparsity), self.spec.act) * up
+        elif self.spec.act == "xielu":
+            h = self.act.run(h)
+        elif not self.spec.gated:
+            h = self._activate(h, self.spec.act)
+        return self.down.run(h if self.spec.sub_norm is None else self.sub_norm.run(h))
+
+
+def cut_off(gate_TI: Tensor, share: float) -> Tensor:
+    """Of each token only what exceeds the normal quantile ``share`` of its gate's channels."""
+    deviations = math.sqrt(2.0) * torch.erfinv(torch.tensor(2 * share - 1)).item()
+    limit = gate_TI.mean(-1, keepdim=True) + deviations * gate_TI.std(
+        -1, keepdim=True, correction=0
+    )
+    return F.relu(gate_TI - limit)
+
+
+class XieluLayer(Module):
+    """xIELU (arXiv:2411.13010): a square above zero, an exponential below, both learned."""
+
+    def __init__(self) -> None:
+        self.alpha_p, self.alpha_n = Param((1,), "float32"), Param((1,), "float32")
+        self.beta, self.eps = Param((), "float32"), Param((), "float32")
+
+    def finish(self) -> None:
+        self._beta, self._eps = self.beta.take(), self.eps.take()
+        self._above = F.softplus(self.alpha_p.take())
+        self._below = self._beta + F.softplus(self.alpha_n.take())
+
+    def run(self, x: Tensor) -> Tensor:
+        """Element by element, a new tensor."""
+        below = (torch.expm1(torch.minimum(x, self._eps)) - x) * self._below
+        return torch.where(x > 0, self._above * x * x, below) + self._beta * x

@@ -2,52 +2,88 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, route
 from radixlm.layers.context import LayerContext
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
 from radixlm.quant.param import Param, Shard
+
+RARE_SCORES = ("sparsemixer", "sigmoid_topk")  # no kernel but the reference knows them
 
 
 class MoeLayer(Module):
     """Router, experts, and the shared expert with its gate."""
 
+    experts: PackedExperts
+
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
         self._kernels: Kernels = context.kernels
         self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
-        self.router = context.plain_linear(dim, spec.experts, spec.bias)
-        self.up = Param((spec.experts, 2 * spec.inner, dim), shard=Shard(1, (spec.inner,) * 2))
+        self.router = context.plain_linear(dim, spec.experts + spec.zero_experts, spec.bias)
+        parts = (spec.inner,) * (2 if spec.gated else 1)
+        self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
         if spec.bias:
-            self.up_bias = Param((spec.experts, 2 * spec.inner), "float32", Shard(1))
+            self.up_bias = Param((spec.experts, sum(parts)), "float32", Shard(1))
             self.down_bias = Param((spec.experts, dim), "float32")
         if spec.correction:
-            self.correction = Param((spec.experts,), "float32")
+            self.correction = Param((spec.experts + spec.zero_experts,), "float32")
         if spec.shared is not None:
             self.shared = MlpLayer(spec.shared, dim, context)
         if spec.shared_gate:
             self.shared_gate = context.plain_linear(dim, 1)
+        if spec.out_norm is not None:
+            self.out_norm = NormLayer(spec.out_norm, (dim,), context.kernels, context.device)
+        is_known = spec.score not in RARE_SCORES and not spec.zero_experts
+        self._route = context.kernels.route if is_known else route
 
     def finish(self) -> None:
         params = (self.up, self.down)
         copies = self._kernels.copies_weights
         weights = [param.borrow() if copies else param.take() for param in params]
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
-        self.experts = self._kernels.pack_experts(*weights, *biases, self.spec.act, self._fmts)
+        if self.spec.gated:
+            pack = self._kernels.pack_experts(*weights, *biases, self.spec.act, self._fmts)
+        else:
+            weights = [weight.clone() if copies else weight for weight in weights]
+            pack = PlainExperts(*weights, *biases, self.spec.act)
+        self.experts = pack
         self.correction_E = self.correction.take() if self.spec.correction else None
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
         logits_TE = self.router.run(x_TD)
-        weights_TK, ids_TK = self._kernels.route(logits_TE, self.correction_E, self.spec)
-        y_TD = self.experts.run(x_TD, weights_TK, ids_TK)
+        if self.spec.router_softcap:
+            logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
+        weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
+        y_TD = self._run_experts(x_TD, weights_TK, ids_TK)
         if self.spec.shared is not None:
             shared_TD = self.shared.run(x_TD)
             if self.spec.shared_gate:
                 shared_TD = shared_TD * self._kernels.sigmoid(self.shared_gate.run(x_TD))
             y_TD += shared_TD
-        return y_TD
+        return y_TD if self.spec.out_norm is None else self.out_norm.run(y_TD)
+
+    def _run_experts(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """The experts' weighted sum; experts past the real ones hand x through."""
+        spec = self.spec
+        if spec.scale_input:
+            ones = torch.ones_like(weights_TK[:, :1])
+            parts = [
+                self.experts.run(x_TD * weights_TK[:, k : k + 1], ones, ids_TK[:, k : k + 1])
+                for k in range(spec.top_k)
+            ]
+            return sum(parts[1:], parts[0])
+        if not spec.zero_experts:
+            return self.experts.run(x_TD, weights_TK, ids_TK)
+        is_real = ids_TK < spec.experts
+        passed = weights_TK.masked_fill(is_real, 0.0).sum(-1, keepdim=True)
+        ids = ids_TK.clamp(max=spec.experts - 1)
+        return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed

@@ -28,6 +28,7 @@ class NormLayer(Module):
 
     def finish(self) -> None:
         spec = self.spec
+        self._args: tuple[object, ...]
         if spec.affine:
             self.weight_D = self.weight.take()
             if spec.offset:
@@ -35,9 +36,11 @@ class NormLayer(Module):
         else:
             self.weight_D = torch.ones(self.shape, device=self._device)
         self.bias_D = self.bias.take() if spec.bias else None
-        if spec.kind == "rms":
+        if spec.kind == "none":
+            self._norm, self._args = torch.clone, ()
+        elif spec.kind == "rms":
             self._norm, self._add_norm = self._kernels.rms_norm, self._kernels.add_rms_norm
-            self._args: tuple[object, ...] = (self.weight_D, spec.eps)
+            self._args = (self.weight_D, spec.eps)
         else:
             self._norm, self._add_norm = self._kernels.layer_norm, self._kernels.add_layer_norm
             self._args = (self.weight_D, self.bias_D, spec.eps)

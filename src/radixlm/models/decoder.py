@@ -5,7 +5,10 @@ Legend: T packed tokens, D model channels, R rows whose logits are wanted, V voc
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Decoder
@@ -18,12 +21,24 @@ from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 from radixlm.models.groups import kv_groups, pool_places
+from radixlm.models.plain import is_plain
 from radixlm.models.program import StepProgram, make_program
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
+def sinusoids(rows_T: Tensor, dim: int) -> Tensor:
+    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / (dim / 2 - 1)); [T, D]."""
+    half = dim // 2
+    powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / (half - 1)
+    angles = rows_T[:, None].float() * torch.exp(powers * -math.log(10000.0))
+    return F.pad(torch.cat((angles.sin(), angles.cos()), -1), (0, dim - 2 * half))
+
+
 class DecoderModel(Module):
     """Embedding, blocks, final norm, head. Load weights, then ``finish``, then ``forward``."""
+
+    pool: list[Module]  # layers of a pooled model's head, given by build_model
+    gate: list[Module]
 
     def __init__(
         self,
@@ -33,16 +48,19 @@ class DecoderModel(Module):
         merge_windows: bool,
     ) -> None:
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
-        self.use_program = cpu.available and context.device.type == "cpu"
+        is_cpu = cpu.available and context.device.type == "cpu"
+        self.use_program = is_cpu and is_plain(decoder)
         self.kv_groups = kv_groups(decoder, merge_windows)
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(b.mixer.rope for b in decoder.blocks if b.mixer.rope))
         self.ropes = RopeTables(ropes, kernels, device)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
         self.embed = Embedding(decoder.vocab, dim, context, decoder.embed_scale, tied_fmt)
-        if decoder.positions is not None:
+        if decoder.positions is not None and not decoder.sinusoids:
             self.positions = Embedding(decoder.positions[0], dim, context)
-        places = pool_places(self.kv_groups)
+        if decoder.embed_norm is not None:
+            self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
+        places = pool_places(decoder, self.kv_groups)
         self.blocks = [
             BlockLayer(
                 block,
@@ -118,8 +136,13 @@ class DecoderModel(Module):
                 given = torch.where(batch.embeds_mask_T[:, None], given, x_TD)
             x_TD = given.clone() if given is batch.embeds_TD else given
         if self.decoder.positions is not None:
-            x_TD += self.positions.run(batch.positions_T + self.decoder.positions[1])
-        return x_TD
+            x_TD += self._positions(batch.positions_T + self.decoder.positions[1])
+        return x_TD if self.decoder.embed_norm is None else self.embed_norm.run(x_TD)
+
+    def _positions(self, rows_T: Tensor) -> Tensor:
+        if self.decoder.sinusoids:
+            return sinusoids(rows_T, self.decoder.dim)
+        return self.positions.run(rows_T)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 [R, V], scaled and capped; a new tensor."""

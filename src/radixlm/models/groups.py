@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixlm.arch.spec import Decoder, LatentAttention
+from radixlm.arch.spec import Attention, Decoder, LatentAttention
 from radixlm.pools.group import KvGroup
 
 Key = tuple[int, int, int, int, bool]  # window, KV heads, head dim, v dim, latent
@@ -14,7 +14,7 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     if isinstance(mixer, LatentAttention):
         return (0, 1, mixer.kv_rank + mixer.rope_dim, mixer.kv_rank, True)
     window = 0 if merge_windows else mixer.window
-    return (window, mixer.kv_heads, mixer.head_dim, mixer.head_dim, False)
+    return (window, mixer.kv_heads, mixer.head_dim, mixer.v_dim, False)
 
 
 def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, ...]:
@@ -22,6 +22,8 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
     all their tokens, in a full group."""
     members: dict[Key, list[int]] = {}
     for layer in range(len(decoder.blocks)):
+        if source_of(decoder, layer) != layer:
+            continue
         members.setdefault(group_key(decoder, layer, merge_windows), []).append(layer)
     ordered = sorted(members.items(), key=lambda item: (item[0][0] > 0, item[1][0]))
     return tuple(
@@ -39,6 +41,14 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
     )
 
 
-def pool_places(groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
+def source_of(decoder: Decoder, layer: int) -> int:
+    """The layer whose keys and values this one reads: itself but for few."""
+    mixer = decoder.blocks[layer].mixer
+    more = mixer.more if isinstance(mixer, Attention) else None
+    return layer if more is None or more.kv_from is None else more.kv_from
+
+
+def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool)."""
-    return {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}
+    own = {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}
+    return {layer: own[source_of(decoder, layer)] for layer in range(len(decoder.blocks))}

@@ -33,15 +33,20 @@ class AttentionSite:
     softcap: float = 0.0
     sinks: Tensor | None = None  # [heads]
     latent: bool = False
+    chunk: int = 0  # a token sees only its own chunk of so many positions
+    slopes: Tensor | None = None  # float32 [heads]: slope * (key - query position) joins a score
+    stores: bool = True  # False: reads what another layer has stored
 
 
 class AttentionRunner(Protocol):
     """What a layer calls: stores k, v of the step's tokens, then attends over the paged cache."""
 
     def run(
-        self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: AttentionSite
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
-        """Causal attention of the step's tokens over their sequences; [T, heads * v_dim]."""
+        """Causal attention of the step's tokens over their sequences; [T, heads * v_dim].
+
+        K is None where the site stores nothing, V where it is latent."""
         ...
 
 
@@ -68,6 +73,7 @@ class ForwardBatch:
     max_kv_len: int
     embeds_TD: Tensor | None = None  # input embeddings that replace the table's where given
     embeds_mask_T: Tensor | None = None  # bool: rows of embeds_TD that count
+    second_T: Tensor | None = None  # bool: tokens of the second text of a pair, if there is one
     extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook
 
     @property

@@ -84,9 +84,9 @@ class Resolver:
         """(role, suffix, layer) of a parameter; see the roles in ``arch/names``."""
         layer, key = -1, module
         if module.startswith("blocks."):
-            _, number, key = module.split(".", 2)
-            layer = int(number)
-            key = self._ffn_key(layer, key)
+            _, number, *rest = module.split(".", 2)
+            layer, key = int(number), "".join(rest)
+            key = self._ffn_key(layer, key) if key else "block"
         role = f"{key}.{param}"
         if role in self._decoder.names or role in DEFAULT:
             return role, "weight", layer

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from radixlm.arch.config import Config
+from radixlm.arch.families.alibi import alibi_slopes
 from radixlm.arch.families.builders import (
     Ffn,
     activation,
@@ -24,7 +25,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.families.llama import llama
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedQkv, unit_rows
-from radixlm.arch.spec import Decoder, Mlp, Norm, Rope
+from radixlm.arch.spec import Decoder, Mlp, Norm, Rope, Variant
 
 _H = "transformer.h.{i}."
 
@@ -83,12 +84,14 @@ def minicpm(c: Config) -> Decoder:
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM")
 def baichuan(c: Config) -> Decoder:
-    if not c.is_given("max_position_embeddings"):  # the 13B checkpoints
-        raise c.error("max_position_embeddings", "is missing: ALiBi positions are not supported")
     names: Names = {"mixer.qkv": LAYER + "self_attn.W_pack"}
     if c.vocab_size == 125696:  # the second generation multiplies by unit rows
         names = {**names, "head": Named(("lm_head",), unit_rows)}
-    return plain(c, names=names)
+    if c.is_given("max_position_embeddings"):
+        return plain(c, names=names)
+    more = Variant(slopes=alibi_slopes(c.num_attention_heads))  # the 13B checkpoints
+    described = plain(c, attention(c, rope=None, more=more), names=names)
+    return replace(described, max_positions=c.get("model_max_length", c.max_position_embeddings))
 
 
 @family("ExaoneForCausalLM")

@@ -18,6 +18,7 @@ from radixlm.arch.families.builders import (
     rope,
     window,
 )
+from radixlm.arch.names import LAYER, AnyOf
 from radixlm.arch.spec import Decoder, LatentAttention, Mlp, Norm
 from radixlm.arch.yarn import yarn_mscale
 
@@ -72,6 +73,21 @@ def deepseek_v2(c: Config) -> Decoder:
 def deepseek_v3(c: Config) -> Decoder:
     mixer = latent(c, interleaved=c.rope_interleave)
     return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+
+
+@family("AXK1ForCausalLM")
+def axk1(c: Config) -> Decoder:
+    """DeepSeek V3 with a norm behind the experts."""
+    sparse = routed(c, 0, score="sigmoid", correction=True, out_norm=rms(c))(0)
+    first, step = c.get("first_k_dense_replace", 1), c.get("moe_layer_freq", 1)
+    kinds, norm = c.mlp_layer_types, "post_mlp_layernorm"
+
+    def ffn(i: int) -> Ffn:
+        has_experts = kinds[i] == "sparse" if kinds else i >= first and i % step == 0
+        return sparse if has_experts else mlp(c)
+
+    names = {"moe.out_norm": AnyOf(LAYER + norm, f"{LAYER}mlp.{norm}")}
+    return plain(c, latent(c, interleaved=c.rope_interleave), ffn, names=names)
 
 
 @family("YoutuForCausalLM")

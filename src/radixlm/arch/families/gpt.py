@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from radixlm.arch.config import Config
+from radixlm.arch.families.alibi import alibi_slopes
 from radixlm.arch.families.builders import (
     activation,
     attention,
@@ -22,7 +23,7 @@ from radixlm.arch.recipes import (
     interleaved_transposed,
     transposed,
 )
-from radixlm.arch.spec import Attention, Decoder, Layout, Mlp, Norm
+from radixlm.arch.spec import Attention, Decoder, Layout, Mlp, Norm, Variant
 
 _H = "transformer.h.{i}."
 
@@ -94,21 +95,23 @@ def gpt_neox(c: Config) -> Decoder:
 @family("FalconForCausalLM")
 def falcon(c: Config) -> Decoder:
     """Three layouts: 40B (grouped heads), 7B (one KV head, parallel), 1B (plain heads)."""
-    c.refuse("alibi", False)
     kv_heads = c.get("num_kv_heads") or c.num_attention_heads
     if not c.new_decoder_architecture and c.multi_query:
         kv_heads = 1
     dim = c.divide("hidden_size", "num_attention_heads")
     layout, norms = _falcon_norms(c)
+    # the slopes join the scores before they are scaled
+    slopes = tuple(slope * dim**-0.5 for slope in alibi_slopes(c.num_attention_heads))
     return plain(
         c,
         attention(
             c,
             kv_heads=kv_heads,
             head_dim=dim,
-            rope=rope(c, dim),
+            rope=None if c.alibi else rope(c, dim),
             qkv_bias=c.bias,
             o_bias=c.bias,
+            more=Variant(slopes=slopes) if c.alibi else None,
         ),
         Mlp(
             c.get("ffn_hidden_size") or 4 * c.hidden_size,

@@ -162,3 +162,30 @@ def persimmon(c: Config) -> Decoder:
             "ffn.down": LAYER + "mlp.dense_4h_to_h",
         },
     )
+
+
+@family("GPTNeoXJapaneseForCausalLM")
+def gpt_neox_japanese(c: Config) -> Decoder:
+    """Only the last layer's attention has a bias, of its output."""
+    layer, last = "gpt_neox_japanese.layers.{i}.", c.num_hidden_layers - 1
+    heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
+    position = rope(c, dim, partial=True)
+    qkv = Named((layer + "attention.query_key_value",), GroupedQkv(heads, dim))
+    return plain(
+        c,
+        lambda i: attention(c, kv_heads=heads, head_dim=dim, rope=position, o_bias=i == last),
+        Mlp(int(c.hidden_size * c.intermediate_multiple_size), activation(c), gated=False),
+        norm=Norm(c.layer_norm_eps, "layer", bias=True),
+        names={
+            "embed": "gpt_neox_japanese.embed_in",
+            "norm": "gpt_neox_japanese.final_layer_norm",
+            "head": "embed_out",
+            "norm1": layer + "input_layernorm",
+            "norm2": layer + "post_attention_layernorm",
+            "mixer.qkv": qkv,
+            "mixer.o": layer + "attention.dense",
+            "mixer.o.bias": layer + "attention.dense_bias",
+            "ffn.up1": layer + "mlp.dense_h_to_4h",
+            "ffn.down": layer + "mlp.dense_4h_to_h",
+        },
+    )

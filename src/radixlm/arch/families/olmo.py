@@ -19,15 +19,18 @@ from radixlm.arch.families.builders import (
     window,
 )
 from radixlm.arch.names import DEFAULT, LAYER, POST, AnyOf
-from radixlm.arch.spec import Attention, Decoder, Mlp, Norm
+from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Variant
 
 
 @family("OlmoForCausalLM")
 def olmo(c: Config) -> Decoder:
-    c.refuse("clip_qkv")
     bias = c.attention_bias
     norm = Norm(1e-5, "layer", affine=False)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias, more=_clip(c)), norm=norm)
+
+
+def _clip(c: Config) -> Variant | None:
+    return Variant(clip=float(c.clip_qkv)) if c.get("clip_qkv") else None
 
 
 @family("Olmo2ForCausalLM")
@@ -59,9 +62,9 @@ def olmo3(c: Config) -> Decoder:
 
 @family("OlmoeForCausalLM")
 def olmoe(c: Config) -> Decoder:
-    c.refuse("clip_qkv")
     bias = c.attention_bias
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
+    more = Variant(clip=float(c.clip_qkv), clips_normed=True) if c.get("clip_qkv") else None
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c), more=more)
     return plain(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
 
 

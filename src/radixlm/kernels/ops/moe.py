@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
@@ -34,6 +35,8 @@ def route(
     ``kept`` best groups are out; a group is rated by its best two experts or its best one.
     """
     logits = logits_TE.float()
+    if spec.score == "sparsemixer":
+        return sparsemixer(logits, spec.jitter, spec.top_k)
     score = logits.softmax(-1) if spec.score == "softmax" else logits
     if spec.score == "sigmoid":
         score = sigmoid(logits)
@@ -45,9 +48,25 @@ def route(
     weights = score.gather(1, ids)
     if spec.score == "softmax_topk":
         weights = weights.softmax(-1)
+    elif spec.score == "sigmoid_topk":
+        weights = sigmoid(weights)
     if spec.renorm:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * spec.scale, ids
+
+
+def sparsemixer(logits_TE: Tensor, jitter: float, top_k: int) -> tuple[Tensor, Tensor]:
+    """The best expert, then the best of the rest (arXiv:2409.12136); each one's weight is a
+    softmax over those whose logit is within 2 * jitter of it."""
+    left, weights, ids = logits_TE, [], []
+    for _ in range(top_k):
+        best, chosen = left.max(-1, keepdim=True)
+        size = logits_TE.abs().clamp(min=best)
+        is_far = (best - logits_TE) / size > 2 * jitter
+        weights.append(left.masked_fill(is_far, float("-inf")).softmax(-1).gather(1, chosen))
+        ids.append(chosen)
+        left = left.scatter(1, chosen, float("-inf"))
+    return torch.cat(weights, -1), torch.cat(ids, -1)
 
 
 def _keep_groups(pick_TE: Tensor, num_groups: int, kept: int, rating: str) -> Tensor:
@@ -95,6 +114,36 @@ class ReferenceExperts:
                 )
                 start += count
         return outputs.view(-1, top_k, x_TD.shape[1]).sum(1)
+
+
+class PlainExperts:
+    """Experts ``down(act(up))`` without a gate."""
+
+    def __init__(
+        self,
+        up_EID: Tensor,
+        down_EDI: Tensor,
+        up_bias_EI: Tensor | None,
+        down_bias_ED: Tensor | None,
+        act: str,
+    ) -> None:
+        self._up, self._down, self._act = up_EID, down_EDI, act
+        self._up_bias, self._down_bias = up_bias_EI, down_bias_ED
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """As in ``PackedExperts``."""
+        out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
+        for expert in ids_TK.unique().tolist():
+            rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
+            h = F.linear(x_TD[rows], self._up[expert].to(x_TD.dtype), _row(self._up_bias, expert))
+            h = activation.activate(h, self._act)
+            down = self._down[expert].to(x_TD.dtype)
+            out_TKD[rows, ranks] = F.linear(h, down, _row(self._down_bias, expert))
+        return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
+
+
+def _row(table: Tensor | None, row: int) -> Tensor | None:
+    return None if table is None else table[row]
 
 
 def pack_experts(

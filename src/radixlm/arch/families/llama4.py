@@ -1,0 +1,176 @@
+"""Blocks like Llama's with one thing more: Llama 4, Ministral 3, NanoChat, BitNet, Apertus,
+HunYuan."""
+
+from __future__ import annotations
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+)
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import transposed
+from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope, Temperature, Variant
+
+_FEED, _ATTENTION, _MLP = LAYER + "feed_forward.", LAYER + "self_attn.", LAYER + "mlp."
+
+
+@family("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
+def llama4(c: Config) -> Decoder:
+    """Rotating layers see their chunk, the others everything, with growing queries."""
+    step, count = c.no_rope_layer_interval, c.num_hidden_layers
+    ropes = c.no_rope_layers or [(i + 1) % step for i in range(count)]
+    every = c.interleave_moe_layer_step
+    sparse_at = c.moe_layers if c.moe_layers is not None else range(every - 1, count, every)
+    position = rope(c, head_dim(c), interleaved=True)
+    grows = Temperature(c.attn_scale, c.floor_scale, 1) if c.attn_temperature_tuning else None
+    bias = c.attention_bias
+
+    def mixer(i: int) -> Attention:
+        turns = bool(ropes[i])
+        kinds = c.layer_types
+        is_chunked = kinds[i] == "chunked_attention" if kinds else turns
+        more = Variant(
+            chunk=c.attention_chunk_size or 0 if is_chunked else 0,
+            norm_after_rope=True,
+            temperature=None if turns else grows,
+        )
+        is_normed = c.use_qk_norm and turns
+        return attention(
+            c,
+            rope=position if turns else None,
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm="head" if is_normed else "",
+            qk_norm_spec=Norm(c.rms_norm_eps, affine=False) if is_normed else None,
+            more=more,
+        )
+
+    shared = Mlp(c.intermediate_size, activation(c))
+    sparse = moe(c, inner=c.intermediate_size, score="sigmoid", scale_input=True, shared=shared)
+    dense = Mlp(c.intermediate_size_mlp, activation(c))
+    return plain(c, mixer, lambda i: sparse if i in sparse_at else dense, names=_LLAMA4)
+
+
+_LLAMA4: Names = {
+    "ffn.up": (_FEED + "gate_proj", _FEED + "up_proj"),
+    "ffn.down": _FEED + "down_proj",
+    "moe.router": _FEED + "router",
+    "moe.up": Named((_FEED + "experts.gate_up_proj",), transposed),
+    "moe.down": Named((_FEED + "experts.down_proj",), transposed),
+    "moe.shared.up": (_FEED + "shared_expert.gate_proj", _FEED + "shared_expert.up_proj"),
+    "moe.shared.down": _FEED + "shared_expert.down_proj",
+}
+
+
+@family("Ministral3ForCausalLM")
+def ministral3(c: Config) -> Decoder:
+    p = c.rope_parameters
+    beta, period = p.get("llama_4_scaling_beta"), p.get("original_max_position_embeddings")
+    more = Variant(temperature=Temperature(beta, float(period))) if beta else None
+    return plain(c, attention(c, window=c.sliding_window or 0, more=more))
+
+
+@family("NanoChatForCausalLM")
+def nanochat(c: Config) -> Decoder:
+    norm, bias = Norm(c.rms_norm_eps, affine=False), c.attention_bias
+    turned = rope(c, head_dim(c))
+    more = Variant(norm_after_rope=True)
+    mixer = attention(
+        c,
+        rope=Rope(turned.dim, turned.theta, turned.scaling, backward=True),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        qk_norm_spec=norm,
+        more=more,
+    )
+    names: Names = {"ffn.up1": _MLP + "fc1", "ffn.down": _MLP + "fc2"}
+    return plain(
+        c,
+        mixer,
+        mlp(c, gated=False),
+        norm=norm,
+        embed_norm=norm,
+        logit_softcap=c.final_logit_softcapping or 0.0,
+        names=names,
+    )
+
+
+@family("BitNetForCausalLM")
+def bitnet(c: Config) -> Decoder:
+    bias = c.attention_bias
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, more=Variant(out_norm=rms(c)))
+    ffn = Mlp(c.intermediate_size, activation(c), sub_norm=rms(c))
+    names: Names = {
+        "mixer.out_norm": _ATTENTION + "attn_sub_norm",
+        "ffn.sub_norm": _MLP + "ffn_sub_norm",
+    }
+    return plain(c, mixer, ffn, names=names)
+
+
+@family("ApertusForCausalLM")
+def apertus(c: Config) -> Decoder:
+    c.refuse("hidden_act", "xielu")
+    bias = c.attention_bias
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c))
+    names: Names = {
+        "norm1": LAYER + "attention_layernorm",
+        "norm2": LAYER + "feedforward_layernorm",
+        **{f"ffn.act.{one}": f"{_MLP}act_fn.{one}" for one in ("alpha_p", "alpha_n", "beta")},
+        "ffn.act.eps": _MLP + "act_fn.eps",
+    }
+    return plain(c, mixer, Mlp(c.intermediate_size, "xielu", gated=False), names=names)
+
+
+def _hunyuan_attention(c: Config) -> Attention:
+    """The norms of q and k follow the rotation; "dynamic" with an alpha only stretches the base."""
+    p, dim, bias = c.rope_parameters, head_dim(c), c.attention_bias
+    if p["rope_type"] == "dynamic" and p.get("alpha"):
+        position = Rope(dim, float(p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))))
+    else:
+        position = rope(c, dim)
+    return attention(
+        c,
+        rope=position,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        qk_norm_spec=rms(c),
+        more=Variant(norm_after_rope=True),
+    )
+
+
+_HUNYUAN: Names = {
+    "mixer.q_norm": _ATTENTION + "query_layernorm",
+    "mixer.k_norm": _ATTENTION + "key_layernorm",
+    "moe.router": AnyOf(_MLP + "gate.wg", _MLP + "gate"),
+    "moe.shared.up": (_MLP + "shared_mlp.gate_proj", _MLP + "shared_mlp.up_proj"),
+    "moe.shared.down": _MLP + "shared_mlp.down_proj",
+}
+
+
+@family("HunYuanDenseV1ForCausalLM")
+def hunyuan_dense(c: Config) -> Decoder:
+    return plain(c, _hunyuan_attention(c), names=_HUNYUAN)
+
+
+@family("HunYuanMoEV1ForCausalLM")
+def hunyuan_moe(c: Config) -> Decoder:
+    shared = mlp(c)
+
+    def ffn(i: int) -> Ffn:
+        return moe(c, inner=c.intermediate_size, renorm=True, shared=shared)
+
+    for key in ("num_experts", "num_experts_per_tok"):
+        if isinstance(c.get(key), list):
+            raise c.error(key, "differs by layer, which is not supported")
+    return plain(c, _hunyuan_attention(c), ffn, names=_HUNYUAN)

@@ -1,0 +1,311 @@
+"""Mixtures of experts of one kind each: Laguna, MiMo V2, HY 3, Flint, Kolibri, Aria, Phi-3.5 MoE,
+DBRX, Grok 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+    window,
+)
+from radixlm.arch.families.mixtral import W1_W3_W2
+from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
+from radixlm.arch.recipes import Experts, transposed
+from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Norm, Rope, Variant
+
+_MLP = LAYER + "mlp."
+
+
+def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[[int], Ffn]:
+    """Experts where config.mlp_layer_types says "sparse" (but for the first layer if it is
+    absent)."""
+    kinds = c.get("mlp_layer_types")
+    plain_ffn = dense or mlp(c)
+    return lambda i: sparse if (kinds[i] == "sparse" if kinds else i > 0) else plain_ffn
+
+
+@family("LagunaForCausalLM")
+def laguna(c: Config) -> Decoder:
+    c.refuse("moe_apply_router_weight_on_input", False)
+    heads, bias = c.get("num_attention_heads_per_layer"), c.attention_bias
+    gate = "head" if c.gating in (True, "per-head") else "channel"
+    more = Variant(gate=gate, gate_act="softplus")
+
+    def mixer(i: int) -> Attention:
+        kind = c.layer_types[i] if c.layer_types else "full_attention"
+        return attention(
+            c,
+            heads=heads[i] if heads else c.num_attention_heads,
+            rope=rope(c, head_dim(c), kind, partial=True),
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm="head",
+            qk_norm_spec=rms(c),
+            window=window(c, i) if c.layer_types else 0,
+            more=more,
+        )
+
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=True,
+        scale=c.moe_routed_scaling_factor,
+        router_softcap=c.moe_router_logit_softcapping,
+        shared=Mlp(c.shared_expert_intermediate_size, activation(c)),
+    )
+    correction = "e_score_correction_bias"
+    names: Names = {
+        "mixer.gate": LAYER + "self_attn.g_proj",
+        "moe.correction": AnyOf(f"{_MLP}gate.{correction}", f"{_MLP}experts.{correction}"),
+        "moe.shared.up": _shared("shared_expert", "shared_experts"),
+        "moe.shared.down": AnyOf(
+            _MLP + "shared_expert.down_proj", _MLP + "shared_experts.down_proj"
+        ),
+    }
+    return plain(c, mixer, by_layer_type(c, sparse), names=names)
+
+
+def _shared(*prefixes: str) -> AnyOf:
+    return AnyOf(*((f"{_MLP}{one}.gate_proj", f"{_MLP}{one}.up_proj") for one in prefixes))
+
+
+@family("MiMoV2FlashForCausalLM")
+def mimo_v2(c: Config) -> Decoder:
+    """Window layers have twice the KV heads, and sinks; values are narrower than keys."""
+    more = Variant(v_dim=c.v_head_dim, v_scale=c.get("attention_value_scale", 1.0))
+    bias, kinds = c.attention_bias, c.layer_types
+
+    def mixer(i: int) -> Attention:
+        kind = kinds[i] if kinds else _mimo_kind(i)
+        slides = kind == "sliding_attention"
+        return attention(
+            c,
+            kv_heads=c.num_key_value_heads * (2 if slides else 1),
+            rope=rope(c, head_dim(c), kind, partial=True),
+            qkv_bias=bias,
+            window=c.sliding_window if slides else 0,
+            sinks=slides,
+            more=more,
+        )
+
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=c.norm_topk_prob,
+        scale=c.get("routed_scaling_factor", 1.0),
+        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
+    )
+    sinks = AnyOf(LAYER + "self_attn.attention_sink_bias", LAYER + "self_attn.sinks")
+    return plain(c, mixer, by_layer_type(c, sparse), names={"mixer.sinks": sinks})
+
+
+def _mimo_kind(i: int) -> str:
+    return "full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention"
+
+
+@family("HYV3ForCausalLM")
+def hy_v3(c: Config) -> Decoder:
+    bias = c.attention_bias
+    shared = c.moe_intermediate_size * c.num_shared_experts
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=True,
+        scale=c.router_scaling_factor,
+        shared=Mlp(shared, activation(c), bias=c.mlp_bias) if shared else None,
+    )
+    correction = "e_score_correction_bias"
+    names: Names = {
+        "moe.router": AnyOf(_MLP + "gate", _MLP + "router.gate"),
+        "moe.correction": AnyOf(f"{_MLP}{correction}", f"{_MLP}expert_bias"),
+        "moe.shared.up": _shared("shared_experts", "shared_mlp"),
+        "moe.shared.down": AnyOf(_MLP + "shared_experts.down_proj", _MLP + "shared_mlp.down_proj"),
+    }
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c))
+    return plain(c, mixer, by_layer_type(c, sparse, mlp(c, bias=c.mlp_bias)), names=names)
+
+
+def _turning_windows(
+    c: Config, last: Callable[[int], bool], **fields: Any
+) -> Callable[[int], Attention]:
+    """Layers with a window turn, those that see everything do not."""
+    bias = c.get("attention_bias", False)
+
+    def mixer(i: int) -> Attention:
+        span = window(c, i) if c.layer_types else 0 if last(i) else c.sliding_window
+        position = rope(c, head_dim(c)) if span else None
+        return attention(
+            c,
+            qkv_bias=bias,
+            o_bias=bias,
+            rope=position,
+            window=span,
+            qk_norm="head",
+            qk_norm_spec=rms(c),
+            **fields,
+        )
+
+    return mixer
+
+
+@family("FlintForCausalLM")
+def flint(c: Config) -> Decoder:
+    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
+    sparse = moe(c, score="sigmoid", renorm=c.norm_topk_prob, shared=shared)
+    dense_at = c.mlp_only_layers if c.mlp_only_layers is not None else (0, 1)
+    names: Names = {
+        "mixer.sinks": AnyOf(LAYER + "self_attn.softmax_offset", LAYER + "self_attn.sinks"),
+        "moe.shared.up": _shared("shared_expert"),
+        "moe.shared.down": _MLP + "shared_expert.down_proj",
+    }
+
+    def ffn(i: int) -> Ffn:
+        return sparse if i not in dense_at and (i + 1) % c.decoder_sparse_step == 0 else mlp(c)
+
+    last = c.num_hidden_layers - 1
+    mixer = _turning_windows(c, lambda i: i < 2 or i % 4 == 1 or i == last, sinks=True)
+    return plain(c, mixer, ffn, names=names)
+
+
+@family("Kolibri1ForCausalLM")
+def kolibri(c: Config) -> Decoder:
+    """The correction joins the raw logits, whose order a sigmoid does not change."""
+    sparse = moe(
+        c,
+        score="sigmoid_topk",
+        correction=True,
+        renorm=c.norm_topk_prob,
+        shared=Mlp(c.shared_expert_intermediate_size, activation(c)),
+    )
+    mixer = _turning_windows(c, lambda i: (i + 1) % 5 == 0)
+    names: Names = {
+        "norm2": AnyOf(LAYER + "post_attn_norm", LAYER + "post_self_attn_layernorm"),
+        "norm3": LAYER + "post_attention_layernorm",
+        "norm4": AnyOf(LAYER + "post_ffn_norm", LAYER + "post_mlp_layernorm"),
+        "moe.correction": AnyOf(
+            LAYER + "moe.router.expert_bias", _MLP + "gate.e_score_correction_bias"
+        ),
+    }
+    return plain(c, mixer, sparse, layout="sandwich", names=names)
+
+
+@family("AriaTextForCausalLM")
+def aria(c: Config) -> Decoder:
+    bias = c.attention_bias
+    shared = Mlp(c.intermediate_size * c.moe_num_shared_experts, activation(c), bias=c.mlp_bias)
+    names: Names = {
+        "moe.router": AnyOf(_MLP + "router", _MLP + "gate"),
+        "moe.up": AnyOf(
+            Named((_MLP + "experts.fc1.weight",), transposed), _MLP + "experts.gate_up_proj"
+        ),
+        "moe.down": AnyOf(
+            Named((_MLP + "experts.fc2.weight",), transposed), _MLP + "experts.down_proj"
+        ),
+    }
+    sparse = moe(c, inner=c.intermediate_size, score="softmax_topk", shared=shared)
+    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
+
+
+@family("PhimoeForCausalLM", "PhiMoEForCausalLM")
+def phimoe(c: Config) -> Decoder:
+    bias = c.attention_bias
+    if c.num_experts_per_tok > 2:
+        raise c.error("num_experts_per_tok", "above 2 has no meaning with sparsemixer")
+    p = c.rope_parameters
+    if p.get("rope_type") != "default":
+        both = {p.get("short_mscale"), p.get("long_mscale"), p.get("attention_factor")} - {None}
+        if len(both) > 1:
+            raise c.error("rope_parameters", "with two different mscales is not supported")
+    names: Names = {**W1_W3_W2, "moe.router": AnyOf(W1_W3_W2["moe.router"], _MLP + "router")}
+    return plain(
+        c,
+        attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
+        moe(c, inner=c.intermediate_size, score="sparsemixer", jitter=c.router_jitter_noise),
+        norm=Norm(c.rms_norm_eps, "layer", bias=True),
+        head_bias=c.lm_head_bias,
+        names=names,
+    )
+
+
+@family("DbrxForCausalLM")
+def dbrx(c: Config) -> Decoder:
+    block = "transformer.blocks.{i}."
+    how, feed = c.attn_config, c.ffn_config
+    if feed.get("moe_normalize_expert_weights", 1.0) not in (None, 1, 1.0):
+        raise c.error("ffn_config", "normalises expert weights by another norm than the sum")
+    theta = how.get("rope_theta") or c.rope_parameters["rope_theta"]
+    dim = c.divide("hidden_size", "num_attention_heads")
+    experts, inner = feed.get("moe_num_experts", 4), feed["ffn_hidden_size"]
+    mixer = attention(
+        c,
+        kv_heads=how.get("kv_n_heads", 1),
+        head_dim=dim,
+        rope=Rope(dim, float(theta)),
+        more=Variant(clip=float(how.get("clip_qkv") or 0.0)),
+    )
+    sparse = Moe(
+        experts,
+        feed.get("moe_top_k", 1),
+        inner,
+        "silu",
+        renorm=feed.get("moe_normalize_expert_weights", 1.0) is not None,
+    )
+    glu, norms = block + "ffn.experts.mlp.", block + "norm_attn_norm."
+    names: Names = {
+        "embed": "transformer.wte",
+        "norm": "transformer.norm_f",
+        "norm1": norms + "norm_1",
+        "norm2": norms + "norm_2",
+        "mixer.qkv": norms + "attn.Wqkv",
+        "mixer.o": norms + "attn.out_proj",
+        "moe.router": block + "ffn.router.layer",
+        "moe.up": Named((glu + "w1", glu + "v1"), Experts(experts, 2)),
+        "moe.down": Named((glu + "w2",), Experts(experts, 1, is_transposed=True)),
+    }
+    return plain(c, mixer, sparse, norm=Norm(1e-5, "layer"), names=names)
+
+
+@family("Grok1ForCausalLM", "Grok1ModelForCausalLM")
+def grok1(c: Config) -> Decoder:
+    """Sandwiched norms, capped attention and routing, scaled embeddings and logits."""
+    cap = float(c.get("attn_logit_softcapping", 30.0))
+    scale = c.get("attn_output_multiplier", 0.08838834764831845)
+    sparse = moe(
+        c,
+        inner=c.get("moe_intermediate_size", c.intermediate_size),
+        act="gelu_tanh" if c.get("hidden_act", "gelu") == "gelu" else activation(c),
+        router_softcap=float(c.get("router_logit_softcapping", 30.0)),
+    )
+    names: Names = {
+        **SANDWICH,
+        **W1_W3_W2,
+        "norm1": LAYER + "pre_attn_norm",
+        "norm2": LAYER + "post_attn_norm",
+        "norm3": LAYER + "pre_moe_norm",
+        "norm4": LAYER + "post_moe_norm",
+    }
+    return plain(
+        c,
+        attention(c, scale=scale, softcap=cap),
+        sparse,
+        layout="sandwich",
+        embed_scale=float(c.get("embedding_multiplier_scale", 1.0)),
+        logit_scale=float(c.get("output_multiplier_scale", 1.0)),
+        logit_softcap=float(c.get("final_logit_softcapping") or 0.0),
+        names=names,
+    )

@@ -1,0 +1,190 @@
+"""Attention with what few models add to it (``spec.Variant``): slopes, clamps, chunks, other
+value widths, gates of their own, norms elsewhere, keys and values of an earlier layer.
+
+Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q and k, V of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.arch.spec import Attention, Temperature, Variant
+from radixlm.kernels.ops.rope import QkNorm
+from radixlm.layers.attention import norm_shapes
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param, Shard
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class VariantAttentionLayer(Module):
+    """qkv -> clamp -> norm and rope in either order -> paged attention -> norm, gate -> o."""
+
+    site: AttentionSite
+
+    def __init__(
+        self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
+    ) -> None:
+        """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
+        assert spec.more is not None
+        self.spec, self.more, self.rope_index, self._pool = spec, spec.more, rope, pool
+        self._kernels, self._device = context.kernels, context.device
+        self._make_projections(dim, context)
+        if spec.qk_norm:
+            assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
+            shapes = norm_shapes(spec)
+            self.q_norm = self._norm(spec.qk_norm_spec, shapes[0])
+            if not self._reads:
+                self.k_norm = self._norm(spec.qk_norm_spec, shapes[1])
+        if self.more.v_norm is not None and not self._reads:
+            self.v_norm = self._norm(self.more.v_norm, (spec.v_dim,))
+        if self.more.out_norm is not None:
+            width = spec.v_dim if self.more.out_norm_heads else spec.heads * spec.v_dim
+            self.out_norm = self._norm(self.more.out_norm, (width,))
+        if spec.sinks:
+            self.sinks = Param((spec.heads,), "float32", Shard(0))
+
+    @property
+    def _reads(self) -> bool:
+        """Whether keys and values are another layer's."""
+        return self.more.kv_from is not None
+
+    def _norm(self, spec: object, shape: tuple[int, ...]) -> NormLayer:
+        return NormLayer(spec, shape, self._kernels, self._device)  # type: ignore[arg-type]
+
+    def _make_projections(self, dim: int, context: LayerContext) -> None:
+        spec, more = self.spec, self.more
+        rows = (spec.heads * spec.head_dim * (2 if spec.gate else 1),)
+        if not self._reads:
+            rows += (spec.kv_heads * spec.head_dim,)
+            rows += () if more.v_is_k else (spec.kv_heads * spec.v_dim,)
+        self.rows = rows
+        linear = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows))
+        # the role, and with it the checkpoint's names, says which of q, k, v there are
+        setattr(self, {1: "q", 2: "qk", 3: "qkv"}[len(rows)], linear)
+        self._project = linear
+        self.o = context.linear(spec.heads * spec.v_dim, dim, spec.o_bias, Shard(1))
+        if more.gate:
+            width = spec.heads * (spec.v_dim if more.gate == "channel" else 1)
+            self.gate = context.linear(dim, width, more.gate_bias, Shard(0))
+
+    def children(self):  # type: ignore[no-untyped-def]
+        """``_project`` is another name of a child."""
+        return ((name, child) for name, child in super().children() if name != "_project")
+
+    def finish(self) -> None:
+        spec, more, (group, row) = self.spec, self.more, self._pool
+        self.qk_norm = self._make_qk_norm()
+        slopes = torch.tensor(more.slopes, device=self._device) if more.slopes else None
+        self.site = AttentionSite(
+            layer=row,
+            group=group,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            v_dim=spec.v_dim,
+            scale=spec.softmax_scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            sinks=self.sinks.take() if spec.sinks else None,
+            chunk=more.chunk,
+            slopes=slopes,
+            stores=not self._reads,
+        )
+
+    def _make_qk_norm(self) -> QkNorm | None:
+        spec = self.spec
+        if not spec.qk_norm or spec.qk_norm_spec is None:
+            return None
+        q = self.q_norm
+        k = q if self._reads else self.k_norm
+        is_layer_norm = spec.qk_norm_spec.kind == "layer"
+        weights = (q.weight_D, k.weight_D, q.bias_D, k.bias_D)
+        return QkNorm(spec.qk_norm, is_layer_norm, spec.qk_norm_spec.eps, *weights)
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        more = self.more
+        q, k, v, gate = self._heads(x_TD)
+        turn = angles[self.rope_index] if self.rope_index >= 0 else None
+        # without keys of its own the layer turns a copy of q in their place
+        self._turn(q, q[:, :0] if k is None else k, turn)
+        if more.temperature is not None:
+            q = q * temperatures(more.temperature, batch.positions_T)[:, None, None]
+        if more.k_scale != 1.0 and k is not None:
+            k = k * more.k_scale
+        out = batch.attn.run(q, k, v, self.site)
+        return self.o.run(self._finished(out, x_TD, gate))
+
+    def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """q [T, H, C], k [T, K, C], v [T, K, V] and the gate [T, H * C] of a doubled q."""
+        spec, more = self.spec, self.more
+        projected = self._project.run(x_TD)
+        if more.clip and not more.clips_normed:
+            projected = projected.clamp(-more.clip, more.clip)
+        q, *kv = projected.split_with_sizes(self.rows, -1)
+        gate = None
+        if spec.gate:
+            q, gate = q.view(-1, spec.heads, 2 * spec.head_dim).chunk(2, -1)
+            q, gate = q.contiguous(), gate.flatten(1)
+        q = q.reshape(-1, spec.heads, spec.head_dim)
+        if not kv:
+            return q, None, None, gate
+        k = kv[0].reshape(-1, spec.kv_heads, spec.head_dim)
+        v = k.clone() if more.v_is_k else kv[1].reshape(-1, spec.kv_heads, spec.v_dim)
+        if more.v_norm is not None:
+            v = self.v_norm.run(v.contiguous())
+        if more.clips_normed:
+            v = v.clamp(-more.clip, more.clip)
+        return q, k, v if more.v_scale == 1.0 else v * more.v_scale, gate
+
+    def _turn(self, q: Tensor, k: Tensor, turn: Angles | None) -> None:
+        interleaved = self.spec.rope is not None and self.spec.rope.interleaved
+        prepare = self._kernels.prepare_qk
+        if self._reads:
+            k = q.new_empty(q.shape[0], 1, q.shape[2]) if self.spec.qk_norm != "row" else q.clone()
+            k.zero_()
+        if self.more.norm_after_rope:
+            prepare(q, k, None, turn, interleaved)
+            prepare(q, k, self.qk_norm, None, False)
+        elif self.more.clips_normed:
+            prepare(q, k, self.qk_norm, None, False)
+            for tensor in (q, k):
+                tensor.clamp_(-self.more.clip, self.more.clip)
+            prepare(q, k, None, turn, interleaved)
+        else:
+            prepare(q, k, self.qk_norm, turn, interleaved)
+
+    def _finished(self, out_TE: Tensor, x_TD: Tensor, own_gate: Tensor | None) -> Tensor:
+        """Norm and gates of the heads' output, [T, H * V]."""
+        spec, more = self.spec, self.more
+        if more.out_norm is not None:
+            width = spec.v_dim if more.out_norm_heads else spec.heads * spec.v_dim
+            out_TE = self.out_norm.run(out_TE.reshape(-1, width)).view(out_TE.shape)
+        if own_gate is not None:
+            out_TE = out_TE * self._kernels.sigmoid(own_gate)
+        if more.gate:
+            gate = _gate(self.gate.run(x_TD), more)
+            heads = out_TE.view(-1, spec.heads, spec.v_dim)
+            gate = gate.view(-1, spec.heads, 1 if more.gate == "head" else spec.v_dim)
+            out_TE = (heads * gate).flatten(1)
+        return out_TE
+
+
+def _gate(raw: Tensor, more: Variant) -> Tensor:
+    if more.gate_act == "softplus":
+        return F.softplus(raw.float()).to(raw.dtype)
+    gate = torch.sigmoid(raw)
+    return gate * 2 if more.gate_act == "sigmoid2" else gate
+
+
+def temperatures(spec: Temperature, positions_T: Tensor) -> Tensor:
+    """Factor of each token's query: float32 [T]."""
+    periods = torch.floor((positions_T.float() + spec.offset) / spec.period)
+    return 1.0 + spec.beta * torch.log1p(periods)

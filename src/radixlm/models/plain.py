@@ -1,0 +1,40 @@
+"""Which decoders the C++ step program may be asked about: those that say nothing unusual."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe
+from radixlm.layers.moe import RARE_SCORES
+
+# fields that the program knows nothing of
+_MLP = ("sub_norm", "sparsity")
+_MOE = ("gated", "scale_input", "zero_experts", "out_norm", "jitter", "router_softcap")
+_BLOCK = ("out_scale",)
+_DECODER = ("embed_norm", "sinusoids")
+
+
+def is_plain(decoder: Decoder) -> bool:
+    """Whether nothing in the record is beyond the program."""
+    return _has_defaults(decoder, _DECODER) and all(_is_plain(b) for b in decoder.blocks)
+
+
+def _is_plain(block: Block) -> bool:
+    ffn = block.ffn
+    dense = ffn.shared if isinstance(ffn, Moe) else ffn
+    return (
+        isinstance(block.mixer, Attention)
+        and block.mixer.more is None
+        and _has_defaults(block, _BLOCK)
+        and block.layout != "post_sum"
+        and (
+            not isinstance(ffn, Moe) or (_has_defaults(ffn, _MOE) and ffn.score not in RARE_SCORES)
+        )
+        and (dense is None or (isinstance(dense, Mlp) and _has_defaults(dense, _MLP)))
+        and (dense is None or dense.act != "xielu")
+    )
+
+
+def _has_defaults(record: object, names: tuple[str, ...]) -> bool:
+    defaults = {f.name: f.default for f in fields(record) if f.name in names}  # type: ignore[arg-type]
+    return all(getattr(record, name) == default for name, default in defaults.items())
