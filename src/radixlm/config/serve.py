@@ -74,15 +74,23 @@ class ServeConfig(Group):
         "Format of thinking; 'auto' reads it from the chat template.",
         Flag(choices=REASONING_PARSERS),
     ] = "auto"
+    drop_unknown_tools: Annotated[
+        bool, "Leave out calls of tools that the request does not name; else they are passed on."
+    ] = False
     tool_server: Annotated[
         str | None,
-        "'demo' or addresses of MCP tool servers, with commas.",
-        Flag(state="planned", needs="an MCP client"),
+        "MCP tool servers for /v1/responses, with commas: [label=]http://host/path or host:port; "
+        "'demo' for built-in Python (docker) and search (EXA_API_KEY).",
+    ] = None
+    response_store: Annotated[
+        str | None,
+        "Where the answers of /v1/responses are kept: memory, sqlite or redis://host:port; unset: "
+        "memory, or sqlite with a --file-storage-path of your own.",
     ] = None
     file_storage_path: Annotated[
         str,
         "Folder for uploaded files and batches; a folder other than the default also keeps the "
-        "answers of /v1/responses.",
+        "answers of /v1/responses (--response-store).",
     ] = "sglang_storage"
     enable_cache_report: Annotated[bool, "Say in 'usage' how many prompt tokens were cached."] = (
         False

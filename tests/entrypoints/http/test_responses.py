@@ -12,7 +12,17 @@ import pytest
 import pytest_asyncio
 from tests.fakes.http import Face, face, listening
 
-from radixlm.entrypoints.http.responses.store import MemoryStore, SqliteStore, Stored
+from radixlm.base.errors import ConfigError
+from radixlm.entrypoints.http.app import resume
+from radixlm.entrypoints.http.responses.keeper import Responses
+from radixlm.entrypoints.http.responses.store import (
+    MemoryStore,
+    RedisStore,
+    ResponseStore,
+    SqliteStore,
+    Stored,
+    store_of,
+)
 
 ADD: Any = {
     "type": "function",
@@ -153,14 +163,22 @@ async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: s
     assert got.json()["error"]["param"] == param
 
 
-def test_both_stores_keep_and_forget(tmp_path: Path) -> None:
-    for store in (MemoryStore(capacity=2), SqliteStore(tmp_path / "kept" / "r.sqlite")):
-        for name in ("a", "b"):
-            store.put(Stored({"id": name, "n": 1}, [], []))
-        store.put(Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}]))
-        found = store.get("a")
-        assert found == Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}])
-        assert store.delete("a") and not store.delete("a") and store.get("a") is None
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_a_store_keeps_and_forgets(tmp_path: Path, kind: str) -> None:
+    store: ResponseStore = MemoryStore(capacity=2)
+    if kind == "sqlite":
+        store = SqliteStore(tmp_path / "kept" / "r.sqlite")
+    if kind == "redis":
+        store = RedisStore("redis://x", pytest.importorskip("fakeredis").FakeRedis())
+    for name in ("a", "b"):
+        store.put(Stored({"id": name, "n": 1}, [], []))
+    store.put(Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}]))
+    found = store.get("a")
+    assert found == Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}])
+    assert store.delete("a") and not store.delete("a") and store.get("a") is None
+
+
+def test_the_memory_store_is_bounded() -> None:
     small = MemoryStore(capacity=1)
     small.put(Stored({"id": "a"}, [], []))
     small.put(Stored({"id": "b"}, [], []))
@@ -174,3 +192,60 @@ async def test_responses_outlive_the_process(toy_folder: Path, tmp_path: Path) -
     async with face(toy_folder, {}, file_storage_path=folder) as two:
         got = (await two.client.get(f"/v1/responses/{made['id']}")).json()
     assert got == made
+
+
+async def test_a_response_that_a_dead_process_left_has_failed(
+    toy_folder: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "kept")
+    left = {"id": "resp_1", "status": "queued", "background": True, "output": []}
+    store = SqliteStore(Path(folder) / "responses.sqlite")
+    store.put(Stored(left, [], []))
+    async with face(toy_folder, {}, file_storage_path=folder) as server:
+        resume(server.state)
+        got = (await server.client.get("/v1/responses/resp_1")).json()
+        assert got["status"] == "failed" and "restarted" in got["error"]["message"]
+        assert store.unfinished() == []
+
+
+async def test_events_of_the_background_can_be_read_again(client: openai.AsyncOpenAI) -> None:
+    made = await client.responses.create(model="tiny", input="hi", background=True, stream=True)
+    events = [event async for event in made]
+    first: Any = events[0]
+    for place in (0, 3):
+        again = await client.responses.retrieve(
+            first.response.id, stream=True, starting_after=place
+        )
+        assert [event async for event in again] == events[place + 1 :]
+
+
+async def test_a_client_may_go_on_from_the_last_event(client: openai.AsyncOpenAI) -> None:
+    """The response is stored before its last event is sent."""
+    async for event in await client.responses.create(model="tiny", input="hi", stream=True):
+        if event.type == "response.completed":
+            found = await client.responses.retrieve(event.response.id)
+            assert found.output_text == "Hello there."
+            break
+
+
+async def test_a_store_that_is_down_is_a_503(toy_folder: Path) -> None:
+    fakeredis = pytest.importorskip("fakeredis")
+    redis = fakeredis.FakeServer()
+    async with face(toy_folder, {}) as server:
+        server.state.extra(Responses).store = RedisStore(
+            "redis://x", fakeredis.FakeRedis(server=redis)
+        )
+        made = (await server.post("/v1/responses", input="hi")).json()
+        got = await server.client.get(f"/v1/responses/{made['id']}")
+        assert got.json() == made
+        redis.connected = False
+        got = await server.client.get(f"/v1/responses/{made['id']}")
+        assert got.status_code == 503 and got.headers["retry-after"]
+
+
+def test_stores_of_the_flag(tmp_path: Path) -> None:
+    assert isinstance(store_of(None, tmp_path, False), MemoryStore)
+    assert isinstance(store_of(None, tmp_path, True), SqliteStore)
+    assert isinstance(store_of("sqlite", tmp_path, False), SqliteStore)
+    with pytest.raises(ConfigError, match="--response-store"):
+        store_of("postgres://x", tmp_path, False)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -74,8 +74,16 @@ _REFUSED = {
     "container": "this server runs no tools itself",
     "mcp_servers": "this route calls no tools itself",
     "compaction": "this server does not summarise conversations",
-    "thread": "this server holds no threads: send all messages",
 }
+
+
+class ThreadRefused(InvalidRequest):
+    """No conversation is held between requests; clients read ``details`` and go on without."""
+
+    details: ClassVar[Mapping[str, Any]] = {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
 
 
 @router.post("/v1/messages", openapi_extra=documented(MessagesRequest))
@@ -85,6 +93,8 @@ async def messages(request: Request) -> Response:
     for name, why in _REFUSED.items():
         if getattr(body, name):
             raise InvalidRequest(f"{name}: {why}", name)
+    if body.thread:
+        raise ThreadRefused("thread: this server holds no threads: send all messages", "thread")
     dialog = await make_dialog(state_of(request), _chat(body))
     message = Message(dialog, body)
     if body.stream:

@@ -41,7 +41,9 @@ from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.guard import Guard
 from radixlm.entrypoints.http.openai import chat, completions
 from radixlm.entrypoints.http.responses import routes as responses
-from radixlm.entrypoints.http.responses.store import MemoryStore, ResponseStore, SqliteStore
+from radixlm.entrypoints.http.responses.keeper import Responses
+from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
+from radixlm.entrypoints.http.responses.toolbox import servers_of
 from radixlm.entrypoints.http.schema import openapi_of
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import default_sampling
@@ -133,7 +135,8 @@ def make_state(
         sessions=sessions,
         weight_version=config.model.weight_version,
     )
-    state.extras[responses.Responses] = responses.Responses(_response_store(config))
+    servers = servers_of(config.serve.tool_server)
+    state.extras[Responses] = Responses(_response_store(config), servers)
     folder = Path(config.serve.file_storage_path)
     kept = state.extras[files.Files] = files.Files(folder / "files")
     state.extras[Batches] = Batches(folder / "batches", kept)
@@ -150,18 +153,19 @@ def resume(state: ServerState) -> int:
 
 
 async def leave(state: ServerState) -> None:
+    state.extra(Responses).fail_unfinished()
     """The server drains: what runs in the background stops, to go on in the next process."""
     await state.extra(Batches).stop()
 
 
 def _response_store(config: ServerConfig) -> ResponseStore:
-    """In memory; in a file where the operator has named a folder to keep things in, or where
-    several processes answer."""
-    folder = config.serve.file_storage_path
-    is_alone = config.serve.tokenizer_worker_num == 1
-    if is_alone and folder == ServeConfig().file_storage_path:
-        return MemoryStore()
-    return SqliteStore(Path(folder) / "responses.sqlite")
+    """ConfigError for a store that cannot be had."""
+    serve = config.serve
+    has_many = serve.tokenizer_worker_num > 1
+    if has_many and serve.response_store == "memory":
+        raise ConfigError("--response-store memory: leave --tokenizer-worker-num at 1")
+    is_kept = has_many or serve.file_storage_path != ServeConfig().file_storage_path
+    return store_of(serve.response_store, Path(serve.file_storage_path), is_kept)
 
 
 def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:

@@ -61,7 +61,11 @@ def body_of(error: RadixError) -> dict[str, Any]:
     """The body of one of our errors."""
     status = int(getattr(error, "status", 500))
     param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return error_body(str(error), status, param, code)
+    body = error_body(str(error), status, param, code)
+    details = getattr(error, "details", None)
+    if details:
+        body["error"]["details"] = dict(details)
+    return body
 
 
 def anthropic_body(error: RadixError | None) -> dict[str, Any]:

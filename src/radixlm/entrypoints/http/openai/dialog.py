@@ -78,7 +78,8 @@ class Dialog:
             )
         calls = None
         if self.tools.format is not None:
-            calls = tools.create(self.tools.format, self.tools.specs)
+            drop = self.state.config.serve.drop_unknown_tools
+            calls = tools.create(self.tools.format, self.tools.specs, drop_unknown=drop)
         return Reader(thinking, calls, self.body.parallel_tool_calls is False)
 
     def call_id(self, name: str, index: int) -> str:

@@ -13,9 +13,13 @@ from radixlm.entrypoints.http.errors import body_of
 from radixlm.entrypoints.http.openai.dialog import Delta, Dialog
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.responses.records import ResponsesRequest
+from radixlm.entrypoints.http.responses.tool_servers import Outcome
+from radixlm.entrypoints.http.responses.toolbox import Toolbox
 from radixlm.intake.records import Output
 
 Event = dict[str, Any]
+_ARGUMENTS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments"}
+_BEGUN = {"arguments": "", "status": "in_progress"}
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete"}
 
 
@@ -34,12 +38,23 @@ class Item:
 class Writer:
     """Deltas in, events out; ``response`` is what a client has after the last of them."""
 
-    def __init__(self, dialog: Dialog, body: ResponsesRequest, instructions: str | None) -> None:
+    def __init__(
+        self,
+        dialog: Dialog,
+        body: ResponsesRequest,
+        instructions: str | None,
+        toolbox: Toolbox | None = None,
+    ) -> None:
+        """``toolbox``: the tools whose calls are not the client's to run."""
         self._dialog, self._body = dialog, body
+        self._toolbox = toolbox or Toolbox()
         self._sequence = 0
         self._item: Item | None = None
         self._space = ""
         self._thought = ""
+        self._usage: dict[str, Any] | None = None
+        self.waiting: list[Item] = []  # calls that this server has to run
+        self.num_own_calls = 0  # calls of this round that are the client's
         self.response = _response(dialog, body, instructions)
 
     def _event(self, kind: str, **values: Any) -> Event:
@@ -60,6 +75,31 @@ class Writer:
         yield self._whole("response.created")
         self.response["status"] = "in_progress"
         yield self._whole("response.in_progress")
+        for listed in self._toolbox.lists:
+            yield from self._list(listed)
+
+    def _list(self, listed: dict[str, Any]) -> Iterator[Event]:
+        """The item that says which tools a server has."""
+        place = {"output_index": len(self.output), "item_id": listed["id"]}
+        self.output.append(listed)
+        added = listed | {"tools": []}
+        yield self._event(
+            "response.output_item.added", output_index=len(self.output) - 1, item=added
+        )
+        yield self._event("response.mcp_list_tools.in_progress", **place)
+        yield self._event("response.mcp_list_tools.completed", **place)
+        yield self._event(
+            "response.output_item.done", output_index=len(self.output) - 1, item=listed
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written so far."""
+        return int(self._usage["output_tokens"]) if self._usage else 0
+
+    def next_round(self, dialog: Dialog) -> None:
+        """The model goes on with the results of calls."""
+        self._dialog, self.waiting, self.num_own_calls = dialog, [], 0
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """What a delta says."""
@@ -76,8 +116,9 @@ class Writer:
             self._space = ""
             yield from self._call(call.index, call.name, call.call_id, call.arguments)
         if delta.finish_reason is not None:
+            self._space = ""
             yield from self._close()
-            yield from self._end(delta.finish_reason, delta.output)
+            self._count(delta.output)
 
     def _item_kind(self) -> str | None:
         return self._item.kind if self._item else None
@@ -113,7 +154,7 @@ class Writer:
         )
 
     def _at(self, item: Item) -> dict[str, Any]:
-        return {"item_id": item.value["id"], "output_index": item.index, "content_index": 0}
+        return _place(item) | {"content_index": 0}
 
     def _part(self, what: str, part: dict[str, Any]) -> Event:
         assert self._item is not None
@@ -122,38 +163,47 @@ class Writer:
     def _call(
         self, key: int, name: str | None, call_id: str | None, arguments: str
     ) -> Iterator[Event]:
-        if self._item is None or (self._item.kind, self._item.key) != ("function_call", key):
-            value = {
-                "id": _id("fc"),
-                "type": "function_call",
-                "call_id": call_id or self._dialog.call_id(name or "", key),
-                "name": name or "",
-                "arguments": "",
-                "status": "in_progress",
-            }
-            yield from self._open("function_call", key, value)
+        if self._item is None or self._item.kind not in _ARGUMENTS or self._item.key != key:
+            yield from self._open_call(key, name or "", call_id)
         item = self._item
         assert item is not None
         if arguments:
             item.text += arguments
             yield self._event(
-                "response.function_call_arguments.delta",
-                item_id=item.value["id"],
-                output_index=item.index,
-                delta=arguments,
+                f"response.{_ARGUMENTS[item.kind]}.delta", **_place(item), delta=arguments
             )
+
+    def _open_call(self, key: int, name: str, call_id: str | None) -> Iterator[Event]:
+        bound = self._toolbox.tools.get(name)
+        call_id = call_id or self._dialog.call_id(name, key)
+        if bound is None:
+            self.num_own_calls += 1
+            own = {"id": _id("fc"), "type": "function_call", "call_id": call_id, "name": name}
+            yield from self._open("function_call", key, own | _BEGUN)
+            return
+        value: dict[str, Any] = {"id": _id("mcp"), "type": "mcp_call", "server_label": bound.label}
+        value |= {"name": name, "approval_request_id": None, "output": None, "error": None}
+        yield from self._open("mcp_call", key, value | _BEGUN)
+        assert self._item is not None
+        yield self._event("response.mcp_call.in_progress", **_place(self._item))
 
     def _close(self) -> Iterator[Event]:
         item, self._item = self._item, None
         if item is None:
+            return
+        if item.kind == "mcp_call":
+            item.value["arguments"] = item.text
+            yield self._event(
+                "response.mcp_call_arguments.done", **_place(item), arguments=item.text
+            )
+            self.waiting.append(item)  # it is done when it has been run
             return
         item.value["status"] = "completed"
         if item.kind == "function_call":
             item.value["arguments"] = item.text
             yield self._event(
                 "response.function_call_arguments.done",
-                item_id=item.value["id"],
-                output_index=item.index,
+                **_place(item),
                 name=item.value["name"],
                 arguments=item.text,
             )
@@ -168,9 +218,27 @@ class Writer:
             "response.output_item.done", output_index=item.index, item=dict(item.value)
         )
 
+    def called(self, item: Item, outcome: Outcome | None) -> Iterator[Event]:
+        """A call of a tool server's has come back; None: it was not made."""
+        if outcome is None:
+            item.value["status"] = "incomplete"
+        elif outcome.is_error:
+            error = {"type": "mcp_tool_execution_error", "content": outcome.text}
+            item.value |= {"status": "failed", "error": error}
+            yield self._event("response.mcp_call.failed", **_place(item))
+        else:
+            item.value |= {"status": "completed", "output": outcome.text}
+            yield self._event("response.mcp_call.completed", **_place(item))
+        yield self._event(
+            "response.output_item.done", output_index=item.index, item=dict(item.value)
+        )
+
     # ---- the end ---------------------------------------------------------------------------
 
-    def _end(self, reason: str, output: Output) -> Iterator[Event]:
+    def end(self, reason: str) -> Iterator[Event]:
+        """Nothing more comes."""
+        for item in self.waiting:
+            yield from self.called(item, None)
         status = _STATUS.get(reason, "incomplete")
         if status == "incomplete":
             why = "max_output_tokens" if reason == "length" else "content_filter"
@@ -179,18 +247,24 @@ class Writer:
                 self.output[-1]["status"] = "incomplete"
         self.response |= {
             "status": status,
-            "usage": self._usage(output),
+            "usage": self._usage,
             "completed_at": int(time.time()) if status == "completed" else None,
         }
         yield self._whole(f"response.{status}")
 
-    def _usage(self, output: Output) -> dict[str, Any]:
-        return {
-            "input_tokens": output.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": output.cached_tokens},
-            "output_tokens": output.completion_tokens,
+    def _count(self, output: Output) -> None:
+        """Add a round: each reads its prompt and writes its answer."""
+        before = self._usage or {}
+        read, wrote = output.prompt_tokens, output.completion_tokens
+        cached = before.get("input_tokens_details", {}).get("cached_tokens", 0)
+        read += before.get("input_tokens", 0)
+        wrote += before.get("output_tokens", 0)
+        self._usage = {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": cached + output.cached_tokens},
+            "output_tokens": wrote,
             "output_tokens_details": {"reasoning_tokens": self._dialog.count(self._thought)},
-            "total_tokens": output.prompt_tokens + output.completion_tokens,
+            "total_tokens": read + wrote,
         }
 
     def fail(self, error: RadixError | None) -> Event:
@@ -208,6 +282,10 @@ class Writer:
             if item.get("status") == "in_progress":
                 item["status"] = "incomplete"
         self.response["status"] = "cancelled"
+
+
+def _place(item: Item) -> dict[str, Any]:
+    return {"item_id": item.value["id"], "output_index": item.index}
 
 
 def _id(prefix: str) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest, Stops
+from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
 from radixlm.entrypoints.http.schema import Body, Int, Objects, Priority, make
 
 _INCLUDE = frozenset(
@@ -93,15 +94,20 @@ def refuse_unbuilt(body: ResponsesRequest) -> None:
         raise InvalidRequest("input is required", "input")
 
 
-def chat_of(body: ResponsesRequest, messages: list[Message]) -> ChatRequest:
-    """The same request in chat's form."""
+def chat_of(
+    body: ResponsesRequest,
+    messages: list[Message],
+    served: Objects | None = None,
+    may_call: bool = True,
+) -> ChatRequest:
+    """The same request in chat's form. ``served``: the functions of tool servers."""
     effort = (body.reasoning or {}).get("effort")
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     values: dict[str, Any] = {
         "model": body.model,
         "messages": messages,
-        "tools": [tool_of(tool, i) for i, tool in enumerate(body.tools or ())] or None,
-        "tool_choice": choice_of(body.tool_choice),
+        "tools": _tools(body, served or []) or None,
+        "tool_choice": choice_of(body.tool_choice) if may_call else "none",
         "parallel_tool_calls": body.parallel_tool_calls,
         "max_completion_tokens": body.max_output_tokens,
         "reasoning_effort": effort,
@@ -118,12 +124,19 @@ def chat_of(body: ResponsesRequest, messages: list[Message]) -> ChatRequest:
     return make(ChatRequest, {name: v for name, v in values.items() if v is not None})
 
 
+def _tools(body: ResponsesRequest, served: Objects) -> Objects:
+    own = [tool_of(t, i) for i, t in enumerate(body.tools or ()) if not is_remote(t)]
+    return own + served
+
+
 def tool_of(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
     """A function tool, whose fields stand one level higher here."""
     if tool.get("type") != "function":
         where = f"tools[{place}].type"
         raise InvalidRequest(
-            f"{where} {tool.get('type')!r:.80}: only functions, which the client runs", where
+            f"{where} {tool.get('type')!r:.80}: only functions, which the client runs, and those "
+            "of tool servers (--tool-server): mcp, web_search, code_interpreter",
+            where,
         )
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
@@ -134,8 +147,10 @@ def choice_of(choice: str | Mapping[str, Any] | None) -> Any:
     """The tool choice in chat's form."""
     if not isinstance(choice, Mapping):
         return choice
-    if choice.get("type") == "function":
+    if choice.get("type") in ("function", "mcp") and choice.get("name"):
         return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "mcp" or choice.get("type") in BUILT_IN:
+        return "required"
     return dict(choice)
 
 
@@ -161,7 +176,7 @@ def messages_of(given: str | list[dict[str, Any]], where: str = "input") -> list
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Message] = []
-    thought = ""
+    thought, last = "", ""
     for index, item in enumerate(given):
         here = f"{where}[{index}]"
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -175,13 +190,40 @@ def messages_of(given: str | list[dict[str, Any]], where: str = "input") -> list
         elif kind == "function_call":
             _add_call(messages, item, thought)
             thought = ""
+        elif kind == "mcp_call":
+            results = _results(messages) if last == kind else []
+            call_id = str(item.get("id") or "")
+            _add_call(messages, dict(item) | {"call_id": call_id}, thought)
+            thought = ""
+            result = {"role": "tool", "tool_call_id": call_id, "content": result_of(item)}
+            messages += [*results, result]
+        elif kind == "mcp_list_tools":
+            continue  # the tools are listed anew
         elif kind == "function_call_output":
             content = _joined(item.get("output") or "", f"{here}.output")
             call_id = str(item.get("call_id") or "")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         else:
             raise InvalidRequest(f"{here}.type {kind!r:.80} is not supported", f"{here}.type")
+        last = kind
     return messages
+
+
+def _results(messages: list[Message]) -> list[Message]:
+    """Take the last results off, so that a further call joins the message of those before."""
+    results: list[Message] = []
+    while messages and messages[-1]["role"] == "tool":
+        results.insert(0, messages.pop())
+    return results
+
+
+def result_of(item: Mapping[str, Any]) -> str:
+    """What the model reads of a call that a tool server ran."""
+    error = item.get("error")
+    if error:
+        text = error.get("content", error.get("message")) if isinstance(error, Mapping) else error
+        return f"Error: {text}"
+    return str(item.get("output") or "")
 
 
 def _message(item: Mapping[str, Any], where: str) -> Message:

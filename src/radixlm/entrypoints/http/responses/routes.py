@@ -3,154 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.base.errors import InvalidRequest, NotFound, RadixError
+from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.body import named_event, read_body, stream_response
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import body_of, error_body, json_response
-from radixlm.entrypoints.http.openai import dialog as dialogs
-from radixlm.entrypoints.http.openai.dialog import Dialog, make_dialog
-from radixlm.entrypoints.http.responses.events import Event, Writer
-from radixlm.entrypoints.http.responses.records import (
-    ResponsesRequest,
-    chat_of,
-    messages_of,
-    refuse_unbuilt,
-)
-from radixlm.entrypoints.http.responses.store import ResponseStore, Stored
+from radixlm.entrypoints.http.responses.keeper import FINAL, Responses
+from radixlm.entrypoints.http.responses.records import ResponsesRequest
+from radixlm.entrypoints.http.responses.turns import Turn, run
 from radixlm.entrypoints.http.schema import documented
-from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.state import state_of
 
-log = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])
 
-_FINAL = frozenset(("completed", "failed", "cancelled", "incomplete"))
-
-
-@dataclass(slots=True)
-class Turn:
-    """One response on its way. ``items``: its input as it will be shown."""
-
-    dialog: Dialog
-    writer: Writer
-    items: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
-    is_stored: bool
-    events: list[Event] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def id(self) -> str:
-        return str(self.writer.response["id"])
-
-
-class Responses:
-    """What is stored, and what runs in the background."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self.store = store
-        self.running: dict[str, Turn] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-
-    def start(self, turn: Turn) -> None:
-        """Run a response that nobody waits for."""
-        self.running[turn.id] = turn
-        self.tasks[turn.id] = asyncio.create_task(self._run(turn))
-
-    async def _run(self, turn: Turn) -> None:
-        try:
-            async with aclosing(run(turn)) as events:
-                async for event in events:
-                    turn.events.append(event)
-                    turn.news.set()
-        except RadixError as error:
-            turn.events.append(turn.writer.fail(error))
-        except asyncio.CancelledError:
-            turn.writer.cancel()
-        except Exception:
-            log.exception("a response in the background failed")
-            turn.events.append(turn.writer.fail(None))
-        finally:
-            self.keep(turn)
-            turn.news.set()
-            self.running.pop(turn.id, None)
-            self.tasks.pop(turn.id, None)
-
-    def keep(self, turn: Turn) -> None:
-        """Store what there is of a response."""
-        if turn.is_stored:
-            response = turn.writer.response
-            said = messages_of(_as_input(response["output"]))
-            self.store.put(Stored(response, turn.items, turn.messages + said))
-
-    def find(self, response_id: str) -> dict[str, Any]:
-        """A response, finished or not; NotFound."""
-        turn = self.running.get(response_id)
-        if turn is not None:
-            return turn.writer.response
-        return self.stored(response_id).response
-
-    def stored(self, response_id: str) -> Stored:
-        """A finished response; NotFound."""
-        found = self.store.get(response_id)
-        if found is None:
-            raise NotFound(f"no response {response_id!r:.200}", "response_id")
-        return found
-
-
-def _as_input(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Output items as a later request would send them; one without content said nothing."""
-    return [item for item in output if item["type"] == "function_call" or item.get("content")]
-
-
-async def make_turn(state: ServerState, body: ResponsesRequest) -> Turn:
-    """Check a request and write its prompt, what came before it included."""
-    refuse_unbuilt(body)
-    assert body.input is not None
-    messages: list[dict[str, Any]] = []
-    if body.previous_response_id is not None:
-        found = state.extra(Responses).store.get(body.previous_response_id)
-        if found is None:
-            error = InvalidRequest(
-                f"previous_response_id: no response {body.previous_response_id!r:.200}",
-                "previous_response_id",
-            )
-            error.code = "previous_response_not_found"
-            raise error
-        messages = list(found.messages)
-    messages += messages_of(body.input)
-    system = []
-    if body.instructions:
-        system = [{"role": "system", "content": body.instructions}]
-    dialog = await make_dialog(state, chat_of(body, system + messages))
-    writer = Writer(dialog, body, body.instructions)
-    items = body.input
-    if isinstance(items, str):
-        part = {"type": "input_text", "text": items}
-        items = [{"type": "message", "role": "user", "content": [part]}]
-    shown = [{"id": f"item_{i}", "type": "message"} | item for i, item in enumerate(items)]
-    return Turn(dialog, writer, shown, messages, body.store is not False)
-
-
-async def run(turn: Turn) -> AsyncGenerator[Event, None]:
-    """All events of a response. An error before the first token is raised before any event."""
-    has_begun = False
-    async with aclosing(dialogs.stream(turn.dialog)) as deltas:
-        async for delta in deltas:
-            if not has_begun:
-                has_begun = True
-                for event in turn.writer.begin():
-                    yield event
-            for event in turn.writer.take(delta):
-                yield event
+_ENDS = frozenset(("response.completed", "response.incomplete"))
 
 
 @router.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
@@ -159,9 +31,9 @@ async def create(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     state = state_of(request)
     kept = state.extra(Responses)
-    turn = await make_turn(state, body)
+    turn = await kept.make(state, body)
     if body.background:
-        kept.start(turn)
+        await kept.start(turn)
         if body.stream:
             return await stream_response(request, _watched(turn, kept, 0))
         return json_response(turn.writer.response)
@@ -175,20 +47,31 @@ async def complete(turn: Turn, kept: Responses) -> dict[str, Any]:
     async with aclosing(run(turn)) as events:
         async for _ in events:
             pass
-    kept.keep(turn)
+    await kept.keep(turn)
     return turn.writer.response
 
 
 async def _lines(turn: Turn, kept: Responses) -> AsyncGenerator[bytes, None]:
-    """Events as they come. What a client that left has seen is stored too."""
+    """Events as they come; the last when the response is stored, so that the client may go on
+    from it at once. What a client that left has seen is stored too."""
+    has_begun = False
     try:
         async with aclosing(run(turn)) as events:
             async for event in events:
+                has_begun = True
+                if event["type"] in _ENDS:
+                    await kept.keep(turn)
                 yield named_event(event["type"], event)
-        kept.keep(turn)
+    except RadixError as error:
+        if not has_begun:
+            raise
+        failed = turn.writer.fail(error)
+        await kept.keep(turn)
+        yield named_event(failed["type"], failed)
     except (asyncio.CancelledError, GeneratorExit):
-        turn.writer.cancel()
-        kept.keep(turn)
+        if turn.writer.response["status"] not in FINAL:
+            turn.writer.cancel()
+            kept.keep_later(turn)
         raise
 
 
@@ -216,7 +99,9 @@ def _stream_error(error: RadixError | None) -> bytes:
 async def input_tokens(request: Request) -> Response:
     """Tokens of the prompt that a request makes."""
     body = await read_body(request, ResponsesRequest)
-    turn = await make_turn(state_of(request), body)
+    state = state_of(request)
+    turn = await state.extra(Responses).make(state, body)
+    await turn.toolbox.close()
     count = len(turn.dialog.request.input_ids or ())
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
@@ -225,14 +110,15 @@ async def input_tokens(request: Request) -> Response:
 async def retrieve(
     request: Request, response_id: str, stream: bool = False, starting_after: int = -1
 ) -> Response:
-    """A response; with ``stream``, the events of one that runs in the background."""
+    """A response; with ``stream``, the events of one that runs or ran in the background."""
     kept = state_of(request).extra(Responses)
-    turn = kept.running.get(response_id)
-    if stream and turn is not None:
-        return await stream_response(request, _watched(turn, kept, max(starting_after + 1, 0)))
-    if stream:
-        raise InvalidRequest("stream: this response does not run in the background", "stream")
-    return json_response(kept.find(response_id))
+    found = await kept.find(response_id)
+    if not stream:
+        return json_response(found)
+    turn = kept.watched(response_id)
+    if turn is None:
+        raise InvalidRequest("stream: the events of this response are not kept", "stream")
+    return await stream_response(request, _watched(turn, kept, max(starting_after + 1, 0)))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -246,7 +132,7 @@ async def input_items(
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")
     turn = kept.running.get(response_id)
-    items = list(turn.items if turn else kept.stored(response_id).input_items)
+    items = list(turn.items if turn else (await kept.stored(response_id)).input_items)
     shown = (items if order == "asc" else items[::-1])[:limit]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
     more = {"object": "list", "has_more": len(items) > limit}
@@ -256,10 +142,7 @@ async def input_items(
 @router.delete("/v1/responses/{response_id}")
 async def delete(request: Request, response_id: str) -> Response:
     """Forget a response; one that runs is cancelled."""
-    kept = state_of(request).extra(Responses)
-    kept.find(response_id)
-    await _cancel(kept, response_id)
-    kept.store.delete(response_id)
+    await state_of(request).extra(Responses).delete(response_id)
     shown = {"id": response_id, "object": "response", "deleted": True}
     return json_response(shown)
 
@@ -268,17 +151,9 @@ async def delete(request: Request, response_id: str) -> Response:
 async def cancel(request: Request, response_id: str) -> Response:
     """End a response that runs in the background."""
     kept = state_of(request).extra(Responses)
-    found = kept.find(response_id)
+    found = await kept.find(response_id)
     if not found["background"]:
         raise InvalidRequest("only a response in the background can be cancelled", "response_id")
-    if found["status"] not in _FINAL:
-        await _cancel(kept, response_id)
-    return json_response(kept.find(response_id))
-
-
-async def _cancel(kept: Responses, response_id: str) -> None:
-    task = kept.tasks.get(response_id)
-    if task is not None:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    if found["status"] not in FINAL:
+        await kept.cancel(response_id)
+    return json_response(await kept.find(response_id))

@@ -12,9 +12,13 @@ from typing import Any, Protocol
 
 import orjson
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, Overloaded
+from radixlm.base.lazy import require
 
 MAX_IN_MEMORY = 4096
+KEPT_S = 30 * 24 * 3600  # as long as OpenAI keeps them
+REDIS_TIMEOUT_S = 5.0
+_PREFIX = "radixlm:response:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +29,23 @@ class Stored:
     input_items: list[dict[str, Any]]
     messages: list[dict[str, Any]]
 
+    @property
+    def is_unfinished(self) -> bool:
+        return self.response.get("status") in ("queued", "in_progress")
+
 
 class ResponseStore(Protocol):
-    """Keeps responses by id; the last ``put`` of an id wins."""
+    """Keeps responses by id; the last ``put`` of an id wins. May be called from threads."""
 
     def put(self, stored: Stored) -> None: ...
 
     def get(self, response_id: str) -> Stored | None: ...
 
     def delete(self, response_id: str) -> bool: ...
+
+    def unfinished(self) -> list[Stored]:
+        """Those that a process which is gone was working on."""
+        ...
 
 
 class MemoryStore:
@@ -55,9 +67,12 @@ class MemoryStore:
     def delete(self, response_id: str) -> bool:
         return self._kept.pop(response_id, None) is not None
 
+    def unfinished(self) -> list[Stored]:
+        return []
+
 
 class SqliteStore:
-    """Responses in a file, which outlive the process."""
+    """Responses in a file, which outlive the process; the old ones go when it is opened."""
 
     def __init__(self, path: Path) -> None:
         """ConfigError if the file cannot be had."""
@@ -68,19 +83,26 @@ class SqliteStore:
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB)"
             )
+            self._db.execute("CREATE TABLE IF NOT EXISTS unfinished (id TEXT PRIMARY KEY)")
+            self._db.execute("DELETE FROM responses WHERE made < ?", (time.time() - KEPT_S,))
             self._db.commit()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"--file-storage-path {path.parent}: {error}") from error
         self._lock = threading.Lock()
 
     def put(self, stored: Stored) -> None:
+        response_id = stored.response["id"]
         parts = (stored.response, stored.input_items, stored.messages)
         blobs = [orjson.dumps(part) for part in parts]
+        mark = "INSERT OR REPLACE INTO unfinished VALUES (?)"
+        if not stored.is_unfinished:
+            mark = "DELETE FROM unfinished WHERE id = ?"
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)",
-                (stored.response["id"], time.time(), *blobs),
+                (response_id, time.time(), *blobs),
             )
+            self._db.execute(mark, (response_id,))
             self._db.commit()
 
     def get(self, response_id: str) -> Stored | None:
@@ -93,5 +115,64 @@ class SqliteStore:
     def delete(self, response_id: str) -> bool:
         with self._lock:
             found = self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
+            self._db.execute("DELETE FROM unfinished WHERE id = ?", (response_id,))
             self._db.commit()
         return found.rowcount > 0
+
+    def unfinished(self) -> list[Stored]:
+        with self._lock:
+            ids = [row[0] for row in self._db.execute("SELECT id FROM unfinished")]
+        return [stored for i in ids if (stored := self.get(i)) is not None]
+
+
+class RedisStore:
+    """Responses in Redis, for several servers; each goes after 30 days."""
+
+    def __init__(self, url: str, client: Any = None) -> None:
+        """ConfigError if nobody answers at ``url``. ``client``: one that is made already."""
+        redis = require("redis", "redis", "--response-store")
+        self._failure = redis.RedisError
+        try:
+            self._db = client or redis.Redis.from_url(
+                url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+            )
+            self._db.ping()
+        except (redis.RedisError, ValueError, OSError) as error:
+            raise ConfigError(f"--response-store: {error}") from error
+
+    def _ask(self, verb: str, *args: Any, **options: Any) -> Any:
+        try:
+            return getattr(self._db, verb)(*args, **options)
+        except self._failure as error:
+            raise Overloaded(f"the store of responses does not answer: {error}") from error
+
+    def put(self, stored: Stored) -> None:
+        parts = (stored.response, stored.input_items, stored.messages)
+        self._ask("set", _PREFIX + stored.response["id"], orjson.dumps(parts), ex=KEPT_S)
+
+    def get(self, response_id: str) -> Stored | None:
+        found = self._ask("get", _PREFIX + response_id)
+        return Stored(*orjson.loads(found)) if found else None
+
+    def delete(self, response_id: str) -> bool:
+        return bool(self._ask("delete", _PREFIX + response_id))
+
+    def unfinished(self) -> list[Stored]:
+        """None: what other servers work on cannot be told from what they left."""
+        return []
+
+
+def store_of(option: str | None, folder: Path, is_kept: bool) -> ResponseStore:
+    """Of the value of --response-store; unset: a file in ``folder`` where ``is_kept``, which the
+    operator has chosen or several processes share, else memory. ConfigError."""
+    if option is None:
+        option = "sqlite" if is_kept else "memory"
+    if option == "memory":
+        return MemoryStore()
+    if option == "sqlite":
+        return SqliteStore(folder / "responses.sqlite")
+    if option.startswith(("redis://", "rediss://", "unix://")):
+        return RedisStore(option)
+    raise ConfigError(
+        f"--response-store {option!r}: must be memory, sqlite or redis://host:port/number"
+    )

@@ -1,0 +1,177 @@
+"""The tools of one response that this server runs itself: which there are, and their calls."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.responses.demo_tools import demo_servers
+from radixlm.entrypoints.http.responses.tool_servers import (
+    Connection,
+    McpServer,
+    Outcome,
+    RemoteTool,
+    ToolServer,
+    addresses,
+)
+
+# OpenAI's built-in tools -> the label of the server that runs them, as in the reference
+BUILT_IN = {
+    "web_search_preview": "browser",
+    "web_search": "browser",
+    "code_interpreter": "python",
+}
+NEEDS = "start with --tool-server"
+
+
+class ToolServers:
+    """What --tool-server names."""
+
+    def __init__(self, servers: Sequence[ToolServer] = ()) -> None:
+        self.servers = list(servers)
+
+    def choose(self, tool: Mapping[str, Any], where: str) -> ToolServer:
+        """The server that a tool of a request means; InvalidRequest."""
+        kind = tool.get("type")
+        label, url = tool.get("server_label"), tool.get("server_url")
+        param = f"{where}.server_label"
+        if kind in BUILT_IN:
+            label, url, param = BUILT_IN[str(kind)], None, f"{where}.type"
+        for server in self.servers:
+            if server.url == url or (url is None and server.label == label):
+                return server
+        known = ", ".join(server.label for server in self.servers) or "none"
+        raise InvalidRequest(
+            f"{param}: this server has no tool server {url or label!r:.120} ({NEEDS}); "
+            f"it has {known}",
+            param,
+        )
+
+
+def servers_of(option: str | None) -> ToolServers:
+    """Of the flag's value; ConfigError."""
+    if not option:
+        return ToolServers()
+    if option.strip() == "demo":
+        return ToolServers(demo_servers())
+    return ToolServers([McpServer(label, url) for label, url in addresses(option)])
+
+
+def is_remote(tool: Mapping[str, Any]) -> bool:
+    """Whether a request's tool is run by a server rather than by the client."""
+    return tool.get("type") == "mcp" or tool.get("type") in BUILT_IN
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A tool, the session that runs it, and the label that the request gave its server."""
+
+    label: str
+    tool: RemoteTool
+    connection: Connection
+
+
+class Toolbox:
+    """Open sessions and, by the name that the model reads, the tools in them."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, Bound] = {}
+        self.lists: list[dict[str, Any]] = []
+        self._connections: dict[str, Connection] = {}
+        self.num_calls = 0
+
+    @classmethod
+    async def open(cls, servers: ToolServers, given: Sequence[Mapping[str, Any]]) -> Toolbox:
+        """Connect to what the request names; ToolServerError, InvalidRequest."""
+        box = cls()
+        taken = {tool["name"] for tool in given if isinstance(tool.get("name"), str)}
+        try:
+            for place, tool in enumerate(given):
+                if is_remote(tool):
+                    await box._add(servers, tool, f"tools[{place}]", taken)
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def _add(
+        self, servers: ToolServers, tool: Mapping[str, Any], where: str, taken: set[str]
+    ) -> None:
+        if tool.get("type") == "mcp" and tool.get("require_approval") not in (None, "never"):
+            raise InvalidRequest(
+                f"{where}.require_approval must be 'never': the operator chose the servers",
+                f"{where}.require_approval",
+            )
+        server = servers.choose(tool, where)
+        if server.url in self._connections:
+            raise InvalidRequest(f"{where}: this server stands there twice", where)
+        connection = self._connections[server.url] = await server.connect()
+        label = str(tool.get("server_label") or server.label)
+        allowed = _allowed(tool.get("allowed_tools"), f"{where}.allowed_tools")
+        shown = [t for t in connection.tools if allowed is None or t.name in allowed]
+        for one in shown:
+            name = one.name if one.name not in taken else f"{label}__{one.name}"
+            taken.add(name)
+            self.tools[name] = Bound(label, one, connection)
+        self.lists.append(_listed(label, shown))
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools as functions of a chat."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": bound.tool.description or "",
+                    "parameters": bound.tool.schema,
+                },
+            }
+            for name, bound in self.tools.items()
+        ]
+
+    async def call(self, name: str, arguments: str) -> Outcome:
+        """Run a call of the model's."""
+        bound = self.tools[name]
+        self.num_calls += 1
+        try:
+            given = json.loads(arguments or "{}")
+        except ValueError:
+            return Outcome("the arguments are not valid JSON", True)
+        if not isinstance(given, dict):
+            return Outcome("the arguments must be a JSON object", True)
+        return await bound.connection.call(bound.tool.name, given)
+
+    async def close(self) -> None:
+        """Leave all sessions."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close()
+
+
+def _allowed(given: Any, where: str) -> set[str] | None:
+    if given is None:
+        return None
+    names = given.get("tool_names") if isinstance(given, Mapping) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"{where} must be a list of names", where)
+    return set(names)
+
+
+def _listed(label: str, tools: Sequence[RemoteTool]) -> dict[str, Any]:
+    """The output item that says which tools a server has."""
+    shown = [
+        {
+            "name": t.name,
+            "description": t.description,
+            "input_schema": t.schema,
+            "annotations": None,
+        }
+        for t in tools
+    ]
+    item_id = f"mcpl_{secrets.token_hex(16)}"
+    return {"id": item_id, "type": "mcp_list_tools", "server_label": label, "tools": shown}
