@@ -84,6 +84,9 @@ class _Capricious:
         self.count += 1
         return True
 
+    def forced_tokens(self) -> list[int]:
+        return []
+
 
 def test_grammar_that_gives_up_fails_its_request_alone() -> None:
     feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]

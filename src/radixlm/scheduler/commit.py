@@ -97,6 +97,8 @@ class Committer:
     def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
         """Tokens were sampled; runs once a request a step, so the common delta is made here."""
         finish = self._append(request, got.tokens)
+        if finish is None and self.hooks.has_forced:
+            finish = self._jump(request)
         if finish is not None:
             return self.end(request, finish)
         fresh = request.fresh
@@ -135,6 +137,17 @@ class Committer:
                 self.hooks.committed(request, tokens[:count])
             except RequestError as error:
                 return Finish("error", message=str(error), status=error.status)
+        return finish
+
+    def _jump(self, request: Request) -> Finish | None:
+        """Append what must come next. The next step computes it as a piece of prompt; if there are
+        no pages for it, it is sampled token by token."""
+        tokens = () if request.inflight else self.hooks.forced(request)
+        tokens = tokens[: request.full_at - request.num_known]
+        if not tokens or not self.planner.ledger.take(request, request.num_known + len(tokens)):
+            return None
+        finish = self._append(request, tuple(tokens))
+        request.base, request.num_planned = request.num_known, request.num_output
         return finish
 
     def _keep(self, request: Request, got: ItemResult) -> None:

@@ -7,6 +7,7 @@
     masks(items)         which tokens are allowed?           grammar
     accept               logits -> tokens                    the executor's sampler or verifier
     committed(request)   tokens are known                    grammar advance
+    forced(request)      what follows them for certain?      grammar jump-forward
     release(request)     it is over                          free state, offload
 
 A feature keeps its state in its own dict keyed by rid and never imports another feature.
@@ -47,6 +48,11 @@ class Feature:
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
         """Tokens have become known. Raising RequestError fails the request."""
 
+    def forced(self, request: Request) -> Sequence[int]:
+        """Tokens that follow the committed ones whatever the model says: they become known without
+        being sampled (``committed`` is told), and are computed with the next step."""
+        return ()
+
     def release(self, request: Request) -> None:
         """The request has left; free what was kept for it."""
 
@@ -63,7 +69,8 @@ class Hooks:
         self._arrive, self._ready = overriding("arrive"), overriding("ready")
         self._extend, self._masks = overriding("extend"), overriding("masks")
         self._committed, self._release = overriding("committed"), overriding("release")
-        self.has_committed = bool(self._committed)
+        self._forced = overriding("forced")
+        self.has_committed, self.has_forced = bool(self._committed), bool(self._forced)
 
     def arrive(self, request: Request) -> None:
         for feature in self._arrive:
@@ -91,6 +98,10 @@ class Hooks:
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
         for feature in self._committed:
             feature.committed(request, tokens)
+
+    def forced(self, request: Request) -> Sequence[int]:
+        """The first feature that knows any speaks."""
+        return next((t for feature in self._forced if (t := feature.forced(request))), ())
 
     def release(self, request: Request) -> None:
         for feature in self._release:

@@ -2,11 +2,20 @@
 
 The libraries do the grammar work (``radixlm.grammar``); here is only where they meet the loop.
 A grammar may begin later than the output: after the end marker of a reasoning block.
+
+    plan ─ extend ──────── forward ──────── masks ─ sample ─ commit ─ forced
+              └─ a thread: advance, mask ──────┘
+
+A matcher is touched by nobody but that thread, between ``extend`` and ``masks``. Where the grammar
+forces several tokens, the first is all that the mask allows, and the rest follow it unsampled:
+what comes out depends on the tokens before it alone, so a retraction or a restart changes nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,23 +32,29 @@ if TYPE_CHECKING:
     from radixlm.grammar.compile import GrammarCache, Ticket
     from radixlm.grammar.spec import Matcher
 
+# waking the thread costs about this much; masks that take less are made in place
+_THREAD_PAYS_S = 100e-6
+
 
 class _State:
     """Of one constrained request: first a ticket, then a matcher."""
 
-    __slots__ = ("after", "error", "matcher", "tail", "ticket")
+    __slots__ = ("after", "error", "forced", "jumps", "matcher", "pending", "tail", "ticket")
 
-    def __init__(self, ticket: Ticket, after: str | None) -> None:
+    def __init__(self, ticket: Ticket, after: str | None, jumps: bool) -> None:
         self.ticket = ticket
         self.after = after.encode() if after else None  # None: the grammar has begun
+        self.jumps = jumps
         self.matcher: Matcher | None = None
         self.error: RequestError | None = None  # a grammar can prove too complex while it runs
+        self.pending: list[int] = []  # known tokens that the matcher has not seen
+        self.forced: list[int] = []  # what must follow the token that is being sampled
         self.tail = b""  # the last bytes, in which the marker is looked for
 
 
 class GrammarFeature(Feature):
-    """Hooks arrive, ready, masks, committed, release. The library is loaded for the first request
-    that needs it."""
+    """Hooks arrive, ready, extend, masks, committed, forced, release. The library is loaded for
+    the first request that needs it."""
 
     def __init__(
         self,
@@ -47,12 +62,20 @@ class GrammarFeature(Feature):
         load_tokenizer: Callable[[], Tokenizer],
         vocab: int,
         eos_ids: tuple[int, ...],
+        overlaps: bool = True,
     ) -> None:
+        """``overlaps``: a step is committed before the next is planned, so the masks can be made
+        while it runs (a deeper pipeline hides them by itself)."""
         self._config, self._load_tokenizer = config, load_tokenizer
         self._vocab, self._eos_ids = vocab, eos_ids
+        self._overlaps = overlaps
         self._cache: GrammarCache | None = None
         self._tokenizer: Tokenizer | None = None
         self._states: dict[str, _State] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._work: Future[dict[int, Mask]] | None = None
+        self._mask_s = 20e-6  # of one mask, a running mean
+        self.num_forced = 0
 
     @property
     def num_waiting(self) -> int:
@@ -82,7 +105,8 @@ class GrammarFeature(Feature):
         spec = request.wire.grammar
         if spec is not None:
             ticket = self._ticket(spec.kind, spec.value)
-            self._states[request.rid] = _State(ticket, spec.after)
+            jumps = self._overlaps and not self._config.disable_jump_forward
+            self._states[request.rid] = _State(ticket, spec.after, jumps and _may_jump(request))
 
     def ready(self, request: Request) -> bool:
         state = self._states.get(request.rid)
@@ -91,40 +115,85 @@ class GrammarFeature(Feature):
         if not state.ticket.is_ready:
             return False
         state.matcher = state.ticket.matcher()  # InvalidRequest for a grammar that was refused
-        self._advance(state, request.output_ids.tolist())  # a continued request
+        state.pending = request.output_ids.tolist()  # a continued request
         return True
 
+    def extend(self, items: Sequence[Item]) -> dict[str, object]:
+        if self._work is not None:  # a step that was planned and never sampled
+            self._work.result()
+            self._work = None
+        if self._states and self._overlaps:
+            work = self._due(items)
+            if len(work) * self._mask_s > _THREAD_PAYS_S:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "grammar masks")
+                self._work = self._thread.submit(self._make, work)
+        return {}
+
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        if not self._states:
-            return {}
+        if self._work is not None:
+            work, self._work = self._work, None
+            return work.result()
+        return self._make(self._due(items)) if self._states else {}
+
+    def _due(self, items: Sequence[Item]) -> list[tuple[int, _State]]:
+        """The constrained ones among the items, with their index."""
+        states = self._states
+        found = [(i, states.get(item.rid)) for i, item in enumerate(items) if item.emit]
+        return [(i, state) for i, state in found if state is not None and state.error is None]
+
+    def _make(self, work: list[tuple[int, _State]]) -> dict[int, Mask]:
+        """Bring the matchers up to date and ask them. An error is kept until the step is committed:
+        the others go on."""
+        began_s = time.perf_counter()
         found: dict[int, Mask] = {}
-        for index, item in enumerate(items):
-            state = self._states.get(item.rid) if item.emit else None
-            if state is None or state.matcher is None or state.after is not None:
-                continue
-            mask = np.empty((self._vocab + 31) // 32, np.int32)
+        rows = np.zeros((len(work), (self._vocab + 31) // 32), np.int32)
+        for (index, state), row in zip(work, rows, strict=True):
             try:
-                state.matcher.fill_mask(mask)
+                self._advance(state)
+                if state.after is None:
+                    self._fill(state, row)
+                    found[index] = row
             except RequestError as error:
-                state.error = error  # told when the step is committed: the others go on
-            else:
-                found[index] = mask
+                state.error = error
+        if work:
+            self._mask_s += 0.1 * ((time.perf_counter() - began_s) / len(work) - self._mask_s)
         return found
+
+    def _fill(self, state: _State, row: Mask) -> None:
+        assert state.matcher is not None
+        forced = state.matcher.forced_tokens() if state.jumps else []
+        if forced and forced[0] < self._vocab:
+            row.view("u4")[forced[0] // 32] = 1 << (forced[0] % 32)
+            state.forced = forced[1:]
+        else:
+            state.matcher.fill_mask(row)
+            state.forced = []
+
+    def _advance(self, state: _State) -> None:
+        """Show the matcher what has become known."""
+        assert state.matcher is not None
+        pending, state.pending = state.pending, []
+        for token in pending:
+            if state.after is not None:
+                self._look_for_marker(state, token)
+            elif not state.matcher.is_terminated and not state.matcher.accept(token):
+                raise InvalidRequest(f"token {token} does not fit the grammar", param="grammar")
 
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
         state = self._states.get(request.rid)
         if state is not None:
             if state.error is not None:
                 raise state.error
-            self._advance(state, tokens)
+            state.pending.extend(tokens)
 
-    def _advance(self, state: _State, tokens: Sequence[int]) -> None:
-        assert state.matcher is not None
-        for token in tokens:
-            if state.after is not None:
-                self._look_for_marker(state, token)
-            elif not state.matcher.is_terminated and not state.matcher.accept(token):
-                raise InvalidRequest(f"token {token} does not fit the grammar", param="grammar")
+    def forced(self, request: Request) -> Sequence[int]:
+        state = self._states.get(request.rid)
+        if state is None or not state.forced:
+            return ()
+        tokens, state.forced = state.forced, []
+        self.num_forced += len(tokens)
+        return tokens
 
     def _look_for_marker(self, state: _State, token: int) -> None:
         assert state.after is not None and self._tokenizer is not None
@@ -136,3 +205,15 @@ class GrammarFeature(Feature):
 
     def release(self, request: Request) -> None:
         self._states.pop(request.rid, None)
+
+
+def _may_jump(request: Request) -> bool:
+    """Forced tokens have no logits: whatever reads the logits of each token needs them sampled."""
+    wire = request.wire
+    return not (
+        wire.logprobs is not None
+        or wire.return_hidden_states
+        or wire.processor is not None
+        or wire.sampling.needs_penalties
+        or wire.sampling.logit_bias
+    )

@@ -1,0 +1,167 @@
+"""Jump-forward: what a grammar forces is appended unsampled, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import radixlm
+from radixlm.config.grammar import GrammarConfig
+from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.text.chat import load_chat_template
+from radixlm.wire.requests import GrammarSpec, LogprobNeed
+from tests.fakes.engine import Bench
+from tests.fakes.executor import EOS, VOCAB
+
+
+class Scripted:
+    """Allows the tokens of a script, one set a place; then EOS alone."""
+
+    def __init__(self, script: list[list[int]]) -> None:
+        self.script, self.at = script, 0
+
+    @property
+    def is_terminated(self) -> bool:
+        return self.at > len(self.script)
+
+    def allowed(self, at: int) -> list[int]:
+        return self.script[at] if at < len(self.script) else [EOS]
+
+    def fill_mask(self, out: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        out[:] = 0
+        for token in self.allowed(self.at):
+            out.view("u4")[token // 32] |= 1 << (token % 32)
+
+    def accept(self, token: int) -> bool:
+        is_allowed = token in self.allowed(self.at)
+        self.at += is_allowed
+        return is_allowed
+
+    def forced_tokens(self) -> list[int]:
+        end = self.at
+        while end < len(self.script) and len(self.script[end]) == 1:
+            end += 1
+        return [tokens[0] for tokens in self.script[self.at : end]]
+
+
+SCRIPTS = [
+    [[4], [5], [6], [1, 2, 3], [7], [8], [1, 2, 3, 9], [4]],
+    [[1, 2], [1, 2], [3], [3], [3], [3], [3], [3], [3], [1, 2]],
+    [[9]] * 12,
+]
+
+
+def play(jump: bool, most: int = 30, num_pages: int = 64, **more: Any) -> Bench:
+    """Three constrained requests and a free one, to the end."""
+    config = GrammarConfig(disable_jump_forward=not jump)
+    overlaps = more.get("depth", 0) == 0
+    feature = GrammarFeature(config, lambda: None, VOCAB, (EOS,), overlaps)  # type: ignore[arg-type,return-value]
+    feature._ticket = lambda kind, text: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+        is_ready=True, matcher=lambda: Scripted(SCRIPTS[int(text)])
+    )
+    need = more.pop("logprobs", None)
+    bench = Bench(num_pages, features=(feature,), **more)
+    for i in range(3):
+        grammar = GrammarSpec("regex", str(i))
+        bench.submit(f"g{i}", [1, 2, 3, 20 + i], most, grammar=grammar, logprobs=need)
+    bench.submit("free", [1, 2, 3, 4], most, ignore_eos=True)
+    bench.run()
+    return bench
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        {},
+        {"num_pages": 14},
+        {"step_tokens": 4},
+        {"mixed": False},
+        {"radix": False},
+        {"depth": 1},
+        {"most": 6},
+        {"window": 8, "num_window": 32},
+    ],
+    ids=str,
+)
+def test_same_tokens_in_fewer_steps(world: dict[str, Any]) -> None:
+    with_jump, without = play(True, **world), play(False, **world)
+    assert with_jump.out == without.out
+    assert {r: f.kind for r, f in with_jump.finish.items()} == {
+        r: f.kind for r, f in without.finish.items()
+    }
+    computed = [
+        sum(item.rid == "g2" for plan in bench.executor.steps for item in plan.items)
+        for bench in (with_jump, without)
+    ]
+    if world.get("depth"):
+        assert computed[0] == computed[1]
+    elif "num_pages" not in world:
+        assert computed[0] < computed[1]
+
+
+def test_tokens_with_logprobs_are_sampled() -> None:
+    need = LogprobNeed()
+    steps = [len(play(jump, logprobs=need).executor.steps) for jump in (True, False)]
+    assert steps[0] == steps[1]
+
+
+def test_masks_made_in_a_thread_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = play(True).out
+    monkeypatch.setattr("radixlm.engine.features.grammar._THREAD_PAYS_S", -1.0)
+    assert play(True).out == alone
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "first_name": {"enum": ["Ada", "Alan"]},
+        "favourite_number": {"type": "integer", "minimum": 0, "maximum": 99},
+        "is_a_mathematician": {"type": "boolean"},
+    },
+    "required": ["first_name", "favourite_number", "is_a_mathematician"],
+    "additionalProperties": False,
+}
+GRAMMARS = [
+    {"json_schema": json.dumps(SCHEMA)},
+    {"regex": "The answer is (4|5)2, without any doubt[.]"},
+    {"ebnf": 'root ::= "result = " ("yes" | "no") " (certain)"'},
+]
+FORMS = (
+    r'{"first_name": "(Ada|Alan)", "favourite_number": \d\d?, "is_a_mathematician": (true|false)}'
+    r"|The answer is (4|5)2, without any doubt[.]|result = (yes|no) [(]certain[)]"
+)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_bundled_model_says_the_same(backend: str) -> None:
+    """Greedy, with and without. The masks of xgrammar allow forced text to be spelt with other
+    tokens than a tokenizer would use, and an odd spelling changes what the model says next."""
+    answers: dict[bool, list[Any]] = {}
+    steps: dict[bool, int] = {}
+    for jump in (True, False):
+        with radixlm.Engine(
+            model_path="radix-tiny",
+            cpu_threads=1,
+            log_level="error",
+            grammar_backend=backend,
+            constrained_json_disable_any_whitespace=True,
+            disable_jump_forward=not jump,
+        ) as engine:
+            assert engine.tokenizer is not None
+            template = load_chat_template(engine.tokenizer)
+            prompt = template.render([{"role": "user", "content": "What is 17 + 25?"}])
+            params = [{"temperature": 0.0, "max_new_tokens": 80} | g for g in GRAMMARS]
+            answers[jump] = engine.generate([prompt] * 3, params)
+            steps[jump] = engine.get_server_info()["internal_states"][0]["num_steps"]
+            for answer in answers[jump]:
+                text = answer["text"]
+                assert re.fullmatch(FORMS, text) and answer["output_ids"], text
+                assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+    if backend == "llguidance":
+        assert [a["output_ids"] for a in answers[True]] == [a["output_ids"] for a in answers[False]]
+    assert steps[True] < 0.8 * steps[False], steps
