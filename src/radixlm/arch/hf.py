@@ -17,6 +17,7 @@ from radixlm.arch import defaults_custom, defaults_encoder, defaults_more
 from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
+from radixlm.arch.families.composite import TEXT_TYPES
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -118,6 +119,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         raw = {**{key: raw[key] for key in _SHARED if key in raw}, **nested}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
+    model_type = TEXT_TYPES.get(model_type, model_type)
     own = _MODEL_TYPE_OF.get(architecture, "")
     defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
     values = dict(raw)

@@ -160,8 +160,8 @@ _BUFFERS = re.compile(
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^(model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp_layers"
-    r"|mtp)\."
+    r"^(model\.)?(vision|visual\.|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"|perceiver|vqmodel\.|generation_|mtp_layers\.|mtp\.)"
 )
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(

@@ -49,6 +49,10 @@ class Rope:
     scaling: RopeScaling | None = None
     interleaved: bool = False  # rotate (0,1)(2,3).. instead of (0,d/2)(1,d/2+1)..
     backward: bool = False  # the other way round
+    # frequencies that turn by the time, the row and the column of a picture's place: so many of
+    # each one after another, or dealt out in turn (``is_woven``)
+    sections: tuple[int, ...] = ()
+    is_woven: bool = False
 
     @property
     def depends_on_length(self) -> bool:

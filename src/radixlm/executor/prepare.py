@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import StepPlan
+from radixlm.wire.media import plain_ids
 
 
 def _token_values(plan: StepPlan, starts_S1: NDArray[np.int64]) -> NDArray[np.int64]:
     values_T = np.zeros(int(starts_S1[-1]), np.int64)
     for item, at in zip(plan.items, starts_S1, strict=False):
         if item.tokens is not None:
-            values_T[at : at + item.count] = item.tokens
+            values_T[at : at + item.count] = plain_ids(item.tokens)
     return values_T
 
 
@@ -86,7 +87,28 @@ def prepare(
         extras=plan.extras,
     )
     _put_embeds(plan, tables, batch, starts_S1)
+    _put_rope_ids(plan, tables, batch, positions_T)
     return batch
+
+
+def _put_rope_ids(
+    plan: StepPlan, tables: SlotTables, batch: ForwardBatch, positions_T: NDArray[np.int64]
+) -> None:
+    """What ropes with sections turn by, where a prompt of the step has media. Tokens behind the
+    prompt go on one by one from its largest."""
+    if all(tables.state(item.slot).rope_ids is None for item in plan.items):
+        return
+    ids_3T, at = np.tile(positions_T, (3, 1)), 0
+    for item in plan.items:
+        given = tables.state(item.slot).rope_ids
+        if given is not None:
+            num_prompt = given.shape[1]
+            part = ids_3T[:, at : at + item.count]
+            part += int(given.max()) + 1 - num_prompt
+            inside = given[:, item.start : item.start + item.count]
+            part[:, : inside.shape[1]] = inside
+        at += item.count
+    batch.rope_ids_3T = torch.from_numpy(ids_3T).to(tables.device)
 
 
 def _put_embeds(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.executor.media import MediaRows
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.prepare import prepare
 from radixlm.executor.tables import SlotTables
@@ -28,6 +29,7 @@ from radixlm.sampling.tensors import SamplingTable, SlotState
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
+from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import LogprobNeed
 
@@ -80,12 +82,14 @@ class Runner:
         eos_ids: tuple[int, ...],
         controls: Mapping[str, Any] | None = None,
         processors: LogitProcessors | None = None,
+        media: MediaRows | None = None,
     ) -> None:
         self.model, self.attn, self.tables = model, attn, tables
         self.sampling, self.sampler = sampling, Sampler(sampling, detect_bad=True)
         self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
         self.pooler = Pooler()
         self.processors = processors or LogitProcessors()
+        self.media = media
         self._controls = dict(controls or {})
 
     @torch.inference_mode()
@@ -102,7 +106,7 @@ class Runner:
             self.sampling.set(
                 admission.slot,
                 admission.sampling,
-                admission.prompt_ids.tolist(),
+                plain_ids(admission.prompt_ids).tolist(),
                 admission.output_ids.tolist(),
                 self.eos_ids,
                 processor=self.processors.get(admission.processor) if admission.processor else None,
@@ -111,6 +115,8 @@ class Runner:
         for update in plan.pages:
             self.tables.write(update)
         batch = prepare(plan, self.tables, self.space_of_group, self.page_size, self.attn)
+        if self.media is not None:
+            self.media.put(plan, self.tables, batch)
         self.attn.begin(batch)
         need_hidden = any(i.targets is not None or i.hidden_states or i.pooling for i in plan.items)
         hidden_TD, logits_RV = self.model.step(batch, need_hidden)
@@ -189,7 +195,8 @@ class Runner:
             whole.chosen.append((None, int(item.tokens[0]) if item.tokens is not None else 0))
             whole.top.extend([None] if item.logprobs.top else [])
             whole.asked.extend([None] if item.logprobs.token_ids else [])
-        targets = torch.from_numpy(item.targets.astype(np.int64)).to(hidden.device)
+        wanted = plain_ids(item.targets).astype(np.int64)
+        targets = torch.from_numpy(wanted).to(hidden.device)
         request = _request(item.logprobs)
         for first in range(0, len(targets), PROMPT_ROWS):
             part = targets[first : first + PROMPT_ROWS]

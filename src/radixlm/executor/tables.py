@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.step.plan import Admission, PageUpdate
+from radixlm.wire.media import Media
 
 
 @dataclass(slots=True)
@@ -23,6 +24,8 @@ class SlotState:
     rid: str
     prompt_len: int
     embeds: NDArray[np.float32] | None
+    media: tuple[Media, ...] = ()
+    rope_ids: NDArray[np.int32] | None = None  # [3, prompt]
 
 
 class SlotTables:
@@ -39,7 +42,11 @@ class SlotTables:
     def admit(self, admission: Admission) -> None:
         """The slot has a new owner."""
         self.states[admission.slot] = SlotState(
-            admission.rid, len(admission.prompt_ids), admission.embeds
+            admission.rid,
+            len(admission.prompt_ids),
+            admission.embeds,
+            admission.media,
+            admission.rope_ids,
         )
 
     def write(self, update: PageUpdate) -> None:

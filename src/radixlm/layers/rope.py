@@ -21,11 +21,23 @@ Angles = Tensor  # float32 [T, 2R]: R cosines, then R sines
 FIRST_ROWS = 4096  # tables grow by doubling
 
 
+def axes_of(rope: Rope) -> Tensor:
+    """The axis (0 time, 1 row, 2 column) that each of the R frequencies of a rope turns by."""
+    sections = torch.tensor(rope.sections)
+    if not rope.is_woven:
+        return torch.arange(3).repeat_interleave(sections)
+    axes = torch.zeros(rope.dim // 2, dtype=torch.int64)
+    for axis in (1, 2):  # dealt out in threes as long as an axis has some left; the rest is time
+        axes[axis : 3 * rope.sections[axis] : 3] = axis
+    return axes
+
+
 class StaticRope:
     """Angles that depend on the position only: rows of a table that grows on demand."""
 
     def __init__(self, rope: Rope, kernels: Kernels, device: torch.device) -> None:
         frequencies, self._factor = inv_freq(rope, 0)
+        self._axis_2R = axes_of(rope).to(device).repeat(2) if rope.sections else None
         self._inv_freq_R = torch.from_numpy(frequencies).to(device)
         self._kernels = kernels
         self.table_N2R = self._inv_freq_R.new_empty(0, 2 * len(frequencies))
@@ -39,8 +51,16 @@ class StaticRope:
             self.table_N2R = self._kernels.rope_angles(positions, self._inv_freq_R, self._factor)
 
     def angles(self, batch: ForwardBatch) -> Angles:
+        if batch.rope_ids_3T is not None and self._axis_2R is not None:
+            return self._section_angles(batch.rope_ids_3T, self._axis_2R)
         self.reserve(batch.max_kv_len)
         return self.table_N2R[batch.positions_T]
+
+    def _section_angles(self, rope_ids_3T: Tensor, axis_2R: Tensor) -> Angles:
+        """Each frequency turns by the id of its own axis."""
+        self.reserve(int(rope_ids_3T.max()) + 1)
+        columns = torch.arange(len(axis_2R), device=axis_2R.device)
+        return self.table_N2R[rope_ids_3T[axis_2R].T, columns]
 
 
 class LengthRope:

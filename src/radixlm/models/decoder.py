@@ -124,8 +124,11 @@ class DecoderModel(Module):
         """The step layer by layer."""
         x_TD = self._embed(batch)
         angles = self.ropes.angles(batch)
-        for block in self.blocks:
+        deep_LTD = batch.deep_LTD if batch.deep_LTD is not None else ()
+        for layer, block in enumerate(self.blocks):
             x_TD = block.run(x_TD, batch, angles)
+            if layer < len(deep_LTD):
+                x_TD = x_TD + deep_LTD[layer].to(x_TD.dtype)
         return self.norm.run(x_TD)
 
     def _embed(self, batch: ForwardBatch) -> Tensor:

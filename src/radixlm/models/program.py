@@ -48,7 +48,8 @@ class StepProgram:
 
     def accepts(self, batch: ForwardBatch) -> bool:
         """Whether the step asks for nothing that the program cannot do."""
-        return not (batch.extras or (batch.embeds_TD is not None and self._has_positions))
+        is_plain = batch.rope_ids_3T is None and batch.deep_LTD is None and not batch.extras
+        return is_plain and not (batch.embeds_TD is not None and self._has_positions)
 
     def hidden(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of all tokens after the final norm: [T, D] float32."""

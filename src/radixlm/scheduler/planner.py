@@ -299,6 +299,8 @@ class Planner:
             prompt_ids=request.ids[: request.prompt_len].copy(),
             output_ids=request.output_ids.copy(),
             embeds=embeds,
+            media=wire.media,
+            rope_ids=_rope_ids(wire.rope_ids),
             processor=wire.processor,
         )
 
@@ -312,6 +314,11 @@ class Planner:
                 param="input_ids",
             )
         return None
+
+
+def _rope_ids(packed: bytes | None) -> np.ndarray[Any, np.dtype[np.int32]] | None:
+    """int32 [3, prompt]."""
+    return None if packed is None else np.frombuffer(packed, "<i4").reshape(3, -1)
 
 
 def _common_prefix(

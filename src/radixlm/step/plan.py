@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.wire.media import Media
 from radixlm.wire.requests import LogprobNeed
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -43,7 +44,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
-    (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows."""
+    (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows.
+    ``media`` and ``rope_ids`` [3, prompt]: as in the request."""
 
     rid: str
     slot: int
@@ -51,6 +53,8 @@ class Admission:
     prompt_ids: Ids
     output_ids: Ids
     embeds: NDArray[np.float32] | None = None
+    media: tuple[Media, ...] = ()
+    rope_ids: Ids | None = None
     processor: str | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from radixlm.wire.media import Media
 from radixlm.wire.sampling_params import SamplingParams
 
 
@@ -37,7 +38,9 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     """One sequence to continue (or to pool, with ``pooling``).
 
     ``num_emitted``: how many of the last ids were already sent to the client, by an engine that
-    died or by a retraction elsewhere. ``deadline_s`` and ``queue_deadline_s`` are
+    died or by a retraction elsewhere. ``media`` fill places of the prompt whose ids are of
+    ``wire/media.py``; ``rope_ids``: int32 [3, prompt], what a rope with sections turns by, where it
+    is not the place itself. ``deadline_s`` and ``queue_deadline_s`` are
     ``time.monotonic`` values (0 = none), equal in all processes of one machine. ``is_suspect``: an
     engine died while it held the request, so its prompt is computed in steps of its own.
     """
@@ -55,6 +58,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     queue_deadline_s: float = 0.0
     grammar: GrammarSpec | None = None
     embeds: bytes | None = None
+    media: tuple[Media, ...] = ()
+    rope_ids: bytes | None = None
     adapter: str | None = None
     processor: str | None = None
     pooling: str | None = None
@@ -71,6 +76,11 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
             )
         if self.embeds is not None and len(self.embeds) % 4:
             raise ValueError(f"{len(self.embeds)} bytes of embeddings")
+        num_prompt = size // 4 - self.num_emitted
+        if any(start + count > num_prompt for media in self.media for start, count in media.spans):
+            raise ValueError(f"media beyond a prompt of {num_prompt} tokens")
+        if self.rope_ids is not None and len(self.rope_ids) != 12 * num_prompt:
+            raise ValueError(f"{len(self.rope_ids)} bytes of positions for {num_prompt} tokens")
 
     def ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The token ids as an int32 array (a view, read only)."""

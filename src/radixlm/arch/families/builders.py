@@ -137,7 +137,17 @@ def rope(
     dim = head_dim if share is None else int(head_dim * share)
     if dim <= 0 or dim % 2 or dim > head_dim:
         raise c.error("rope_parameters", f"rotate {dim} of {head_dim} channels; must be even")
-    return Rope(dim, float(p["rope_theta"]), _scaling(c, p, dim), interleaved)
+    sections = p.get("mrope_section") or ()
+    if sections and (len(sections) != 3 or sum(sections) != dim // 2):
+        raise c.error("rope_parameters", f"mrope_section {sections!r} must be 3 parts of {dim // 2}")
+    return Rope(
+        dim,
+        float(p["rope_theta"]),
+        _scaling(c, p, dim),
+        interleaved,
+        sections=tuple(sections),
+        is_woven=bool(p.get("mrope_interleaved")),
+    )
 
 
 def head_dim(c: Config) -> int:

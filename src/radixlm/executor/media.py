@@ -1,0 +1,88 @@
+"""The rows that towers make of a prompt's media, and where they go in a step.
+
+A tower runs when a step reaches its media's first place; what it made is kept by content, so that
+the next chunk, a retraction or another request with the same picture finds it.
+
+Legend: N rows of one media, T tokens of the step, D model channels, L layers with rows of their own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from radixlm.executor.tables import SlotTables
+from radixlm.step.batch import ForwardBatch
+from radixlm.step.plan import Item, StepPlan
+from radixlm.wire.media import Media
+
+CACHE_BYTES = 256 << 20
+
+
+class Tower(Protocol):
+    """What turns media into rows."""
+
+    def rows(self, media: Media) -> Tensor:
+        """float32 [1 + L, N, D]: input embeddings, then what joins the stream behind layers."""
+        ...
+
+
+class MediaRows:
+    """Rows by content, the least recently used go first."""
+
+    def __init__(self, tower: Tower, max_bytes: int = CACHE_BYTES) -> None:
+        self._tower, self._max_bytes, self._num_bytes = tower, max_bytes, 0
+        self._held: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def of(self, media: Media) -> Tensor:
+        """[1 + L, N, D]; ValueError where the tower makes another number of rows than places."""
+        found = self._held.get(media.digest)
+        if found is not None:
+            self._held.move_to_end(media.digest)
+            return found
+        rows = self._tower.rows(media)
+        if rows.shape[1] != media.num_places:
+            raise ValueError(
+                f"the tower made {rows.shape[1]} rows of {media.kind} for {media.num_places} places"
+            )
+        self._held[media.digest] = rows
+        self._num_bytes += rows.nbytes
+        while self._num_bytes > self._max_bytes and len(self._held) > 1:
+            _, old = self._held.popitem(last=False)
+            self._num_bytes -= old.nbytes
+        return rows
+
+    def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
+        """Write the rows of the media places of this step into the batch."""
+        at = 0
+        for item in plan.items:
+            for media in tables.state(item.slot).media if item.tokens is not None else ():
+                self._put_one(media, item, at, batch)
+            at += item.count
+
+    def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
+        row, end = 0, item.start + item.count
+        for start, count in media.spans:
+            first, last = max(start, item.start), min(start + count, end)
+            if first < last:
+                made = self.of(media)[:, row + first - start : row + last - start]
+                _write(batch, at + first - item.start, made)
+            row += count
+
+
+def _write(batch: ForwardBatch, at: int, made: Tensor) -> None:
+    """Rows [1 + L, n, D] for the tokens from ``at`` on."""
+    num_layers, count, dim = made.shape[0] - 1, made.shape[1], made.shape[2]
+    if batch.embeds_TD is None:
+        batch.embeds_TD = torch.zeros(batch.num_tokens, dim, device=batch.device)
+        batch.embeds_mask_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
+    assert batch.embeds_mask_T is not None
+    batch.embeds_TD[at : at + count] = made[0].to(batch.device)
+    batch.embeds_mask_T[at : at + count] = True
+    if num_layers:
+        if batch.deep_LTD is None:
+            batch.deep_LTD = torch.zeros(num_layers, batch.num_tokens, dim, device=batch.device)
+        batch.deep_LTD[:, at : at + count] = made[1:].to(batch.device)

@@ -1,0 +1,38 @@
+"""What a rope with sections turns by: time, row and column of each place (Qwen2-VL's M-RoPE).
+
+Text counts on in all three; a picture's places have its corner plus their own row and column; the
+text behind goes on from the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Places [start, start + times * rows * columns) of a prompt as a box."""
+
+    start: int
+    times: int
+    rows: int
+    columns: int
+
+
+def rope_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
+    """int32 [3, num_tokens]."""
+    ids = np.empty((3, num_tokens), np.int32)
+    at = value = 0
+    for grid in grids:
+        ids[:, at : grid.start] = np.arange(value, value + grid.start - at)
+        value += grid.start - at
+        box = np.indices((grid.times, grid.rows, grid.columns)).reshape(3, -1)
+        at = grid.start + box.shape[1]
+        ids[:, grid.start : at] = box + value
+        value += max(grid.rows, grid.columns)
+    ids[:, at:] = np.arange(value, value + num_tokens - at)
+    return ids
