@@ -14,8 +14,7 @@ class MediaConfig(Group):
 
     enable_multimodal: Annotated[
         bool | None,
-        "Accept images, video and audio if the model can.",
-        Flag(state="planned", needs=_MEDIA),
+        "Accept images if the model can; --enable-multimodal false loads the language model alone.",
     ] = None
     mm_attention_backend: Annotated[
         str | None,
@@ -30,5 +29,5 @@ class MediaConfig(Group):
     allow_local_media: Annotated[
         tuple[str, ...] | None,
         "Folders from which requests may name files; bare: any file and private addresses.",
-        Flag(bare=("/",), state="planned", needs=_MEDIA),
+        Flag(bare=("/",)),
     ] = None

@@ -27,6 +27,7 @@ from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.executor.capacity import MemoryFacts, PoolSizes, WindowShare, pool_sizes
 from radixlm.executor.controls import TensorControls
+from radixlm.executor.media import MediaRows
 from radixlm.executor.runner import Runner
 from radixlm.executor.tables import SlotTables
 from radixlm.kernels.dispatch import Kernels, bind
@@ -38,6 +39,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model
+from radixlm.models.towers import HfTower
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
@@ -88,12 +90,13 @@ def assemble(
     pools = _make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
     controls = TensorControls(model, weight_bytes, pools.num_bytes, pools.num_tokens)
-    processors = _processors(config, info)
+    processors, media = _processors(config, info), _media(config, info, device)
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
 
     def make() -> Scheduler:
         runner = _runner(info, model, attn, device, limits, controls, pools)
         runner.processors = processors
+        runner.media = media
         ledger = _make_ledger(config, pools, limits)
         interval = config.schedule.stream_interval
         return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
@@ -120,6 +123,13 @@ def assemble(
         "threads": torch.get_num_threads(),
     }
     return Replica(make(), facts, make)
+
+
+def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> MediaRows | None:
+    """The towers, unless there are none or none are wanted."""
+    if not info.is_multimodal or config.media.enable_multimodal is False:
+        return None
+    return MediaRows(HfTower(info.folder, device, torch.float32))
 
 
 @dataclass(frozen=True, slots=True)

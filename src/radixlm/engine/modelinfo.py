@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.arch.config import Config
+from radixlm.arch.families.composite import COMPOSITES
 from radixlm.arch.hf import (
     context_len,
     describe,
@@ -38,6 +39,12 @@ class ModelInfo:
     context_len: int
     eos_ids: tuple[int, ...]
     generation: dict[str, Any]
+    image_token_id: int | None = None  # stands for pictures in a prompt
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether towers stand before the language model."""
+        return self.architecture in COMPOSITES
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -84,12 +91,19 @@ def read_model(config: ServerConfig) -> ModelInfo:
     return ModelInfo(
         folder=folder,
         decoder=describe(c),
-        architecture=str((c.get("architectures") or ["?"])[0]),
+        architecture=str(c.architecture),
         model_type=str(c.get("model_type") or ""),
         context_len=asked or length,
         eos_ids=eos_token_ids(c, generation),
         generation=generation,
+        image_token_id=_image_token_id(folder),
     )
+
+
+def _image_token_id(folder: Path) -> int | None:
+    raw = json.loads((folder / "config.json").read_bytes())
+    token = raw.get("image_token_id", raw.get("image_token_index"))
+    return token if isinstance(token, int) else None
 
 
 def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig, ModelInfo]:

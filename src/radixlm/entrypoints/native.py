@@ -24,7 +24,6 @@ from radixlm.wire.sampling_params import SamplingParams
 
 # fields whose feature is not built: a value other than these is refused by name
 UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "image_data": ("images need a multimodal model, which is not supported yet", (None, [])),
     "video_data": ("videos need a multimodal model, which is not supported yet", (None, [])),
     "audio_data": ("audio needs a multimodal model, which is not supported yet", (None, [])),
     "lora_path": ("adapters are not supported yet (--enable-lora)", (None, [])),
@@ -43,13 +42,21 @@ IGNORED = frozenset(
     "received_time".split()
 )
 FIELDS = frozenset(
-    "text input_ids input_embeds sampling_params rid return_logprob logprob_start_len "
+    "text input_ids input_embeds image_data sampling_params rid return_logprob logprob_start_len "
     "top_logprobs_num token_ids_logprob return_text_in_logprobs stream return_hidden_states "
     "session_params priority extra_key cache_salt timeout logit_processor "
     "custom_logit_processor".split()
 )
 MAX_BATCH = 4096
 MAX_RID_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A picture as the client names it; ``where`` is the field that errors name."""
+
+    value: str | bytes
+    where: str
 
 
 @dataclass(slots=True)
@@ -61,6 +68,7 @@ class Batch:
     stream: bool
     wants_logprobs: list[bool] = field(default_factory=list)
     logprob_text: bool = False
+    images: list[list[Source]] = field(default_factory=list)
     stream_disjoint: bool = False
 
 
@@ -84,8 +92,26 @@ def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
         is_list=is_list or counts != {1},
         stream=stream,
         wants_logprobs=[bool(each("return_logprob", i)) for i in range(len(prompts))],
+        images=[_images(body.get("image_data"), i, is_list) for i in range(len(prompts))],
         logprob_text=_bool(body, "return_text_in_logprobs"),
     )
+
+
+def _images(value: Any, i: int, is_list: bool) -> list[Source]:
+    """The pictures of prompt i: ``image_data`` holds one or a list for a single prompt, and for a
+    list of prompts one or a list each; URLs, base64, paths or bytes."""
+    if is_list and isinstance(value, list):
+        value = value[i] if i < len(value) else None
+    listed = value if isinstance(value, list) else [value]
+    sources = []
+    for one in listed:
+        held = one.get("url") if isinstance(one, Mapping) else one
+        if held is None:
+            continue
+        if not isinstance(held, str | bytes) or not held:
+            raise InvalidRequest("image_data must hold URLs, data URIs or base64", "image_data")
+        sources.append(Source(held, "image_data"))
+    return sources
 
 
 def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:

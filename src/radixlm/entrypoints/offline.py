@@ -20,6 +20,7 @@ from radixlm.config.reading import read_values
 from radixlm.config.root import ServerConfig, flat
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.modelinfo import resolved
+from radixlm.entrypoints.media import make_reader, resolve
 from radixlm.entrypoints.native import Batch, Reply, read_generate
 from radixlm.wire.replies import Finish
 
@@ -40,6 +41,7 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
         self._thread.start()
+        self._media = make_reader(self.config, self.info)
         self._engine = ThreadEngine(self.config, self.info, self.tokenizer)
         self._is_shut = False
         try:
@@ -107,7 +109,9 @@ class Engine:
             body["text"] = prompt
         if sampling_params is not None:
             body["sampling_params"] = sampling_params
-        return read_generate(body, self.info.generation if self._uses_model_defaults else {})
+        batch = read_generate(body, self.info.generation if self._uses_model_defaults else {})
+        resolve(batch, self._media)
+        return batch
 
     @property
     def _uses_model_defaults(self) -> bool:

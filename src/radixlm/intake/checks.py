@@ -32,6 +32,8 @@ class Checks:
         """The prompt's token ids, cut to the context with --allow-auto-truncate."""
         if request.embeds is not None:
             ids = self._embed_ids(request.embeds, request.num_embeds)
+        elif request.prompt is not None:
+            return self._fit(request.prompt.ids.tolist(), may_cut=False)
         elif request.input_ids is not None:
             ids = request.input_ids
             bad = next((i for i in ids if not 0 <= i < self.facts.vocab), None)
@@ -70,11 +72,11 @@ class Checks:
             )
         return [0] * num_embeds
 
-    def _fit(self, ids: list[int]) -> list[int]:
+    def _fit(self, ids: list[int], may_cut: bool = True) -> list[int]:
         most = self.facts.context_len - 1
         if len(ids) <= most:
             return ids
-        if self.facts.allow_auto_truncate:
+        if self.facts.allow_auto_truncate and may_cut:
             return ids[:most]
         raise PromptTooLong(
             f"the prompt has {len(ids)} tokens; the context is {self.facts.context_len} tokens "

@@ -207,6 +207,7 @@ class Intake:
         event: asyncio.Event,
     ) -> Live:
         ids, packed = prompt
+        media = request.prompt
         base = request.rid or secrets.token_hex(16)
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.live:
@@ -230,13 +231,19 @@ class Intake:
             ),
             grammar=request.grammar or grammar_of(sampling),
             embeds=request.embeds,
+            media=media.media if media is not None else (),
+            rope_ids=pack_ids(media.rope_ids) if media is not None and media.rope_ids is not None else None,
             adapter=request.adapter,
             processor=request.processor,
             pooling=request.pooling,
             fair_key=request.fair_key,
             stream=request.stream,
         )
-        text = self._detokenizer(sampling, () if request.embeds is not None else ids)
+        if request.embeds is not None:
+            ids = []
+        elif media is not None:
+            ids = media.plain.tolist()
+        text = self._detokenizer(sampling, ids)
         return Live(wire, index, text, stop_checker(sampling), event)
 
     def _detokenizer(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal.processor import Prompt
 from radixlm.wire.replies import Finish, Logprobs
 from radixlm.wire.requests import GrammarSpec, LogprobNeed
 from radixlm.wire.sampling_params import SamplingParams
@@ -15,12 +16,13 @@ MAX_ID_BYTES = 512  # the flight record of the engine must hold it
 
 @dataclass(slots=True)
 class GenerateRequest:
-    """One prompt. Exactly one of ``text``, ``input_ids`` and ``embeds`` (float32 bytes of
-    [num_embeds, dim]) is given. ``sampling.n`` > 1 asks for parallel samples."""
+    """One prompt. Exactly one of ``text``, ``input_ids``, ``prompt`` (with media) and ``embeds``
+    (float32 bytes of [num_embeds, dim]) is given. ``sampling.n`` > 1 asks for parallel samples."""
 
     sampling: SamplingParams
     text: str | None = None
     input_ids: list[int] | None = None
+    prompt: Prompt | None = None
     embeds: bytes | None = None
     num_embeds: int = 0
     rid: str | None = None

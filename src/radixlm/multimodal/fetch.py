@@ -80,7 +80,7 @@ def _too_large(rules: FetchRules, where: str) -> InvalidRequest:
 
 def _file(source: str, rules: FetchRules, where: str) -> bytes:
     refused = InvalidRequest(
-        f"{where}: files are read from the folders of --allowed-local-media-path only", where
+        f"{where}: files are read from the folders of --allow-local-media only", where
     )
     if not rules.folders or "\0" in source:
         raise refused

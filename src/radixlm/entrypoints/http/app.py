@@ -46,6 +46,7 @@ from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
 from radixlm.entrypoints.http.responses.toolbox import servers_of
 from radixlm.entrypoints.http.schema import openapi_of
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native import default_sampling
 from radixlm.intake.sessions import Sessions
 from radixlm.text.chat import ChatTemplate, load_chat_template
@@ -170,7 +171,10 @@ def _response_store(config: ServerConfig) -> ResponseStore:
 
 def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     serve = state.config.serve
-    template = load_chat_template(tokenizer, serve.chat_template, state.info.folder)
+    state.media = make_reader(state.config, state.info)
+    place = state.info.image_token_id
+    media = {"image": tokenizer.id_to_piece(place) or ""} if place is not None else None
+    template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
     state.template = template
     state.tool_format = _tool_format(serve.tool_call_parser, template)
     state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)

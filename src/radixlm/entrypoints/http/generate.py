@@ -24,6 +24,7 @@ from radixlm.entrypoints.http.errors import FinishError, json_response
 from radixlm.entrypoints.http.openai.sampling import LONG_TEXT_CHARS, encode
 from radixlm.entrypoints.http.schema import Body, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.media import resolve
 from radixlm.entrypoints.native import FIELDS, IGNORED, UNBUILT, Batch, Reply, read_generate
 from radixlm.intake.records import Output
 from radixlm.wire.requests import AbortRequest
@@ -59,6 +60,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     state = state_of(request)
     batch = read_generate(body, _defaults(state))
     batch.stream_disjoint = state.config.serve.stream_output
+    if any(batch.images):
+        await asyncio.to_thread(resolve, batch, state.media)
     reply = Reply(state.tokenizer, batch, state.weight_version)
     await _prepare(state, batch)
     try:

@@ -50,7 +50,7 @@ async def model_info(request: Request) -> Response:
             "architectures": [state.info.architecture],
             "max_context_length": state.intake.facts.context_len,
             "vocab_size": state.info.decoder.vocab,
-            "has_image_understanding": False,
+            "has_image_understanding": state.media is not None,
             "has_audio_understanding": False,
             "tool_call_parser": state.tool_format,
             "reasoning_parser": state.reasoning_format,

@@ -173,12 +173,13 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerate, any_type=True)
     state = state_of(request)
     _own_name(state, body.model)
-    for name in ("template", "images", "context", "suffix"):
+    for name in ("template", "context", "suffix"):
         if getattr(body, name):
             raise InvalidRequest(f"{name}: not supported on this route", name)
     if not body.prompt:
         return json_response(_loaded(body.model) | {"response": ""})
-    given = [{"role": "user", "content": body.prompt}]
+    content = _with_images(body.prompt, body.images)
+    given: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if body.system:
         given.insert(0, {"role": "system", "content": body.system})
     made = _chat(body, given, None)
@@ -234,12 +235,19 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _with_images(text: Any, images: list[Any] | None) -> Any:
+    """A content with its pictures, base64 texts, before its text."""
+    if not images:
+        return text
+    parts = [{"type": "image_url", "image_url": {"url": one}} for one in images]
+    return [*parts, {"type": "text", "text": text}]
+
+
 def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Ollama's message in OpenAI's form."""
     where = f"messages[{index}]"
-    if message.get("images"):
-        raise InvalidRequest(f"{where}.images: this model reads text only", f"{where}.images")
     made: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
+    made["content"] = _with_images(made["content"], message.get("images"))
     if message.get("thinking"):
         made["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):

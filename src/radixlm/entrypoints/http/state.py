@@ -13,6 +13,7 @@ from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
+from radixlm.entrypoints.media import MediaReader
 from radixlm.intake.manager import Intake
 from radixlm.intake.sessions import Sessions
 from radixlm.text.chat import ChatTemplate
@@ -37,6 +38,7 @@ class ServerState:
     defaults: SamplingParams
     sessions: Sessions
     template: ChatTemplate | None = None
+    media: MediaReader | None = None
     fim: FimTemplate | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None

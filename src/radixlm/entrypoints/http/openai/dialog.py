@@ -23,6 +23,7 @@ from radixlm.entrypoints.http.openai.protocol import (
 from radixlm.entrypoints.http.openai.reading import Piece, Reader
 from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, sampling_of
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.media import Source, sources_of
 from radixlm.intake.manager import grammar_of
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.reasoning import registry as reasoning
@@ -31,11 +32,6 @@ from radixlm.text.tools.base import ToolSpec, tool_specs
 from radixlm.wire.requests import GrammarSpec, LogprobNeed
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
-_MEDIA = frozenset(
-    (
-        "image image_url input_image video video_url audio audio_url input_audio file input_file"
-    ).split()
-)
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _NO_THINKING = ("none", "minimal")
 
@@ -117,12 +113,14 @@ async def make_dialog(state: ServerState, body: ChatRequest) -> Dialog:
     refuse_unbuilt(body)
     model = state.check_model(body.model)
     check_messages(body.messages)
+    sources = sources_of(body.messages, state.media)
     chosen = _tools(state, body)
     variables = template_variables(state, body)
     prompt = _render(state, body, chosen, variables)
     name = state.reasoning_format
     shown = name if body.separate_reasoning is not False else None
     request = await _request(state, body, chosen, prompt, shown)
+    await _set_prompt(state, body, request, prompt, sources)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
     return Dialog(
         state=state,
@@ -137,7 +135,7 @@ async def make_dialog(state: ServerState, body: ChatRequest) -> Dialog:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """InvalidRequest that names the message: its role, and parts that a text model cannot read."""
+    """InvalidRequest that names the message."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):
@@ -152,11 +150,6 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         if content is None and role in ("user", "system", "developer"):
             where = f"messages[{index}].content"
             raise InvalidRequest(f"{where} is required", where)
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind in _MEDIA:
-                where = f"messages[{index}].content[{place}]"
-                raise InvalidRequest(f"{where}: this model reads text only, not {kind}", where)
 
 
 def _num_calls(message: Mapping[str, Any]) -> int:
@@ -317,11 +310,24 @@ async def _request(
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
     request = request_of(state, body, sampling, body.rid)
     request.logprobs = _logprob_need(body)
+    return request
+
+
+async def _set_prompt(
+    state: ServerState,
+    body: ChatRequest,
+    request: GenerateRequest,
+    prompt: str,
+    sources: Sequence[Source],
+) -> None:
+    """Token ids of the written prompt, with its pictures in their places."""
+    adds = state.need_template().adds_special_tokens
     if body.input_ids is not None:
         request.input_ids = body.input_ids
+    elif sources and state.media is not None:
+        request.prompt = await state.media.prompt(prompt, sources, adds)
     else:
-        request.input_ids = await encode(state, prompt, "messages", template.adds_special_tokens)
-    return request
+        request.input_ids = await encode(state, prompt, "messages", adds)
 
 
 def _logprob_need(body: ChatRequest) -> LogprobNeed | None:
