@@ -28,8 +28,8 @@ class ObserveConfig(Group):
     ] = 2
     crash_dump_folder: Annotated[
         str | None,
-        "Folder for the requests of the last 5 minutes before a crash.",
-        Flag(state="planned", needs="a recorder of requests"),
+        "Folder for the requests of the last 5 minutes before a crash; `radixlm replay` sends "
+        "them again. The files hold prompts and answers.",
     ] = None
     show_time_cost: Annotated[
         bool,
@@ -47,7 +47,7 @@ class ObserveConfig(Group):
     gc_warning_threshold_secs: Annotated[
         float,
         "Warn about garbage collections that take longer; 0 never.",
-        Flag(within=NON_NEGATIVE, state="planned", needs="a watch on the garbage collector"),
+        Flag(within=NON_NEGATIVE),
     ] = 0.0
     enable_metrics: Annotated[bool, "Serve Prometheus metrics at /metrics."] = False
     enable_metrics_for_all_schedulers: Annotated[

@@ -7,7 +7,6 @@ from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _TP = "a tensor-parallel executor"
 _PP = "a pipeline-parallel executor"
-_DP = "replicas of the engine"
 _EP = "an expert-parallel executor"
 _NODES = "a launcher for several nodes"
 _COMM = "speeds up messages between GPUs; one rank sends none"
@@ -35,26 +34,26 @@ class ParallelConfig(Group):
     dp_size: Annotated[
         int,
         "Replicas of the engine behind one server.",
-        Flag(("--data-parallel-size", "--dp"), within=POSITIVE, state="planned", needs=_DP),
+        Flag(("--data-parallel-size", "--dp"), within=POSITIVE),
     ] = 1
     load_balance_method: Annotated[
         str,
-        "How requests are spread over replicas.",
+        "How requests are spread over replicas: in turn, or to the one that holds the fewest.",
         Flag(
             choices=("round_robin", "shortest_queue", "minimum_tokens"),
-            state="no-op",
-            why="there is one replica",
+            built=("round_robin", "shortest_queue"),
+            needs="data-parallel attention",
         ),
     ] = "round_robin"
     load_watch_interval: Annotated[
         float,
         "Seconds between two looks at the load of the replicas.",
-        Flag(within=ABOVE_ZERO, state="no-op", why="there is one replica"),
+        Flag(within=ABOVE_ZERO, state="no-op", why="the load of each replica is always known"),
     ] = 0.1
     prefill_round_robin_balance: Annotated[
         bool,
         "Spread prefills in turn, so that decode servers find the replica.",
-        Flag(state="no-op", why="there is one replica"),
+        Flag(state="no-op", why="prefill and decode are not split over servers"),
     ] = False
     enable_dp_attention: Annotated[
         bool,

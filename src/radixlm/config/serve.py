@@ -132,6 +132,17 @@ class ServeConfig(Group):
         "Seconds without a heartbeat of the scheduler after which it counts as dead.",
         Flag(within=ABOVE_ZERO),
     ] = 300.0
+    load_timeout_s: Annotated[
+        float,
+        "Seconds that an engine may take to load its model before it counts as hung.",
+        Flag(within=ABOVE_ZERO),
+    ] = 1800.0
+    stall_timeout_s: Annotated[
+        float,
+        "Seconds that a client may leave its answer unread, or its request half sent, before its "
+        "request is ended and its connection closed.",
+        Flag(within=ABOVE_ZERO),
+    ] = 60.0
     drain_timeout: Annotated[
         float, "Seconds that running requests get after SIGTERM.", Flag(within=NON_NEGATIVE)
     ] = 30.0

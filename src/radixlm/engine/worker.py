@@ -27,6 +27,7 @@ from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.modelinfo import resolved
 from radixlm.engine.recover import STOP_SIGNAL
 from radixlm.engine.renew import Renewing
+from radixlm.observe.gcwatch import GcWatch
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
 from radixlm.wire.replies import Failed, Ready
@@ -72,6 +73,7 @@ def main() -> int:
         serving.stop()
 
     signal.signal(STOP_SIGNAL, stop)
+    GcWatch(config.observe.gc_warning_threshold_secs).install()
     channel.send(Ready(replica.facts))
     serving.run()
     channel.close()

@@ -30,6 +30,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN_PATHS = frozenset({"/health", "/ready", "/health_generate", "/ping", "/metrics", "/v1/health"})
 # what changes the server, or shows what other clients send
 ADMIN_PATHS = frozenset(
+    "/dump_requests "
     "/flush_cache /set_internal_state /slow_down /freeze_gc /configure_logging /pause_generation "
     "/continue_generation /update_weights_from_disk /init_weights_update_group "
     "/destroy_weights_update_group /update_weights_from_tensor /update_weights_from_distributed "

@@ -24,6 +24,7 @@ from radixlm.base.units import format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.modelinfo import ModelInfo, resolved
+from radixlm.observe.gcwatch import GcWatch
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Server:
         for signum in () if self.is_shared else (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.on_signal, signum)
         self._spawn(self._announce())
+        GcWatch(self.config.observe.gc_warning_threshold_secs).install()
         gc.collect()
         gc.freeze()  # what is alive now lives for ever: the collector need not look at it again
         await self.uvicorn.serve(sockets=[self.sock])

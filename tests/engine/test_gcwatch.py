@@ -1,0 +1,29 @@
+"""Long garbage collections are said; short ones, and a server without the flag, are quiet."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+
+from radixlm.observe.gcwatch import GcWatch
+
+
+@pytest.mark.parametrize(("threshold_s", "count"), [(0.5, 1), (2.0, 0), (0.0, 0)])
+def test_long_collections_are_warned_about(
+    threshold_s: float, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = iter(range(1000))  # each look at the clock is a second later
+    watch = GcWatch(threshold_s, lambda: float(next(now_s)))
+    gc.disable()
+    watch.install()
+    try:
+        with caplog.at_level(logging.WARNING, "radixlm"):
+            gc.collect()
+    finally:
+        watch.remove()
+        gc.enable()
+    assert len(caplog.records) == count
+    assert watch not in gc.callbacks
+    assert not count or "took 1.000 s" in caplog.text
