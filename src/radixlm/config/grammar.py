@@ -12,7 +12,8 @@ class GrammarConfig(Group):
 
     grammar_backend: Annotated[
         str,
-        "Library that compiles JSON schemas, regular expressions and EBNF; llguidance when unset.",
+        "Library that compiles JSON schemas, regular expressions and EBNF; llguidance when unset: "
+        "its masks take a fifth of the time of xgrammar's (bench/grammar.py).",
         Flag(
             choices=("xgrammar", "outlines", "llguidance", "none"),
         ),

@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -256,8 +255,10 @@ def _hold_back_(logits_V: Tensor, ids_K: Tensor, is_early: Tensor) -> None:
 
 def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
     """Set the logits of forbidden tokens to -inf. mask_RW: int32, W = ceil(V / 32) or more."""
-    unpack = _unpack_cpu if logits_RV.device.type == "cpu" else _unpack
-    is_allowed_RV = unpack(mask_RW.to(logits_RV.device, non_blocking=True))
+    if logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32:
+        cpu.apply_mask_(logits_RV.numpy(), mask_RW.numpy())
+        return
+    is_allowed_RV = _unpack(mask_RW.to(logits_RV.device, non_blocking=True))
     logits_RV.masked_fill_(~is_allowed_RV[:, : logits_RV.shape[1]], _NO)
 
 
@@ -265,12 +266,6 @@ def _unpack(mask_RW: Tensor) -> Tensor:
     """int32 words -> bool [R, 32 W]."""
     shifts = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
     return ((mask_RW[:, :, None] >> shifts) & 1).flatten(1).bool()
-
-
-def _unpack_cpu(mask_RW: Tensor) -> Tensor:
-    """``_unpack``, by numpy's fast routine."""
-    mask_bytes = np.ascontiguousarray(mask_RW.numpy()).view(np.uint8)
-    return torch.from_numpy(np.unpackbits(mask_bytes, axis=1, bitorder="little").view(np.bool_))
 
 
 def _logprobs(
