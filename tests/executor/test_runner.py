@@ -16,7 +16,7 @@ from radixlm.executor.runner import Runner
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobNeed, PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
 from tests.executor.fake_model import DIM, VOCAB, make_runner
 
@@ -176,38 +176,24 @@ def test_hidden_states_are_those_of_the_item() -> None:
     assert after[1].hidden_states is None
 
 
-@pytest.mark.parametrize("cuts", [(), (1,), (2, 3)])
-def test_pooling(cuts: tuple[int, ...]) -> None:
-    prompt = [3, 9, 4, 8]
-    hidden = torch.tensor([[t, i, 4.0, 1.0] for i, t in enumerate(prompt)])
-    wanted = {
-        "last": hidden[-1],
-        "mean": hidden.mean(0),
-        "cls": hidden[0],
-        "last+norm": torch.nn.functional.normalize(hidden[-1], dim=0),
-    }
-    for kind, vector in wanted.items():
-        runner, _ = make_runner()
-        bounds = [0, *cuts, len(prompt)]
-        results = []
-        for i, (start, end) in enumerate(itertools.pairwise(bounds)):
-            first = {"admissions": (_admission(0, prompt),), "pages": (_pages(0),)} if not i else {}
-            item = _chunk(0, prompt, start, end, pooling=kind, emit=False)
-            results += _step(runner, item, **first)
-        assert [r.pooled for r in results[:-1]] == [None] * len(cuts)
-        assert results[-1].pooled == pytest.approx(vector.tolist()), kind
-        assert not runner.pooler._sums and not any(r.tokens for r in results)
-
-
 def test_a_pooled_request_that_leaves_early_leaves_nothing() -> None:
     runner, _ = make_runner()
     prompt = [3, 9, 4]
-    item = _chunk(0, prompt, 0, 2, pooling="mean", emit=False)
-    _step(runner, item, admissions=(_admission(0, prompt),), pages=(_pages(0),))
-    assert runner.pooler._sums
+    item = _chunk(0, prompt, 0, 2, pooling=PoolingNeed(), emit=False)
+    (got,) = _step(runner, item, admissions=(_admission(0, prompt),), pages=(_pages(0),))
+    assert got.pooled is None and runner.pooler.num_kept == 1
     other = _chunk(1, [5], 0, 1)
     _step(runner, other, releases=(0,), admissions=(_admission(1, [5]),), pages=(_pages(1),))
-    assert not runner.pooler._sums
+    assert not runner.pooler.num_kept
+
+
+def test_a_pooled_request_gets_its_vector_and_no_token() -> None:
+    runner, _ = make_runner()
+    item = _chunk(0, [3, 4], 0, 2, pooling=PoolingNeed(), emit=False)
+    (got,) = _step(runner, item, admissions=(_admission(0, [3, 4]),), pages=(_pages(0),))
+    hidden = torch.tensor([4.0, 1.0, 2.0, 1.0])  # token, position, length, one
+    assert got.pooled == pytest.approx(torch.nn.functional.normalize(hidden, dim=0).tolist())
+    assert not got.tokens
 
 
 def test_a_slot_forgets_its_last_owner() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import orjson
 
+from radixlm.arch.spec import Pool
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
@@ -165,14 +166,17 @@ class Face:
         self.tokenizer = make_tokenizer(folder)
         eos = self.tokenizer.token_id("<|im_end|>")
         assert eos is not None
-        facts = IntakeFacts(self.tokenizer.vocab_size, CONTEXT, eos_ids=(eos,))
+        pool = Pool(after="unit") if options.pop("is_pooled", False) else None
+        facts = IntakeFacts(
+            self.tokenizer.vocab_size, CONTEXT, eos_ids=(eos,), is_generation=pool is None
+        )
         options = {"model_path": str(folder), "served_model_name": "tiny"} | options
         self.config = ServerConfig.from_kwargs(**options)
         self.config = self.config.with_values({"log_level_http": "info"})
         self.engine = FakeEngine(self.tokenizer, facts, script)
         shown = None if self.config.model.skip_tokenizer_init else self.tokenizer
         self.engine.intake.tokenizer = shown
-        decoder: Any = SimpleNamespace(vocab=facts.vocab)
+        decoder: Any = SimpleNamespace(vocab=facts.vocab, pool=pool, encoder=None)
         info = ModelInfo(folder, decoder, "Toy", "toy", CONTEXT, (eos,), {"temperature": 0.0})
         self.app = create_app(self.config, info, shown, self.engine)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)

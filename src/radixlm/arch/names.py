@@ -165,8 +165,9 @@ _BESIDE = re.compile(
 )
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(
-    r"(^|\.)(lm_head|cls|pooler|classifier|score|qa_outputs|predictions|sop_classifier"
-    r"|discriminator_predictions|vocab_(transform|layer_norm|projector))\."
+    r"^logit_scale$|(^|\.)(lm_head|cls|pooler|classifier|score|qa_outputs|predictions"
+    r"|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
+    r"|visual_projection)\."
 )
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 

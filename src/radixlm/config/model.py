@@ -99,8 +99,7 @@ class ModelConfig(Group):
     ] = None
     is_embedding: Annotated[
         bool,
-        "Serve a causal model as an embedding model.",
-        Flag(state="planned", needs="pooling heads"),
+        "Serve a causal model as an embedding model: vectors of unit length, from the last token.",
     ] = False
     revision: Annotated[
         str | None, "Branch, tag or commit of the model.", Flag(state="planned", needs=_HUB)

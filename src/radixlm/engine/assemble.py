@@ -28,6 +28,7 @@ from radixlm.engine.modelinfo import ModelInfo
 from radixlm.executor.capacity import MemoryFacts, PoolSizes, WindowShare, pool_sizes
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.media import MediaRows
+from radixlm.executor.pooling import Pooler
 from radixlm.executor.runner import Runner
 from radixlm.executor.tables import SlotTables
 from radixlm.kernels.dispatch import Kernels, bind
@@ -38,9 +39,9 @@ from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
-from radixlm.models.build import Model, build_model
-from radixlm.models.towers import HfTower
+from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.models.towers import HfTower
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.tensors import SamplingTable
@@ -178,7 +179,11 @@ def _make_pools(
     page_bytes = {"full": 0, "window": 0}
     for group in model.kv_groups:
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
-    sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
+    if model.kv_groups:
+        sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
+    else:  # an encoder keeps nothing: its pages are numbers only
+        tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
+        sizes = PoolSizes(max(tokens, facts.context_len + 1) // page_size + 1)
     num_bytes = 0
     for group in model.kv_groups:
         in_window = share is not None and group.name == "window"
@@ -196,7 +201,7 @@ def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger
     if pools.window_tokens:
         table = WindowTable(pools.window_tokens, page_size)
         books = WindowBooks(PageAllocator(pools.sizes.num_window + 1, page_size), table)
-    cache = _cache(config, allocator, page_size, books)
+    cache = _cache(config, allocator, page_size, books, limits.is_encoder)
     return KvLedger(allocator, SlotAllocator(limits.max_running), cache, page_size, books)
 
 
@@ -244,11 +249,13 @@ def _kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> to
 def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) -> Limits:
     schedule = config.schedule
     chunk = schedule.chunked_prefill_size or 2048
-    whole = chunk < 0
+    is_encoder = info.decoder.encoder is not None
+    whole = chunk < 0 or is_encoder
+    most = schedule.max_prefill_tokens if chunk < 0 else chunk
     return Limits(
         max_running=schedule.max_running_requests or 64,
         max_queued=schedule.max_queued_requests,
-        step_tokens=max(schedule.max_prefill_tokens, info.context_len) if whole else chunk,
+        step_tokens=max(most, info.context_len) if whole else chunk,
         max_prefill_tokens=max(schedule.max_prefill_tokens, info.context_len if whole else 1),
         context_len=min(info.context_len, tokens),
         page_size=page_size,
@@ -260,6 +267,7 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         preemption_threshold=schedule.priority_scheduling_preemption_threshold,
         fair=config.schedule.fair_share is not None,
         chunked=not whole,
+        is_encoder=is_encoder,
         eos_ids=info.eos_ids,
         vocab=info.decoder.vocab,
         rope=rope_lengths(info.ropes),
@@ -297,9 +305,13 @@ def _window_share(config: ServerConfig, info: ModelInfo, model: Model) -> Window
 
 
 def _cache(
-    config: ServerConfig, allocator: PageAllocator, page_size: int, books: WindowBooks | None
+    config: ServerConfig,
+    allocator: PageAllocator,
+    page_size: int,
+    books: WindowBooks | None,
+    is_encoder: bool,
 ) -> PrefixCache:
-    if config.memory.disable_radix_cache:
+    if config.memory.disable_radix_cache or is_encoder:
         return ChunkCache(page_size, is_hybrid=books is not None)
     window = WindowGroup(books.pages, books.table.window_tokens) if books is not None else None
     eviction = config.memory.radix_eviction_policy
@@ -330,6 +342,7 @@ def _runner(
         limits.page_size,
         info.eos_ids,
         controls.verbs(),
+        pooler=Pooler(head_of(model)),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.composite import COMPOSITES
+from radixlm.arch.families.pools import pooled
 from radixlm.arch.hf import (
     context_len,
     describe,
@@ -16,7 +17,8 @@ from radixlm.arch.hf import (
     load_config,
     load_generation_config,
 )
-from radixlm.arch.spec import Attention, Decoder, LatentAttention, Moe, Rope
+from radixlm.arch.sentence import Sentence, read_sentence, with_modules
+from radixlm.arch.spec import Attention, Decoder, LatentAttention, Moe, Pool, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.config.facts import host_facts
 from radixlm.config.resolve import resolve
@@ -39,7 +41,13 @@ class ModelInfo:
     context_len: int
     eos_ids: tuple[int, ...]
     generation: dict[str, Any]
+    sentence: Sentence | None = None
     image_token_id: int | None = None  # stands for pictures in a prompt
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether the model writes text; else it gives vectors or scores."""
+        return self.decoder.pool is None
 
     @property
     def is_multimodal(self) -> bool:
@@ -50,8 +58,8 @@ class ModelInfo:
     def ropes(self) -> tuple[Rope, ...]:
         found: list[Rope] = []
         for block in self.decoder.blocks:
-            mixer = block.mixer
-            if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None:
+            mixer = block.attention
+            if mixer is not None and mixer.rope is not None:
                 found.append(mixer.rope)
         return tuple(dict.fromkeys(found))
 
@@ -86,18 +94,38 @@ def read_model(config: ServerConfig) -> ModelInfo:
     folder = find_model(config.model.model_path)
     c = _config(config, folder)
     generation = load_generation_config(folder)
-    length = context_len(c)
+    decoder, sentence = _pooling(config, describe(c), folder)
     asked = config.model.context_length
     return ModelInfo(
         folder=folder,
-        decoder=describe(c),
+        decoder=decoder,
         architecture=str(c.architecture),
         model_type=str(c.get("model_type") or ""),
-        context_len=asked or length,
+        context_len=asked or _text_len(c, decoder, sentence),
         eos_ids=eos_token_ids(c, generation),
         generation=generation,
+        sentence=sentence,
         image_token_id=_image_token_id(folder),
     )
+
+
+def _pooling(
+    config: ServerConfig, decoder: Decoder, folder: Path
+) -> tuple[Decoder, Sentence | None]:
+    """The model with the head of a sentence-transformers folder, or of --is-embedding."""
+    sentence = read_sentence(folder)
+    if sentence is not None:
+        return with_modules(decoder, sentence, str(folder / "modules.json")), sentence
+    if config.model.is_embedding and decoder.pool is None:
+        return pooled(decoder, Pool(after="unit")), None
+    return decoder, None
+
+
+def _text_len(c: Config, decoder: Decoder, sentence: Sentence | None) -> int:
+    """Tokens that the model reads: an encoder has only so many places, and a folder of
+    sentence-transformers may say that it was made for fewer."""
+    length = min(context_len(c), decoder.max_positions) if decoder.encoder else context_len(c)
+    return min(length, sentence.max_length or length) if sentence is not None else length
 
 
 def _image_token_id(folder: Path) -> int | None:
@@ -111,13 +139,14 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
     info = read_model(config)
-    decoder = info.decoder
+    decoder, asked = info.decoder, config.model.context_length
     c = _config(config, info.folder)
     facts = host_facts(
         {
-            "context_len": context_len(c),
+            # a length that was asked for may go beyond what a text was made for, not beyond places
+            "context_len": _text_len(c, decoder, info.sentence if asked is None else None),
             "is_moe": any(isinstance(b.ffn, Moe) for b in decoder.blocks),
-            "has_window": any(getattr(b.mixer, "window", 0) for b in decoder.blocks),
+            "has_window": any(getattr(b.attention, "window", 0) for b in decoder.blocks),
             "vocab": decoder.vocab,
         }
     )

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from radixlm import __version__
 from radixlm.base.errors import EngineError, InvalidRequest, RadixError
+from radixlm.base.lazy import load
 from radixlm.config.reading import read_values
 from radixlm.config.root import ServerConfig, flat
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
@@ -44,6 +45,7 @@ class Engine:
         self._media = make_reader(self.config, self.info)
         self._engine = ThreadEngine(self.config, self.info, self.tokenizer)
         self._is_shut = False
+        self._calls: Any = None
         try:
             self._wait(self._start())
         except RadixError:
@@ -183,6 +185,50 @@ class Engine:
         reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
         async for event in reply.stream(self._engine.intake):
             yield event
+
+    # ---- vectors and scores ----------------------------------------------------------------
+
+    def encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
+        """A dict with the "embedding" (or the scores) of a prompt, a list of them for a list; with
+        the fields of ``/encode`` (input_ids, dimensions, prompt_name, ...)."""
+        values = fields if prompt is None else {**fields, "text": prompt}
+        return self._wait(self._pooled_calls().encode(values))
+
+    async def async_encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
+        """``encode`` for a caller with an event loop of its own."""
+        values = fields if prompt is None else {**fields, "text": prompt}
+        work = self._pooled_calls().encode(values)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def rerank(self, prompt: list[list[str]]) -> Any:
+        """Scores of a cross-encoder for pairs of a query and a document, as ``encode`` gives."""
+        return self.encode(text=prompt, is_cross_encoder_request=True)
+
+    def score(
+        self,
+        query: str | list[int],
+        items: str | list[str] | list[list[int]],
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> list[list[float]]:
+        """What ``/v1/score`` gives: a list of scores an item."""
+        values: dict[str, Any] = {
+            "query": query,
+            "items": items,
+            "label_token_ids": label_token_ids,
+        }
+        values |= {"apply_softmax": apply_softmax}
+        values["item_first"] = item_first
+        scores: list[list[float]] = self._wait(self._pooled_calls().score(values))
+        return scores
+
+    def _pooled_calls(self) -> Any:
+        """Made when first needed: it brings the HTTP records with it."""
+        if self._calls is None:
+            make = load("radixlm.entrypoints.offline_pooled:PooledCalls")
+            self._calls = make(self.config, self.info, self.tokenizer, self._engine)
+        return self._calls
 
     # ---- the rest --------------------------------------------------------------------------
 

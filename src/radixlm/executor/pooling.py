@@ -1,53 +1,115 @@
-"""Hidden states -> one vector or score a request: embeddings, rewards, classes.
+"""Hidden states -> one vector or some scores a request: embeddings, rewards, classes.
 
-Legend: T tokens of a chunk, D model width.
+Legend: N places of a request, T tokens of a chunk, D model width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from radixlm.arch.spec import Pool
 from radixlm.step.plan import Item
 
-# a head (reward, classification) turns the pooled vector into scores
-Head = Callable[[Tensor], Tensor]
+
+class Head(Protocol):
+    """What turns pooled rows [R, D] into vectors or scores [R, O]."""
+
+    pool: Pool
+
+    def run(self, x_RI: Tensor) -> Tensor: ...
+
+
+class _LastPlace:
+    """Default head: the vector of the last place, at unit length."""
+
+    pool = Pool(after="unit")
+
+    def run(self, x_RI: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(x_RI, dim=-1)
 
 
 class Pooler:
-    """Collects the chunks of a request. ``pooling`` is "last", "mean" or "cls", with "+norm" for
-    unit length or "+head" for the model's score head."""
+    """Collects the chunks of a request, pools them as the head's record says, runs the head."""
 
     def __init__(self, head: Head | None = None) -> None:
-        self._head = head
-        self._sums: dict[str, Tensor] = {}
+        self._head: Head = head or _LastPlace()
+        self._kinds = self._head.pool.pooling.split("+")
+        self._marks = torch.tensor(self._head.pool.marks, dtype=torch.int64)
+        self._kept: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def num_kept(self) -> int:
+        """Requests of which some chunks have come, and not yet the last."""
+        return len(self._kept)
 
     def forget(self, rid: str) -> None:
         """The request has left, perhaps before its last chunk."""
-        self._sums.pop(rid, None)
+        self._kept.pop(rid, None)
 
     def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
-        """The pooled vector once the last chunk has come, else None."""
-        kind, _, after = (item.pooling or "last").partition("+")
-        is_last = item.start + item.count == prompt_len
-        if kind == "mean":
-            total = hidden_TD.float().sum(0)
-            total = total + self._sums[item.rid] if item.start else total
-            self._sums[item.rid] = total
-            pooled = total / prompt_len
-        elif kind == "cls":
-            if not item.start:
-                self._sums[item.rid] = hidden_TD[0].float()
-            pooled = self._sums[item.rid]
-        else:
-            pooled = hidden_TD[-1].float()
-        if not is_last:
+        """The vector or the scores once the last chunk has come, else None."""
+        hidden_TD = hidden_TD.float()
+        kept = self._kept.get(item.rid, {}) if item.start else {}
+        for kind in self._kinds:
+            self._take(kind, kept, item, hidden_TD)
+        if item.start + item.count < prompt_len:
+            self._kept[item.rid] = kept
             return None
-        self._sums.pop(item.rid, None)
-        if after == "head" and self._head is not None:
-            pooled = self._head(pooled)
-        if after == "norm":
-            pooled = torch.nn.functional.normalize(pooled, dim=-1)
-        return [float(x) for x in pooled.reshape(-1).tolist()]
+        self._kept.pop(item.rid, None)
+        if self._kinds == ["late"]:
+            return _numbers(self._head.run(kept["late"]).mean(0))
+        if self._kinds == ["steps"]:
+            return _numbers(self._head.run(kept["steps"]))
+        parts = [self._pool(kind, kept, prompt_len) for kind in self._kinds]
+        return _numbers(self._head.run(torch.cat(parts)[None]))
+
+    def _take(self, kind: str, kept: dict[str, Tensor], item: Item, hidden_TD: Tensor) -> None:
+        """Add one chunk to what is kept for a kind of pooling."""
+        if kind in ("mean", "mean_sqrt"):
+            total = hidden_TD.sum(0)
+            kept[kind] = total + kept[kind] if kind in kept else total
+        elif kind == "weighted":
+            places = torch.arange(item.start, item.start + item.count, device=hidden_TD.device) + 1
+            total = (hidden_TD * places[:, None]).sum(0)
+            kept[kind] = total + kept[kind] if kind in kept else total
+        elif kind == "max":
+            top = hidden_TD.amax(0)
+            kept[kind] = torch.maximum(top, kept[kind]) if kind in kept else top
+        elif kind == "cls":
+            kept.setdefault(kind, hidden_TD[0])
+        elif kind == "last":
+            kept[kind] = hidden_TD[-1]
+        elif kind == "late":
+            kept[kind] = torch.cat((kept[kind], hidden_TD)) if kind in kept else hidden_TD
+        else:
+            self._take_marked(kind, kept, item, hidden_TD)
+
+    def _take_marked(
+        self, kind: str, kept: dict[str, Tensor], item: Item, hidden_TD: Tensor
+    ) -> None:
+        """Places whose token is one of the marks: all of them, or the last (else the last)."""
+        assert item.tokens is not None and kind in ("steps", "marked")
+        is_marked_T = torch.isin(torch.as_tensor(item.tokens).long(), self._marks)
+        found = hidden_TD[is_marked_T.to(hidden_TD.device)]
+        if kind == "steps":
+            kept[kind] = torch.cat((kept[kind], found)) if kind in kept else found
+        else:
+            if len(found):
+                kept[kind] = found[-1]
+            kept["last"] = hidden_TD[-1]
+
+    def _pool(self, kind: str, kept: dict[str, Tensor], prompt_len: int) -> Tensor:
+        if kind == "mean":
+            return kept[kind] / prompt_len
+        if kind == "mean_sqrt":
+            return kept[kind] / prompt_len**0.5
+        if kind == "weighted":
+            return kept[kind] / (prompt_len * (prompt_len + 1) / 2)
+        return kept[kind] if kind in kept else kept["last"]  # no place is marked
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return [float(x) for x in values.reshape(-1).tolist()]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import AttentionRunner, ForwardBatch
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import Item, StepPlan
 from radixlm.wire.media import plain_ids
 
 
@@ -87,8 +87,26 @@ def prepare(
         extras=plan.extras,
     )
     _put_embeds(plan, tables, batch, starts_S1)
+    _put_pairs(plan, tables, batch, starts_S1)
     _put_rope_ids(plan, tables, batch, positions_T)
     return batch
+
+
+def _put_pairs(
+    plan: StepPlan, tables: SlotTables, batch: ForwardBatch, starts_S1: NDArray[np.int64]
+) -> None:
+    """Which tokens are of the second text of a pair."""
+    pairs = [(i, at) for i, at in zip(plan.items, starts_S1, strict=False) if _first_len(i)]
+    if not pairs:
+        return
+    second_T = np.zeros(batch.num_tokens, np.bool_)
+    for item, at in pairs:
+        second_T[at + max(0, _first_len(item) - item.start) : at + item.count] = True
+    batch.second_T = torch.from_numpy(second_T).to(tables.device)
+
+
+def _first_len(item: Item) -> int:
+    return item.pooling.first_len if item.pooling is not None else 0
 
 
 def _put_rope_ids(

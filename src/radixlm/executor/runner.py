@@ -8,6 +8,7 @@ Legend: R rows with logits, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -82,12 +83,13 @@ class Runner:
         eos_ids: tuple[int, ...],
         controls: Mapping[str, Any] | None = None,
         processors: LogitProcessors | None = None,
+        pooler: Pooler | None = None,
         media: MediaRows | None = None,
     ) -> None:
         self.model, self.attn, self.tables = model, attn, tables
         self.sampling, self.sampler = sampling, Sampler(sampling, detect_bad=True)
         self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
-        self.pooler = Pooler()
+        self.pooler = pooler or Pooler()
         self.processors = processors or LogitProcessors()
         self.media = media
         self._controls = dict(controls or {})
@@ -187,6 +189,8 @@ class Runner:
         if item.pooling:
             total = self.tables.state(item.slot).prompt_len
             got.pooled = self.pooler.add(item, hidden, total)
+            if got.pooled is not None and not all(map(math.isfinite, got.pooled)):
+                got.error = "the model produced numbers that are not finite (NaN)"
 
     def _prompt_logprobs(self, hidden: Tensor, item: Item) -> Logprobs:
         assert item.targets is not None and item.logprobs is not None

@@ -33,7 +33,7 @@ class Checks:
         if request.embeds is not None:
             ids = self._embed_ids(request.embeds, request.num_embeds)
         elif request.prompt is not None:
-            return self._fit(request.prompt.ids.tolist(), may_cut=False)
+            return self._fit(request.prompt.ids.tolist(), False, may_cut=False)
         elif request.input_ids is not None:
             ids = request.input_ids
             bad = next((i for i in ids if not 0 <= i < self.facts.vocab), None)
@@ -53,7 +53,20 @@ class Checks:
             raise InvalidRequest("one of text, input_ids and input_embeds is needed", param="text")
         if not ids:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="text")
-        return self._fit(ids)
+        return self._fit(ids, request.pooling is not None)
+
+    def kind(self, request: GenerateRequest) -> None:
+        """InvalidRequest where the model cannot give what is asked for: tokens, or vectors."""
+        if request.pooling is not None and self.facts.is_generation:
+            raise InvalidRequest(
+                "this model generates text; start the server with --is-embedding to get vectors "
+                "from it"
+            )
+        if request.pooling is None and not self.facts.is_generation:
+            raise InvalidRequest(
+                "this model gives vectors or scores and generates no text; ask /v1/embeddings, "
+                "/v1/rerank or /classify"
+            )
 
     def _embed_ids(self, embeds: bytes, num_embeds: int) -> list[int]:
         """Placeholders for rows of input embeddings, which cannot be shortened."""
@@ -72,10 +85,16 @@ class Checks:
             )
         return [0] * num_embeds
 
-    def _fit(self, ids: list[int], may_cut: bool = True) -> list[int]:
-        most = self.facts.context_len - 1
+    def _fit(self, ids: list[int], is_pooled: bool, may_cut: bool = True) -> list[int]:
+        most = self.facts.context_len - (not is_pooled)
         if len(ids) <= most:
             return ids
+        if is_pooled:
+            raise PromptTooLong(
+                f"the text has {len(ids)} tokens, the model reads at most {most}; shorten it, or "
+                "start the server with --allow-auto-truncate",
+                param="input",
+            )
         if self.facts.allow_auto_truncate and may_cut:
             return ids[:most]
         raise PromptTooLong(

@@ -124,6 +124,7 @@ class Intake:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         check_names(request)
         checks = Checks(self.facts, self.tokenizer)
+        checks.kind(request)
         ids = checks.prompt_ids(request)
         sampling = checks.sampling(request, len(ids))
         packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
@@ -232,7 +233,7 @@ class Intake:
             grammar=request.grammar or grammar_of(sampling),
             embeds=request.embeds,
             media=media.media if media is not None else (),
-            rope_ids=pack_ids(media.rope_ids) if media is not None and media.rope_ids is not None else None,
+            rope_ids=media.packed_rope_ids() if media is not None else None,
             adapter=request.adapter,
             processor=request.processor,
             pooling=request.pooling,

@@ -8,7 +8,7 @@ from typing import Any
 from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal.processor import Prompt
 from radixlm.wire.replies import Finish, Logprobs
-from radixlm.wire.requests import GrammarSpec, LogprobNeed
+from radixlm.wire.requests import GrammarSpec, LogprobNeed, PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_ID_BYTES = 512  # the flight record of the engine must hold it
@@ -34,7 +34,7 @@ class GenerateRequest:
     grammar: GrammarSpec | None = None
     adapter: str | None = None
     processor: str | None = None
-    pooling: str | None = None
+    pooling: PoolingNeed | None = None
     timeout_s: float | None = None
     fair_key: str | None = None
     session: dict[str, Any] | None = None
@@ -89,7 +89,7 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
 
 def check_names(request: GenerateRequest) -> None:
     """Strings that travel to the engine must be text, and an id must fit its records."""
-    for name in ("rid", "extra_key", "fair_key", "adapter", "processor", "pooling"):
+    for name in ("rid", "extra_key", "fair_key", "adapter", "processor"):
         value = getattr(request, name)
         try:
             size = len(value.encode()) if value is not None else 0

@@ -9,9 +9,11 @@ from radixlm.arch.spec import Decoder
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.encoder import EncoderModel
+from radixlm.models.heads import PooledHead, head_layers
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
-Model = DecoderModel
+Model = DecoderModel | EncoderModel
 
 
 def build_model(
@@ -30,4 +32,18 @@ def build_model(
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     """
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme())
-    return DecoderModel(untied_with_bias(decoder), context, weight_dtype, merge_windows)
+    model: Model
+    if decoder.encoder is not None:
+        model = EncoderModel(decoder, context, weight_dtype)
+    else:
+        model = DecoderModel(untied_with_bias(decoder), context, weight_dtype, merge_windows)
+    if decoder.pool is not None:  # further layers of the tree, which the loader fills with the rest
+        model.pool = head_layers(decoder.pool.head, decoder.dim, context)
+        model.gate = head_layers(decoder.pool.gate, decoder.dim, context)
+    return model
+
+
+def head_of(model: Model) -> PooledHead | None:
+    """The head of a loaded model that gives vectors or scores."""
+    pool = model.decoder.pool
+    return None if pool is None else PooledHead(pool, model.pool, model.gate)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Decoder
+from radixlm.arch.spec import Block, Decoder, Rope
 from radixlm.kernels import cpu
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.layers.block import BlockLayer
@@ -20,7 +20,7 @@ from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
-from radixlm.models.groups import kv_groups, pool_places
+from radixlm.models.groups import kv_groups, pool_places, state_rows
 from radixlm.models.plain import is_plain
 from radixlm.models.program import StepProgram, make_program
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -32,6 +32,14 @@ def sinusoids(rows_T: Tensor, dim: int) -> Tensor:
     powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / (half - 1)
     angles = rows_T[:, None].float() * torch.exp(powers * -math.log(10000.0))
     return F.pad(torch.cat((angles.sin(), angles.cos()), -1), (0, dim - 2 * half))
+
+
+NOWHERE = (-1, -1)  # place in a pool of a layer that has none
+
+
+def rope_of(block: Block) -> Rope | None:
+    """The rotation of a block's attention."""
+    return None if block.attention is None else block.attention.rope
 
 
 class DecoderModel(Module):
@@ -50,9 +58,11 @@ class DecoderModel(Module):
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
         is_cpu = cpu.available and context.device.type == "cpu"
         self.use_program = is_cpu and is_plain(decoder)
-        self.kv_groups = kv_groups(decoder, merge_windows)
+        # states and windows would share the second page space: then windows keep all tokens
+        self.state_layers = tuple(b.state.states for b in decoder.blocks if b.state is not None)
+        self.kv_groups = kv_groups(decoder, merge_windows or bool(self.state_layers))
         kernels, device, dim = context.kernels, context.device, decoder.dim
-        ropes = list(dict.fromkeys(b.mixer.rope for b in decoder.blocks if b.mixer.rope))
+        ropes = list(dict.fromkeys(rope for b in decoder.blocks if (rope := rope_of(b))))
         self.ropes = RopeTables(ropes, kernels, device)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
         self.embed = Embedding(decoder.vocab, dim, context, decoder.embed_scale, tied_fmt)
@@ -61,13 +71,15 @@ class DecoderModel(Module):
         if decoder.embed_norm is not None:
             self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
         places = pool_places(decoder, self.kv_groups)
+        states = state_rows(decoder)
         self.blocks = [
             BlockLayer(
                 block,
                 dim,
                 context,
-                ropes.index(block.mixer.rope) if block.mixer.rope else -1,
-                places[layer],
+                ropes.index(rope) if (rope := rope_of(block)) else -1,
+                places.get(layer, NOWHERE),
+                states.get(layer, -1),
             )
             for layer, block in enumerate(decoder.blocks)
         ]
@@ -86,8 +98,8 @@ class DecoderModel(Module):
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
-        """One site a layer, in order; complete once the weights are loaded."""
-        return tuple(block.mixer.site for block in self.blocks)
+        """One site a layer that attends, in order; complete once the weights are loaded."""
+        return tuple(site for block in self.blocks if (site := block.site) is not None)
 
     def positions_table(self) -> Tensor | None:
         """The learned positions in float32, [rows, D]."""

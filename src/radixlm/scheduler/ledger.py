@@ -69,7 +69,9 @@ class KvLedger:
         """How many leading tokens may come from the tree: the last must be computed, and so must
         every place whose log-probability or hidden state is wanted."""
         wire = request.wire
-        if wire.embeds is not None or wire.return_hidden_states or wire.pooling:
+        if wire.embeds is not None or wire.return_hidden_states:
+            return 0
+        if wire.pooling is not None and wire.pooling.is_whole:
             return 0
         limit = request.base - 1
         if wire.logprobs and wire.logprobs.prompt_from >= 0 and not request.num_output:

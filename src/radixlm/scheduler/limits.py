@@ -46,6 +46,7 @@ class Limits:
     aging_s: float = 10.0  # a waiting request gains one priority every so many seconds
     fair: bool = False  # users (fair_key) share the slots evenly
     chunked: bool = True
+    is_encoder: bool = False  # nothing is kept of a text: neither chunks nor a prefix cache
     mixed: bool = True
     eos_ids: tuple[int, ...] = ()
     vocab: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.wire.media import Media
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobNeed, PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
 
 Ids = NDArray[np.int32]
@@ -38,7 +38,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     targets_at: int = 0
     targets: Ids | None = None
     hidden_states: bool = False
-    pooling: str | None = None
+    pooling: PoolingNeed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ MAX_TOKEN_ID = (1 << 32) - 1
 class Backend(Protocol):
     """The part of ``tokenizers.Tokenizer`` that we call; ids of no token decode to nothing."""
 
-    def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> Any:
-        """Objects with ``.ids``, one a text."""
+    def encode_batch_fast(self, input: list[Any], *, add_special_tokens: bool = True) -> Any:
+        """Objects with ``.ids`` and ``.type_ids``, one a text or pair of texts."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -114,6 +114,14 @@ class Tokenizer:
         clean = [clean_text(text) for text in texts]
         encodings = self.backend.encode_batch_fast(clean, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Token ids of two texts as the model reads them together, and how many of them come
+        before the tokens that the tokenizer marks as the second text's (0: it marks none)."""
+        pair = (clean_text(first), clean_text(second))
+        encoding = self.backend.encode_batch_fast([pair], add_special_tokens=True)[0]
+        types = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else 0
 
     def decode(
         self,
@@ -386,10 +394,10 @@ def _load_with_transformers(
 class _Encoding:
     """Token ids in the shape of the library's Encoding."""
 
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "type_ids")
 
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
+    def __init__(self, ids: list[int], type_ids: list[int]) -> None:
+        self.ids, self.type_ids = ids, type_ids
 
 
 class PythonBackend:
@@ -399,11 +407,16 @@ class PythonBackend:
         self._tokenizer = tokenizer
 
     def encode_batch_fast(
-        self, input: list[str], *, add_special_tokens: bool = True
+        self, input: list[Any], *, add_special_tokens: bool = True
     ) -> list[_Encoding]:
         """See Backend."""
-        encode = self._tokenizer.encode
-        return [_Encoding(encode(text, add_special_tokens=add_special_tokens)) for text in input]
+        made = []
+        for given in input:
+            texts = given if isinstance(given, tuple) else (given,)
+            ids = self._tokenizer.encode(*texts, add_special_tokens=add_special_tokens)
+            types = self._tokenizer(*texts).get("token_type_ids") if len(texts) > 1 else None
+            made.append(_Encoding(ids, types or []))
+        return made
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See Backend."""

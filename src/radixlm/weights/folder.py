@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.weights.joined import JoinedSource
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -15,7 +17,14 @@ _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_
 
 
 def open_folder(folder: Path, load_format: str) -> TensorSource:
-    """The weights of ``folder``; CheckpointError if there are none."""
+    """The weights of ``folder``, and as "2_Dense.linear.weight" those of the further layers of a
+    sentence-transformers folder; CheckpointError if there are none."""
+    layers = {name: _open(folder / name, load_format) for name in dense_folders(folder)}
+    source = _open(folder, load_format)
+    return JoinedSource(source, layers) if layers else source
+
+
+def _open(folder: Path, load_format: str) -> TensorSource:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder")
     if load_format in ("auto", "safetensors"):

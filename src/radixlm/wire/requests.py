@@ -34,6 +34,15 @@ class LogprobNeed(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
 
 
+class PoolingNeed(msgspec.Struct, frozen=True):
+    """The request wants a vector or scores, as the model gives them, and no tokens.
+    ``first_len``: tokens of the first text of a pair (0: there is one text). ``is_whole``: every
+    place takes part, so none may come from the prefix cache."""
+
+    first_len: int = 0
+    is_whole: bool = True
+
+
 class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     """One sequence to continue (or to pool, with ``pooling``).
 
@@ -62,7 +71,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     rope_ids: bytes | None = None
     adapter: str | None = None
     processor: str | None = None
-    pooling: str | None = None
+    pooling: PoolingNeed | None = None
     fair_key: str | None = None
     stream: bool = True
     is_suspect: bool = False

@@ -5,45 +5,76 @@ from __future__ import annotations
 import base64
 import math
 import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face
+import pytest_asyncio
+from tests.fakes.http import Face, face
 
 
-async def test_embeddings_in_both_forms(server: Face) -> None:
-    got = (await server.post("/v1/embeddings", input=["hi", "you"], model="tiny")).json()
+@pytest_asyncio.fixture
+async def pooled(toy_folder: Path) -> AsyncIterator[Face]:
+    async with face(toy_folder, {}, is_pooled=True) as made:
+        yield made
+
+
+async def test_what_a_model_cannot_give_is_refused_by_name(server: Face, pooled: Face) -> None:
+    for path, body in (
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/encode", {"text": "hi"}),
+        ("/api/embed", {"model": "tiny", "input": "hi"}),
+    ):
+        got = await server.post(path, **body)
+        assert got.status_code == 400 and "--is-embedding" in got.text, path
+    messages = [{"role": "user", "content": "hi"}]
+    for path, body in (
+        ("/generate", {"text": "hi"}),
+        ("/v1/completions", {"prompt": "hi", "model": "tiny"}),
+        ("/v1/chat/completions", {"messages": messages, "model": "tiny"}),
+        ("/v1/score", {"query": "q", "items": ["a"], "label_token_ids": [1]}),
+    ):
+        got = await pooled.post(path, **body)
+        assert got.status_code == 400 and "/v1/embeddings" in got.text, path
+    assert (await pooled.client.get("/health_generate")).status_code == 200
+    shown = [(await face.client.get("/get_model_info")).json() for face in (server, pooled)]
+    assert [info["is_generation"] for info in shown] == [True, False]
+
+
+async def test_embeddings_in_both_forms(pooled: Face) -> None:
+    got = (await pooled.post("/v1/embeddings", input=["hi", "you"], model="tiny")).json()
     assert [row["index"] for row in got["data"]] == [0, 1]
-    first = server.tokenizer.encode("hi")[0]
+    first = pooled.tokenizer.encode("hi")[0]
     assert got["data"][0]["embedding"] == [3.0, 4.0 + first]
     assert got["usage"]["prompt_tokens"] == got["usage"]["total_tokens"] > 0
-    coded = await server.post("/v1/embeddings", input="hi", encoding_format="base64")
+    coded = await pooled.post("/v1/embeddings", input="hi", encoding_format="base64")
     raw = base64.b64decode(coded.json()["data"][0]["embedding"])
     assert list(struct.unpack("<2f", raw)) == got["data"][0]["embedding"]
 
 
-async def test_dimensions_cut_and_scale(server: Face) -> None:
-    got = (await server.post("/v1/embeddings", input=[1, 2], dimensions=1)).json()
+async def test_dimensions_cut_and_scale(pooled: Face) -> None:
+    got = (await pooled.post("/v1/embeddings", input=[1, 2], dimensions=1)).json()
     assert got["data"][0]["embedding"] == [1.0]
-    refused = await server.post("/v1/embeddings", input="hi", dimensions=3)
+    refused = await pooled.post("/v1/embeddings", input="hi", dimensions=3)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "dimensions"
 
 
 @pytest.mark.parametrize("value", [[], "", [[]], {}, [1.5], ["a", 1], [10**9], 5])
-async def test_bad_inputs_are_named(server: Face, value: Any) -> None:
-    got = await server.post("/v1/embeddings", input=value)
+async def test_bad_inputs_are_named(pooled: Face, value: Any) -> None:
+    got = await pooled.post("/v1/embeddings", input=value)
     assert got.status_code == 400 and got.json()["error"]["param"] == "input", got.text
 
 
-async def test_native_encode(server: Face) -> None:
-    one = (await server.post("/encode", text="hi")).json()
+async def test_native_encode(pooled: Face) -> None:
+    one = (await pooled.post("/encode", text="hi")).json()
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0
-    two = (await server.post("/encode", input_ids=[[1], [2]])).json()
+    two = (await pooled.post("/encode", input_ids=[[1], [2]])).json()
     assert [answer["embedding"][1] for answer in two] == [5.0, 6.0]
     for path, body in (("/classify", {"text": "hi"}), ("/v1/classify", {"input": "hi"})):
-        refused = await server.post(path, **body)
+        refused = await pooled.post(path, **body)
         assert refused.status_code == 400 and "score head" in refused.text
-    assert (await server.post("/encode", text="hi", image_data="x")).status_code == 400
+    assert (await pooled.post("/encode", text="hi", image_data="x")).status_code == 400
 
 
 async def test_scores_are_probabilities_of_the_labels(server: Face) -> None:
@@ -59,16 +90,40 @@ async def test_scores_are_probabilities_of_the_labels(server: Face) -> None:
     assert bad.json()["error"]["param"] == "label_token_ids"
 
 
-async def test_rerank_sorts_by_likeness(server: Face) -> None:
-    got = (await server.post("/v1/rerank", query="hi", documents=["a", "hi", "z"])).json()
+async def test_rerank_sorts_by_likeness(pooled: Face) -> None:
+    got = (await pooled.post("/v1/rerank", query="hi", documents=["a", "hi", "z"])).json()
     assert got[0]["document"] == "hi" and got[0]["index"] == 1
     assert got[0]["score"] == pytest.approx(1.0)
     scores = [row["score"] for row in got]
     assert scores == sorted(scores, reverse=True)
     body: dict[str, Any] = {"query": "hi", "documents": ["a", "b"], "top_n": 1}
-    one = (await server.post("/v1/rerank", **body, return_documents=False)).json()
+    one = (await pooled.post("/v1/rerank", **body, return_documents=False)).json()
     assert len(one) == 1 and one[0]["document"] is None
-    assert (await server.post("/v1/rerank", query="hi", documents=[])).status_code == 400
+    assert (await pooled.post("/v1/rerank", query="hi", documents=[])).status_code == 400
+
+
+async def test_rerank_in_the_shape_of_other_clients(pooled: Face) -> None:
+    body: dict[str, Any] = {"query": "hi", "documents": ["a", {"text": "hi"}], "model": "tiny"}
+    for path in ("/rerank", "/v2/rerank"):
+        got = (await pooled.post(path, **body, return_documents=True)).json()
+        assert [row["index"] for row in got["results"]] == [1, 0] and got["model"] == "tiny"
+        assert got["results"][0]["document"] == {"text": "hi"}
+        assert got["results"][0]["relevance_score"] == pytest.approx(1.0)
+        assert got["usage"]["total_tokens"] > 0
+    few = (await pooled.post("/rerank", **body, top_n=1)).json()["results"]
+    assert len(few) == 1 and "document" not in few[0]
+    assert (await pooled.post("/rerank", query="", documents=["a"])).status_code == 400
+    assert (await pooled.post("/rerank", query="q", documents=[{"x": 1}])).status_code == 400
+
+
+async def test_inputs_as_objects(pooled: Face) -> None:
+    plain = (await pooled.post("/v1/embeddings", input=["hi"])).json()["data"]
+    same = (await pooled.post("/v1/embeddings", input=[{"text": "hi"}])).json()["data"]
+    assert plain == same
+    refused = await pooled.post("/v1/embeddings", input=[{"text": "hi", "image": "x"}])
+    assert refused.status_code == 400
+    unknown = await pooled.post("/v1/embeddings", input="hi", prompt_name="query")
+    assert unknown.json()["error"]["param"] == "prompt_name"
 
 
 async def test_texts_are_read_by_name(server: Face) -> None:

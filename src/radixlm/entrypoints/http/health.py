@@ -15,6 +15,7 @@ from radixlm.entrypoints.http.errors import error_body, json_response
 from radixlm.entrypoints.http.state import state_of
 from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest
+from radixlm.wire.requests import PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
 
 router = APIRouter(tags=["health"])
@@ -85,9 +86,11 @@ def why_not_ready(intake: Intake) -> str | None:
 async def probe(intake: Intake, limit_s: float) -> bool:
     """Send one token through the model; True as soon as any token has come."""
     began_s = time.monotonic()
+    writes = intake.facts.is_generation
     request = GenerateRequest(
-        sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_new_tokens=int(writes), temperature=0.0, ignore_eos=True),
         input_ids=[0],
+        pooling=None if writes else PoolingNeed(),
         rid=PROBE_PREFIX + secrets.token_hex(8),
         is_internal=True,
     )

@@ -43,7 +43,7 @@ async def model_info(request: Request) -> Response:
             "model_path": model.model_path,
             "tokenizer_path": model.tokenizer_path,
             "served_model_name": state.model_name,
-            "is_generation": not state.config.model.is_embedding,
+            "is_generation": state.info.is_generation,
             "preferred_sampling_params": serve.preferred_sampling_params,
             "weight_version": state.weight_version,
             "model_type": state.info.model_type,

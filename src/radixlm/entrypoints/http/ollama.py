@@ -23,7 +23,7 @@ from radixlm.entrypoints.http.openai import dialog as dialogs
 from radixlm.entrypoints.http.openai.dialog import Dialog, make_dialog
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.reading import Piece
-from radixlm.entrypoints.http.pooled import as_prompts, cut, pool, pooling_of
+from radixlm.entrypoints.http.pooling import as_prompts, cut, pool
 from radixlm.entrypoints.http.schema import Body, Int, Ints, Objects, Strings, documented, make
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.records import Output
@@ -376,9 +376,9 @@ async def embed(request: Request) -> Response:
     is_old = request.url.path.endswith("/embeddings")
     param = "prompt" if is_old else "input"
     prompts = as_prompts(getattr(body, param), param)
-    work = pool(state, prompts, pooling_of(state.info.folder), param)
+    work = pool(state, prompts, param)
     found = await until_gone(request, work)
-    vectors = [cut(one.vector, body.dimensions) for one in found]
+    vectors = [cut(state, one.vector, body.dimensions) for one in found]
     if is_old:
         return json_response({"embedding": vectors[0]})
     count = sum(one.output.prompt_tokens for one in found)

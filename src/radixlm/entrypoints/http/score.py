@@ -1,8 +1,9 @@
-"""/v1/score: how likely given tokens follow; /v1/rerank: documents by how well they answer."""
+"""/v1/score: how likely given tokens follow each item, or what a score head says of it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -16,8 +17,15 @@ from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import run
 from radixlm.entrypoints.http.openai.sampling import encode
-from radixlm.entrypoints.http.pooled import MAX_INPUTS, has_head, pool, pooling_of
-from radixlm.entrypoints.http.schema import Body, Int, Ints, Rid, Strings, documented
+from radixlm.entrypoints.http.pooling import (
+    MAX_INPUTS,
+    Pair,
+    has_scores,
+    pool,
+    probabilities,
+    prompt_usage,
+)
+from radixlm.entrypoints.http.schema import Body, Ints, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.wire.requests import LogprobNeed
@@ -27,32 +35,22 @@ router = APIRouter(tags=["pooled"])
 
 
 class ScoreRequest(Body):
-    """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item."""
+    """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item; of
+    a model with a score head they are its scores of the pair, and ``label_token_ids`` may choose
+    some of its labels by their number."""
 
     query: str | Ints
     items: str | Strings | list[Ints]
-    label_token_ids: Annotated[Ints, Field(min_length=1, max_length=1024)]
+    label_token_ids: Annotated[Ints, Field(min_length=1, max_length=1024)] | None = None
     apply_softmax: bool = False
     item_first: bool = False
     temperature: Annotated[float, Field(gt=0)] = 1.0
     model: str | None = None
 
 
-class RerankRequest(Body):
-    """POST /v1/rerank."""
-
-    query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[Strings, Field(min_length=1, max_length=MAX_INPUTS)]
-    instruct: str | None = None
-    top_n: Annotated[Int, Field(ge=1)] | None = None
-    return_documents: bool = True
-    model: str | None = None
-    rid: Rid | None = None
-
-
 @router.post("/v1/score", openapi_extra=documented(ScoreRequest))
 async def score(request: Request) -> Response:
-    """Probabilities of label tokens after each item."""
+    """Probabilities of label tokens after each item, or scores of each item."""
     body = await read_body(request, ScoreRequest)
     return json_response(await until_gone(request, answer_score(state_of(request), body)))
 
@@ -60,27 +58,72 @@ async def score(request: Request) -> Response:
 async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]:
     """The whole answer."""
     model = state.check_model(body.model)
+    items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
+    if not items or len(items) > MAX_INPUTS:
+        raise InvalidRequest(f"items must hold 1 to {MAX_INPUTS} entries", "items")
+    if has_scores(state):
+        scores, usage = await _of_head(state, body, items)
+    else:
+        scores, usage = await _of_tokens(state, body, items)
+    return {"object": "scoring", "model": model, "scores": scores, "usage": usage}
+
+
+async def _of_head(
+    state: ServerState, body: ScoreRequest, items: list[Any]
+) -> tuple[list[list[float]], dict[str, int]]:
+    """Scores that the model's head gives to query and item, read together."""
+    query = body.query
+    if not isinstance(query, str) or not all(isinstance(item, str) for item in items):
+        raise InvalidRequest("items: a score head reads pairs of texts, not token ids", "items")
+    pairs = [Pair(item, query) if body.item_first else Pair(query, item) for item in items]
+    found = await pool(state, pairs, "items")
+    rows = []
+    for one in found:
+        scores = [value / body.temperature for value in one.vector]
+        rows.append(_chosen(body, probabilities(state, scores) if body.apply_softmax else scores))
+    return rows, prompt_usage(found)
+
+
+def _chosen(body: ScoreRequest, scores: list[float]) -> list[float]:
+    wanted = body.label_token_ids
+    if wanted is None:
+        return scores
+    bad = next((i for i in wanted if not 0 <= i < len(scores)), None)
+    if bad is not None:
+        raise InvalidRequest(
+            f"label_token_ids: {bad} is no label; the model has {len(scores)}", "label_token_ids"
+        )
+    return [scores[i] for i in wanted]
+
+
+async def _of_tokens(
+    state: ServerState, body: ScoreRequest, items: list[Any]
+) -> tuple[list[list[float]], dict[str, int]]:
+    """Probabilities of the label tokens after query and item."""
+    if body.label_token_ids is None:
+        raise InvalidRequest("label_token_ids is needed: whose scores?", "label_token_ids")
     vocab = state.intake.facts.vocab
     bad = next((i for i in body.label_token_ids if not 0 <= i < vocab), None)
     if bad is not None:
         raise InvalidRequest(f"label_token_ids: {bad} is not a token id", "label_token_ids")
-    items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
-    if not items or len(items) > MAX_INPUTS:
-        raise InvalidRequest(f"items must hold 1 to {MAX_INPUTS} entries", "items")
-    need = LogprobNeed(-1, 0, tuple(body.label_token_ids))
+    prompts = [await _prompt(state, body, item) for item in items]
+    outputs = await next_tokens(state, prompts, body.label_token_ids)
+    scores = [_scores(body, output) for output in outputs]
+    count = sum(output.prompt_tokens for output in outputs)
+    return scores, {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
+
+
+async def next_tokens(
+    state: ServerState, prompts: Sequence[list[int]], token_ids: Sequence[int]
+) -> list[Output]:
+    """One step after each prompt, with the log-probabilities of ``token_ids``."""
+    need = LogprobNeed(-1, 0, tuple(token_ids))
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     requests = [
         GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=client_key())
-        for ids in [await _prompt(state, body, item) for item in items]
+        for ids in prompts
     ]
-    outputs = [found[0] for found in await run.collect(state, requests)]
-    count = sum(output.prompt_tokens for output in outputs)
-    return {
-        "object": "scoring",
-        "model": model,
-        "scores": [_scores(body, output) for output in outputs],
-        "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0},
-    }
+    return [found[0] for found in await run.collect(state, requests)]
 
 
 async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int]) -> list[int]:
@@ -100,63 +143,22 @@ async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int])
     return ids
 
 
-def _scores(body: ScoreRequest, output: Output) -> list[float]:
+def label_logprobs(output: Output, token_ids: Sequence[int]) -> list[float]:
+    """Log-probabilities of ``token_ids`` as the next token."""
     rows = output.logprobs.asked if output.logprobs else []
     found = {token: logprob for logprob, token in (rows[0] if rows else None) or []}
-    logprobs = [found.get(i, -math.inf) for i in body.label_token_ids]
+    return [found.get(i, -math.inf) for i in token_ids]
+
+
+def _scores(body: ScoreRequest, output: Output) -> list[float]:
+    logprobs = label_logprobs(output, body.label_token_ids or ())
     if not body.apply_softmax:
         return [math.exp(value) for value in logprobs]
-    logprobs = [value / body.temperature for value in logprobs]
+    return softmax([value / body.temperature for value in logprobs])
+
+
+def softmax(logprobs: Sequence[float]) -> list[float]:
+    """Shares of the given log-probabilities; equal ones where all are zero."""
     top = max(logprobs)
     weights = [math.exp(value - top) if top > -math.inf else 1.0 for value in logprobs]
     return [weight / sum(weights) for weight in weights]
-
-
-async def _rerank(request: Request) -> Response:
-    """Documents by how well they fit a query."""
-    body = await read_body(request, RerankRequest)
-    return json_response(await until_gone(request, answer_rerank(state_of(request), body)))
-
-
-for _method in ("POST", "PUT"):
-    router.add_api_route(
-        "/v1/rerank",
-        _rerank,
-        methods=[_method],
-        name="rerank",
-        operation_id=f"{_method.lower()}_rerank",
-        openapi_extra=documented(RerankRequest),
-        response_class=Response,
-    )
-
-
-async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[str, Any]]:
-    """Best first. A model with a score head reads query and document together; any other is asked
-    for vectors, and the score is their cosine."""
-    state.check_model(body.model)
-    query = f"Instruct: {body.instruct}\nQuery: {body.query}" if body.instruct else body.query
-    if has_head(state):
-        prompts: list[str | list[int]] = [f"{query}\n{text}" for text in body.documents]
-        found = await pool(state, prompts, "last+head", "documents", body.rid)
-        scores = [one.vector[0] for one in found]
-    else:
-        texts: list[str | list[int]] = [query, *body.documents]
-        found = await pool(state, texts, pooling_of(state.info.folder), "documents", body.rid)
-        first, *found = found
-        scores = [_cosine(first.vector, one.vector) for one in found]
-    rows = [
-        {
-            "score": score,
-            "document": text if body.return_documents else None,
-            "index": index,
-            "meta_info": {"prompt_tokens": one.output.prompt_tokens},
-        }
-        for index, (score, text, one) in enumerate(zip(scores, body.documents, found, strict=True))
-    ]
-    rows.sort(key=lambda row: -float(row["score"]))  # type: ignore[arg-type]
-    return rows[: body.top_n]
-
-
-def _cosine(a: list[float], b: list[float]) -> float:
-    dot = sum(x * y for x, y in zip(a, b, strict=True))
-    return dot / (math.hypot(*a) * math.hypot(*b) or 1.0)

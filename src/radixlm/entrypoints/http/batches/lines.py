@@ -17,11 +17,10 @@ from radixlm.entrypoints.http.openai.chat import answer_chat
 from radixlm.entrypoints.http.openai.completions import complete, make_call
 from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest, Generation
 from radixlm.entrypoints.http.pooled import EmbeddingRequest, answer_embeddings
+from radixlm.entrypoints.http.rerank import RerankRequest, answer_rerank
 from radixlm.entrypoints.http.schema import read
 from radixlm.entrypoints.http.score import (
-    RerankRequest,
     ScoreRequest,
-    answer_rerank,
     answer_score,
 )
 from radixlm.entrypoints.http.state import ServerState

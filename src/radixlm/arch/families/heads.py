@@ -1,0 +1,149 @@
+"""Decoders that give vectors or scores: embedding, classification and reward models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import FAMILIES, Family, family
+from radixlm.arch.families.pools import labels, pooled, scores, vectors
+from radixlm.arch.names import AnyOf
+from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
+
+# <name>Model gives vectors, <name>ForSequenceClassification scores; both around <name>ForCausalLM
+PLAIN = (
+    *("Llama", "Mistral", "Ministral", "Arcee", "SeedOss", "SmolLM3", "Helium", "Qwen2", "Qwen3"),
+    *("Qwen2Moe", "Qwen3Moe", "Gemma", "Gemma2", "Phi", "Phi3", "Mixtral", "DeepseekV2"),
+    *("DeepseekV3", "Glm", "Glm4", "Olmo", "Olmo2", "Olmo3", "Persimmon", "StableLm"),
+    *("Starcoder2", "GptOss", "HunYuanDenseV1", "HunYuanMoEV1", "Nemotron", "Exaone4"),
+)
+STEP_MARK = 151651  # <extra_0>, which ends a step for the process reward models of Qwen
+
+
+def body(base: str, c: Config) -> Decoder:
+    """The decoder of the architecture ``base``, as an encoder where the config says that every
+    token sees all others."""
+    sees_all = c.get("is_causal") is False or bool(c.get("use_bidirectional_attention"))
+    values = {key: c.get(key) for key in c} | {"use_bidirectional_attention": False}
+    decoder = FAMILIES[base](Config(values, c.source, {key for key in c if c.is_given(key)}))
+    return replace(decoder, encoder=Encoder()) if sees_all else decoder
+
+
+def _vectors(base: str) -> Family:
+    def embedding(c: Config) -> Decoder:
+        return vectors(c, body(base, c))
+
+    return embedding
+
+
+def _scores(base: str) -> Family:
+    def classifier(c: Config) -> Decoder:
+        return scores(c, body(base, c))
+
+    return classifier
+
+
+for _stem in PLAIN:
+    family(f"{_stem}Model")(_vectors(f"{_stem}ForCausalLM"))
+    family(f"{_stem}ForSequenceClassification")(_scores(f"{_stem}ForCausalLM"))
+family("LlamaEmbeddingModel")(_vectors("LlamaForCausalLM"))
+
+
+@family("LlamaBidirectionalModel")
+def llama_bidirectional(c: Config) -> Decoder:
+    pooling = {"avg": "mean", "cls": "cls", "last": "last"}.get(c.get("pooling", "avg"), "mean")
+    return vectors(c, replace(body("LlamaForCausalLM", c), encoder=Encoder()), pooling)
+
+
+@family("Gemma3TextModel", "EmbeddingGemmaModel")
+def gemma3_text(c: Config) -> Decoder:
+    return vectors(c, _gemma3(c), "mean" if c.get("use_bidirectional_attention") else "last")
+
+
+@family("Gemma3TextForSequenceClassification")
+def gemma3_classifier(c: Config) -> Decoder:
+    return scores(c, _gemma3(c))
+
+
+def _gemma3(c: Config) -> Decoder:
+    """Windows of the bidirectional model reach half as far, to both sides."""
+    decoder = body("Gemma3ForCausalLM", c)
+    if decoder.encoder is None:
+        return decoder
+
+    def halved(mixer: Attention) -> Attention:
+        return replace(mixer, window=mixer.window // 2 + 1) if mixer.window else mixer
+
+    blocks = tuple(
+        replace(b, mixer=halved(b.mixer)) if isinstance(b.mixer, Attention) else b
+        for b in decoder.blocks
+    )
+    return replace(decoder, blocks=blocks)
+
+
+@family("LlamaForClassification")
+def llama_classification(c: Config) -> Decoder:
+    """Scores of the place of the end token."""
+    eos = c.get("eos_token_id", ())
+    names = tuple(f"LABEL_{i}" for i in range(c.classification_out_size))
+    return scores(
+        c,
+        body("LlamaForCausalLM", c),
+        "classification_head",
+        labels=names,
+        bias=bool(c.get("classification_bias")),
+        pooling="marked",
+        marks=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+    )
+
+
+@family("LlamaForSequenceClassificationWithNormal_Weights")
+def llama_weighted(c: Config) -> Decoder:
+    """Pairs of scores, of which the first is weighed by a second head."""
+    dim, names = c.hidden_size, labels(c)
+    gate = (Dense(dim, dim, "selu"), Dense(dim, dim, "selu"), Dense(dim, len(names) // 2))
+    pool = Pool("last", (Dense(dim, len(names), bias=False),), "gated", "scores", gate=gate)
+    return pooled(
+        body("LlamaForCausalLM", c),
+        pool,
+        pool_0="score",
+        gate_0="weights.fc.0",
+        gate_1="weights.fc.2",
+        gate_2="weights.fc.4",
+    )
+
+
+@family("InternLM2ForRewardModel")
+def internlm2_reward(c: Config) -> Decoder:
+    return scores(c, body("InternLM2ForCausalLM", c), "v_head", labels=("reward",))
+
+
+@family("LlamaForRewardModel")
+def llama_reward(c: Config) -> Decoder:
+    head = AnyOf("v_head", "score", "reward_head")
+    return scores(c, body("LlamaForCausalLM", c), head, labels=("reward",))
+
+
+def _reward(base: str, c: Config, pooling: str = "last", **fields: object) -> Decoder:
+    """Two layers: score.0, a ReLU, score.2."""
+    hidden = Dense(c.hidden_size, c.hidden_size, "relu")
+    before = ((hidden, "score.0"),)
+    return scores(c, body(base, c), "score.2", before, pooling=pooling, bias=True, **fields)
+
+
+@family("Qwen2ForRewardModel")
+def qwen2_reward(c: Config) -> Decoder:
+    return _reward("Qwen2ForCausalLM", c, labels=("reward",) * c.get("num_labels", 1))
+
+
+@family("Qwen3ForRewardModel")
+def qwen3_reward(c: Config) -> Decoder:
+    return _reward("Qwen3ForCausalLM", c, labels=("reward",) * c.get("num_labels", 1))
+
+
+@family("Qwen2ForProcessRewardModel")
+def qwen2_process_reward(c: Config) -> Decoder:
+    """The probability that each step is right, in the order of the steps."""
+    mark = c.get("step_tag_id", STEP_MARK)
+    fields = {"marks": (mark,), "after": "second", "labels": ("wrong", "right")}
+    return _reward("Qwen2ForCausalLM", c, "steps", **fields)

@@ -1,0 +1,80 @@
+"""Heads of models that do not generate: what the pooled hidden states of a text become."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.names import Name
+from radixlm.arch.spec import Decoder, Dense, Norm, Pool
+
+_SQUASHINGS = {"sigmoid": "sigmoid", "identity": "", "softmax": "softmax"}
+
+
+def labels(c: Config) -> tuple[str, ...]:
+    """Names of the scores: id2label, else LABEL_0 and so on for num_labels (2 if unsaid)."""
+    named = c.get("id2label") or {}
+    if not isinstance(named, dict) or not all(str(key).isdigit() for key in named):
+        raise c.error("id2label", "must map numbers to names")
+    if named:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    count = c.get("num_labels", 2)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1 << 20:
+        raise c.error("num_labels", f"= {count!r} must be a positive integer")
+    return tuple(f"LABEL_{i}" for i in range(count))
+
+
+def squashing(c: Config) -> Any:
+    """What a cross-encoder's scores pass last, as sentence-transformers notes it; nothing if it
+    does not."""
+    notes = c.get("sentence_transformers")
+    noted = notes.get("activation_fn") if isinstance(notes, dict) else None
+    name = noted or c.get("sbert_ce_default_activation_function") or "Identity"
+    kind = re.sub(r".*\.", "", str(name)).lower()
+    if kind not in _SQUASHINGS:
+        raise c.error("sentence_transformers", f"names the activation {name!r}, which is unknown")
+    return _SQUASHINGS[kind]
+
+
+def dimensions(c: Config) -> tuple[int, ...]:
+    """Lengths to which the config allows a vector to be cut; () for any."""
+    listed = c.get("matryoshka_dimensions") or ()
+    if not all(isinstance(one, int) and one > 0 for one in listed):
+        raise c.error("matryoshka_dimensions", "must be a list of positive integers")
+    return tuple(listed)
+
+
+def vectors(c: Config, decoder: Decoder, pooling: str = "last") -> Decoder:
+    """The decoder as an embedding model: vectors of unit length."""
+    return pooled(decoder, Pool(pooling, after="unit", dimensions=dimensions(c)))
+
+
+def pooled(decoder: Decoder, pool: Pool, **names: Name) -> Decoder:
+    """The decoder with a head; ``names`` are those of its roles ("pool_0" for "pool.0"). It has no
+    output head: what stands for one is the token table, which no step runs."""
+    roles = {role.replace("_", ".", 1): name for role, name in names.items()}
+    decoder = replace(decoder, logit_scale=1.0, logit_softcap=0.0, head_bias=False)
+    return replace(decoder, pool=pool, tied=True, names={**decoder.names, **roles})
+
+
+def scores(
+    c: Config,
+    decoder: Decoder,
+    out: Name = "score",
+    before: tuple[tuple[Dense | Norm, Name], ...] = (),
+    *,
+    pooling: str = "last",
+    bias: bool = False,
+    **fields: Any,
+) -> Decoder:
+    """The decoder as a classifier or reward model: layers ``before``, then a score a label."""
+    named = fields.pop("labels", None) or labels(c)
+    steps = tuple(step for step, _ in before)
+    width = next((s.outputs for s in reversed(steps) if isinstance(s, Dense)), decoder.dim)
+    head = (*steps, Dense(width, len(named), bias=bias))
+    fields.setdefault("after", squashing(c))
+    names = {f"pool_{i}": name for i, (_, name) in enumerate(before)} | {f"pool_{len(before)}": out}
+    pool = Pool(pooling, head, gives="scores", labels=named, **fields)
+    return pooled(decoder, pool, **names)

@@ -1,0 +1,182 @@
+"""Reads what sentence-transformers writes beside a checkpoint: modules.json, the folders that it
+names, prompts and the longest text. No torch, no sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from radixlm.arch.families.pools import pooled
+from radixlm.arch.names import Name
+from radixlm.arch.spec import Decoder, Dense, Pool
+from radixlm.base.errors import CheckpointError
+
+# in the order in which the vectors of several modes are joined
+_MODES = {
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean_tokens": "weighted",
+    "lasttoken": "last",
+}
+_ACTS: Mapping[str, Any] = {
+    "Identity": "",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Sigmoid": "sigmoid",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A linear layer in a folder of its own."""
+
+    folder: str
+    layer: Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A folder in sentence-transformers' form. ``max_length``: tokens of the longest text that it
+    was made for (0: unsaid). ``prompts`` stand before texts, by name."""
+
+    pooling: str
+    dense: tuple[DenseModule, ...]
+    is_normalised: bool
+    max_length: int = 0
+    is_lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+
+def read_sentence(folder: Path) -> Sentence | None:
+    """None where the folder has no modules.json; CheckpointError names a file that is broken."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    pooling, dense, is_normalised = "mean", list[DenseModule](), False
+    for module in _modules(path):
+        kind, sub = str(module.get("type", "")).rpartition(".")[2], str(module.get("path") or "")
+        if is_normalised and kind in ("Pooling", "Dense"):
+            raise CheckpointError(f"{path}: {kind} after Normalize is not supported")
+        if kind == "Pooling":
+            pooling = _pooling(folder / sub / "config.json")
+        elif kind == "Dense":
+            dense.append(DenseModule(sub, _dense(folder / sub / "config.json")))
+        elif kind == "Normalize":
+            is_normalised = True
+        elif kind == "Transformer" and sub not in ("", "."):
+            raise CheckpointError(f"{path}: the model is in {sub!r}: give that folder's files here")
+        elif kind not in ("Transformer", "Dropout"):
+            raise CheckpointError(f"{path}: the module {kind!r} is not supported")
+    limits = _optional(folder / "sentence_bert_config.json")
+    notes = _optional(folder / "config_sentence_transformers.json")
+    prompts = notes.get("prompts") or {}
+    return Sentence(
+        pooling,
+        tuple(dense),
+        is_normalised,
+        max_length=_length(limits.get("max_seq_length")),
+        is_lower_case=bool(limits.get("do_lower_case")),
+        prompts={str(name): str(text) for name, text in dict(prompts).items()},
+        default_prompt=notes.get("default_prompt_name"),
+    )
+
+
+def with_modules(decoder: Decoder, sentence: Sentence, source: str) -> Decoder:
+    """The model with the pooling and the layers that ``sentence`` gives it; a model that gives
+    scores stays as it is."""
+    if decoder.pool is not None and decoder.pool.gives == "scores":
+        return decoder
+    width = decoder.dim * (sentence.pooling.count("+") + 1)
+    names: dict[str, Name] = {}
+    for index, module in enumerate(sentence.dense):
+        if module.layer.inputs != width:
+            raise CheckpointError(
+                f"{source}: {module.folder} takes {module.layer.inputs} numbers, it gets {width}"
+            )
+        names[f"pool_{index}"] = f"{module.folder}.linear"
+        width = module.layer.outputs
+    known = decoder.pool or Pool()
+    pool = replace(
+        known,
+        pooling=sentence.pooling,
+        head=tuple(module.layer for module in sentence.dense),
+        after="unit" if sentence.is_normalised else "",
+    )
+    return pooled(decoder, pool, **names)
+
+
+def dense_folders(folder: Path) -> list[str]:
+    """Folders with the weights of linear layers, as modules.json names them."""
+    sentence = read_sentence(folder)
+    return [module.folder for module in sentence.dense] if sentence is not None else []
+
+
+def _modules(path: Path) -> list[dict[str, Any]]:
+    value = _read(path)
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise CheckpointError(f"{path} must hold a list of modules")
+    return sorted(value, key=lambda module: int(module.get("idx", 0)))
+
+
+def _pooling(path: Path) -> str:
+    config = _read(path)
+    given = config.get("pooling_mode") if isinstance(config, dict) else None
+    if isinstance(given, str | list | tuple):  # the newer form names the modes
+        listed = [given] if isinstance(given, str) else list(given)
+        named = {name.removesuffix("_tokens").removesuffix("_token") for name in listed}
+        short = {mode.removesuffix("_tokens").removesuffix("_token"): kind
+                 for mode, kind in _MODES.items()}  # fmt: skip
+        unknown = named - short.keys()
+        modes = [kind for mode, kind in short.items() if mode in named]
+    else:
+        flags = {key: on for key, on in config.items() if key.startswith("pooling_mode_")}
+        on = {key.removeprefix("pooling_mode_") for key, value in flags.items() if value}
+        unknown, modes = on - _MODES.keys(), [kind for mode, kind in _MODES.items() if mode in on]
+    if unknown or not modes:
+        what = ", ".join(sorted(unknown)) or "none"
+        raise CheckpointError(f"{path}: the pooling {what} is not supported")
+    if config.get("include_prompt") is False:
+        raise CheckpointError(f"{path}: include_prompt false is not supported")
+    return "+".join(modes)
+
+
+def _dense(path: Path) -> Dense:
+    config = _read(path)
+    act = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    kind = act.rpartition(".")[2].removesuffix("()")
+    if kind not in _ACTS:
+        raise CheckpointError(f"{path}: activation_function {act!r} is not supported")
+    sizes = [_length(config.get(key)) for key in ("in_features", "out_features")]
+    if not all(sizes):
+        raise CheckpointError(f"{path}: in_features and out_features must be positive integers")
+    return Dense(sizes[0], sizes[1], _ACTS[kind], bool(config.get("bias", True)))
+
+
+def _length(value: object) -> int:
+    """A positive count, 0 for anything else."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    return int(value) if is_count else 0  # type: ignore[call-overload]
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    value = _read(path) if path.is_file() else {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return value
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,83 @@
+"""Attention of whole texts: every token sees all others of its own text, nothing is kept.
+
+Texts are packed one after another and never padded: each is computed by itself, so that its
+numbers do not depend on what else is in the step. Legend: T packed tokens, S texts, N tokens of
+one text, H query heads, K KV heads, C head channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer texts go in pieces of queries
+
+
+class RaggedAttention:
+    """The AttentionRunner of one step of an encoder."""
+
+    def __init__(self, batch: ForwardBatch, bias_HW: Tensor | None = None) -> None:
+        """``bias_HW`` [H, 2M - 1]: what a score gains by the distance key - query, from 1 - M to
+        M - 1, where M is at least the longest text."""
+        starts = batch.query_start_S1.tolist()
+        self._spans = list(itertools.pairwise(starts))
+        self._bias_HW = bias_HW
+        self._masks: dict[tuple[int, int, int, int], Tensor | None] = {}
+
+    def run(
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """[T, heads * v_dim] in the dtype of q."""
+        assert k_TKD is not None and v_TKV is not None, "an encoder keeps nothing to read"
+        out_THV = q_THD.new_empty(q_THD.shape[0], site.heads, site.v_dim)
+        for start, end in self._spans:
+            k = k_TKD[start:end].transpose(0, 1)
+            v = v_TKV[start:end].transpose(0, 1)
+            step = max(1, MAX_SCORES // (site.heads * (end - start)))
+            for first in range(start, end, step):
+                last = min(first + step, end)
+                q = q_THD[first:last].transpose(0, 1)
+                mask = self._mask(end - start, first - start, last - start, site)
+                out_THV[first:last] = _attend(q, k, v, mask, site).transpose(0, 1)
+        return out_THV.flatten(1)
+
+    def _mask(self, length: int, first: int, last: int, site: AttentionSite) -> Tensor | None:
+        """What joins the scores of queries [first, last) of a text: float [H or 1, Q, N]."""
+        window = site.window if site.window < length else 0
+        key = (length, first, last, window)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(length, first, last, window)
+        return self._masks[key]
+
+    def _make_mask(self, length: int, first: int, last: int, window: int) -> Tensor | None:
+        bias = self._bias_HW
+        if bias is None and not window:
+            return None
+        device = None if bias is None else bias.device
+        place_N = torch.arange(length, device=device)
+        ahead_QN = place_N - place_N[first:last, None]
+        mask = torch.zeros(1, last - first, length, device=device)
+        if bias is not None:
+            mask = bias[:, ahead_QN + (bias.shape[1] - 1) // 2]
+        return mask.masked_fill(ahead_QN.abs() >= window, -torch.inf) if window else mask
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, site: AttentionSite) -> Tensor:
+    """[H, Q, V] of q [H, Q, C], k [K, N, C] and v [K, N, V]."""
+    if mask is not None:
+        mask = mask.to(q.device, q.dtype)
+    if not site.softcap:
+        grouped = site.heads != site.kv_heads
+        wide = None if mask is None else mask[None]
+        return F.scaled_dot_product_attention(
+            q[None], k[None], v[None], wide, scale=site.scale, enable_gqa=grouped
+        )[0]
+    repeat = site.heads // site.kv_heads
+    k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
+    scores = torch.tanh(q @ k.transpose(1, 2) * (site.scale / site.softcap)) * site.softcap
+    return torch.softmax(scores if mask is None else scores + mask, -1) @ v

@@ -1,0 +1,249 @@
+"""Documents by how well they answer a query: /v1/rerank in our shape, /rerank and /v2/rerank in
+that of Cohere's and Jina's clients.
+
+A model with a score head reads query and document together. One that gives vectors is asked for
+them, and the score is their likeness. One that writes is asked whether the document answers, and
+the score is the share of "yes" over "no".
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.body import read_body
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openai.sampling import encode
+from radixlm.entrypoints.http.pooling import MAX_INPUTS, Pair, Prompt, has_scores, pool
+from radixlm.entrypoints.http.schema import Body, Int, Rid, Strings, documented
+from radixlm.entrypoints.http.score import label_logprobs, next_tokens, softmax
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.intake.records import Output
+
+router = APIRouter(tags=["pooled"])
+
+DEFAULT_INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".'
+)
+
+
+class Document(Body):
+    """A document as an object."""
+
+    text: str
+
+
+Documents = Annotated[
+    Strings | list[Document] | list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)
+]
+
+
+class RerankRequest(Body):
+    """POST /v1/rerank."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents
+    instruct: str | None = None
+    top_n: Annotated[Int, Field(ge=1)] | None = None
+    return_documents: bool = True
+    model: str | None = None
+    rid: Rid | None = None
+
+
+class SharedRerankRequest(Body):
+    """POST /rerank and /v2/rerank, as Cohere's and Jina's clients send it."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents
+    instruct: str | None = None
+    top_n: Annotated[Int, Field(ge=1)] | None = None
+    return_documents: bool = False
+    model: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One document. ``index``: its place in the request."""
+
+    score: float
+    index: int
+    text: str
+    output: Output
+
+
+async def rank(
+    state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
+) -> list[Ranked]:
+    """All documents, best first; equal ones in the order of the request."""
+    if has_scores(state):
+        scored = await _by_head(state, query, documents, instruct, rid)
+    elif state.info.is_generation:
+        scored = await _by_answer(state, query, documents, instruct)
+    else:
+        scored = await _by_likeness(state, query, documents, instruct, rid)
+    ranked = [
+        Ranked(score, index, text, output)
+        for index, ((score, output), text) in enumerate(zip(scored, documents, strict=True))
+    ]
+    return sorted(ranked, key=lambda one: -one.score)
+
+
+Scored = list[tuple[float, Output]]
+
+
+async def _by_head(
+    state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
+) -> Scored:
+    if is_reranker_template(state):
+        texts = [_template_text(state, query, text, instruct) for text in documents]
+        prompts: list[Prompt] = [await encode(state, t, "documents", False) for t in texts]
+    else:
+        query = _instructed(query, instruct)
+        prompts = [Pair(query, text) for text in documents]
+    found = await pool(state, prompts, "documents", rid)
+    return [(one.vector[-1] if len(one.vector) == 2 else one.vector[0], one.output)
+            for one in found]  # fmt: skip
+
+
+async def _by_likeness(
+    state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
+) -> Scored:
+    known = state.info.sentence.prompts if state.info.sentence is not None else {}
+    names = [next((n for n in kind if known.get(n)), None) for kind in _PROMPT_NAMES]
+    asked: list[Prompt] = [_instructed(query, instruct)]
+    ids = (f"{rid}_query", rid) if rid is not None else (None, None)
+    first = (await pool(state, asked, "query", ids[0], prompt_name=names[0]))[0]
+    found = await pool(state, list(documents), "documents", ids[1], prompt_name=names[1])
+    return [(cosine(first.vector, one.vector), one.output) for one in found]
+
+
+# what models call the prompts of the two sides
+_PROMPT_NAMES = (("query",), ("document", "passage"))
+
+
+async def _by_answer(
+    state: ServerState, query: str, documents: list[str], instruct: str | None
+) -> Scored:
+    tokenizer = state.need_tokenizer()
+    labels = [tokenizer.encode(word, False) for word in ("yes", "no")]
+    if any(len(ids) != 1 for ids in labels):
+        raise InvalidRequest(
+            f"{state.info.architecture} cannot rank: it generates text, and its tokenizer has no "
+            'tokens for "yes" and "no"; serve a cross-encoder, or start with --is-embedding'
+        )
+    yes_no = [ids[0] for ids in labels]
+    texts = [_template_text(state, query, text, instruct) for text in documents]
+    prompts = [await encode(state, text, "documents", False) for text in texts]
+    outputs = await next_tokens(state, prompts, yes_no)
+    return [(softmax(label_logprobs(output, yes_no))[0], output) for output in outputs]
+
+
+def is_reranker_template(state: ServerState) -> bool:
+    """Whether the chat template writes a query and a document, not a conversation."""
+    template = state.template
+    if template is None:
+        return False
+    return any(template.mentions(f"<{word}>") for word in ("Document", "document"))
+
+
+def _template_text(state: ServerState, query: str, document: str, instruct: str | None) -> str:
+    """Query and document as a reranker's template writes them; any other template is given the
+    question that Qwen's rerankers were trained on."""
+    template = state.need_template()
+    if is_reranker_template(state):
+        messages = [
+            {"role": "query", "content": query},
+            {"role": "document", "content": document},
+            {"role": "system", "content": instruct or DEFAULT_INSTRUCT},
+        ]
+        kwargs = {"query": query, "document": document, "instruct": instruct or DEFAULT_INSTRUCT}
+        return template.render(messages, template_kwargs=kwargs)
+    asked = f"<Instruct>: {instruct or DEFAULT_INSTRUCT}\n<Query>: {query}\n<Document>: {document}"
+    messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}]
+    return template.render(messages, template_kwargs={"enable_thinking": False})
+
+
+def _instructed(query: str, instruct: str | None) -> str:
+    return f"Instruct: {instruct}\nQuery: {query}" if instruct else query
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    """Likeness of two vectors; 0 where one is zero."""
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    return dot / (math.hypot(*a) * math.hypot(*b) or 1.0)
+
+
+def texts_of(documents: list[Any]) -> list[str]:
+    """Documents given as texts or as objects, as texts."""
+    return [one.text if isinstance(one, Document) else one for one in documents]
+
+
+async def _rerank(request: Request) -> Response:
+    """Documents by how well they fit a query."""
+    body = await read_body(request, RerankRequest)
+    return json_response(await until_gone(request, answer_rerank(state_of(request), body)))
+
+
+for _method in ("POST", "PUT"):
+    router.add_api_route(
+        "/v1/rerank",
+        _rerank,
+        methods=[_method],
+        name="rerank",
+        operation_id=f"{_method.lower()}_rerank",
+        openapi_extra=documented(RerankRequest),
+        response_class=Response,
+    )
+
+
+async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[str, Any]]:
+    """Rows of score, document, index and meta_info, best first."""
+    state.check_model(body.model)
+    ranked = await rank(state, body.query, texts_of(body.documents), body.instruct, body.rid)
+    return [
+        {
+            "score": one.score,
+            "document": one.text if body.return_documents else None,
+            "index": one.index,
+            "meta_info": {"id": one.output.rid, "prompt_tokens": one.output.prompt_tokens},
+        }
+        for one in ranked[: body.top_n]
+    ]
+
+
+@router.post("/rerank", openapi_extra=documented(SharedRerankRequest))
+@router.post("/v2/rerank", openapi_extra=documented(SharedRerankRequest))
+async def shared_rerank(request: Request) -> Response:
+    """Documents by how well they fit a query, as Cohere's and Jina's clients read it."""
+    body = await read_body(request, SharedRerankRequest)
+    state = state_of(request)
+    model = state.check_model(body.model)
+    work = rank(state, body.query, texts_of(body.documents), body.instruct, None)
+    ranked = await until_gone(request, work)
+    count = sum(one.output.prompt_tokens for one in ranked)
+    results: list[dict[str, Any]] = [
+        {"index": one.index, "relevance_score": one.score} for one in ranked[: body.top_n]
+    ]
+    if body.return_documents:
+        for row, one in zip(results, ranked, strict=False):
+            row["document"] = {"text": one.text}
+    return json_response(
+        {
+            "id": f"rerank-{secrets.token_hex(16)}",
+            "model": model,
+            "results": results,
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        }
+    )

@@ -1,0 +1,46 @@
+"""Vectors, scores and ranks for the offline engine, by the code that answers the HTTP routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.config.root import ServerConfig
+from radixlm.engine.modelinfo import ModelInfo
+from radixlm.entrypoints.http.pooled import EncodeRequest, answer_encode
+from radixlm.entrypoints.http.schema import make
+from radixlm.entrypoints.http.score import ScoreRequest, answer_score
+from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.sessions import Sessions
+from radixlm.text.chat import load_chat_template
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.sampling_params import SamplingParams
+
+
+class PooledCalls:
+    """One engine's calls that generate nothing; run them in the engine's event loop."""
+
+    def __init__(
+        self, config: ServerConfig, info: ModelInfo, tokenizer: Tokenizer | None, engine: Any
+    ) -> None:
+        self.state = ServerState(
+            config=config,
+            info=info,
+            tokenizer=tokenizer,
+            engine=engine,
+            intake=engine.intake,
+            model_name=config.serve.served_model_name or info.folder.name,
+            defaults=SamplingParams(),
+            sessions=Sessions(tokenizer),
+        )
+        if tokenizer is not None:
+            argument = config.serve.chat_template
+            self.state.template = load_chat_template(tokenizer, argument, info.folder)
+
+    async def encode(self, values: dict[str, Any]) -> Any:
+        """The answer of /encode to a body of these fields."""
+        return await answer_encode(self.state, make(EncodeRequest, values))
+
+    async def score(self, values: dict[str, Any]) -> list[list[float]]:
+        """The scores that /v1/score gives to a body of these fields."""
+        scores = (await answer_score(self.state, make(ScoreRequest, values)))["scores"]
+        return list(scores)

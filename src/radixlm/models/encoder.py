@@ -1,0 +1,134 @@
+"""The one encoder: whole texts in, a hidden state a token out; no KV cache, no head.
+
+Legend: T packed tokens, D model channels, E channels of the tables, H heads, M longest text.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Attention, Decoder, Encoder
+from radixlm.attention.ragged import RaggedAttention
+from radixlm.layers.block import BlockLayer
+from radixlm.layers.context import LayerContext
+from radixlm.layers.embedding import Embedding
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import RopeTables
+from radixlm.pools.group import KvGroup
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class EncoderModel(Module):
+    """Tables, blocks, norm. Load weights, then ``finish``, then ``forward``."""
+
+    kv_groups: tuple[KvGroup, ...] = ()
+    pool: list[Module]
+    gate: list[Module]
+
+    def __init__(
+        self, decoder: Decoder, context: LayerContext, weight_dtype: torch.dtype | None
+    ) -> None:
+        assert decoder.encoder is not None
+        self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
+        self.spec: Encoder = decoder.encoder
+        kernels, device = context.kernels, context.device
+        mixers = [block.mixer for block in decoder.blocks if isinstance(block.mixer, Attention)]
+        assert len(mixers) == len(decoder.blocks), "an encoder has attention in every layer"
+        ropes = list(dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None))
+        self.ropes = RopeTables(ropes, kernels, device)
+        self._make_tables(self.spec.embed_dim or decoder.dim)
+        self.blocks = [
+            BlockLayer(
+                block,
+                decoder.dim,
+                context,
+                ropes.index(mixer.rope) if mixer.rope is not None else -1,
+                (0, 0),
+            )
+            for block, mixer in zip(decoder.blocks, mixers, strict=True)
+        ]
+        if self.spec.has_final_norm:
+            self.norm = NormLayer(decoder.norm, (decoder.dim,), kernels, device)
+
+    def _make_tables(self, width: int) -> None:
+        decoder, context, spec = self.decoder, self.context, self.spec
+        self.embed = Embedding(decoder.vocab, width, context, decoder.embed_scale)
+        if decoder.positions is not None:
+            self.positions = Embedding(decoder.positions[0], width, context)
+        if spec.token_types:
+            self.types = Embedding(spec.token_types, width, context)
+        if decoder.embed_norm is not None:
+            self.embed_norm = NormLayer(
+                decoder.embed_norm, (width,), context.kernels, context.device
+            )
+        if spec.embed_dim:
+            self.embed_proj = context.linear(width, decoder.dim, True)
+        if spec.distances is not None:
+            buckets_, _, heads = spec.distances
+            self.distances = Embedding(buckets_, heads, context)
+
+    def finish(self) -> None:
+        """After the loader has filled and finished every layer."""
+        self._bias_HW: Tensor | None = None
+
+    @property
+    def sites(self) -> tuple[AttentionSite, ...]:
+        """One site a layer, in order; complete once the weights are loaded."""
+        return tuple(block.site for block in self.blocks if block.site is not None)
+
+    def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The hidden states of all tokens [T, D], and no logits."""
+        return self.forward(batch), None
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states of the step's tokens: [T, D]. The step holds whole texts only."""
+        before, batch.attn = batch.attn, RaggedAttention(batch, self._bias(batch.max_query_len))
+        try:
+            x_TD = self._embed(batch)
+            angles = self.ropes.angles(batch)
+            for block in self.blocks:
+                x_TD = block.run(x_TD, batch, angles)
+        finally:
+            batch.attn = before
+        return self.norm.run(x_TD) if self.spec.has_final_norm else x_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """An encoder has no words to choose from; requests that want them are refused before."""
+        raise AssertionError("an encoder gives no logits")
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        x_TE = self.embed.run(batch.token_ids_T)
+        if self.decoder.positions is not None:
+            x_TE += self.positions.run(batch.positions_T + self.decoder.positions[1])
+        if self.spec.token_types:
+            second_T = batch.second_T
+            rows_T = torch.zeros_like(batch.token_ids_T) if second_T is None else second_T.long()
+            x_TE += self.types.run(rows_T.clamp(max=self.spec.token_types - 1))
+        if self.decoder.embed_norm is not None:
+            x_TE = self.embed_norm.run(x_TE)
+        return self.embed_proj.run(x_TE) if self.spec.embed_dim else x_TE
+
+    def _bias(self, longest: int) -> Tensor | None:
+        """The learned bias by distance, [H, 2M - 1]; made anew when a longer text comes."""
+        if self.spec.distances is None:
+            return None
+        if self._bias_HW is None or self._bias_HW.shape[1] < 2 * longest - 1:
+            ahead_W = torch.arange(1 - longest, longest, device=self.context.device)
+            bias_WH = self.distances.run(buckets(ahead_W, *self.spec.distances[:2]))
+            self._bias_HW = bias_WH.T.contiguous()
+        return self._bias_HW
+
+
+def buckets(ahead_W: Tensor, num_buckets: int, farthest: int) -> Tensor:
+    """The bucket of each distance key - query: half of them for keys ahead; of each half, half
+    are single distances and the others grow as the logarithm up to ``farthest`` (T5)."""
+    half = num_buckets // 2
+    single = half // 2
+    distance = ahead_W.abs()
+    grown = torch.log(distance.clamp(min=1).float() / single) / math.log(farthest / single)
+    far = (single + (grown * (half - single)).long()).clamp(max=half - 1)
+    return torch.where(distance < single, distance, far) + half * (ahead_W > 0)
