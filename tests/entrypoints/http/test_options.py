@@ -17,8 +17,8 @@ from radixlm.text.tools import registry as tools
 
 
 def test_the_names_of_parsers_are_those_of_the_options() -> None:
-    assert set(TOOL_CALL_PARSERS) == {"auto", "none", *tools.NAMES}
-    assert set(REASONING_PARSERS) == {"auto", "none", *reasoning.NAMES}
+    assert set(TOOL_CALL_PARSERS) == {"auto", "none", "response_template", *tools.NAMES}
+    assert set(REASONING_PARSERS) == {"auto", "none", "response_template", *reasoning.NAMES}
 
 
 async def test_parsers_are_found_named_or_off(toy_folder: Path) -> None:

@@ -129,6 +129,33 @@ def test_any_pieces_give_the_same(name: str, data: st.DataObject, seed: int) -> 
         assert split_in(name, list(message), **options) == whole
 
 
+# the names of the contract's table 1.8; "beam" is documented nowhere
+TABLE = (
+    "deepseek-r1 step3 step3p5 gigachat35 deepseek-v3 glm45 qwen3 qwen3-thinking minimax kimi "
+    "gpt-oss kimi_k2 mistral nemotron_3 granite_thinking_parser interns1 mimo poolside_v1 dots "
+    "nanbeige ling3 minimax-append-think minimax-m3 gemma4 apertus2509 cohere_command4 hunyuan "
+    "deepseek-v4 deepseek-v41 kimi_k3 k2_horizon muse inkling iquest_q1"
+).split()
+
+
+def test_every_name_of_the_table_is_there() -> None:
+    assert set(TABLE) <= set(registry.NAMES)
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_five_hundred_splits(name: str) -> None:
+    """Of one message with all of the format's markers, cut at random."""
+    markers = MARKERS[name]
+    message = f"{markers.starts[0]}a <b\n{markers.ends[0]}\n\nc </d {''.join(markers.breaks)}e"
+    message += "".join(markers.silent) + markers.starts[-1][:-1]
+    whole = split_in(name, [message])
+    rng = random.Random(name)
+    for _ in range(500):
+        cuts = sorted(rng.choices(range(len(message) + 1), k=rng.randint(1, 8)))
+        pairs = zip([0, *cuts], [*cuts, len(message)], strict=True)
+        assert split_in(name, [message[a:b] for a, b in pairs]) == whole
+
+
 @pytest.mark.parametrize("name", [n for n in registry.NAMES if n != "minimax-append-think"])
 @settings(max_examples=10, derandomize=True, deadline=None)
 @given(data=st.data())

@@ -53,7 +53,23 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         registry.create("hermit")
 
 
+# the names of the contract's table 1.7; "beam" is documented nowhere
+TABLE = (
+    "llama3 qwen25 qwen hermes mistral deepseekv3 deepseekv31 pythonic kimi_k2 qwen3_coder step3p5 "
+    "nanbeige mimo glm45 glm glm47 ling3 spark25 poolside_v1 step3 gpt-oss deepseekv32 deepseekv4 "
+    "deepseekv41 minimax-m2 minimax-m3 interns1 hunyuan lfm2 cohere_command4 apertus2509 minicpm5 "
+    "kimi_k3 dots gigachat3 gigachat35 gemma4 inkling iquest_q1 k2_horizon muse trinity"
+).split()
+
+
+def test_every_name_of_the_table_is_there() -> None:
+    assert set(TABLE) <= set(registry.NAMES)
+
+
 def test_ids() -> None:
+    mistral = registry.call_id("mistral", "f", 0)
+    assert re.fullmatch(r"[A-Za-z0-9]{9}", mistral)
+    assert registry.call_id("mistral", "f", 0) != mistral
     assert registry.call_id("kimi_k2", "f", 4) == "functions.f:4"
     drawn = registry.call_id("hermes", "f", 0)
     assert re.fullmatch(r"call_[0-9a-f]{24}", drawn)

@@ -74,6 +74,7 @@ _ROUTERS = (
     batches.router,
     unbuilt.router,
 )
+_FROM_TEMPLATE = ("auto", "response_template")
 _PROBE = [{"role": "user", "content": "hi"}]
 
 
@@ -183,7 +184,7 @@ def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
 def _tool_format(asked: str, template: ChatTemplate) -> str | None:
     if asked == "none":
         return None
-    if asked == "auto":
+    if asked in _FROM_TEMPLATE:
         return tools.detect(template.source)
     if asked not in tools.NAMES:
         raise ConfigError(f"--tool-call-parser {asked}: one of {', '.join(tools.NAMES)}")
@@ -193,7 +194,7 @@ def _tool_format(asked: str, template: ChatTemplate) -> str | None:
 def _reasoning_format(asked: str, template: ChatTemplate) -> str | None:
     if asked == "none":
         return None
-    if asked != "auto":
+    if asked not in _FROM_TEMPLATE:
         if asked not in reasoning.NAMES:
             raise ConfigError(f"--reasoning-parser {asked}: one of {', '.join(reasoning.NAMES)}")
         return asked

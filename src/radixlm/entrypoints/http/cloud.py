@@ -8,17 +8,51 @@ from fastapi.responses import Response
 
 from radixlm.base.env import VERTEX_ROUTE
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.answers import PREDICTIONS
 from radixlm.entrypoints.http.body import read_json
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.generate import answer_generate
 
 _PROMPTS = ("text", "input_ids", "input_embeds")
 
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["instances"],
+                    "properties": {
+                        "instances": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {"type": "object"},
+                        },
+                        "parameters": {"type": ["object", "null"]},
+                    },
+                    "example": {
+                        "instances": [{"text": "The"}],
+                        "parameters": {"max_new_tokens": 4},
+                    },
+                }
+            }
+        },
+    }
+}
+
 
 def vertex_router() -> APIRouter:
     """The route that AIP_PREDICT_ROUTE names."""
     router = APIRouter(tags=["native"])
-    router.add_api_route(VERTEX_ROUTE.get(), vertex_generate, methods=["POST"])
+    router.add_api_route(
+        VERTEX_ROUTE.get(),
+        vertex_generate,
+        methods=["POST"],
+        openapi_extra=_BODY,
+        responses={200: {"content": {"application/json": {"schema": PREDICTIONS}}}},
+    )
     return router
 
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.entrypoints.http.answers import GENERATE_EXAMPLE
 from radixlm.entrypoints.http.body import (
     DONE,
     event,
@@ -41,6 +42,7 @@ _SCHEMA: dict[str, Any] = {
                     "type": "object",
                     "additionalProperties": False,
                     "properties": {name: {} for name in sorted(FIELDS | IGNORED | set(UNBUILT))},
+                    "example": GENERATE_EXAMPLE,
                 }
             }
         },
@@ -119,15 +121,32 @@ async def _events(state: ServerState, reply: Reply) -> AsyncGenerator[bytes, Non
     yield DONE
 
 
-@router.post("/generate_from_file")
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {"file": {"type": "string", "format": "binary"}},
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/generate_from_file", openapi_extra=_UPLOAD)
 async def generate_from_file(request: Request) -> Response:
     """Input embeddings, uploaded as a JSON file."""
-    form = await request.form()
-    upload = form.get("file")
-    if upload is None or isinstance(upload, str):
-        raise InvalidRequest("send the embeddings as a file in the form field 'file'", "file")
+    async with request.form(max_files=1, max_fields=8) as form:
+        upload = form.get("file")
+        if upload is None or isinstance(upload, str):
+            raise InvalidRequest("send the embeddings as a file in the form field 'file'", "file")
+        data = await upload.read()
     try:
-        rows = orjson.loads(await upload.read())
+        rows = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"file: not valid JSON: {error}", "file") from error
     sampling = {"temperature": 0.0, "max_new_tokens": 512}

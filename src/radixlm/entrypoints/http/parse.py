@@ -17,6 +17,8 @@ from radixlm.text.tools.base import parse_all, tool_specs
 
 router = APIRouter(tags=["native"])
 
+_OWN = (None, "", "auto", "response_template")
+
 
 class ParseFunctionCall(Body):
     """``tool_call_parser`` unset: the model's own."""
@@ -38,7 +40,9 @@ class SeparateReasoning(Body):
 async def parse_function_call(request: Request) -> Response:
     """The calls in a text, and the text around them."""
     body = await read_body(request, ParseFunctionCall, any_type=True)
-    name = body.tool_call_parser or state_of(request).tool_format
+    name = body.tool_call_parser
+    if name in _OWN:
+        name = state_of(request).tool_format
     if name not in tools.NAMES:
         raise InvalidRequest(
             f"tool_call_parser {name!r:.80} is none of {', '.join(tools.NAMES)}",
@@ -53,7 +57,9 @@ async def parse_function_call(request: Request) -> Response:
 async def separate_reasoning(request: Request) -> Response:
     """The thinking in a text, and the rest."""
     body = await read_body(request, SeparateReasoning, any_type=True)
-    name = body.reasoning_parser or state_of(request).reasoning_format
+    name = body.reasoning_parser
+    if name in _OWN:
+        name = state_of(request).reasoning_format
     if name not in reasoning.NAMES:
         raise InvalidRequest(
             f"reasoning_parser {name!r:.80} is none of {', '.join(reasoning.NAMES)}",

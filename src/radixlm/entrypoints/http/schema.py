@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.json_schema import models_json_schema
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.answers import ANSWERS, EXAMPLES, error_name, error_schemas
 
 M = TypeVar("M", bound="Body")
 MAX_SHOWN = 5
@@ -121,32 +122,50 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
     _, definitions = models_json_schema(pairs, ref_template=_REF)  # type: ignore[arg-type]
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.update(definitions.get("$defs", {}))
-    error = {
-        "description": "An error",
-        "content": {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}},
-    }
-    components["Error"] = ERROR_SCHEMA
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-            operation["responses"]["default"] = error
+    components.update(error_schemas())
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            _describe(path, operation)
+            if method == "get" and "post" in operations:
+                _add_query(operation, operations["post"], components)
+    schemes = {"bearer": {"type": "http", "scheme": "bearer"}}
+    document["components"]["securitySchemes"] = schemes
+    document["security"] = [{}, {"bearer": []}]
     app.openapi_schema = document
     return document
 
 
-ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+def _describe(path: str, operation: dict[str, Any]) -> None:
+    """What a route answers, its errors, and an example of its body."""
+    answers = ANSWERS.get(path)
+    if answers is not None:
+        content = {kind: {"schema": schema} for kind, schema in answers.items()}
+        told = {"description": "The answer"}
+        operation["responses"] = {"200": told | ({"content": content} if content else {})}
+    ref = {"schema": {"$ref": _REF.format(model=error_name(path))}}
+    errors: dict[str, Any] = {"application/json": ref}
+    if path == "/flush_cache":
+        errors["text/plain"] = {"schema": {"type": "string"}}
+    operation["responses"].pop("422", None)
+    operation["responses"]["default"] = {"description": "An error", "content": errors}
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if body is not None:
+        name = body["schema"].get("$ref", "").rpartition("/")[2]
+        example = EXAMPLES.get(name) or body["schema"].get("example")
+        if example is not None:
+            body["example"] = example
+
+
+def _add_query(get: dict[str, Any], post: dict[str, Any], components: dict[str, Any]) -> None:
+    """Where GET and POST are one, the fields of the body may stand in the query."""
+    content = post.get("requestBody", {}).get("content", {}).get("application/json", {})
+    record = components.get(content.get("schema", {}).get("$ref", "").rpartition("/")[2])
+    if record is None:
+        return
+    if get.get("parameters"):
+        return  # a route of its own, with a query of its own
+    required = record.get("required", ())
+    get["parameters"] = [
+        {"name": name, "in": "query", "required": name in required, "schema": schema}
+        for name, schema in record.get("properties", {}).items()
+    ]

@@ -207,6 +207,7 @@ MARKERS: dict[str, Markers] = {
     "dots": Markers(breaks=("<dots_function_call>",), switch="enable_thinking"),
     "nanbeige": _QWEN3,
     "ling3": _QWEN3,
+    "iquest_q1": Markers(breaks=("<iquest_tool_call>",), switch="enable_thinking"),
     "minimax-append-think": Markers(
         is_inside=True, target="radixlm.text.reasoning.markup:AppendThink"
     ),

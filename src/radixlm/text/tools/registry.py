@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-import uuid
+import secrets
+import string
 from collections.abc import Sequence
 
 from radixlm.base.registry import Registry
@@ -16,6 +17,8 @@ __all__ = ["NAMES", "call_id", "constraint", "create", "detect", "keep_special_t
 NAMES: tuple[str, ...] = tuple(FORMATS)
 """Values of ``--tool-call-parser`` besides "auto"."""
 
+_SHORT = string.ascii_letters + string.digits
+MISTRAL_ID_CHARS = 9
 _PARSERS = Registry("--tool-call-parser", {name: f.path for name, f in FORMATS.items()})
 
 
@@ -37,13 +40,17 @@ def detect(chat_template: str) -> str | None:
 
 
 def call_id(parser_name: str, tool_name: str, index: int, rng: random.Random | None = None) -> str:
-    """The id of a call: ``functions.{name}:{index}`` where the template wants that, else random.
+    """The id of a call: ``functions.{name}:{index}`` or nine letters and digits where the
+    template wants that, else ``call_`` and 24 hexadecimal digits.
 
     ``index`` counts the calls of the conversation, ``rng`` makes the id repeatable.
     """
     if parser_name == "kimi_k2":
         return f"functions.{tool_name}:{index}"
-    bits = rng.getrandbits(96) if rng else uuid.uuid4().int >> 32
+    bits = rng.getrandbits(96) if rng else secrets.randbits(96)
+    if parser_name == "mistral":
+        places = (bits // len(_SHORT) ** place for place in range(MISTRAL_ID_CHARS))
+        return "".join(_SHORT[rest % len(_SHORT)] for rest in places)
     return f"call_{bits:024x}"
 
 
