@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixlm import __version__
 from radixlm.base.env import DISABLE_OPENAPI_DOC
-from radixlm.base.errors import ConfigError, PayloadTooLarge, RadixError
+from radixlm.base.errors import ConfigError, RadixError
 from radixlm.base.log import level_number
 from radixlm.config.root import ServerConfig
 from radixlm.config.serve import ServeConfig
@@ -23,6 +21,7 @@ from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.http import (
     admin,
     anthropic,
+    crashdump,
     generate,
     health,
     info,
@@ -30,6 +29,7 @@ from radixlm.entrypoints.http import (
     ollama,
     parse,
     pooled,
+    rerank,
     score,
     unbuilt,
 )
@@ -40,6 +40,8 @@ from radixlm.entrypoints.http.cloud import vertex_router
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.guard import Guard
 from radixlm.entrypoints.http.openai import chat, completions
+from radixlm.entrypoints.http.protocol import Http
+from radixlm.entrypoints.http.protocol import Server as HttpServer
 from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.keeper import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
@@ -56,15 +58,16 @@ from radixlm.text.tokenizer import Tokenizer
 from radixlm.text.tools import registry as tools
 
 KEEP_ALIVE_S = 5
-MAX_HEADER_BYTES = 64 * 1024
 _ROUTERS = (
     health.router,
     info.router,
     generate.router,
     admin.router,
+    crashdump.router,
     completions.router,
     chat.router,
     pooled.router,
+    rerank.router,
     score.router,
     parse.router,
     anthropic.router,
@@ -89,6 +92,7 @@ def create_app(
     if config.observe.enable_metrics:
         metrics.install(app, state)
     admin.install_request_log(state)
+    crashdump.install(state)
     app.add_middleware(Guard, serve=config.serve, fair_header=config.schedule.fair_share)
     # outside of the guard, so that a browser may read the guard's refusals too
     app.add_middleware(
@@ -151,11 +155,11 @@ def make_state(
 
 def resume(state: ServerState) -> int:
     """Go on with the batches of an earlier process; their number. Call when the engine serves."""
+    state.extra(Responses).fail_unfinished()
     return state.extra(Batches).resume(state)
 
 
 async def leave(state: ServerState) -> None:
-    state.extra(Responses).fail_unfinished()
     """The server drains: what runs in the background stops, to go on in the next process."""
     await state.extra(Batches).stop()
 
@@ -204,40 +208,6 @@ def _reasoning_format(asked: str, template: ChatTemplate) -> str | None:
     return reasoning.detect(template.source, prompt)
 
 
-class _Http(HttpToolsProtocol):
-    """Refuses headers without end with a 400 instead of collecting them."""
-
-    _num_header_bytes = 0
-
-    def on_message_begin(self) -> None:
-        self._num_header_bytes = 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
-    def _count(self, num_bytes: int) -> None:
-        self._num_header_bytes += num_bytes
-        if self._num_header_bytes > MAX_HEADER_BYTES:
-            raise PayloadTooLarge(f"the headers exceed {MAX_HEADER_BYTES} bytes")
-
-
-class _Uvicorn(uvicorn.Server):
-    """Signals are the server's business, not uvicorn's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def _log_started_message(self, listeners: Any) -> None:
-        """server.py says when the engine is ready, which is what counts."""
-
-
 def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     """The HTTP server; ``serve(sockets=[...])`` runs it in the current event loop."""
     is_debug = level_number(config.observe.log_level_http) <= logging.DEBUG
@@ -246,7 +216,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     settings = uvicorn.Config(
         app,
         loop="none",
-        http=_Http,
+        http=Http,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -255,4 +225,4 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),
     )
-    return _Uvicorn(settings)
+    return HttpServer(settings, config.serve.stall_timeout_s)
