@@ -11,7 +11,13 @@ from radixlm.engine.fan import FanChannel
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import Beat, ControlReply, Finish, LoadReport, StepReply, TokenDelta
-from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest, pack_ids
+from radixlm.wire.requests import (
+    AbortRequest,
+    Control,
+    LogprobNeed,
+    TokenizedRequest,
+    pack_ids,
+)
 from radixlm.wire.sampling_params import SamplingParams
 
 Ends = tuple[list[ZmqChannel], FanChannel]
@@ -89,3 +95,60 @@ def test_answers_and_beats(ends: Ends) -> None:
     for intake in intakes:
         (beat,) = intake.receive(30.0)
         assert isinstance(beat, Beat)
+
+
+def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
+    intakes, fan = ends
+    fan.vocab, fan.embed_dim = 10, 4
+    bad = {
+        "ids": TokenizedRequest("ids", pack_ids([1, 10]), SamplingParams()),
+        "negative": TokenizedRequest("negative", pack_ids([-1]), SamplingParams()),
+        "stop": TokenizedRequest("stop", pack_ids([1]), SamplingParams(stop_token_ids=(10,))),
+        "heat": TokenizedRequest("heat", pack_ids([1]), SamplingParams(temperature=float("nan"))),
+        "top": TokenizedRequest(
+            "top", pack_ids([1]), SamplingParams(), logprobs=LogprobNeed(0, 99)
+        ),
+        "asked": TokenizedRequest(
+            "asked", pack_ids([1]), SamplingParams(), logprobs=LogprobNeed(0, 0, (77,))
+        ),
+        "rows": TokenizedRequest("rows", pack_ids([0, 0]), SamplingParams(), embeds=b"\0" * 16),
+    }
+    for message in bad.values():
+        intakes[0].send(message)
+    intakes[0].send(_request("good"))
+    (good,) = _receive(fan, 1)
+    assert isinstance(good, TokenizedRequest) and good.rid == "good"
+    assert fan.num_dropped == len(bad)
+    found: dict[str, int] = {}
+    while len(found) < len(bad):
+        for reply in intakes[0].receive(30.0):
+            found |= {d.rid: d.finish.status for d in reply.deltas if d.finish}
+    assert found == dict.fromkeys(bad, 500)
+    fan.send(Beat(LoadReport()))
+    (beat,) = intakes[1].receive(30.0)
+    assert beat.load.num_dropped == len(bad)
+
+
+def test_hidden_states_that_exceed_a_message_come_in_pieces(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/s"
+    intake = ZmqChannel(address, intake_codec(), bind=True)
+    channel = ZmqChannel(address, scheduler_codec(), bind=False)
+    fan = FanChannel([channel], max_bytes=4000)
+    fan.send(Beat(LoadReport()))
+    assert len(intake.receive(30.0)) == 1
+    parts = [bytes([i]) * 900 for i in range(5)] + [b"x" * 5000]
+    whole = TokenDelta("a", [1, 2], Finish("length"), 7, hidden_states=parts)
+    fan.send(StepReply([TokenDelta("b", [9]), whole, TokenDelta("c", [8])]))
+    deltas: list[TokenDelta] = []
+    while not any(d.rid == "c" for d in deltas):
+        for reply in intake.receive(30.0):
+            size = sum(len(h) for d in reply.deltas for h in d.hidden_states or ())
+            assert size <= 2000, "half of the message is kept for the rest"
+            deltas += reply.deltas
+    mine = [d for d in deltas if d.rid == "a"]
+    assert len(mine) > 4
+    assert b"".join(h for d in mine for h in d.hidden_states or ()) == b"".join(parts)
+    assert [d.tokens for d in mine[:-1]] == [[]] * (len(mine) - 1)
+    assert (mine[-1].tokens, mine[-1].finish) == ([1, 2], Finish("length"))
+    fan.close()
+    intake.close()

@@ -1,27 +1,47 @@
-"""One engine, several intakes: each delta goes to the intake that asked for it."""
+"""One engine, one or several intakes: each delta goes to the intake that asked for it.
+
+It is also the engine's door. What comes in was made by intake, so it should be sound; what is not
+is dropped here, counted and, where a request can be named, answered. What goes out is cut so that
+it fits into a message.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import zmq
 
+from radixlm.base.errors import InvalidRequest
 from radixlm.wire.channel import ZmqChannel
-from radixlm.wire.replies import ControlReply, Finish, StepReply, TokenDelta
+from radixlm.wire.codec import MAX_MESSAGE_BYTES
+from radixlm.wire.replies import Beat, ControlReply, Finish, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
+
+MAX_TOP = 1 << 20  # log-probabilities of a place
+ROOM = 4 << 20  # of a message: for what is not hidden states
 
 
 class FanChannel:
     """A Channel over one zmq PAIR an intake process. Its messages are marked with their origin by
     remembering rid and call id; what belongs to nobody goes to all."""
 
-    def __init__(self, channels: list[ZmqChannel]) -> None:
+    def __init__(self, channels: list[ZmqChannel], max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """``max_bytes``: of one message that goes out."""
         self._channels = channels
         self._poller = zmq.Poller()
         for channel in channels:
             self._poller.register(channel.socket, zmq.POLLIN)
         self._owner: dict[str, int] = {}
         self._calls: dict[str, int] = {}
+        self._room = max_bytes - min(ROOM, max_bytes // 2)
+        self.vocab = self.embed_dim = 0  # 0: not known yet, not checked
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that were none, or that asked for what cannot be."""
+        return sum(channel.num_dropped for channel in self._channels)
 
     def receive(self, timeout_s: float | None) -> list[Any]:
         wait_ms = None if timeout_s is None else round(timeout_s * 1000)
@@ -36,11 +56,20 @@ class FanChannel:
         return messages
 
     def _note(self, message: Any, index: int) -> Any:
+        if isinstance(message, TokenizedRequest):
+            try:
+                self._check(message)
+            except (InvalidRequest, ValueError, OverflowError) as error:
+                self._channels[index].drop(error)
+                self._refuse(message.rid, index, f"the engine was sent nonsense: {error}", 500)
+                return None
         if len(self._channels) == 1:
             return message  # all is its own: nothing to remember
         if isinstance(message, TokenizedRequest):
             if self._owner.setdefault(message.rid, index) != index:
-                self._refuse(message.rid, index)
+                # another intake uses this id: its own answer would be lost
+                text = f"rid: {message.rid!r} is already in use"
+                self._refuse(message.rid, index, text, 400)
                 return None
         elif isinstance(message, Control):
             self._calls[message.call_id] = index
@@ -50,25 +79,76 @@ class FanChannel:
         elif isinstance(message, AbortRequest) and message.quiet:
             for rid in message.rids:
                 self._owner.pop(rid, None)
-        elif isinstance(message, Shutdown) and len(self._channels) > 1:
+        elif isinstance(message, Shutdown):
             return None  # one of several intakes leaves; the supervisor ends the engine
         return message
 
-    def _refuse(self, rid: str, index: int) -> None:
-        """Another intake uses this id: its own answer would be lost."""
-        finish = Finish("error", message=f"rid: {rid!r} is already in use", status=400)
+    def _check(self, message: TokenizedRequest) -> None:
+        """Kernels take ids and sizes for granted. Raises if they are not as intake makes them."""
+        ids = message.ids()
+        if self.vocab and len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()} of {self.vocab}")
+        if message.embeds is not None and self.embed_dim:
+            rows = len(ids) - message.num_emitted
+            if len(message.embeds) != 4 * rows * self.embed_dim:
+                raise ValueError(f"{len(message.embeds)} bytes of embeddings for {rows} places")
+        if self.vocab:
+            message.sampling.validate(self.vocab)
+            need = message.logprobs
+            if need is not None and not 0 <= need.top <= min(self.vocab, MAX_TOP):
+                raise ValueError(f"log-probabilities of {need.top} tokens of {self.vocab}")
+            if need is not None and not all(0 <= t < self.vocab for t in need.token_ids):
+                raise ValueError("log-probabilities of tokens that do not exist")
+
+    def _refuse(self, rid: str, index: int, text: str, status: int) -> None:
+        finish = Finish("error", message=text, status=status)
         self._channels[index].send(StepReply([TokenDelta(rid=rid, finish=finish)]))
 
     def send(self, message: Any) -> None:
-        if len(self._channels) == 1:
-            self._channels[0].send(message)
+        parts = [message]
+        if isinstance(message, Beat):
+            message.load.num_dropped = self.num_dropped
         elif isinstance(message, StepReply):
-            self._send_deltas(message.deltas)
+            if any(delta.hidden_states is not None for delta in message.deltas):
+                parts = list(self._parts(self._fitting(message.deltas)))
+        if len(self._channels) == 1:
+            for part in parts:
+                self._channels[0].send(part)
+        elif isinstance(message, StepReply):
+            for part in parts:
+                self._send_deltas(part.deltas)
         elif isinstance(message, ControlReply):
             self._channels[self._calls.pop(message.call_id, 0)].send(message)
         else:
             for channel in self._channels:
                 channel.send(message)
+
+    def _fitting(self, deltas: list[TokenDelta]) -> Iterator[TokenDelta]:
+        """The deltas, those with more hidden states than a message holds in several pieces."""
+        for delta in deltas:
+            if delta.hidden_states is None:
+                yield delta
+                continue
+            piece: list[bytes] = []
+            for rows in _cut(delta.hidden_states, self._room // 4 * 4):
+                if piece and sum(map(len, piece)) + len(rows) > self._room:
+                    yield _early(delta, piece)
+                    piece = []
+                piece.append(rows)
+            yield msgspec.structs.replace(delta, hidden_states=piece or None)
+
+    def _parts(self, deltas: Iterator[TokenDelta]) -> Iterator[StepReply]:
+        """Messages that carry the deltas."""
+        part: list[TokenDelta] = []
+        size = 0
+        for delta in deltas:
+            more = sum(map(len, delta.hidden_states or ()))
+            if part and size + more > self._room:
+                yield StepReply(part)
+                part, size = [], 0
+            part.append(delta)
+            size += more
+        yield StepReply(part)
 
     def _send_deltas(self, deltas: list[TokenDelta]) -> None:
         parts: dict[int, list[TokenDelta]] = {}
@@ -84,3 +164,20 @@ class FanChannel:
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
+
+
+def _cut(states: list[bytes], most: int) -> Iterator[bytes]:
+    for rows in states:
+        for first in range(0, len(rows), most):
+            yield rows[first : first + most]
+
+
+def _early(delta: TokenDelta, piece: list[bytes]) -> TokenDelta:
+    """Hidden states that go ahead of their delta."""
+    return TokenDelta(
+        delta.rid,
+        prompt_tokens=delta.prompt_tokens,
+        cached_tokens=delta.cached_tokens,
+        retractions=delta.retractions,
+        hidden_states=piece,
+    )

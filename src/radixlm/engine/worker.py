@@ -61,6 +61,7 @@ def main() -> int:
     channel = FanChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
     try:
         config, info = resolved(config, frozenset(order["given"]))
+        channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
         flight = FlightRecord(Path(order["flight_path"]))
         replica = assemble(config, info, channel, extra_features=(flight,))
     except RadixError as error:

@@ -49,7 +49,10 @@ class ZmqLink:
         if self._handler is None:
             return
         for message in self._channel.receive(0):
-            self._handler(message)
+            try:
+                self._handler(message)
+            except Exception as error:  # of a type that fits, with values that do not
+                self._channel.drop(error)
 
     def close(self) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -17,6 +17,7 @@ import numpy as np
 from radixlm.base.errors import (
     EngineError,
     InvalidRequest,
+    InvariantError,
     NotFound,
     Overloaded,
     RadixError,
@@ -331,6 +332,8 @@ class Intake:
         replica = self.link[index]
         total, context_len = facts.get("max_total_num_tokens", 0), facts.get("context_len")
         context_len = self.facts.context_len if context_len is None else context_len
+        if int(total) < 0 or int(context_len) < 1:
+            raise InvariantError(f"an engine with {total} tokens and a context of {context_len}")
         self.facts = replace(
             self.facts,
             max_total_tokens=int(total),

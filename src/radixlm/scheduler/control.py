@@ -41,7 +41,7 @@ class Controls:
                 return verb(control)
             data = self._scheduler.executor.control(control.verb, control.args)
             return ControlReply(control.call_id, True, data=data)
-        except RadixError as error:
+        except (RadixError, TypeError, ValueError, OverflowError) as error:
             return ControlReply(control.call_id, False, str(error))
 
     def _flush(self, control: Control) -> ControlReply:

@@ -13,10 +13,13 @@ from typing import Any, Protocol
 
 import zmq
 
-from radixlm.base.errors import InvariantError
+from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.wire.codec import Codec
+from radixlm.wire.curve import MIN_CHARS, secure
 
 log = logging.getLogger(__name__)
+
+SAID = 10  # dropped messages that are said one by one; then each doubling
 
 
 class Channel(Protocol):
@@ -68,19 +71,29 @@ class MemoryChannel:
 
 
 class ZmqChannel:
-    """One end of a zmq PAIR. ``bind`` on the longer-lived side."""
+    """One end of a zmq PAIR. ``bind`` on the longer-lived side. Over TCP both ends must know a
+    ``secret`` (``wire/curve.py``): what comes is encrypted and from nobody else."""
 
-    def __init__(self, address: str, codec: Codec, bind: bool) -> None:
+    def __init__(self, address: str, codec: Codec, bind: bool, secret: str | None = None) -> None:
+        is_local = address.startswith(("ipc://", "inproc://"))
+        if not is_local and len(secret or "") < MIN_CHARS:
+            raise ConfigError(
+                f"{address}: other machines reach it, so it needs a secret of at least "
+                f"{MIN_CHARS} characters"
+            )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        if not is_local:
+            secure(self._socket, secret or "", is_server=bind)
         if bind:
             self._socket.bind(address)
         else:
             self._socket.connect(address)
         self._codec = codec
+        self.num_dropped = 0  # messages that were none
 
     @property
     def descriptor(self) -> int:
@@ -112,7 +125,13 @@ class ZmqChannel:
             try:
                 messages.append(self._codec.decode(data))
             except InvariantError as error:
-                log.error("dropped a message: %s", error)
+                self.drop(error)
+
+    def drop(self, error: Exception) -> None:
+        """Count and, unless it rains them, say that a message was dropped."""
+        self.num_dropped += 1
+        if self.num_dropped <= SAID or self.num_dropped & (self.num_dropped - 1) == 0:
+            log.error("dropped a message (%d so far): %.500s", self.num_dropped, error)
 
     def close(self) -> None:
         self._socket.close(0)

@@ -59,6 +59,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     num_grammar_queue: int = 0
     steps: int = 0
     num_breaches: int = 0
+    num_dropped: int = 0
 
 
 class StepReply(msgspec.Struct, tag="step"):

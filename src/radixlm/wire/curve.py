@@ -1,0 +1,41 @@
+"""Encrypted sockets for those that share a secret (zmq's CURVE).
+
+Both ends derive the server's key pair from the secret. A client proves that it knows the server's
+public key, which is never sent, by finishing the handshake; its own key pair comes from the secret
+too. Without the secret nothing is delivered and nothing can be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from radixlm.base.errors import ConfigError
+
+MIN_CHARS = 16
+
+
+def secure(socket: zmq.Socket[Any], secret: str, is_server: bool) -> None:
+    """Set the keys of a socket before it is bound or connected; ConfigError for a zmq without
+    CURVE."""
+    if not zmq.has("curve"):
+        raise ConfigError("this build of zmq has no CURVE: use sockets of one machine (ipc)")
+    server_public, server_secret = _keys(secret, "server")
+    if is_server:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, server_secret)
+        return
+    public, own_secret = _keys(secret, "client")
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server_public)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+
+
+def _keys(secret: str, role: str) -> tuple[bytes, bytes]:
+    """(public, secret) in zmq's text form."""
+    seed = hashlib.scrypt(secret.encode(), salt=f"radixlm {role}".encode(), n=1 << 14, r=8, p=1)
+    own: bytes = z85.encode(seed[:32])
+    return zmq.curve_public(own), own

@@ -1,0 +1,68 @@
+"""Sockets that other machines can reach: nothing without the secret, everything with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from radixlm.base.errors import ConfigError
+from radixlm.wire.channel import ZmqChannel
+from radixlm.wire.codec import intake_codec, scheduler_codec
+from radixlm.wire.replies import Failed
+from radixlm.wire.requests import AbortRequest
+
+SECRET = "correct horse battery staple"
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="zmq without CURVE")
+
+
+@pytest.fixture
+def server(unused_tcp_port: int) -> Iterator[tuple[ZmqChannel, str]]:
+    address = f"tcp://127.0.0.1:{unused_tcp_port}"
+    made = ZmqChannel(address, scheduler_codec(), bind=True, secret=SECRET)
+    yield made, address
+    made.close()
+
+
+def test_a_reachable_socket_needs_a_secret(unused_tcp_port: int) -> None:
+    address = f"tcp://127.0.0.1:{unused_tcp_port}"
+    for secret in (None, "", "short"):
+        with pytest.raises(ConfigError, match="needs a secret of at least 16"):
+            ZmqChannel(address, scheduler_codec(), bind=True, secret=secret)
+
+
+def test_both_ends_with_the_secret_talk(server: tuple[ZmqChannel, str]) -> None:
+    mine, address = server
+    peer = ZmqChannel(address, intake_codec(), bind=False, secret=SECRET)
+    peer.send(AbortRequest(("a",)))
+    assert mine.receive(30.0) == [AbortRequest(("a",))]
+    mine.send(Failed("x", "y"))
+    assert peer.receive(30.0) == [Failed("x", "y")]
+    peer.close()
+
+
+@pytest.mark.parametrize("kind", ["another secret", "no secret"])
+def test_a_stranger_is_not_heard(server: tuple[ZmqChannel, str], kind: str) -> None:
+    mine, address = server
+    stranger: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    stranger.setsockopt(zmq.LINGER, 0)
+    if kind == "another secret":
+        public, own = zmq.curve_keypair()
+        stranger.setsockopt(zmq.CURVE_SERVERKEY, public)
+        stranger.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        stranger.setsockopt(zmq.CURVE_SECRETKEY, own)
+    stranger.connect(address)
+    for _ in range(20):
+        try:
+            stranger.send(scheduler_codec().encode(AbortRequest(all=True)), zmq.NOBLOCK)
+        except zmq.Again:
+            pass
+        assert mine.receive(0.02) == []
+    assert mine.num_dropped == 0
+    stranger.close(0)
+    # and one who knows it is still served
+    peer = ZmqChannel(address, intake_codec(), bind=False, secret=SECRET)
+    peer.send(AbortRequest(("a",)))
+    assert mine.receive(30.0) == [AbortRequest(("a",))]
+    peer.close()
