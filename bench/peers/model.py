@@ -66,10 +66,17 @@ def prefill_s(
 
 
 def decode_s(
-    size: ModelSize, bits: int, ceilings: Ceilings, num_sequences: int, context: float
+    size: ModelSize,
+    bits: int,
+    ceilings: Ceilings,
+    num_sequences: int,
+    context: float,
+    num_shared: int = 0,
 ) -> float:
-    """Seconds of one step for ``num_sequences``: the slower of reading and arithmetic."""
-    read_s = step_bytes(size, bits, num_sequences * context) / ceilings.gb_per_s / 1e9
+    """Seconds of one step for ``num_sequences``: the slower of reading (what they share once) and
+    arithmetic."""
+    kv_tokens = num_shared + num_sequences * (context - num_shared)
+    read_s = step_bytes(size, bits, kv_tokens) / ceilings.gb_per_s / 1e9
     ops = 2.0 * (size.num_linear + size.num_embedding) * num_sequences
     ops += 4.0 * num_sequences * context * size.num_layers * size.num_heads * size.head_dim
     return max(read_s, ops / ceilings.gop_per_s[max(bits, 8)] / 1e9)
@@ -79,7 +86,9 @@ def predict(case: Case, size: ModelSize, bits: int, ceilings: Ceilings) -> float
     """The best value of a case that the ceilings allow, in the case's unit. What the prompts
     share is computed once; other prompts of a case one after another."""
     context = case.num_input + case.num_output / 2
-    steps_s = (case.num_output - 1) * decode_s(size, bits, ceilings, case.num_prompts, context)
+    steps_s = (case.num_output - 1) * decode_s(
+        size, bits, ceilings, case.num_prompts, context, case.num_shared
+    )
     if case.measure == "decode":
         return (case.num_output - 1) / steps_s
     rest = case.num_input - case.num_shared

@@ -64,7 +64,7 @@ def test_prediction_gives_the_known_floors_of_a_known_machine() -> None:
     for bits, weights_alone in ((16, 24.8), (8, 49.7), (4, 96.3)):
         assert 23.5e9 / model.step_bytes(SIZE, bits, 0) == pytest.approx(weights_alone, rel=0.01)
         tok_s = predict(cases["decode"], SIZE, bits, CEILINGS)
-        assert 0.9 * weights_alone < tok_s < weights_alone  # 192 tokens of KV besides
+        assert 0.88 * weights_alone < tok_s < weights_alone  # 192 tokens of KV besides
     assert predict(cases["prefill512"], SIZE, 16, CEILINGS) == pytest.approx(323, rel=0.03)
     assert predict(cases["prefill512"], SIZE, 8, CEILINGS) > 3 * 323
     shared_s = predict(cases["shared16"], SIZE, 16, CEILINGS)
