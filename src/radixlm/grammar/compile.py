@@ -6,6 +6,7 @@ that takes too long is refused, and its thread replaced, since a library cannot 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -24,6 +25,8 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _MAX_STUCK_THREADS = 8
 BACKENDS = Registry(
@@ -109,7 +112,10 @@ class Ticket:
         """Compile; called by a worker."""
         self._started_s = time.monotonic()
         try:
-            self._grammar = compile_(self.spec)
+            grammar = compile_(self.spec)
+            for warning in grammar.warnings:
+                log.warning("a %s is not enforced in full: %s", self.spec.kind, warning)
+            self._grammar = grammar
         except InvalidRequest as error:
             self._error = error
         except Exception as error:  # top of a worker: one request fails, not the thread

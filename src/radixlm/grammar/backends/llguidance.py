@@ -9,6 +9,7 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.lazy import require
+from radixlm.grammar.schema import without_property_names
 from radixlm.grammar.spec import (
     GrammarOptions,
     GrammarSpec,
@@ -183,7 +184,8 @@ class LlguidanceBackend:
             raise refuse(kind, "a schema must be an object")
         schema: Any = value
         if isinstance(value, dict):
-            schema = {key: item for key, item in value.items() if key != "x-guidance"}
+            schema = without_property_names(value)
+            schema.pop("x-guidance", None)
         return str(
             self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
         )
