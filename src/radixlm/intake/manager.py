@@ -85,6 +85,7 @@ class Intake:
         """``link``: the way to the engine, or to each of several (--dp-size), among which
         requests are spread by ``method`` (``intake/replicas.py``)."""
         self.tokenizer, self.facts = tokenizer, facts
+        self._model_context = facts.context_len  # the engine may have room for less
         self.link = Replicas(link if isinstance(link, Sequence) else (link,), method)
         self.observers = tuple(observers)
         self.live: dict[str, Live] = {}
@@ -331,13 +332,13 @@ class Intake:
         """An engine serves: send it every live request that no other has, from where it stands."""
         replica = self.link[index]
         total, context_len = facts.get("max_total_num_tokens", 0), facts.get("context_len")
-        context_len = self.facts.context_len if context_len is None else context_len
+        context_len = self._model_context if context_len is None else context_len
         if int(total) < 0 or int(context_len) < 1:
             raise InvariantError(f"an engine with {total} tokens and a context of {context_len}")
         self.facts = replace(
             self.facts,
             max_total_tokens=int(total),
-            context_len=min(self.facts.context_len, int(context_len)),
+            context_len=min(self._model_context, int(context_len)),
         )
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
