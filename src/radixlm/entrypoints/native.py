@@ -34,7 +34,25 @@ UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "return_sampling_mask": ("sampling masks are not returned", (None, False)),
     "return_prompt_token_ids": ("prompt ids are not returned; POST /tokenize", (None, False)),
     "return_entropy": ("entropies are not returned", (None, False)),
+    "session_id": ("send session_params with the id of an open session", (None,)),
+    "max_thinking_tokens": ("the length of the thinking is not bounded", (None,)),
+    "watermark": ("watermarking is not built", (None, {})),
+    "sampling_logprobs_mode": ("log-probabilities are the model's", (None,)),
+    "return_indexer_topk": ("indexers are not recorded", (None, False)),
+    "encoder_urls": ("disaggregation is not supported yet", (None, [])),
+    "decode_tp_size": ("disaggregation is not supported yet", (None,)),
+    "disagg_prefill_dp_rank": ("disaggregation is not supported yet", (None,)),
 }
+_LATER = (
+    "lora_id video_config use_audio_in_video max_dynamic_patch min_dynamic_patch "
+    "image_max_dynamic_patch video_max_dynamic_patch images_config mm_processor_kwargs mm_hashes "
+    "mm_content_hashes need_wait_for_mm_inputs num_items_assigned positional_embed_overrides "
+    "multi_item_delimiter_indices token_indices_to_pool routed_experts_start_len kv_hints "
+    "require_reasoning return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs "
+    "return_flat_raw_top_logprobs_b64 http_worker_ipc"
+).split()
+# routers send every field of the reference, most of them empty
+UNBUILT |= dict.fromkeys(_LATER, ("not built", (None, False, 0, [], {})))
 # accepted, and without effect on the answer by their meaning
 IGNORED = frozenset(
     "log_metrics modalities background conversation_id label return_bytes no_logs custom_labels "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -10,7 +11,7 @@ import ollama
 import openai
 import pytest
 import pytest_asyncio
-from tests.fakes.http import Face, listening
+from tests.fakes.http import Face, face, listening
 
 ADD = {
     "name": "add",
@@ -72,11 +73,21 @@ async def test_openai_chat_and_its_stream_helper(gpt: openai.AsyncOpenAI) -> Non
     assert calls[0].function.arguments == '{"a": 1, "b": 2}'
 
 
-async def test_openai_completions_embeddings_and_models(gpt: openai.AsyncOpenAI) -> None:
+async def test_embeddings_by_both_clients(toy_folder: Path) -> None:
+    async with face(toy_folder, {}, is_pooled=True) as server, listening(server) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as gpt:
+            vectors = await gpt.embeddings.create(model="tiny", input=["a", "b"])
+        assert len(vectors.data) == 2 and len(vectors.data[0].embedding) == 2
+        llama = ollama.AsyncClient(host=url)
+        embedded = await llama.embed("tiny", ["a", "b"])
+        assert len(embedded.embeddings) == 2
+        await llama._client.aclose()
+
+
+async def test_openai_completions_and_models(gpt: openai.AsyncOpenAI) -> None:
     got = await gpt.completions.create(model="tiny", prompt="hi", max_tokens=20, logprobs=1)
     assert got.choices[0].text == "Hello there." and got.usage
-    vectors = await gpt.embeddings.create(model="tiny", input=["a", "b"])
-    assert len(vectors.data) == 2 and len(vectors.data[0].embedding) == 2
     assert [card.id async for card in gpt.models.list()] == ["tiny"]
 
 
@@ -184,8 +195,6 @@ async def test_ollama_chat_generate_and_list(llama: ollama.AsyncClient) -> None:
     assert [model.model for model in listed.models] == ["tiny"]
     shown = await llama.show("tiny")
     assert "tools" in (shown.capabilities or [])
-    vectors = await llama.embed("tiny", ["a", "b"])
-    assert len(vectors.embeddings) == 2
 
 
 async def test_ollama_errors(llama: ollama.AsyncClient) -> None:

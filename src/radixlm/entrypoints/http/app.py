@@ -95,14 +95,22 @@ def create_app(
     crashdump.install(state)
     app.add_middleware(Guard, serve=config.serve, fair_header=config.schedule.fair_share)
     # outside of the guard, so that a browser may read the guard's refusals too
+    _allow_origins(app, config.serve.cors_allowed_origins)
+    return app
+
+
+def _allow_origins(app: FastAPI, option: str) -> None:
+    """Let the pages of some origins, or of all, read the answers."""
+    origins = [origin.strip() for origin in option.split(",") if origin.strip()]
+    if origins in ([], ["none"]):
+        return
     app.add_middleware(
         CORSMiddleware,
-        allow_origins=["*"],
+        allow_origins=origins,
         allow_methods=["*"],
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After"],
     )
-    return app
 
 
 def bare_app() -> FastAPI:

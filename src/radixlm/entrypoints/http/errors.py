@@ -142,7 +142,7 @@ def add_handlers(app: FastAPI) -> None:
         if status == 404:
             message = f"no route {where}"
         elif status == 405:
-            message = f"the route has another method than {where}"
+            message = f"{request.method} is not allowed on {request.url.path:.200}"
         answer = refuse(request, status, message, None, _CODES.get(status))
         answer.headers.update(error.headers or {})
         return answer

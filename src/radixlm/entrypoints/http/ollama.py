@@ -21,6 +21,7 @@ from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import dialog as dialogs
 from radixlm.entrypoints.http.openai.dialog import Dialog, make_dialog
+from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.reading import Piece
 from radixlm.entrypoints.http.pooling import as_prompts, cut, pool
@@ -114,8 +115,15 @@ class Turn:
     is_chat: bool
     began_s: float = field(default_factory=time.monotonic)
 
-    def line(self, piece: Piece, is_done: bool = False) -> dict[str, Any]:
+    def line(
+        self, piece: Piece, is_done: bool = False, output: Output | None = None
+    ) -> dict[str, Any]:
+        """``output``: whose log-probabilities are shown."""
         shown: dict[str, Any] = {"model": self.model, "created_at": now()}
+        if output is not None and self.dialog.body.logprobs:
+            tokenizer = self.dialog.state.need_tokenizer()
+            top = self.dialog.body.top_logprobs or 0
+            shown["logprobs"] = chat_logprobs(tokenizer, output.logprobs, top)
         if not self.is_chat:
             shown["response"] = piece.text
             if piece.reasoning:
@@ -212,6 +220,7 @@ def _chat(
         values["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif body.format:
         raise InvalidRequest("format must be 'json' or a JSON schema", "format")
+    values |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
     if isinstance(body.think, bool):
         values["enable_thinking"] = body.think
     elif body.think is not None:
@@ -269,7 +278,8 @@ async def _answer(request: Request, turn: Turn, body: OllamaBase) -> Response:
 
 async def _complete(turn: Turn) -> dict[str, Any]:
     (answer,) = await dialogs.collect(turn.dialog)
-    return turn.line(answer.piece) | turn.totals(answer.finish_reason, answer.output)
+    whole = turn.line(answer.piece, output=answer.output)
+    return whole | turn.totals(answer.finish_reason, answer.output)
 
 
 async def _lines(turn: Turn) -> AsyncGenerator[bytes, None]:
@@ -279,8 +289,10 @@ async def _lines(turn: Turn) -> AsyncGenerator[bytes, None]:
         async for delta in deltas:
             piece = delta.piece
             calls.calls += piece.calls
-            if piece.text or piece.reasoning:
-                yield _line(turn.line(Piece(piece.reasoning, piece.text)))
+            has_logprobs = turn.dialog.body.logprobs and delta.output.token_ids
+            if piece.text or piece.reasoning or has_logprobs:
+                said = Piece(piece.reasoning, piece.text)
+                yield _line(turn.line(said, output=delta.output))
             if delta.finish_reason is not None:
                 if calls.calls:
                     yield _line(turn.line(calls))

@@ -109,6 +109,7 @@ def _choice(dialog: Dialog, answer: Answer) -> dict[str, Any]:
     message = {
         "role": "assistant",
         "content": content if content or not calls else None,
+        "refusal": None,
         "reasoning_content": piece.reasoning or None,
         "tool_calls": calls or None,
     }
