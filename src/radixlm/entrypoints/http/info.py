@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -69,22 +70,21 @@ async def server_info(request: Request) -> Response:
 async def server_facts(state: ServerState) -> dict[str, Any]:
     """The body of /get_server_info."""
     intake = state.intake
-    internal: dict[str, Any] = {}
+    internal: list[dict[str, Any]] = []
     if intake.ready.is_set():
-        try:
-            internal = dict((await intake.control("info")).data or {})
-        except RequestError:
-            internal = {}
-    load = _load(intake.load)
+        with contextlib.suppress(RequestError):
+            internal = [dict(reply.data or {}) for reply in await intake.control_each("info")]
+    load = {"load": _load(intake.load)["num_reqs"]}
     status = "ready" if intake.ready.is_set() else "starting"
     return flat(state.config) | {
         "status": status,
         "max_total_num_tokens": intake.engine_facts.get("max_total_num_tokens", 0),
         "max_req_input_len": intake.facts.context_len - 1,
-        "internal_states": [flat(state.config) | internal | {"load": load["num_reqs"]}],
+        "internal_states": [flat(state.config) | each | load for each in internal or [{}]],
         "engine": intake.engine_facts,
         "version": __version__,
-        "uptime_s": round(time.time() - state.started_s, 3),
+        "replicas": [replica.facts | {"is_ready": replica.is_ready} for replica in intake.link],
+        "uptime_s": round(time.monotonic() - state.began_s, 3),
     }
 
 
@@ -94,9 +94,9 @@ async def weight_version(request: Request) -> Response:
     return json_response({"weight_version": state_of(request).weight_version})
 
 
-def _load(load: LoadReport) -> dict[str, Any]:
+def _load(load: LoadReport, rank: int = 0) -> dict[str, Any]:
     return {
-        "dp_rank": 0,
+        "dp_rank": rank,
         "num_reqs": load.num_running + load.num_waiting,
         "num_waiting_reqs": load.num_waiting,
         "num_tokens": load.num_used_tokens,
@@ -106,7 +106,8 @@ def _load(load: LoadReport) -> dict[str, Any]:
 @router.get("/get_load")
 async def get_load(request: Request) -> Response:
     """The load of each replica."""
-    return json_response([_load(state_of(request).intake.load)])
+    replicas = state_of(request).intake.link
+    return json_response([_load(replica.load, replica.index) for replica in replicas])
 
 
 @router.get("/v1/loads")
@@ -118,22 +119,28 @@ async def loads(
     unknown = parts - set(_PARTS)
     if unknown:
         raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is none of {_PARTS}", "include")
-    if dp_rank not in (None, 0):
-        raise InvalidRequest("dp_rank: there is one replica, 0", "dp_rank")
+    replicas = state_of(request).intake.link
+    if dp_rank is not None and not 0 <= dp_rank < len(replicas):
+        raise InvalidRequest(f"dp_rank must be below --dp-size {len(replicas)}", "dp_rank")
     if format not in ("json", "prometheus"):
         raise InvalidRequest("format must be json or prometheus", "format")
-    report = state_of(request).intake.load
-    values = _parts(report, parts)
+    found = {r.index: _parts(r.load, parts) for r in replicas if dp_rank in (None, r.index)}
     if format == "prometheus":
-        lines = [f'sglang:load_{k}{{dp_rank="0"}} {float(v):g}' for k, v in values.items()]
+        lines = [
+            f'sglang:load_{name}{{dp_rank="{rank}"}} {float(value):g}'
+            for rank, values in found.items()
+            for name, value in values.items()
+        ]
         return PlainTextResponse("\n".join(lines) + "\n")
+    report = state_of(request).intake.load
     total = {
         "total_running_reqs": report.num_running,
         "total_waiting_reqs": report.num_waiting,
         "total_reqs": report.num_running + report.num_waiting,
     }
-    body = {"timestamp": time.time(), "version": __version__, "dp_rank_count": 1}
-    return json_response(body | {"loads": [{"dp_rank": 0} | values], "aggregate": total})
+    body = {"timestamp": time.time(), "version": __version__, "dp_rank_count": len(replicas)}
+    shown = [{"dp_rank": rank} | values for rank, values in found.items()]
+    return json_response(body | {"loads": shown, "aggregate": total})
 
 
 def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:

@@ -92,7 +92,7 @@ def _buckets(observe: ObserveConfig) -> Buckets:
 def gauges(state: ServerState) -> dict[str, float]:
     """The gauges as they stand."""
     load_, facts = state.intake.load, state.intake.engine_facts
-    most = state.config.schedule.max_running_requests or 0
+    most = (state.config.schedule.max_running_requests or 0) * len(state.intake.link)
     return {
         "num_running_reqs": load_.num_running,
         "num_queue_reqs": load_.num_waiting,

@@ -44,6 +44,7 @@ class ServerState:
     reasoning_format: str | None = None
     weight_version: str = "default"
     started_s: float = field(default_factory=time.time)
+    began_s: float = field(default_factory=time.monotonic)
     ready_after_s: float = 0.0
     extras: dict[type, Any] = field(default_factory=dict)
 
