@@ -17,7 +17,7 @@ from radixlm.arch import defaults_custom, defaults_encoder, defaults_more
 from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
-from radixlm.arch.families.composite import TEXT_TYPES
+from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -31,7 +31,7 @@ DEFAULTS = {
 _MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
-# of a composite checkpoint, for its text model (whose own keys win)
+# of a composite checkpoint, for its text model (whose own keys win, but for the tied head)
 _SHARED = (
     *("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
@@ -116,9 +116,12 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
-        raw = {**{key: raw[key] for key in _SHARED if key in raw}, **nested}
+        outer = {key: raw[key] for key in _SHARED if key in raw}
+        tie = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
+        raw = {**outer, **nested, **tie}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
+    raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
     model_type = TEXT_TYPES.get(model_type, model_type)
     own = _MODEL_TYPE_OF.get(architecture, "")
     defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
@@ -127,9 +130,12 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         found = [values[other] for other in (name, *others) if values.get(other) is not None]
         if found:
             values[name] = found[0]
+    pattern = values.get("layers_block_type") or values.get("hybrid_override_pattern")
+    if pattern and "num_hidden_layers" not in values:
+        values["num_hidden_layers"] = len(pattern)
     if nested is None:
         for key in _REQUIRED:
-            if key not in values:
+            if key not in values and key not in defaults.get("absent", ()):
                 raise CheckpointError(f"{source}: {key!r} is missing")
     given = frozenset(values)
     values = _typed({**COMMON, **defaults, **values}, {**COMMON, **defaults}, source)

@@ -136,7 +136,10 @@ def untied_with_bias(decoder: Decoder) -> Decoder:
 
 
 # Where composite checkpoints keep the language model, and old ones their bare decoder.
-_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "")
+_PREFIXES = (
+    *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
+    "",
+)
 
 
 def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
@@ -156,11 +159,11 @@ def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
 
 _BUFFERS = re.compile(
     r"\.(inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
-    r"|position_ids)$"
+    r"|position_ids|slope_rate|(query|key|diagonal)_decay)$"
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^(model\.)?(vision|visual\.|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"^(model\.)?(vision|visual|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|perceiver|vqmodel\.|generation_|mtp_layers\.|mtp\.)"
 )
 # Heads of other tasks that came along with a body.

@@ -43,6 +43,16 @@ def flat(tensor: Any, cat: Cat) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Upright:
+    """Experts stored [experts, in, out] or [experts, out, in] -> the latter; ``width`` is in."""
+
+    width: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor if tensor.shape[-1] == self.width else tensor.swapaxes(-1, -2)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupedQkv:
     """Rows grouped by KV head, each [its q heads][k][v] -> [all q][all k][all v]."""
 
@@ -105,6 +115,39 @@ class Experts:
         whole = tensor.reshape(self.parts, self.experts, -1, tensor.shape[-1])
         joined = cat([whole[part] for part in range(self.parts)], 1)
         return joined.swapaxes(-1, -2) if self.is_transposed else joined
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedParts:
+    """Rows in ``groups`` groups, each parts of ``sizes`` rows -> the parts ``take`` of all."""
+
+    groups: int
+    sizes: tuple[int, ...]
+    take: tuple[int, ...]
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        rest = tuple(tensor.shape[1:])
+        grouped = tensor.reshape(self.groups, sum(self.sizes), *rest)
+        found = []
+        for part in self.take:
+            first = sum(self.sizes[:part])
+            rows = grouped[:, first : first + self.sizes[part]]
+            found.append(rows.reshape(-1, *rest))
+        return cat(found, 0) if len(found) > 1 else found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RowScaled:
+    """Runs of rows (count, factor), each times its factor."""
+
+    runs: tuple[tuple[int, float], ...]
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        parts, first = [], 0
+        for count, factor in self.runs:
+            parts.append(tensor[first : first + count] * factor)
+            first += count
+        return cat(parts, 0)
 
 
 @dataclass(frozen=True, slots=True)

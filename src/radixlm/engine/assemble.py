@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,18 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
+from radixlm.engine.allocation import needs_memory
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.modelinfo import ModelInfo
-from radixlm.executor.capacity import MemoryFacts, PoolSizes, WindowShare, pool_sizes
+from radixlm.executor.capacity import (
+    STATES_A_REQUEST,
+    MemoryFacts,
+    PoolSizes,
+    WindowShare,
+    pool_sizes,
+    state_pages,
+)
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.media import MediaRows
 from radixlm.executor.pooling import Pooler
@@ -42,6 +50,7 @@ from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.models.towers import HfTower
+from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.tensors import SamplingTable
@@ -84,12 +93,17 @@ def assemble(
     free_bytes = _free_bytes(device) // config.parallel.dp_size
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = bind(device.type, overrides)
-    model, weight_bytes = _load(config, info, device, kernels)
+    with needs_memory("the weights", "choose a smaller model or --quantization"):
+        model, weight_bytes = _load(config, info, device, kernels)
     loaded_s = time.perf_counter()
     name = config.execute.attention_backend or "torch_native"
     attn = make_backend(name, model.kv_groups, kernels, device)
-    pools = _make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
+    with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
+        pools = _make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
+    if pools.states is not None:
+        most = max(1, pools.sizes.num_window // STATES_A_REQUEST)
+        limits = replace(limits, max_running=min(limits.max_running, most))
     controls = TensorControls(model, weight_bytes, pools.num_bytes, pools.num_tokens)
     processors, media = _processors(config, info), _media(config, info, device)
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
@@ -150,6 +164,7 @@ class Pools:
     dtype: torch.dtype
     num_bytes: int
     window_tokens: int  # 0: all layers share one page space
+    states: StatePool | None = None  # then the second page space is theirs
 
     @property
     def num_tokens(self) -> int:
@@ -175,13 +190,17 @@ def _make_pools(
         max_running=config.schedule.max_running_requests or 64,
         context_len=info.context_len,
     )
-    share = _window_share(config, info, model)
+    states = _make_states(config, info, facts, page_size)
+    if states is not None:
+        taken = states.num_bytes
+        facts = replace(facts, weight_bytes=facts.weight_bytes + taken)
+    share = None if states is not None else _window_share(config, info, model)
     page_bytes = {"full": 0, "window": 0}
     for group in model.kv_groups:
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
     if model.kv_groups:
         sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
-    else:  # an encoder keeps nothing: its pages are numbers only
+    else:  # without keys and values pages are numbers only
         tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
         sizes = PoolSizes(max(tokens, facts.context_len + 1) // page_size + 1)
     num_bytes = 0
@@ -191,7 +210,24 @@ def _make_pools(
         pool = attn.make_pool(group, count + 1, page_size, dtype)
         num_bytes += pool.nbytes_per_page * count
     window = max(g.window for g in model.kv_groups) if share is not None else 0
-    return Pools(sizes, page_size, dtype, num_bytes, window)
+    if states is not None:
+        sizes = PoolSizes(sizes.num_full, states.num_pages - 1)
+        window, num_bytes = 1, num_bytes + states.num_bytes
+    return Pools(sizes, page_size, dtype, num_bytes, window, states)
+
+
+def _make_states(
+    config: ServerConfig, info: ModelInfo, facts: MemoryFacts, page_size: int
+) -> StatePool | None:
+    """The pool of recurrent layers' states, if the model has such layers."""
+    layers = [block.state.states for block in info.decoder.blocks if block.state is not None]
+    if not layers:
+        return None
+    dtype = torch.bfloat16 if config.memory.mamba_ssm_dtype == "bfloat16" else torch.float32
+    page_bytes = state_nbytes(layers, dtype)
+    count = state_pages(facts, page_bytes, config.memory.max_mamba_cache_size)
+    device = torch.device(config.execute.device or "cpu")
+    return StatePool(layers, count + 1, page_size, dtype, device)
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:
@@ -200,7 +236,8 @@ def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger
     books = None
     if pools.window_tokens:
         table = WindowTable(pools.window_tokens, page_size)
-        books = WindowBooks(PageAllocator(pools.sizes.num_window + 1, page_size), table)
+        second = PageAllocator(pools.sizes.num_window + 1, page_size)
+        books = WindowBooks(second, table, pools.states is not None)
     cache = _cache(config, allocator, page_size, books, limits.is_encoder)
     return KvLedger(allocator, SlotAllocator(limits.max_running), cache, page_size, books)
 
@@ -343,6 +380,7 @@ def _runner(
         info.eos_ids,
         controls.verbs(),
         pooler=Pooler(head_of(model)),
+        states=pools.states,
     )
 
 

@@ -18,7 +18,7 @@ from radixlm.arch.hf import (
     load_generation_config,
 )
 from radixlm.arch.sentence import Sentence, read_sentence, with_modules
-from radixlm.arch.spec import Attention, Decoder, LatentAttention, Moe, Pool, Rope
+from radixlm.arch.spec import Decoder, Moe, Pool, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.config.facts import host_facts
 from radixlm.config.resolve import resolve

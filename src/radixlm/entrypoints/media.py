@@ -55,9 +55,7 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     return MediaReader(MediaProcessor(info.folder, any(r.sections for r in info.ropes)), rules)
 
 
-def sources_of(
-    messages: Sequence[Mapping[str, Any]], reader: MediaReader | None
-) -> list[Source]:
+def sources_of(messages: Sequence[Mapping[str, Any]], reader: MediaReader | None) -> list[Source]:
     """The pictures of a conversation in order; InvalidRequest for what the model cannot read."""
     found = [_source(part, kind, where, reader) for part, kind, where in _parts(messages)]
     if len(found) > MAX_PICTURES:
@@ -74,9 +72,7 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
                 yield part, kind, f"messages[{index}].content[{place}]"
 
 
-def _source(
-    part: Mapping[str, Any], kind: str, where: str, reader: MediaReader | None
-) -> Source:
+def _source(part: Mapping[str, Any], kind: str, where: str, reader: MediaReader | None) -> Source:
     if reader is None:
         raise InvalidRequest(f"{where}: {_TEXT_ONLY}, not {kind}", where)
     if kind not in _PICTURES:

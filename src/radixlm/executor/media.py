@@ -3,7 +3,7 @@
 A tower runs when a step reaches its media's first place; what it made is kept by content, so that
 the next chunk, a retraction or another request with the same picture finds it.
 
-Legend: N rows of one media, T tokens of the step, D model channels, L layers with rows of their own.
+Legend: N rows of one media, T tokens of a step, D model channels, L layers with rows of their own.
 """
 
 from __future__ import annotations

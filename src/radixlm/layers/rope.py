@@ -60,7 +60,7 @@ class StaticRope:
         """Each frequency turns by the id of its own axis."""
         self.reserve(int(rope_ids_3T.max()) + 1)
         columns = torch.arange(len(axis_2R), device=axis_2R.device)
-        return self.table_N2R[rope_ids_3T[axis_2R].T, columns]
+        return self.table_N2R[rope_ids_3T[axis_2R].T, columns].contiguous()
 
 
 class LengthRope:

@@ -112,9 +112,7 @@ def _web(url: str, rules: FetchRules, where: str) -> bytes:
     raise InvalidRequest(f"{where}: more than {MAX_REDIRECTS} redirects", where)
 
 
-def _get(
-    url: str, rules: FetchRules, where: str, deadline_s: float
-) -> tuple[bytes | None, str]:
+def _get(url: str, rules: FetchRules, where: str, deadline_s: float) -> tuple[bytes | None, str]:
     """(body, "") or (None, where it is redirected to)."""
     parts = urlsplit(url)
     host = parts.hostname or ""

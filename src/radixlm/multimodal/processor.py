@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.multimodal.checkpoint import load_processor
 from radixlm.multimodal.positions import Grid, rope_ids
 from radixlm.wire.media import Array, Media, content_digest, media_ids
 
@@ -38,6 +39,10 @@ class Prompt:
     plain: Ids
     media: tuple[Media, ...]
     rope_ids: Ids | None
+
+    def packed_rope_ids(self) -> bytes | None:
+        """As they travel."""
+        return None if self.rope_ids is None else self.rope_ids.astype("<i4").tobytes()
 
 
 class MediaProcessor:
@@ -65,12 +70,7 @@ class MediaProcessor:
 
     @lru_cache(maxsize=1)  # noqa: B019  (one processor a process, kept for ever)
     def _processor(self) -> Any:
-        try:
-            import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-        except ImportError:
-            raise ConfigError("pictures need transformers and Pillow: install them") from None
-        transformers.logging.set_verbosity_error()
-        processor = transformers.AutoProcessor.from_pretrained(self._folder)
+        processor = load_processor(self._folder)
         if self._image_id is None:
             self._image_id = getattr(processor, "image_token_id", None)
         return processor
@@ -132,9 +132,7 @@ class MediaProcessor:
             else [int(np.sum(np.asarray(p["input_ids"]) == self._image_id)) for p in parts]
         )
         bounds = np.cumsum([0, *counts])
-        return tuple(
-            _one(part, places[bounds[i] : bounds[i + 1]]) for i, part in enumerate(parts)
-        )
+        return tuple(_one(part, places[bounds[i] : bounds[i + 1]]) for i, part in enumerate(parts))
 
     def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
         """Each picture's first place and its grid of places."""
@@ -164,7 +162,9 @@ def _one(made: dict[str, Any], places: NDArray[np.int64]) -> Media:
         if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
         and np.asarray(value).dtype != object
     }
-    parts = [p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)]
+    parts = [
+        p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)
+    ]
     return Media("image", content_digest(*parts), _spans(places), inputs)
 
 

@@ -3,10 +3,16 @@ model's own family. The towers and the processor are Hugging Face's (``models/to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from radixlm.arch.config import Config
 from radixlm.arch.defaults import DEFAULTS
 from radixlm.arch.families.builders import FAMILIES, family
-from radixlm.arch.spec import Decoder
+from radixlm.arch.names import DEFAULT, AnyOf, Named
+from radixlm.arch.recipes import Upright
+from radixlm.arch.spec import Decoder, Moe
 
 # A text model's own model_type -> the one whose class it has.
 TEXT_TYPES = {
@@ -17,6 +23,8 @@ TEXT_TYPES = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
+# what a text model's class has by default, other than the class above
+TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 COMPOSITES = (
     *("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     *("LlavaOnevisionForConditionalGeneration", "VipLlavaForConditionalGeneration"),
@@ -27,10 +35,12 @@ COMPOSITES = (
     *("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
     *("Idefics2ForConditionalGeneration", "Idefics3ForConditionalGeneration"),
     *("SmolVLMForConditionalGeneration", "JanusForConditionalGeneration"),
-    *("DeepseekVLForConditionalGeneration", "Ovis2ForConditionalGeneration"),
+    "DeepseekVLForConditionalGeneration",
     *("GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
     *("PerceptionLMForConditionalGeneration", "FastVlmForConditionalGeneration"),
 )
+# whose class leaves out the text model's scale of the logits
+UNSCALED = ("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration")
 
 
 @family(*COMPOSITES)
@@ -39,4 +49,17 @@ def composite(c: Config) -> Decoder:
     held = DEFAULTS.get(c.model_type)
     if held is None:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
-    return FAMILIES[str(held["architecture"])](c)
+    decoder = FAMILIES[str(held["architecture"])](c)
+    if c.architecture in UNSCALED:
+        decoder = replace(decoder, logit_scale=1.0)
+    names: dict[str, Any] = {**DEFAULT, **decoder.names}
+    own = dict(decoder.names)
+    if not decoder.tied:  # the whole model may tie where the text model does not say so
+        own["head"] = AnyOf(names["head"], names["embed"])
+    sparse = next((b.ffn for b in decoder.blocks if isinstance(b.ffn, Moe)), None)
+    if sparse is not None:  # published with the experts' axes the other way round
+        own["moe.up"] = Named(("model.layers.{i}.mlp.experts.gate_up_proj",), Upright(decoder.dim))
+        own["moe.down"] = Named(("model.layers.{i}.mlp.experts.down_proj",), Upright(sparse.inner))
+        own["moe.up"] = AnyOf(names["moe.up"].spellings[0], own["moe.up"])
+        own["moe.down"] = AnyOf(names["moe.down"].spellings[0], own["moe.down"])
+    return replace(decoder, names=own)

@@ -1,0 +1,106 @@
+"""The processor of a checkpoint folder, also where torchvision is not installed.
+
+Several processors of Hugging Face cannot be made without a video processor, which needs
+torchvision. They are made here with a stand-in that reads no videos; pictures are then read by
+Pillow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from radixlm.base.errors import CheckpointError, ConfigError
+
+_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_NOT_OPTIONS = ("processor_class", "auto_map", "chat_template", "processor_type")
+_PARTS = ("image_processor", "video_processor", "feature_extractor", "audio_tokenizer")
+
+
+class NoVideos:
+    """Stands for a video processor."""
+
+    merge_size = 2
+    temporal_patch_size = 2
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("videos need torchvision")
+
+
+def load_processor(folder: Path) -> Any:
+    """CheckpointError if the folder has none that can be made, ConfigError without transformers."""
+    try:
+        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
+    except ImportError:
+        raise ConfigError("pictures need transformers and Pillow: install them") from None
+    transformers.logging.set_verbosity_error()
+    try:
+        return transformers.AutoProcessor.from_pretrained(folder)
+    except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
+        made = _by_hand(folder, transformers)
+        if made is None:
+            raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
+        return made
+
+
+def _by_hand(folder: Path, transformers: Any) -> Any | None:
+    """The processor of its parts, without the check of their classes."""
+    found = [_read(folder / name) for name in _FILES]
+    name = next((f["processor_class"] for f in found if f.get("processor_class")), None)
+    kind = _class(name, transformers) if isinstance(name, str) else None
+    if kind is None:
+        return None
+
+    class Bare(kind):  # type: ignore[valid-type, misc]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
+            return type(argument)
+
+    Bare.__name__ = kind.__name__
+    parts = {}
+    for part in kind.get_attributes():
+        if part == "video_processor":
+            parts[part] = NoVideos()
+        elif part == "tokenizer":
+            parts[part] = transformers.AutoTokenizer.from_pretrained(folder)
+        elif part == "image_processor":
+            parts[part] = _image_processor(folder, transformers)
+        else:
+            return None
+    options = {k: v for k, v in found[0].items() if k not in (*_NOT_OPTIONS, *_PARTS)}
+    return Bare(**parts, **options)
+
+
+def _class(name: str, transformers: Any) -> Any | None:
+    """A processor's class; from its own module where the package shows a stand-in for what it
+    holds to be missing."""
+    found = getattr(transformers, name, None)
+    with contextlib.suppress(ImportError):
+        if found is not None and hasattr(found, "get_attributes"):
+            return found
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Processor")).lower()
+    try:
+        module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")
+    except ImportError:
+        return None
+    return getattr(module, name, None)
+
+
+def _image_processor(folder: Path, transformers: Any) -> Any:
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(folder)
+    except (ImportError, ValueError, TypeError, AttributeError):
+        held = _read(folder / _FILES[0]).get("image_processor") or _read(folder / _FILES[1])
+        name = str(held.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+        return getattr(transformers, f"{name}Pil").from_dict(held)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,86 @@
+"""Each family with a tower, through the engine's own path, against Hugging Face's generate."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.entrypoints.offline import Engine
+
+pytest.importorskip("PIL")
+transformers = pytest.importorskip("transformers")
+from PIL import Image  # noqa: E402
+
+from tests.multimodal.tiny import FAMILIES, Tiny, save  # noqa: E402
+
+QUICK = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "idefics3")
+NUM_NEW = 16
+
+
+def picture(width: int, height: int) -> Image.Image:
+    noise = np.random.default_rng(width).integers(0, 255, (height, width, 3), np.uint8)
+    return Image.fromarray(noise)
+
+
+PICTURES = (picture(40, 30), picture(30, 64), picture(56, 56))
+
+
+def encoded(image: Image.Image) -> str:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def expected(tiny: Tiny, model: Any, text: str, images: list[Any]) -> tuple[int, list[int], float]:
+    """(prompt tokens, greedy tokens, log-probability of the first)."""
+    given = tiny.processor(
+        text=[text], images=images, return_tensors="pt", add_special_tokens=False
+    )
+    num_prompt = given["input_ids"].shape[1]
+    with torch.no_grad():
+        made = model.generate(
+            **given, max_new_tokens=NUM_NEW, do_sample=False, output_scores=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+    first = made.scores[0][0].log_softmax(-1).max().item()
+    return num_prompt, made.sequences[0, num_prompt:].tolist(), first
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in FAMILIES],
+)
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> None:
+    tiny = FAMILIES[name]()
+    model = save(tiny, tmp_path)
+    engine = Engine(
+        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
+        chunked_prefill_size=48,
+    )  # fmt: skip
+    try:
+        for chosen in ([0], [1], [0, 2]):
+            text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
+            images = [PICTURES[i] for i in chosen]
+            num_prompt, want, first = expected(tiny, model, text, images)
+            for turn in range(2):
+                got = engine.generate(
+                    text,
+                    {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+                    image_data=[encoded(image) for image in images],
+                    return_logprob=True,
+                )
+                meta = got["meta_info"]
+                assert meta["prompt_tokens"] == num_prompt
+                assert [token for _, token, *_ in meta["output_token_logprobs"]] == want
+                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
+                if turn:  # its picture was in the prefix cache
+                    assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+    finally:
+        engine.shutdown()
