@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from radixlm.arch.hf import describe
 from radixlm.attention.select import make_backend
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model, build_model
+from radixlm.pools.state import StatePool
 from radixlm.step.batch import ForwardBatch
 from radixlm.weights.load import load_weights
 
@@ -61,6 +63,12 @@ class PagedRunner:
         ]
         self.pages: list[dict[int, list[int]]] = [{} for _ in model.kv_groups]
         self.known: dict[int, list[int]] = {}
+        device = model.context.device
+        self.states = StatePool(
+            getattr(model, "state_layers", ()), num_pages, page_size, torch.float32, device
+        )
+        self.state_pages: dict[int, list[int]] = {}
+        self.free_states = random.Random(seed).sample(range(1, num_pages), num_pages - 1)
 
     def step(self, tokens: dict[int, Sequence[int]], **extra: Any) -> dict[int, Tensor]:
         """Feed tokens to sequences (a batch in this order); logits [n, V] of each."""
@@ -104,7 +112,22 @@ class PagedRunner:
             max_query_len=max(len(t) for t in tokens.values()),
             max_kv_len=max(kv_len),
         )
+        if self.states.layers:
+            self._put_states(batch, tokens)
         return batch if device == CPU else moved(batch, device)
+
+    def _put_states(self, batch: ForwardBatch, tokens: dict[int, Sequence[int]]) -> None:
+        """A page of states for every page of tokens, none ever given back."""
+        width = -(-int(batch.max_kv_len) // self.page_size)
+        table = np.zeros((len(tokens), width), np.int64)
+        for row, sequence in enumerate(tokens):
+            pages = self.state_pages.setdefault(sequence, [])
+            while len(pages) * self.page_size < len(self.known[sequence]):
+                pages.append(self.free_states.pop())
+            table[row, : len(pages)] = pages
+        counts = np.array([len(new) for new in tokens.values()])
+        starts = np.array([len(self.known[s]) for s in tokens]) - counts
+        batch.states = self.states.begin(table, starts, counts)
 
     def _table(self, group: int, sequences: list[int]) -> Tensor:
         for sequence in sequences:

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm, Variant
+from radixlm.arch.cost_state import state_parameters
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    LatentAttention,
+    Mlp,
+    Moe,
+    Norm,
+    Variant,
+)
 
-_NUM_NORMS = {"pre": 2, "post": 2, "post_sum": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+_NUM_NORMS = {
+    "pre": 2,
+    "post": 2,
+    "post_sum": 2,
+    "sandwich": 4,
+    "parallel": 1,
+    "parallel2": 2,
+    "carried": 2,
+    "bare": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +43,16 @@ class KvBytes:
 
 def num_parameters(decoder: Decoder) -> int:
     """Parameters of the model; a tied embedding counts once."""
-    return _outside(decoder) + sum(_block(block, decoder.dim) for block in decoder.blocks)
+    is_shared = decoder.encoder is not None and decoder.encoder.is_shared
+    blocks = decoder.blocks[: 1 if is_shared else None]
+    return _outside(decoder) + sum(_block(block, decoder.dim) for block in blocks)
 
 
 def active_parameters(decoder: Decoder) -> int:
     """Parameters that take part in one token: of the experts only those that it is routed to."""
-    return num_parameters(decoder) - sum(_idle(b.ffn, decoder.dim) for b in decoder.blocks)
+    return num_parameters(decoder) - sum(
+        _idle(b.ffn, decoder.dim) for b in decoder.blocks if b.ffn is not None
+    )
 
 
 def weight_bytes(decoder: Decoder, dtype_bytes: float) -> int:
@@ -40,7 +64,9 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
     """Bytes of KV cache a token, keys and values of all layers, apart by kind of layer."""
     full = window = 0
     for block in decoder.blocks:
-        mixer = block.mixer
+        mixer = block.attention
+        if mixer is None:
+            continue
         if isinstance(mixer, LatentAttention):
             full += (mixer.kv_rank + mixer.rope_dim) * dtype_bytes
             continue
@@ -61,11 +87,15 @@ def flops_per_token(decoder: Decoder, context: int) -> int:
     not multiplied), and the attention scores and sums. Latent attention as its plain expansion.
     """
     dim = decoder.dim
-    total = 2 * decoder.vocab * dim  # the head, tied or not
+    total = 0 if decoder.pool else 2 * decoder.vocab * dim  # the head, tied or not
     for block in decoder.blocks:
-        matrices = _mixer(block.mixer, dim, matrices_only=True) + _ffn_matrices(block.ffn, dim)
-        total += 2 * (matrices - _idle(block.ffn, dim, matrices_only=True))
-        total += _attention_flops(block.mixer, context)
+        matrices = _mixers(block, dim, matrices_only=True)
+        if block.ffn is not None:
+            matrices += _ffn_matrices(block.ffn, dim)
+            matrices -= _idle(block.ffn, dim, matrices_only=True)
+        total += 2 * matrices
+        if block.attention is not None:
+            total += _attention_flops(block.attention, context)
     return total
 
 
@@ -80,17 +110,49 @@ def _attention_flops(mixer: Attention | LatentAttention, context: int) -> int:
 
 def _outside(decoder: Decoder) -> int:
     """Embeddings, the last norm and the head."""
-    tables = decoder.vocab * decoder.dim * (1 if decoder.tied else 2)
+    encoder = decoder.encoder or Encoder()
+    width = encoder.embed_dim or decoder.dim
+    tables = decoder.vocab * width * (1 if decoder.tied else 2) + encoder.token_types * width
     if decoder.positions and not decoder.sinusoids:
-        tables += decoder.positions[0] * decoder.dim
+        tables += decoder.positions[0] * width
+    if encoder.embed_dim:
+        tables += (width + 1) * decoder.dim
+    if encoder.distances:
+        tables += encoder.distances[0] * encoder.distances[2]
     head_bias = decoder.vocab if decoder.head_bias else 0
-    norms = [decoder.norm, *([decoder.embed_norm] if decoder.embed_norm else [])]
-    return tables + head_bias + sum(_norm(norm, decoder.dim) for norm in norms)
+    norms = _norm(decoder.norm, decoder.dim) if encoder.has_final_norm else 0
+    norms += _norm(decoder.embed_norm, width) if decoder.embed_norm else 0
+    return tables + head_bias + norms + _pool(decoder)
+
+
+def _pool(decoder: Decoder) -> int:
+    """The layers of a head that gives vectors or scores."""
+    pool, dim = decoder.pool, decoder.dim
+    total = 0
+    for step in (*pool.head, *pool.gate) if pool is not None else ():
+        if isinstance(step, Norm):
+            total += _norm(step, dim)
+        else:
+            total += step.outputs * (step.inputs + step.bias)
+            dim = step.outputs
+    return total
 
 
 def _block(block: Block, dim: int) -> int:
-    norms = _NUM_NORMS[block.layout] * _norm(block.norm, dim)
-    return norms + _mixer(block.mixer, dim) + _ffn(block.ffn, dim) + block.out_scale
+    lacks_one = block.mixer is None or block.ffn is None
+    norms = (1 if lacks_one else _NUM_NORMS[block.layout]) * _norm(block.norm, dim)
+    ffn = _ffn(block.ffn, dim) if block.ffn is not None else 0
+    return norms + _mixers(block, dim) + ffn + block.out_scale
+
+
+def _mixers(block: Block, dim: int, *, matrices_only: bool = False) -> int:
+    total = 0
+    if block.attention is not None:
+        total += _mixer(block.attention, dim, matrices_only=matrices_only)
+    if block.state is not None:
+        matrices, vectors = state_parameters(block.state, dim)
+        total += matrices if matrices_only else matrices + vectors
+    return total
 
 
 def _norm(norm: Norm, width: int) -> int:
@@ -140,7 +202,8 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
 
 def _ffn(ffn: Mlp | Moe, dim: int) -> int:
     if isinstance(ffn, Mlp):
-        vectors = (_up_rows(ffn) + dim) * ffn.bias + (4 if ffn.act == "xielu" else 0)
+        vectors = (_up_rows(ffn) + dim) * ffn.bias + dim * ffn.down_bias
+        vectors += 4 if ffn.act == "xielu" else 0
         vectors += _norm(ffn.sub_norm, ffn.inner) if ffn.sub_norm else 0
         return _ffn_matrices(ffn, dim) + vectors
     shared = _ffn(ffn.shared, dim) if ffn.shared else 0

@@ -17,7 +17,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("hidden_dim", "d_ff"),
     "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("moe_topk", "moe_k"),
+    "num_experts_per_tok": ("moe_topk", "moe_k", "num_experts_per_token"),
     "vocab_size": ("padded_vocab_size",),
     "dtype": ("torch_dtype",),
 }

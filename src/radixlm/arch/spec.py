@@ -6,6 +6,7 @@ adapters, quantisation, kernels and benchmarks ask these records instead of test
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 Activation = Literal[
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
 ]
-Layout = Literal["pre", "post", "sandwich", "parallel", "parallel2", "after", "bare"]
+Layout = Literal["pre", "post", "post_sum", "sandwich", "parallel", "parallel2", "bare", "carried"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,139 @@ class LatentAttention:
     v_dim: int
     kv_rank: int
     q_rank: int  # 0 = a plain q projection
-    rope: Rope
+    rope: Rope | None
     norm: Norm
     scale: float  # already holds yarn's mscale squared
     bias: bool = False
+
+
+State = tuple[tuple[int, ...], bool]  # shape a sequence, and whether it sums up the whole past
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A gated causal convolution (LFM2): out(c * conv(b * x)) where (b, c, x) = in(x)."""
+
+    channels: int
+    width: int
+    bias: bool = False
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (((self.channels, self.width - 1), False),)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1:
+    """Selective state space with a diagonal decay a channel (arXiv:2312.00752)."""
+
+    inner: int
+    state: int
+    rank: int  # of the time step
+    width: int  # of the convolution
+    conv_bias: bool = True
+    bias: bool = False
+    norm: Norm | None = None  # of time step, b and c each
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return ((self.inner, self.width - 1), False), ((self.inner, self.state), True)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """State space duality, one decay a head (arXiv:2405.21060). The gate joins before the norm
+    unless told; ``norm`` None leaves the gate alone."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    width: int
+    norm: Norm | None
+    norm_groups: int = 1
+    gate_after_norm: bool = False
+    conv_bias: bool = True
+    bias: bool = False
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        conv = (self.conv_channels, self.width - 1)
+        return (conv, False), ((self.heads, self.head_dim, self.state), True)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Gated delta rule (arXiv:2412.06464): a matrix a head that forgets, and corrects what it
+    says for a key. ``channel_decay``: a decay a key channel (arXiv:2510.26692)."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    width: int
+    norm: Norm
+    beta_scale: float = 1.0
+    gate_act: Literal["silu", "sigmoid"] = "silu"
+    channel_decay: bool = False
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        conv = (self.conv_channels, self.width - 1)
+        return (conv, False), ((self.v_heads, self.k_dim, self.v_dim), True)
+
+
+@dataclass(frozen=True, slots=True)
+class Lightning:
+    """Linear attention with a fixed decay a head (arXiv:2401.04658)."""
+
+    heads: int
+    head_dim: int
+    decays: tuple[float, ...]  # log of the factor a token, a head each
+    norm: Norm
+    act: Activation = "silu"
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (((self.heads, self.head_dim, self.head_dim), True),)
+
+
+@dataclass(frozen=True, slots=True)
+class RgLru:
+    """Real-gated linear recurrent unit behind a convolution (arXiv:2402.19427)."""
+
+    channels: int
+    heads: int  # blocks of the gates' matrices
+    width: int
+    act: Activation
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return ((self.channels, self.width - 1), False), ((self.channels,), True)
+
+
+StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Attention and a state mixer on the same input; their outputs are added."""
+
+    attention: Attention
+    state: StateMixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +314,29 @@ class Moe:
 @dataclass(frozen=True, slots=True)
 class Block:
     """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
-    parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; of encoders only: after
-    n(x+f(x)), and bare, which is pre without the mixer's norm."""
+    parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
+    mixer's norm."""
 
-    mixer: Attention | LatentAttention
-    ffn: Mlp | Moe
+    mixer: Attention | LatentAttention | StateMixer | Pair | None
+    ffn: Mlp | Moe | None  # only layout "pre" may lack the one or the other
     norm: Norm
     layout: Layout = "pre"
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
+    carried: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout "carried":
+    # factors of the mixer's normed input and its output, then of the feed-forward's
+
+    @property
+    def attention(self) -> Attention | LatentAttention | None:
+        """What attends, if anything does."""
+        mixer = self.mixer.attention if isinstance(self.mixer, Pair) else self.mixer
+        return mixer if isinstance(mixer, Attention | LatentAttention) else None
+
+    @property
+    def state(self) -> StateMixer | None:
+        """What keeps a state, if anything does."""
+        mixer = self.mixer.state if isinstance(self.mixer, Pair) else self.mixer
+        return mixer if isinstance(mixer, StateMixer) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +379,10 @@ class Encoder:
 
     token_types: int = 0  # rows of a table of token types: first text, second text
     embed_dim: int = 0  # width of the tables, projected to the model's; 0 = the same
-    distances: tuple[int, int] | None = None  # (buckets, farthest): a learned bias of a score
+    distances: tuple[int, int, int] | None = None  # (buckets, farthest, heads): a learned bias of
+    # a score by how far the key is from the query
     has_final_norm: bool = True
+    is_shared: bool = False  # one block's weights serve all layers
 
 
 @dataclass(frozen=True, slots=True)

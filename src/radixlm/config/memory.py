@@ -7,7 +7,6 @@ from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _TIERS = "the host and storage tiers of the KV cache"
 _OFFLOAD = "weights that live off the device"
-_STATE = "state-space layers"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -56,13 +55,14 @@ class MemoryConfig(Group):
     ] = False
     max_mamba_cache_size: Annotated[
         int | None,
-        "Requests whose state-space state is kept.",
-        Flag(within=POSITIVE, state="planned", needs=_STATE),
+        "States that the pool of recurrent layers holds: up to four a running request, the rest "
+        "are snapshots for the prefix cache. By memory when unset.",
+        Flag(within=POSITIVE),
     ] = None
     mamba_ssm_dtype: Annotated[
         str,
-        "Type of the state-space state.",
-        Flag(choices=("float32", "bfloat16"), built=("float32",), needs=_STATE),
+        "Type of the states of recurrent layers (their convolutions stay float32).",
+        Flag(choices=("float32", "bfloat16")),
     ] = "float32"
     enable_memory_saver: Annotated[
         bool,

@@ -64,6 +64,37 @@ def pool_sizes(
     return PoolSizes(pages, min(pages, max(int(pages * window.ratio), window.min_pages)))
 
 
+# pages of states that one request may hold at once: a snapshot it has locked, the running one,
+# and two that a step writes
+STATES_A_REQUEST = 4
+SPARE_STATES = 64  # snapshots of prefixes beside those of running requests
+STATE_SHARE = 0.5  # of the pools' memory, when --max-mamba-cache-size does not say
+
+
+def state_pages(facts: MemoryFacts, page_bytes: int, wanted: int | None) -> int:
+    """Pages of the state pool, page 0 not counted: ``wanted``, else enough for all running
+    requests and some snapshots within half of the memory. ConfigError names flag and memory."""
+    budget = max(0, int(facts.free_bytes * facts.mem_fraction_static) - facts.weight_bytes)
+    if wanted is not None:
+        fits = budget // page_bytes
+        if wanted > fits or wanted < STATES_A_REQUEST:
+            raise ConfigError(
+                f"--max-mamba-cache-size {wanted}: needs at least {STATES_A_REQUEST}, and "
+                f"{fits} states of {format_bytes(page_bytes)} fit; --mem-fraction-static "
+                f"{facts.mem_fraction_static} leaves {format_bytes(budget)}"
+            )
+        return wanted
+    most = STATES_A_REQUEST * max(1, facts.max_running) + SPARE_STATES
+    count = min(most, int(budget * STATE_SHARE) // page_bytes)
+    if count < STATES_A_REQUEST:
+        raise ConfigError(
+            f"the states of one request need {format_bytes(STATES_A_REQUEST * page_bytes)}, half "
+            f"of the {format_bytes(budget)} beside the weights is less: raise "
+            "--mem-fraction-static"
+        )
+    return count
+
+
 def _require(
     wanted: int, fits: int, facts: MemoryFacts, page_bytes: int, flag: str, page_size: int
 ) -> None:

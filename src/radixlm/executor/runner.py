@@ -23,6 +23,7 @@ from radixlm.executor.media import MediaRows
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.prepare import prepare
 from radixlm.executor.tables import SlotTables
+from radixlm.pools.state import StatePool
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler
@@ -37,6 +38,7 @@ from radixlm.wire.requests import LogprobNeed
 # logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
 # would be gigabytes
 PROMPT_ROWS = 256
+STATE_SPACE = 1  # the page space whose pages hold states
 
 
 class Model(Protocol):
@@ -85,8 +87,10 @@ class Runner:
         processors: LogitProcessors | None = None,
         pooler: Pooler | None = None,
         media: MediaRows | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self.model, self.attn, self.tables = model, attn, tables
+        self.states = states
         self.sampling, self.sampler = sampling, Sampler(sampling, detect_bad=True)
         self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
         self.pooler = pooler or Pooler()
@@ -119,10 +123,22 @@ class Runner:
         batch = prepare(plan, self.tables, self.space_of_group, self.page_size, self.attn)
         if self.media is not None:
             self.media.put(plan, self.tables, batch)
+        if self.states is not None:
+            self._begin_states(plan, batch, self.states)
         self.attn.begin(batch)
         need_hidden = any(i.targets is not None or i.hidden_states or i.pooling for i in plan.items)
         hidden_TD, logits_RV = self.model.step(batch, need_hidden)
         return Step(plan, batch, hidden_TD, logits_RV)
+
+    def _begin_states(self, plan: StepPlan, batch: ForwardBatch, states: StatePool) -> None:
+        """Tell the recurrent layers which rows of their pool the step reads and writes."""
+        items = plan.items
+        slots, starts, counts = (
+            np.fromiter((getattr(item, name) for item in items), np.int64, len(items))
+            for name in ("slot", "start", "count")
+        )
+        table = self.tables.pages[STATE_SPACE][slots].astype(np.int64)
+        batch.states = states.begin(table, starts, counts)
 
     @torch.inference_mode()
     def sample(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> None:

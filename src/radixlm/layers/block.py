@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Block, LatentAttention, Moe
+from radixlm.arch.spec import Attention, Block, LatentAttention, Moe, Pair
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.latent import LatentAttentionLayer
@@ -18,28 +18,50 @@ from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
+from radixlm.layers.state import StateLayer, make_state_layer
 from radixlm.layers.variant import VariantAttentionLayer
 from radixlm.quant.param import Param
-from radixlm.step.batch import ForwardBatch
+from radixlm.step.batch import AttentionSite, ForwardBatch
 
-NUM_NORMS = {"pre": 2, "post": 2, "post_sum": 2, "sandwich": 4, "parallel": 1, "parallel2": 2}
+NUM_NORMS = {
+    "pre": 2,
+    "post": 2,
+    "post_sum": 2,
+    "sandwich": 4,
+    "parallel": 1,
+    "parallel2": 2,
+    "bare": 1,
+    "carried": 2,
+}
 
 
 MixerLayer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer
+Angled = Sequence[Angles]
 
 
-def make_mixer(
+def make_attention(
     spec: Attention | LatentAttention,
     dim: int,
     context: LayerContext,
     rope: int,
     pool: tuple[int, int],
 ) -> MixerLayer:
-    """The layer of a mixer's record."""
+    """The layer of an attention's record."""
     if isinstance(spec, LatentAttention):
         return LatentAttentionLayer(spec, dim, context, rope, pool)
     kind = AttentionLayer if spec.more is None else VariantAttentionLayer
     return kind(spec, dim, context, rope, pool)
+
+
+class PairLayer(Module):
+    """Attention and a state mixer on the same input, added."""
+
+    def __init__(self, attention: MixerLayer, state: StateLayer) -> None:
+        self.attention, self.state = attention, state
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Angled) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        return self.attention.run(x_TD, batch, angles) + self.state.run(x_TD, batch, angles)
 
 
 class BlockLayer(Module):
@@ -49,42 +71,81 @@ class BlockLayer(Module):
     norm2: NormLayer
     norm3: NormLayer
     norm4: NormLayer
+    ffn: MlpLayer | MoeLayer  # absent where the record has none
 
     def __init__(
-        self, spec: Block, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
+        self,
+        spec: Block,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        pool: tuple[int, int],
+        state_row: int = -1,
     ) -> None:
+        """``rope`` indexes the model's RopeTables, ``pool`` is (group, row), ``state_row`` a row
+        of the state pool; -1 without."""
         self.spec = spec
-        self.mixer = make_mixer(spec.mixer, dim, context, rope, pool)
-        self.ffn: MlpLayer | MoeLayer
+        self.mixer = self._make_mixer(dim, context, rope, pool, state_row)
         if isinstance(spec.ffn, Moe):
             self.ffn = MoeLayer(spec.ffn, dim, context)
-        else:
+        elif spec.ffn is not None:
             self.ffn = MlpLayer(spec.ffn, dim, context)
-        for index in range(NUM_NORMS[spec.layout]):
+        lacks_one = spec.ffn is None or spec.mixer is None
+        for index in range(1 if lacks_one else NUM_NORMS[spec.layout]):
             norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
             setattr(self, f"norm{index + 1}", norm)
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        run = getattr(self, f"_run_{spec.layout}")
+        run = getattr(self, "_run_one" if lacks_one else f"_run_{spec.layout}")
         self.run = self._run_scaled if spec.out_scale else run
         self._run_unscaled = run
+
+    def _make_mixer(
+        self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
+    ) -> MixerLayer | StateLayer | PairLayer | None:
+        mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
+        attention = make_attention(attends, dim, context, rope, pool) if attends else None
+        state = make_state_layer(keeps, dim, context, row) if keeps else None
+        if isinstance(mixer, Pair) and attention is not None and state is not None:
+            return PairLayer(attention, state)
+        return attention or state
+
+    @property
+    def site(self) -> AttentionSite | None:
+        """The attention's site, if the block attends."""
+        mixer = self.mixer.attention if isinstance(self.mixer, PairLayer) else self.mixer
+        return getattr(mixer, "site", None)
 
     def finish(self) -> None:
         self._scale = self.out_scale.take() if self.spec.out_scale else None
 
     def _run_scaled(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         x_TD = self._run_unscaled(x_TD, batch, angles)
+        assert self._scale is not None
         x_TD *= self._scale
         return x_TD
 
     def _mix(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        assert self.mixer is not None
         y = self.mixer.run(x_TD, batch, angles)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
     def _feed(self, x_TD: Tensor) -> Tensor:
         y = self.ffn.run(x_TD)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
+
+    def _run_one(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        h = self.norm1.run(x_TD)
+        x_TD += self._feed(h) if self.mixer is None else self._mix(h, batch, angles)
+        return x_TD
+
+    def _run_carried(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        kept, mixed, kept2, fed = self.spec.carried
+        h = self.norm1.run(x_TD)
+        x_TD = h * kept + self._mix(h, batch, angles) * mixed
+        h = self.norm2.run(x_TD)
+        return h * kept2 + self._feed(h) * fed
 
     def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
@@ -101,6 +162,10 @@ class BlockLayer(Module):
         x_TD = self.norm1.run(x_TD)
         x_TD += self._feed(x_TD)
         return self.norm2.run(x_TD)
+
+    def _run_bare(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        x_TD += self._feed(self.norm1.add_run(x_TD, self._mix(x_TD, batch, angles)))
+        return x_TD
 
     def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))

@@ -64,13 +64,15 @@ class LatentAttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         spec, rotate = self.spec, self._context.kernels.rope
-        turn = angles[self._rope]
+        turn = angles[self._rope] if self._rope >= 0 else None
         q = self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD))) if spec.q_rank else self.q.run(x_TD)
         q_THC = q.view(-1, spec.heads, spec.nope_dim + spec.rope_dim)
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
-        rotate(q_THR, turn, spec.rope.interleaved)
+        if turn is not None and spec.rope is not None:
+            rotate(q_THR, turn, spec.rope.interleaved)
         latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
-        rotate(k_TR[:, None], turn, spec.rope.interleaved)
+        if turn is not None and spec.rope is not None:
+            rotate(k_TR[:, None], turn, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
         out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)

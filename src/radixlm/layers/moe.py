@@ -52,8 +52,8 @@ class MoeLayer(Module):
         if self.spec.gated:
             pack = self._kernels.pack_experts(*weights, *biases, self.spec.act, self._fmts)
         else:
-            weights = [weight.clone() if copies else weight for weight in weights]
-            pack = PlainExperts(*weights, *biases, self.spec.act)
+            up, down = (weight.clone() if copies else weight for weight in weights)
+            pack = PlainExperts(up, down, biases[0], biases[1], self.spec.act)
         self.experts = pack
         self.correction_E = self.correction.take() if self.spec.correction else None
 

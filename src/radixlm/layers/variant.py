@@ -6,13 +6,13 @@ Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Temperature, Variant
+from radixlm.arch.spec import Attention, Norm, Temperature, Variant
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.attention import norm_shapes
 from radixlm.layers.context import LayerContext
@@ -55,12 +55,12 @@ class VariantAttentionLayer(Module):
         """Whether keys and values are another layer's."""
         return self.more.kv_from is not None
 
-    def _norm(self, spec: object, shape: tuple[int, ...]) -> NormLayer:
-        return NormLayer(spec, shape, self._kernels, self._device)  # type: ignore[arg-type]
+    def _norm(self, spec: Norm, shape: tuple[int, ...]) -> NormLayer:
+        return NormLayer(spec, shape, self._kernels, self._device)
 
     def _make_projections(self, dim: int, context: LayerContext) -> None:
         spec, more = self.spec, self.more
-        rows = (spec.heads * spec.head_dim * (2 if spec.gate else 1),)
+        rows: tuple[int, ...] = (spec.heads * spec.head_dim * (2 if spec.gate else 1),)
         if not self._reads:
             rows += (spec.kv_heads * spec.head_dim,)
             rows += () if more.v_is_k else (spec.kv_heads * spec.v_dim,)
@@ -74,7 +74,7 @@ class VariantAttentionLayer(Module):
             width = spec.heads * (spec.v_dim if more.gate == "channel" else 1)
             self.gate = context.linear(dim, width, more.gate_bias, Shard(0))
 
-    def children(self):  # type: ignore[no-untyped-def]
+    def children(self) -> Iterator[tuple[str, Module]]:
         """``_project`` is another name of a child."""
         return ((name, child) for name, child in super().children() if name != "_project")
 

@@ -27,7 +27,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 def sinusoids(rows_T: Tensor, dim: int) -> Tensor:
-    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / (dim / 2 - 1)); [T, D]."""
+    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / (D / 2 - 1)); [T, D]."""
     half = dim // 2
     powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / (half - 1)
     angles = rows_T[:, None].float() * torch.exp(powers * -math.log(10000.0))

@@ -10,7 +10,8 @@ Key = tuple[int, int, int, int, bool]  # window, KV heads, head dim, v dim, late
 
 def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     """What a layer must have in common with another to share its pool."""
-    mixer = decoder.blocks[layer].mixer
+    mixer = decoder.blocks[layer].attention
+    assert mixer is not None, "a layer without attention has no keys"
     if isinstance(mixer, LatentAttention):
         return (0, 1, mixer.kv_rank + mixer.rope_dim, mixer.kv_rank, True)
     window = 0 if merge_windows else mixer.window
@@ -22,7 +23,7 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
     all their tokens, in a full group."""
     members: dict[Key, list[int]] = {}
     for layer in range(len(decoder.blocks)):
-        if source_of(decoder, layer) != layer:
+        if decoder.blocks[layer].attention is None or source_of(decoder, layer) != layer:
             continue
         members.setdefault(group_key(decoder, layer, merge_windows), []).append(layer)
     ordered = sorted(members.items(), key=lambda item: (item[0][0] > 0, item[1][0]))
@@ -43,7 +44,7 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
 
 def source_of(decoder: Decoder, layer: int) -> int:
     """The layer whose keys and values this one reads: itself but for few."""
-    mixer = decoder.blocks[layer].mixer
+    mixer = decoder.blocks[layer].attention
     more = mixer.more if isinstance(mixer, Attention) else None
     return layer if more is None or more.kv_from is None else more.kv_from
 
@@ -51,4 +52,14 @@ def source_of(decoder: Decoder, layer: int) -> int:
 def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool)."""
     own = {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}
-    return {layer: own[source_of(decoder, layer)] for layer in range(len(decoder.blocks))}
+    return {
+        layer: own[source_of(decoder, layer)]
+        for layer, block in enumerate(decoder.blocks)
+        if block.attention is not None
+    }
+
+
+def state_rows(decoder: Decoder) -> dict[int, int]:
+    """Layer -> row of the state pool, of the layers that keep a state."""
+    layers = [layer for layer, block in enumerate(decoder.blocks) if block.state is not None]
+    return {layer: row for row, layer in enumerate(layers)}

@@ -26,10 +26,14 @@ FULL, WINDOW = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class WindowBooks:
-    """The second page space of models with window layers."""
+    """The second page space: of models with window layers, or of those that keep states
+    (``is_state``). A page of states is the state behind the page's last computed token, so of the
+    pages of a step only two are needed: the last, and the last that is whole, which is a snapshot
+    for the prefix cache."""
 
     pages: PageAllocator
     table: WindowTable
+    is_state: bool = False
 
 
 class KvLedger:
@@ -114,7 +118,7 @@ class KvLedger:
             return True
         if need > self.pages.num_free:
             self.cache.evict(need - self.pages.num_free)
-        rows = self._alloc(need)
+        rows = self._alloc(request.num_pages, need, num_tokens)
         if rows is None:
             return False
         first = request.num_pages
@@ -125,18 +129,28 @@ class KvLedger:
             self.updates.append(PageUpdate(WINDOW, request.slot, first, rows[1]))
         return True
 
-    def _alloc(self, need: int) -> tuple[Ids, Ids | None] | None:
-        """Pages of both spaces, or none at all."""
-        if self.window is not None:
-            short = need - self.window.pages.num_free
-            if short > 0:
-                self.cache.evict_window(short)
-            if need > self.window.pages.num_free:
-                return None
-        new = self.pages.alloc(need)
-        if new is None or self.window is None:
+    def _alloc(self, first: int, need: int, num_tokens: int) -> tuple[Ids, Ids | None] | None:
+        """Pages of both spaces for columns from ``first`` on, or none at all."""
+        window = self.window
+        if window is None:
+            new = self.pages.alloc(need)
             return None if new is None else (new, None)
-        return new, self.window.pages.alloc(need)
+        columns = np.arange(first, first + need)
+        if window.is_state:
+            last, whole = (num_tokens - 1) // self.page_size, num_tokens // self.page_size - 1
+            columns = columns[(columns == last) | (columns == whole)]
+        short = len(columns) - window.pages.num_free
+        if short > 0:
+            self.cache.evict_window(short)
+        if len(columns) > window.pages.num_free:
+            return None
+        new = self.pages.alloc(need)
+        live = window.pages.alloc(len(columns)) if new is not None else None
+        if new is None or live is None:
+            return None
+        row = np.full(need, NULL_PAGE, np.int32)
+        row[columns - first] = live
+        return new, row
 
     def _note(self, request: Request, first: int, end: int) -> None:
         """Tell the next plan of the request's pages [first, end)."""
@@ -148,6 +162,8 @@ class KvLedger:
 
     def insert(self, request: Request) -> None:
         """Share the request's computed whole pages; its duplicates are swapped and freed."""
+        if self.window is not None and self.window.is_state:
+            self.slide(request)  # only the last snapshot is shared
         whole = min(request.done, request.share_limit) // self.page_size
         if request.wire.embeds is not None or whole * self.page_size <= request.inserted:
             return  # embeddings are not named by their token ids

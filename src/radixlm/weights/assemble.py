@@ -15,7 +15,7 @@ from torch import Tensor
 
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
-from radixlm.arch.spec import Decoder, Mlp, Moe
+from radixlm.arch.spec import Decoder, Mlp, Moe, Pair
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
 
@@ -86,13 +86,20 @@ class Resolver:
         if module.startswith("blocks."):
             _, number, *rest = module.split(".", 2)
             layer, key = int(number), "".join(rest)
-            key = self._ffn_key(layer, key) if key else "block"
+            key = self._ffn_key(layer, self._mixer_key(layer, key)) if key else "block"
         role = f"{key}.{param}"
         if role in self._decoder.names or role in DEFAULT:
             return role, "weight", layer
         if param.endswith("_bias"):  # the bias of a stacked weight
             return f"{key}.{param.removesuffix('_bias')}", "bias", layer
         return key, param, layer
+
+    def _mixer_key(self, layer: int, key: str) -> str:
+        """Mixers that keep a state have roles of their own, "state" and not "mixer"."""
+        block = self._decoder.blocks[layer]
+        if isinstance(block.mixer, Pair):
+            return key.replace("mixer.attention", "mixer").replace("mixer.state", "state")
+        return key.replace("mixer", "state", 1) if block.state is not None else key
 
     def _ffn_key(self, layer: int, key: str) -> str:
         ffn = self._decoder.blocks[layer].ffn

@@ -17,14 +17,16 @@ from radixlm.arch.spec import (
     Mlp,
     Moe,
     Norm,
+    Pair,
     Rope,
     RopeScaling,
+    StateMixer,
 )
 
 Family = Callable[[Config], Decoder]
 FAMILIES: dict[str, Family] = {}
 
-Mixer = Attention | LatentAttention
+Mixer = Attention | LatentAttention | StateMixer | Pair
 Ffn = Mlp | Moe
 
 
@@ -139,7 +141,9 @@ def rope(
         raise c.error("rope_parameters", f"rotate {dim} of {head_dim} channels; must be even")
     sections = p.get("mrope_section") or ()
     if sections and (len(sections) != 3 or sum(sections) != dim // 2):
-        raise c.error("rope_parameters", f"mrope_section {sections!r} must be 3 parts of {dim // 2}")
+        raise c.error(
+            "rope_parameters", f"mrope_section {sections!r} must be 3 parts of {dim // 2}"
+        )
     return Rope(
         dim,
         float(p["rope_theta"]),

@@ -63,7 +63,7 @@ def _experts(c: Config, shared: int = 0) -> Moe:
 
 
 _MOE = LAYER + "block_sparse_moe."
-_MOE_NAMES: Names = {
+MOE_NAMES: Names = {
     "moe.router": AnyOf(_MOE + "router.layer", _MOE + "router"),
     "moe.up": AnyOf(_MOE + "input_linear", _MOE + "experts.gate_up_proj"),
     "moe.down": AnyOf(_MOE + "output_linear", _MOE + "experts.down_proj"),
@@ -79,12 +79,12 @@ def granite(c: Config) -> Decoder:
 
 @family("GraniteMoeForCausalLM")
 def granite_moe(c: Config) -> Decoder:
-    return _scaled(c, _attention(c), _experts(c), _MOE_NAMES)
+    return _scaled(c, _attention(c), _experts(c), MOE_NAMES)
 
 
 @family("GraniteMoeSharedForCausalLM")
 def granite_moe_shared(c: Config) -> Decoder:
-    return _scaled(c, _attention(c), _experts(c, c.shared_intermediate_size), _MOE_NAMES)
+    return _scaled(c, _attention(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
 
 
 @family("GraniteSWAForCausalLM")
@@ -94,7 +94,7 @@ def granite_swa(c: Config) -> Decoder:
 
 @family("GraniteMoeSWAForCausalLM")
 def granite_moe_swa(c: Config) -> Decoder:
-    return _scaled(c, _sinking(c), _experts(c, c.shared_intermediate_size), _MOE_NAMES)
+    return _scaled(c, _sinking(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
 
 
 @family("HyperCLOVAXForCausalLM")

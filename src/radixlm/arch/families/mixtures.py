@@ -40,8 +40,8 @@ def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[
 def laguna(c: Config) -> Decoder:
     c.refuse("moe_apply_router_weight_on_input", False)
     heads, bias = c.get("num_attention_heads_per_layer"), c.attention_bias
-    gate = "head" if c.gating in (True, "per-head") else "channel"
-    more = Variant(gate=gate, gate_act="softplus")
+    is_by_head = c.gating in (True, "per-head")
+    more = Variant(gate="head" if is_by_head else "channel", gate_act="softplus")
 
     def mixer(i: int) -> Attention:
         kind = c.layer_types[i] if c.layer_types else "full_attention"

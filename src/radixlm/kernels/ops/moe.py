@@ -133,7 +133,7 @@ class PlainExperts:
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """As in ``PackedExperts``."""
         out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
-        for expert in ids_TK.unique().tolist():
+        for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
             h = F.linear(x_TD[rows], self._up[expert].to(x_TD.dtype), _row(self._up_bias, expert))
             h = activation.activate(h, self._act)

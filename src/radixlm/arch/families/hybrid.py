@@ -1,0 +1,343 @@
+"""Mamba 1 and 2 and the models that mix them with attention: Falcon Mamba, Jamba, Bamba, Granite
+hybrids, Falcon H1, Nemotron H."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+)
+from radixlm.arch.families.granite import MOE_NAMES
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import RowScaled, Scaled
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    Decoder,
+    Mamba1,
+    Mamba2,
+    Mlp,
+    Norm,
+    Pair,
+    StateMixer,
+)
+
+Mixer = Attention | StateMixer | Pair
+
+
+def mamba_names(prefix: str) -> Names:
+    """The parts of a Mamba of either kind below ``prefix``."""
+    parts = {"inp": "in_proj", "conv": "conv1d", "norm": "norm", "out": "out_proj"}
+    parts |= {"x_proj": "x_proj", "dt_proj": "dt_proj", "a_log": "A_log", "d": "D"}
+    parts |= {"dt_bias": "dt_bias", "dt_norm": "dt_layernorm", "b_norm": "b_layernorm"}
+    return {f"state.{ours}": prefix + theirs for ours, theirs in parts.items()} | {
+        "state.c_norm": prefix + "c_layernorm"
+    }
+
+
+def stacked(c: Config, blocks: list[Block], norm: Norm, names: Names, **fields: Any) -> Decoder:
+    """A decoder of blocks that have no common pattern."""
+    fields.setdefault("tied", bool(c.tie_word_embeddings))
+    longest = c.max_position_embeddings
+    return Decoder(c.vocab_size, c.hidden_size, tuple(blocks), norm, longest, names=names, **fields)
+
+
+def _rank(c: Config, key: str) -> int:
+    """Rank of the time step; "auto" is a sixteenth of the width."""
+    rank = c.get(key, "auto")
+    return int(-(-c.hidden_size // 16) if rank == "auto" else rank)
+
+
+def _limit(c: Config) -> tuple[float, float]:
+    """config.time_step_limit, whose infinity JSON writes as an object or a string."""
+    low, high = c.get("time_step_limit", (0.0, math.inf))
+    return float(low), float(high) if isinstance(high, int | float) else math.inf
+
+
+_BACKBONE: Names = {
+    "embed": "backbone.embeddings",
+    "norm": "backbone.norm_f",
+    "norm1": "backbone.layers.{i}.norm",
+    **mamba_names("backbone.layers.{i}.mixer."),
+}
+
+
+@family("MambaForCausalLM", "FalconMambaForCausalLM")
+def mamba(c: Config) -> Decoder:
+    c.refuse("hidden_act", "silu")
+    inner_norm = c.get("mixer_rms_eps")
+    mixer = Mamba1(
+        c.get("intermediate_size") or c.expand * c.hidden_size,
+        c.state_size,
+        _rank(c, "time_step_rank"),
+        c.conv_kernel,
+        c.use_conv_bias,
+        c.use_bias,
+        None if inner_norm is None else Norm(inner_norm, affine=False),
+    )
+    norm = Norm(c.layer_norm_epsilon)
+    blocks = [Block(mixer, None, norm)] * c.num_hidden_layers
+    return stacked(c, blocks, norm, _BACKBONE)
+
+
+@family("Mamba2ForCausalLM")
+def mamba2(c: Config) -> Decoder:
+    c.refuse("hidden_act", "silu")
+    norm = Norm(c.layer_norm_epsilon)
+    if c.num_heads * c.head_dim != int(c.expand * c.hidden_size):
+        raise c.error("num_heads", "times 'head_dim' is not 'expand' times 'hidden_size'")
+    mixer = Mamba2(
+        c.num_heads,
+        c.head_dim,
+        c.state_size,
+        c.n_groups,
+        c.conv_kernel,
+        norm,
+        c.n_groups,
+        conv_bias=c.use_conv_bias,
+        bias=c.use_bias,
+        dt_limit=_limit(c),
+    )
+    blocks = [Block(mixer, None, norm)] * c.num_hidden_layers
+    return stacked(c, blocks, norm, _BACKBONE)
+
+
+def _is_attention(c: Config, layer: int, otherwise: bool) -> bool:
+    kinds = c.get("layers_block_type") or c.get("layer_types")
+    if not kinds:
+        return otherwise
+    return kinds[layer] in ("attention", "full_attention")
+
+
+@family("JambaForCausalLM")
+def jamba(c: Config) -> Decoder:
+    c.refuse("hidden_act", "silu")
+    state = Mamba1(
+        c.mamba_expand * c.hidden_size,
+        c.mamba_d_state,
+        _rank(c, "mamba_dt_rank"),
+        c.mamba_d_conv,
+        c.mamba_conv_bias,
+        c.mamba_proj_bias,
+        rms(c),
+    )
+    attends = attention(c, rope=None)
+    sparse = moe(c, inner=c.intermediate_size) if c.num_experts > 1 else mlp(c)
+
+    def mixer(i: int) -> Mixer:
+        turn = i % c.attn_layer_period == c.attn_layer_offset
+        return attends if _is_attention(c, i, turn) else state
+
+    def ffn(i: int) -> Ffn:
+        return sparse if i % c.expert_layer_period == c.expert_layer_offset else mlp(c)
+
+    feed = LAYER + "feed_forward."
+    split = (feed + "experts.{e}.gate_proj", feed + "experts.{e}.up_proj")
+    names: Names = {
+        **mamba_names(LAYER + "mamba."),
+        "norm": AnyOf("model.final_layernorm", "model.norm"),
+        "norm2": LAYER + "pre_ff_layernorm",
+        "ffn.up": (feed + "gate_proj", feed + "up_proj"),
+        "ffn.down": feed + "down_proj",
+        "moe.router": feed + "router",
+        "moe.up": AnyOf(split, feed + "experts.gate_up_proj"),
+        "moe.down": AnyOf(feed + "experts.{e}.down_proj", feed + "experts.down_proj"),
+    }
+    return plain(c, mixer, ffn, names=names)
+
+
+def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
+    c.refuse("mamba_hidden_act", "silu")
+    fields.setdefault("norm", rms(c))
+    fields.setdefault("norm_groups", c.mamba_n_groups)
+    size = c.get("mamba_d_head", "auto")
+    return Mamba2(
+        c.mamba_n_heads,
+        c.mamba_expand * c.hidden_size // c.mamba_n_heads if size == "auto" else size,
+        c.mamba_d_state,
+        c.mamba_n_groups,
+        c.mamba_d_conv,
+        conv_bias=c.mamba_conv_bias,
+        bias=c.mamba_proj_bias,
+        dt_limit=_limit(c),
+        **fields,
+    )
+
+
+@family("BambaForCausalLM")
+def bamba(c: Config) -> Decoder:
+    state, bias = _mamba2_of(c), c.attention_bias
+    position = rope(c, head_dim(c), partial=True)
+    attends = attention(c, rope=position, qkv_bias=bias, o_bias=bias)
+    listed = c.get("attn_layer_indices") or ()
+    feed = LAYER + "feed_forward."
+    names: Names = {
+        **mamba_names(LAYER + "mamba."),
+        "norm": AnyOf("model.final_layernorm", "model.norm"),
+        "norm2": LAYER + "pre_ff_layernorm",
+        "ffn.up": (feed + "gate_proj", feed + "up_proj"),
+        "ffn.down": feed + "down_proj",
+    }
+
+    def mixer(i: int) -> Mixer:
+        return attends if _is_attention(c, i, i in listed) else state
+
+    return plain(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
+
+
+@family("GraniteMoeHybridForCausalLM")
+def granite_hybrid(c: Config) -> Decoder:
+    state, bias = _mamba2_of(c), c.attention_bias
+    turns = c.get("position_embedding_type") == "rope"
+    attends = attention(
+        c,
+        scale=c.attention_multiplier,
+        rope=rope(c, head_dim(c)) if turns else None,
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+    shared = Mlp(c.shared_intermediate_size, activation(c))
+    ffn: Ffn = shared
+    names: Names = {**MOE_NAMES, **mamba_names(LAYER + "mamba.")}
+    if c.num_experts:
+        ffn = moe(c, inner=c.intermediate_size, score="softmax_topk", shared=shared)
+    else:
+        dense = {"ffn.up": MOE_NAMES["moe.shared.up"], "ffn.down": MOE_NAMES["moe.shared.down"]}
+        names = {**names, **dense}
+
+    def mixer(i: int) -> Mixer:
+        return attends if _is_attention(c, i, False) else state
+
+    return plain(
+        c,
+        mixer,
+        ffn,
+        residual=c.residual_multiplier,
+        embed_scale=c.embedding_multiplier,
+        logit_scale=1 / c.logits_scaling,
+        names=names,
+    )
+
+
+@family("FalconH1ForCausalLM")
+def falcon_h1(c: Config) -> Decoder:
+    """Both mixers in each layer; the multipliers go into the rows of the matrices."""
+    for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
+        c.refuse(key, False)
+    inner = c.get("mamba_d_ssm") or c.mamba_expand * c.hidden_size
+    state = _mamba2_of(
+        c,
+        norm=rms(c) if c.mamba_rms_norm else None,
+        gate_after_norm=c.mamba_norm_before_gate,
+    )
+    if inner != state.inner:
+        raise c.error("mamba_d_ssm", "is not 'mamba_n_heads' times 'mamba_d_head'")
+    attends = attention(c)
+    heads, kv_heads = (n * attends.head_dim for n in (attends.heads, attends.kv_heads))
+    into, groups = c.attention_in_multiplier, state.groups * state.state
+    gate, x, b, out_c, dt = (c.ssm_in_multiplier * one for one in c.ssm_multipliers)
+    attn, feed, (first, down) = LAYER + "self_attn.", LAYER + "feed_forward.", c.mlp_multipliers
+    qkv = ((heads, into), (kv_heads, into * c.key_multiplier), (kv_heads, into))
+    rows = ((inner, gate), (inner, x), (groups, b), (groups, out_c), (state.heads, dt))
+    up = ((c.intermediate_size, first), (c.intermediate_size, 1.0))
+    ssm = LAYER + "mamba."
+    names: Names = {
+        **mamba_names(ssm),
+        "norm": AnyOf("model.final_layernorm", "model.norm"),
+        "norm2": LAYER + "pre_ff_layernorm",
+        "mixer.qkv": Named(tuple(f"{attn}{p}_proj" for p in "qkv"), RowScaled(qkv)),
+        "mixer.o": Named((attn + "o_proj",), Scaled(c.attention_out_multiplier)),
+        "state.inp": Named((ssm + "in_proj",), RowScaled(rows)),
+        "state.out": Named((ssm + "out_proj",), Scaled(c.ssm_out_multiplier)),
+        "ffn.up": Named((feed + "gate_proj", feed + "up_proj"), RowScaled(up)),
+        "ffn.down": Named((feed + "down_proj",), Scaled(down)),
+    }
+    return plain(
+        c,
+        lambda i: Pair(attends, state),
+        embed_scale=c.embedding_multiplier,
+        logit_scale=c.lm_head_multiplier,
+        names=names,
+    )
+
+
+_NEMOTRON_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+@family("NemotronHForCausalLM")
+def nemotron_h(c: Config) -> Decoder:
+    """Layers of one branch each: a Mamba, attention, a feed-forward or experts."""
+    c.refuse("moe_latent_size")
+    c.refuse("mamba_hidden_act", "silu")
+    kinds = c.get("layers_block_type")
+    kinds = kinds or [_NEMOTRON_KINDS.get(one, one) for one in c.hybrid_override_pattern]
+    layer, norm = "backbone.layers.{i}.", Norm(c.layer_norm_epsilon)
+    state = Mamba2(
+        c.mamba_num_heads,
+        c.mamba_head_dim,
+        c.ssm_state_size,
+        c.n_groups,
+        c.conv_kernel,
+        norm,
+        c.n_groups,
+        conv_bias=c.use_conv_bias,
+        bias=c.mamba_proj_bias,
+        dt_limit=_limit(c),
+    )
+    act, bias = activation(c, "mlp_hidden_act"), c.attention_bias
+    attends = attention(c, rope=None, qkv_bias=bias, o_bias=bias)
+    dense = Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)
+
+    def block(kind: str) -> Block:
+        if kind in ("linear_attention", "mamba"):
+            return Block(state, None, norm)
+        if kind in ("full_attention", "attention"):
+            return Block(attends, None, norm)
+        if kind == "mlp":
+            return Block(None, dense, norm)
+        if kind != "moe":
+            raise c.error("layers_block_type", f"has the unknown type {kind!r}")
+        shared = Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
+        sparse = moe(
+            c,
+            act=act,
+            gated=False,
+            score="sigmoid",
+            correction=True,
+            renorm=c.norm_topk_prob,
+            scale=c.routed_scaling_factor,
+            groups=(c.n_group, c.topk_group),
+            shared=shared,
+        )
+        return Block(None, sparse, norm)
+
+    part = layer + "mixer."
+    names: Names = {
+        **mamba_names(part),
+        "embed": AnyOf("backbone.embeddings", "model.embeddings"),
+        "norm": "backbone.norm_f",
+        "norm1": layer + "norm",
+        "mixer.qkv": tuple(f"{part}{one}_proj" for one in "qkv"),
+        "mixer.o": part + "o_proj",
+        "ffn.up1": part + "up_proj",
+        "ffn.down": part + "down_proj",
+        "moe.router": part + "gate",
+        "moe.correction": part + "gate.e_score_correction_bias",
+        "moe.up": AnyOf(part + "experts.{e}.up_proj", part + "experts.up_proj"),
+        "moe.down": AnyOf(part + "experts.{e}.down_proj", part + "experts.down_proj"),
+        "moe.shared.up1": part + "shared_experts.up_proj",
+        "moe.shared.down": part + "shared_experts.down_proj",
+    }
+    return stacked(c, [block(kind) for kind in kinds], norm, names)

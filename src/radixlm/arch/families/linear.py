@@ -1,0 +1,386 @@
+"""Linear attention and short convolutions among full attention: Qwen3-Next, Qwen 3.5, OLMo hybrid,
+Kimi Linear, MiniMax, LFM2, RecurrentGemma."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+)
+from radixlm.arch.families.deepseek import latent
+from radixlm.arch.families.mixtral import W1_W3_W2
+from radixlm.arch.families.mixtures import by_layer_type
+from radixlm.arch.families.qwen import sparse_layers
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import GroupedParts, flat
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    Decoder,
+    DeltaNet,
+    LatentAttention,
+    Lightning,
+    Mlp,
+    Norm,
+    RgLru,
+    ShortConv,
+    StateMixer,
+)
+
+_LINEAR, _ATTENTION, _MLP = LAYER + "linear_attn.", LAYER + "self_attn.", LAYER + "mlp."
+Mixer = Attention | LatentAttention | StateMixer
+
+
+def _full_at(c: Config, every: int) -> Callable[[int], bool]:
+    """Which layers attend: config.layer_types, else each ``every``-th."""
+    kinds = c.layer_types
+    return lambda i: kinds[i] == "full_attention" if kinds else (i + 1) % every == 0
+
+
+def _delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> DeltaNet:
+    c.refuse("hidden_act", "silu")
+    return DeltaNet(
+        c.linear_num_key_heads,
+        c.linear_num_value_heads,
+        c.linear_key_head_dim,
+        c.linear_value_head_dim,
+        c.linear_conv_kernel_dim,
+        norm or Norm(c.rms_norm_eps),
+        beta_scale,
+    )
+
+
+_DELTA: Names = {
+    "state.conv": _LINEAR + "conv1d",
+    "state.a_log": _LINEAR + "A_log",
+    "state.dt_bias": _LINEAR + "dt_bias",
+    "state.norm": _LINEAR + "norm",
+    "state.out": _LINEAR + "out_proj",
+    "state.qkv": _LINEAR + "in_proj_qkv",
+    "state.gate": _LINEAR + "in_proj_z",
+    "state.beta": _LINEAR + "in_proj_b",
+    "state.decay": _LINEAR + "in_proj_a",
+    "moe.shared.up": (_MLP + "shared_expert.gate_proj", _MLP + "shared_expert.up_proj"),
+    "moe.shared.down": _MLP + "shared_expert.down_proj",
+}
+
+
+def _gated_attention(c: Config) -> Attention:
+    """Half of q gates the output; norms store weight - 1."""
+    bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
+    return attention(
+        c,
+        rope=position,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        qk_norm_spec=rms(c, offset=1.0),
+        gate="head",
+    )
+
+
+def _qwen(c: Config, ffn: Ffn | Callable[[int], Ffn], names: Names) -> Decoder:
+    attends, state, is_full = _gated_attention(c), _delta_net(c), _full_at(c, 4)
+    return plain(
+        c, lambda i: attends if is_full(i) else state, ffn, rms(c, offset=1.0), names=names
+    )
+
+
+@family("Qwen3NextForCausalLM")
+def qwen3_next(c: Config) -> Decoder:
+    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
+    sparse = moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
+    has_experts = sparse_layers(c)
+    heads, ratio = c.linear_num_key_heads, c.linear_num_value_heads // c.linear_num_key_heads
+    key, value = c.linear_key_head_dim, ratio * c.linear_value_head_dim
+    qkvz, ba = (_LINEAR + "in_proj_qkvz",), (_LINEAR + "in_proj_ba",)
+    sizes, pair = (key, key, value, value), (ratio, ratio)
+    names: Names = {
+        **_DELTA,
+        "state.qkv": Named(qkvz, GroupedParts(heads, sizes, (0, 1, 2))),
+        "state.gate": Named(qkvz, GroupedParts(heads, sizes, (3,))),
+        "state.beta": Named(ba, GroupedParts(heads, pair, (0,))),
+        "state.decay": Named(ba, GroupedParts(heads, pair, (1,))),
+    }
+    return _qwen(c, lambda i: sparse if has_experts(i) else mlp(c), names)
+
+
+@family("Qwen3_5ForCausalLM")
+def qwen3_5(c: Config) -> Decoder:
+    return _qwen(c, mlp(c), _DELTA)
+
+
+@family("Qwen3_5MoeForCausalLM")
+def qwen3_5_moe(c: Config) -> Decoder:
+    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
+    return _qwen(c, moe(c, renorm=True, shared=shared, shared_gate=True), _DELTA)
+
+
+_BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm")
+
+
+@family("OlmoHybridForCausalLM")
+def olmo_hybrid(c: Config) -> Decoder:
+    """Attention layers norm what their branches give, the others what these take."""
+    scale = 2.0 if c.linear_allow_neg_eigval else 1.0
+    state, bias = _delta_net(c, norm=Norm(1e-5), beta_scale=scale), c.attention_bias
+    position = rope(c, head_dim(c)) if c.get("rope_parameters") else None
+    attends = attention(
+        c, rope=position, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c)
+    )
+    parts = {"conv": "conv1d", "a_log": "A_log", "dt_bias": "dt_bias", "norm": "o_norm"}
+    parts |= {"out": "o_proj", "gate": "g_proj", "beta": "b_proj", "decay": "a_proj"}
+    is_full = _full_at(c, 4)
+    convs = tuple(f"{_LINEAR}{one}_conv1d" for one in "qkv")
+    names: Names = {
+        **{f"state.{ours}": _LINEAR + theirs for ours, theirs in parts.items()},
+        "state.qkv": tuple(f"{_LINEAR}{one}_proj" for one in "qkv"),
+        "state.conv": AnyOf(convs, _LINEAR + "conv1d"),
+        # the layers of the two kinds have different ones of these
+        "norm1": AnyOf(*(LAYER + one for one in (*_BEFORE, "feedforward_layer_norm"))),
+        "norm2": AnyOf(
+            LAYER + "post_feedforward_layernorm",
+            LAYER + "feedforward_layer_norm",
+            LAYER + "post_attention_layernorm",
+        ),
+    }
+    described = plain(c, lambda i: attends if is_full(i) else state, names=names)
+    blocks = tuple(
+        replace(block, layout="post") if is_full(i) else block
+        for i, block in enumerate(described.blocks)
+    )
+    return replace(described, blocks=blocks)
+
+
+@family("KimiLinearForCausalLM")
+def kimi_linear(c: Config) -> Decoder:
+    """Delta nets that forget by channel, and latent attention that does not turn."""
+    heads, dim = c.linear_num_heads, c.linear_head_dim
+    norm = Norm(c.rms_norm_eps)
+    state = DeltaNet(
+        heads,
+        heads,
+        dim,
+        dim,
+        c.linear_conv_kernel_dim,
+        norm,
+        gate_act="sigmoid",
+        channel_decay=True,
+    )
+    attends = replace(latent(c, interleaved=False), rope=None)
+    shared = c.moe_intermediate_size * c.num_shared_experts
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=c.moe_renormalize,
+        scale=c.routed_scaling_factor,
+        groups=(c.num_expert_group, c.topk_group),
+        shared=Mlp(shared, activation(c)) if shared else None,
+    )
+    is_full = _full_at(c, 4)
+    return plain(
+        c,
+        lambda i: attends if is_full(i) else state,
+        by_layer_type(c, sparse),
+        names=_KIMI,
+    )
+
+
+_KIMI_MOE = LAYER + "block_sparse_moe."
+_KIMI: Names = {
+    "ffn.up": AnyOf(
+        (_MLP + "gate_proj", _MLP + "up_proj"), (_KIMI_MOE + "gate_proj", _KIMI_MOE + "up_proj")
+    ),
+    "ffn.down": AnyOf(_MLP + "down_proj", _KIMI_MOE + "down_proj"),
+    "state.qkv": tuple(f"{_ATTENTION}{one}_proj" for one in "qkv"),
+    "state.conv": AnyOf(tuple(f"{_ATTENTION}{one}_conv1d" for one in "qkv"), _ATTENTION + "conv1d"),
+    "state.a_log": AnyOf(
+        Named((_ATTENTION + "A_log",), flat), Named((_ATTENTION + "forget_gate.A_log",), flat)
+    ),
+    "state.dt_bias": AnyOf(_ATTENTION + "dt_bias", _ATTENTION + "forget_gate.dt_bias"),
+    "state.f_a": AnyOf(_ATTENTION + "f_a_proj", _ATTENTION + "forget_gate.f_a_proj"),
+    "state.f_b": AnyOf(_ATTENTION + "f_b_proj", _ATTENTION + "forget_gate.f_b_proj"),
+    "state.g_a": _ATTENTION + "g_a_proj",
+    "state.g_b": _ATTENTION + "g_b_proj",
+    "state.beta": _ATTENTION + "b_proj",
+    "state.norm": _ATTENTION + "o_norm",
+    "state.out": _ATTENTION + "o_proj",
+    "moe.router": AnyOf(_KIMI_MOE + "gate", _MLP + "gate"),
+    "moe.correction": AnyOf(
+        _KIMI_MOE + "gate.e_score_correction_bias", _MLP + "gate.e_score_correction_bias"
+    ),
+    "moe.up": AnyOf(
+        (_KIMI_MOE + "experts.{e}.w1", _KIMI_MOE + "experts.{e}.w3"),
+        (_MLP + "experts.{e}.gate_proj", _MLP + "experts.{e}.up_proj"),
+        _MLP + "experts.gate_up_proj",
+    ),
+    "moe.down": AnyOf(
+        _KIMI_MOE + "experts.{e}.w2",
+        _MLP + "experts.{e}.down_proj",
+        _MLP + "experts.down_proj",
+    ),
+    "moe.shared.up": AnyOf(
+        (_KIMI_MOE + "shared_experts.gate_proj", _KIMI_MOE + "shared_experts.up_proj"),
+        (_MLP + "shared_experts.gate_proj", _MLP + "shared_experts.up_proj"),
+    ),
+    "moe.shared.down": AnyOf(
+        _KIMI_MOE + "shared_experts.down_proj", _MLP + "shared_experts.down_proj"
+    ),
+}
+
+
+@family("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
+def minimax(c: Config) -> Decoder:
+    """Linear attention whose decay weakens with depth; the residual is the normed stream."""
+    heads, dim, count = c.num_attention_heads, head_dim(c), c.num_hidden_layers
+    attends = attention(c, window=c.sliding_window or 0)
+    is_full = _minimax_full(c)
+
+    def lightning(i: int) -> Lightning:
+        factor = 1 - i / (count - 1 + 1e-5) + 1e-5
+        decays = tuple(-factor * 2.0 ** (-8.0 * (h + 1) / heads) for h in range(heads))
+        return Lightning(heads, dim, decays, Norm(1e-6), activation(c))
+
+    def block(i: int) -> Block:
+        kind = "full_attn" if is_full(i) else "linear_attn"
+        keys = (f"{kind}_alpha_factor", f"{kind}_beta_factor", "mlp_alpha_factor")
+        kept, mixed, kept2, fed = (float(c.get(k, 1.0)) for k in (*keys, "mlp_beta_factor"))
+        mixer = attends if is_full(i) else lightning(i)
+        return Block(mixer, sparse, rms(c), "carried", carried=(kept, mixed, kept2, fed))
+
+    sparse = moe(c, inner=c.intermediate_size, renorm=True)
+    names: Names = {
+        **W1_W3_W2,
+        "state.qkv": _ATTENTION + "qkv_proj",
+        "state.gate": _ATTENTION + "output_gate",
+        "state.norm": _ATTENTION + "norm",
+        "state.out": _ATTENTION + "out_proj",
+    }
+    described = plain(c, attends, sparse, names=names)
+    return replace(described, blocks=tuple(block(i) for i in range(count)))
+
+
+def _minimax_full(c: Config) -> Callable[[int], bool]:
+    kinds, types = c.layer_types, c.get("attn_type_list")
+    if types:
+        return lambda i: types[i] == 1
+    return lambda i: kinds[i] == "full_attention" if kinds else i % 2 == 0
+
+
+def _lfm2(c: Config, ffn: Ffn | Callable[[int], Ffn]) -> Decoder:
+    norm = Norm(c.norm_eps)
+    attends = attention(c, qk_norm="head", qk_norm_spec=norm)
+    state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
+    kinds, listed = c.layer_types, c.get("full_attn_idxs")
+    conv, feed = LAYER + "conv.", LAYER + "feed_forward."
+
+    def mixer(i: int) -> Mixer:
+        attends_here = kinds[i] != "conv" if kinds else listed is None or i in listed
+        return attends if attends_here else state
+
+    names: Names = {
+        "norm": AnyOf("model.embedding_norm", "model.norm"),
+        "norm1": LAYER + "operator_norm",
+        "norm2": LAYER + "ffn_norm",
+        "mixer.o": _ATTENTION + "out_proj",
+        "mixer.q_norm": _ATTENTION + "q_layernorm",
+        "mixer.k_norm": _ATTENTION + "k_layernorm",
+        "state.inp": conv + "in_proj",
+        "state.conv": conv + "conv",
+        "state.out": conv + "out_proj",
+        "ffn.up": (feed + "w1", feed + "w3"),
+        "ffn.down": feed + "w2",
+        "moe.router": feed + "gate",
+        "moe.correction": feed + "expert_bias",
+        "moe.up": AnyOf(
+            (feed + "experts.{e}.w1", feed + "experts.{e}.w3"), feed + "experts.gate_up_proj"
+        ),
+        "moe.down": AnyOf(feed + "experts.{e}.w2", feed + "experts.down_proj"),
+    }
+    return plain(c, mixer, ffn, norm, names=names)
+
+
+@family("Lfm2ForCausalLM")
+def lfm2(c: Config) -> Decoder:
+    inner = c.get("block_ff_dim", c.intermediate_size)
+    if c.block_auto_adjust_ff_dim:
+        inner = int(2 * inner / 3)
+        if c.get("block_ffn_dim_multiplier") is not None:
+            many = c.block_multiple_of
+            inner = -(-int(c.block_ffn_dim_multiplier * inner) // many) * many
+    return _lfm2(c, Mlp(inner, "silu"))
+
+
+@family("Lfm2MoeForCausalLM")
+def lfm2_moe(c: Config) -> Decoder:
+    sparse = moe(
+        c,
+        act="silu",
+        score="sigmoid",
+        correction=c.use_expert_bias,
+        renorm=c.norm_topk_prob,
+        scale=c.routed_scaling_factor,
+    )
+    dense = Mlp(c.intermediate_size, "silu")
+    return _lfm2(c, lambda i: dense if i < c.num_dense_layers else sparse)
+
+
+@family("RecurrentGemmaForCausalLM")
+def recurrent_gemma(c: Config) -> Decoder:
+    pattern = c.get("block_types") or c.get("_block_types") or ("recurrent",) * 2 + ("attention",)
+    position = rope(c, head_dim(c), partial=True)
+    bias = c.attention_bias
+    span = c.get("attention_window_size", 2048)
+    attends = attention(c, rope=position, qkv_bias=bias, o_bias=True, window=span)
+    act = activation(c, "hidden_activation")
+    width = c.get("lru_width") or c.hidden_size
+    state = RgLru(width, c.num_attention_heads, c.conv1d_width, act)
+    part, feed = LAYER + "temporal_block.", LAYER + "mlp_block."
+    lru = part + "rg_lru."
+    gates = {
+        f"state.{one}{end}": f"{lru}{one}{end or '_weight'}"
+        for one in ("input_gate", "recurrent_gate")
+        for end in ("", "_bias")
+    }
+    names: Names = {
+        **gates,
+        "norm": "model.final_norm",
+        "norm1": LAYER + "temporal_pre_norm",
+        "norm2": LAYER + "channel_pre_norm",
+        "mixer.qkv": tuple(f"{part}{one}_proj" for one in "qkv"),
+        "mixer.o": part + "o_proj",
+        "state.x": part + "linear_x",
+        "state.y": part + "linear_y",
+        "state.conv": part + "conv_1d",
+        "state.recurrent_param": lru + "recurrent_param",
+        "state.out": part + "linear_out",
+        "ffn.up": (feed + "gate_proj", feed + "up_proj"),
+        "ffn.down": feed + "down_proj",
+    }
+
+    def mixer(i: int) -> Mixer:
+        kind = pattern[i % len(pattern)]
+        return attends if kind in ("attention", "sliding_attention") else state
+
+    return plain(
+        c,
+        mixer,
+        Mlp(c.intermediate_size // 2, act, bias=True),
+        rms(c, offset=1.0),
+        embed_scale=c.hidden_size**0.5,
+        logit_softcap=c.logits_soft_cap or 0.0,
+        names=names,
+    )

@@ -1,0 +1,140 @@
+"""Recurrences over a state of fixed size: the chunked form for prompts, one step for decoding.
+
+All take [B, L, ...] inputs of B sequences with L new tokens each and the states before them, and
+return the outputs and the states behind them; arithmetic is float32. Chunks are counted from the
+first new token, so a result depends on how a prompt was cut by rounding alone.
+
+Legend: B sequences, L tokens, C channels, H heads, G groups, N state channels, P value channels,
+K key channels, W width of a convolution.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SCAN_CHUNK = 32  # tokens of an elementwise scan that are held at once
+MATRIX_CHUNK = 64  # tokens whose products with one another are made at once
+
+
+def causal_conv(
+    x_BLC: Tensor, state_BCw: Tensor, weight_CW: Tensor, bias_C: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A convolution a channel over the last W tokens; w = W - 1 tokens are the state."""
+    whole_BCM = torch.cat((state_BCw, x_BLC.transpose(1, 2)), -1)
+    y_BCL = F.conv1d(whole_BCM, weight_CW[:, None], bias_C, groups=weight_CW.shape[0])
+    width = state_BCw.shape[-1]
+    return y_BCL.transpose(1, 2).contiguous(), whole_BCM[
+        ..., whole_BCM.shape[-1] - width :
+    ].contiguous()
+
+
+def linear_scan(a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """h[t] = a[t] * h[t - 1] + b[t], element by element: [B, L, ...] and the last h.
+
+    Inside a chunk by doubling, which never divides: stable for any 0 <= a <= 1.
+    """
+    parts = []
+    for first in range(0, a.shape[1], SCAN_CHUNK):
+        factor, total = a[:, first : first + SCAN_CHUNK], b[:, first : first + SCAN_CHUNK].clone()
+        total[:, 0] += factor[:, 0] * state
+        step = 1
+        while step < total.shape[1]:
+            total = torch.cat(
+                (total[:, :step], total[:, step:] + factor[:, step:] * total[:, :-step]), 1
+            )
+            factor = torch.cat((factor[:, :step], factor[:, step:] * factor[:, :-step]), 1)
+            step *= 2
+        parts.append(total)
+        state = total[:, -1]
+    return torch.cat(parts, 1), state
+
+
+def selective_scan(
+    x_BLC: Tensor, dt_BLC: Tensor, a_CN: Tensor, b_BLN: Tensor, c_BLN: Tensor, state_BCN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mamba: h = exp(dt a) h + dt x b; y = h c. [B, L, C] and the state."""
+    out = []
+    for first in range(0, x_BLC.shape[1], SCAN_CHUNK):
+        part = slice(first, first + SCAN_CHUNK)
+        decay = torch.exp(dt_BLC[:, part, :, None] * a_CN)
+        added = (dt_BLC[:, part] * x_BLC[:, part])[..., None] * b_BLN[:, part, None]
+        h_BLCN, state_BCN = linear_scan(decay, added, state_BCN)
+        out.append((h_BLCN * c_BLN[:, part, None]).sum(-1))
+    return torch.cat(out, 1), state_BCN
+
+
+def decayed_attention(
+    x_BLHP: Tensor, log_BLH: Tensor, b_BLHN: Tensor, c_BLHN: Tensor, state_BHPN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """h = exp(log) h + x b^T; y = h c, a matrix a head: [B, L, H, P] and the state.
+
+    Mamba 2's scan, and linear attention with x for values, b for keys, c for queries.
+    """
+    out = []
+    for first in range(0, x_BLHP.shape[1], MATRIX_CHUNK):
+        part = slice(first, first + MATRIX_CHUNK)
+        x, b, c = (t[:, part].transpose(1, 2) for t in (x_BLHP, b_BLHN, c_BLHN))
+        sums_BHL = log_BLH[:, part].transpose(1, 2).cumsum(-1)
+        inside = torch.exp(_below(sums_BHL[..., :, None] - sums_BHL[..., None, :]))
+        y = ((c @ b.transpose(-1, -2)) * inside) @ x
+        y = y + (c * torch.exp(sums_BHL)[..., None]) @ state_BHPN.transpose(-1, -2)
+        last = sums_BHL[..., -1:]
+        kept = b * torch.exp(last - sums_BHL)[..., None]
+        state_BHPN = state_BHPN * torch.exp(last)[..., None] + x.transpose(-1, -2) @ kept
+        out.append(y.transpose(1, 2))
+    return torch.cat(out, 1), state_BHPN
+
+
+def _below(difference: Tensor) -> Tensor:
+    """Minus infinity above the diagonal: no token looks ahead."""
+    size = difference.shape[-1]
+    ahead = torch.ones(size, size, dtype=torch.bool, device=difference.device).triu(1)
+    return difference.masked_fill(ahead, float("-inf"))
+
+
+def delta_rule(
+    q_BLHK: Tensor,
+    k_BLHK: Tensor,
+    v_BLHP: Tensor,
+    log_BLHK: Tensor,
+    beta_BLH: Tensor,
+    state_BHKP: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """h = exp(log) h; h += k beta (v - k h)^T; y = q h: [B, L, H, P] and the state.
+
+    ``log`` has one number a head ([..., 1]) or one a key channel. In a chunk the corrections solve
+    a triangular system (arXiv:2412.06464, arXiv:2510.26692).
+    """
+    step = MATRIX_CHUNK if log_BLHK.shape[-1] == 1 else CHANNEL_CHUNK
+    out = []
+    for first in range(0, q_BLHK.shape[1], step):
+        part = slice(first, first + step)
+        q, k, v, log = (t[:, part].transpose(1, 2) for t in (q_BLHK, k_BLHK, v_BLHP, log_BLHK))
+        beta = beta_BLH[:, part].transpose(1, 2)[..., None]
+        sums = log.cumsum(-2)
+        decayed = torch.exp(sums)
+        among_k, among_q = _products(k, k, sums), _products(q, k, sums)
+        right = beta * (v - (k * decayed) @ state_BHKP)
+        system = beta * among_k
+        new = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        y = (q * decayed) @ state_BHKP + among_q @ new
+        kept = k * torch.exp(sums[..., -1:, :] - sums)
+        state_BHKP = state_BHKP * decayed[..., -1, :, None] + kept.transpose(-1, -2) @ new
+        out.append(y.transpose(1, 2))
+    return torch.cat(out, 1), state_BHKP
+
+
+CHANNEL_CHUNK = 16  # a product of every pair of tokens for every channel is held
+
+
+def _products(a_BHLK: Tensor, b_BHLK: Tensor, sums_BHLK: Tensor) -> Tensor:
+    """a[i] . b[j] with b decayed from j to i; 0 where j is ahead of i. [B, H, L, L]"""
+    if sums_BHLK.shape[-1] == 1:
+        sums = sums_BHLK[..., 0]
+        decay = torch.exp(_below(sums[..., :, None] - sums[..., None, :]))
+        return (a_BHLK @ b_BHLK.transpose(-1, -2)) * decay
+    difference = sums_BHLK[..., :, None, :] - sums_BHLK[..., None, :, :]
+    masked = _below(difference.movedim(-1, -3)).movedim(-3, -1)
+    return torch.einsum("bhik,bhjk,bhijk->bhij", a_BHLK, b_BHLK, torch.exp(masked))

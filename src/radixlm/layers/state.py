@@ -1,0 +1,392 @@
+"""Mixers that keep a state of fixed size instead of keys and values.
+
+``run`` projects all tokens of the step at once, then takes them through the recurrence segment by
+segment (``pools/state.Segment``). Legend: T packed tokens, B sequences of a segment, L tokens of
+each, D model channels; further letters as in ``kernels/ops/state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.arch.spec import (
+    DeltaNet,
+    Lightning,
+    Mamba1,
+    Mamba2,
+    Norm,
+    RgLru,
+    ShortConv,
+    StateMixer,
+)
+from radixlm.kernels.ops import state as ops
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.pools.state import StateStep
+from radixlm.quant.param import Param
+from radixlm.step.batch import ForwardBatch
+
+
+def split_last(x: Tensor, *sizes: int) -> Tensor:
+    """x with its last axis in parts of ``sizes``."""
+    return x.reshape(*x.shape[:-1], *sizes)
+
+
+class ConvLayer(Module):
+    """The weights of a causal convolution a channel."""
+
+    def __init__(self, channels: int, width: int, bias: bool) -> None:
+        self.weight = Param((channels, 1, width), "float32")
+        if bias:
+            self.bias = Param((channels,), "float32")
+        self._has_bias = bias
+
+    def finish(self) -> None:
+        self.weight_CW = self.weight.take()[:, 0].contiguous()
+        self.bias_C = self.bias.take() if self._has_bias else None
+
+    def run(self, x_BLC: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Output [B, L, C] and the new state."""
+        return ops.causal_conv(x_BLC, state, self.weight_CW, self.bias_C)
+
+
+class StateLayer(Module):
+    """What all have in common; a kind defines ``_project``, ``_advance`` and ``_finish``."""
+
+    def __init__(self, spec: StateMixer, dim: int, context: LayerContext, row: int) -> None:
+        self.spec, self.row, self.dim = spec, row, dim
+        self._context = context
+
+    def _norm(self, spec: Norm, width: int) -> NormLayer:
+        return NormLayer(spec, (width,), self._context.kernels, self._context.device)
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        step: StateStep = batch.states
+        inputs = self._project(x_TD, batch)
+        out: Tensor | None = None
+        for segment in step.segments:
+            parts = [
+                t[segment.rows].float().view(segment.num_sequences, -1, *t.shape[1:])
+                for t in inputs
+            ]
+            before = step.pool.read(self.row, segment.source)
+            y_BLC, after = self._advance(parts, before)
+            step.pool.write(self.row, segment.target, after)
+            if out is None:
+                out = x_TD.new_empty(x_TD.shape[0], *y_BLC.shape[2:])
+            out[segment.rows] = y_BLC.flatten(0, 1).to(x_TD.dtype)
+        assert out is not None, "a step without tokens"
+        return self._finish(out, inputs)
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        """What the recurrence and ``_finish`` need of each token."""
+        raise NotImplementedError
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Outputs [B, L, ...] and the states behind, of inputs [B, L, ...]."""
+        raise NotImplementedError
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        """[T, D] of the recurrence's outputs."""
+        raise NotImplementedError
+
+
+class ShortConvLayer(StateLayer):
+    """out(c * conv(b * x))."""
+
+    def __init__(self, spec: ShortConv, dim: int, context: LayerContext, row: int) -> None:
+        super().__init__(spec, dim, context, row)
+        self.inp = context.linear(dim, 3 * spec.channels, spec.bias)
+        self.conv = ConvLayer(spec.channels, spec.width, spec.bias)
+        self.out = context.linear(spec.channels, dim, spec.bias)
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        b, c, x = self.inp.run(x_TD).chunk(3, -1)
+        return [b * x, c]
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        y, state = self.conv.run(inputs[0], states[0])
+        return y, [state]
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        return self.out.run(inputs[1] * out)
+
+
+class Mamba1Layer(StateLayer):
+    """in -> conv -> time step, b, c -> scan -> gate -> out."""
+
+    spec: Mamba1
+
+    def __init__(self, spec: Mamba1, dim: int, context: LayerContext, row: int) -> None:
+        super().__init__(spec, dim, context, row)
+        self.inp = context.linear(dim, 2 * spec.inner, spec.bias)
+        self.conv = ConvLayer(spec.inner, spec.width, spec.conv_bias)
+        self.x_proj = context.plain_linear(spec.inner, spec.rank + 2 * spec.state)
+        self.dt_proj = context.plain_linear(spec.rank, spec.inner, True)
+        self.a_log = Param((spec.inner, spec.state), "float32")
+        self.d = Param((spec.inner,), "float32")
+        self.out = context.linear(spec.inner, dim, spec.bias)
+        if spec.norm is not None:
+            self.dt_norm = self._norm(spec.norm, spec.rank)
+            self.b_norm = self._norm(spec.norm, spec.state)
+            self.c_norm = self._norm(spec.norm, spec.state)
+
+    def finish(self) -> None:
+        self._a = -torch.exp(self.a_log.take())
+        self._d = self.d.take()
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        return list(self.inp.run(x_TD).chunk(2, -1))
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        spec = self.spec
+        x, conv = self.conv.run(inputs[0], states[0])
+        x = F.silu(x)
+        batch, length = x.shape[:2]
+        flat = self.x_proj.run(x.reshape(-1, spec.inner))
+        dt, b, c = (
+            t.contiguous() for t in flat.split_with_sizes((spec.rank, spec.state, spec.state), -1)
+        )
+        if spec.norm is not None:
+            dt, b, c = self.dt_norm.run(dt), self.b_norm.run(b), self.c_norm.run(c)
+        dt = F.softplus(self.dt_proj.run(dt))
+        dt, b, c = (t.view(batch, length, -1) for t in (dt, b, c))
+        y, state = ops.selective_scan(x, dt, self._a, b, c, states[1])
+        return y + x * self._d, [conv, state]
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        return self.out.run(out * F.silu(inputs[1]))
+
+
+class GatedNorm(Module):
+    """RMS norm in groups of channels with a gate before or behind it."""
+
+    def __init__(self, norm: Norm, width: int, groups: int, act: str, gate_after: bool) -> None:
+        self.weight = Param((width,), "float32")
+        self._eps, self._groups, self._act, self._gate_after = norm.eps, groups, act, gate_after
+        self._offset = norm.offset
+
+    def finish(self) -> None:
+        self.weight_C = self.weight.take() + self._offset
+
+    def run(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Like x, whose last axis is normalised."""
+        opened = F.silu(gate.float()) if self._act == "silu" else torch.sigmoid(gate.float())
+        h = x.float() if self._gate_after else x.float() * opened
+        grouped = split_last(h, self._groups, -1)
+        grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._eps)
+        h = grouped.flatten(-2) * self.weight_C
+        result: Tensor = h * opened if self._gate_after else h
+        return result.to(x.dtype)
+
+
+class Mamba2Layer(StateLayer):
+    """in -> conv -> scan a head -> gated norm -> out."""
+
+    spec: Mamba2
+
+    def __init__(self, spec: Mamba2, dim: int, context: LayerContext, row: int) -> None:
+        super().__init__(spec, dim, context, row)
+        rows = spec.inner + spec.conv_channels + spec.heads
+        self.inp = context.linear(dim, rows, spec.bias)
+        self.conv = ConvLayer(spec.conv_channels, spec.width, spec.conv_bias)
+        for name in ("a_log", "d", "dt_bias"):
+            setattr(self, name, Param((spec.heads,), "float32"))
+        if spec.norm is not None:
+            self.norm = GatedNorm(
+                spec.norm, spec.inner, spec.norm_groups, "silu", spec.gate_after_norm
+            )
+        self.out = context.linear(spec.inner, dim, spec.bias)
+
+    def finish(self) -> None:
+        params = vars(self)
+        self._a = -torch.exp(params["a_log"].take())
+        self._d, self._dt_bias = params["d"].take(), params["dt_bias"].take()
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        spec = self.spec
+        gate, conv, dt = self.inp.run(x_TD).split_with_sizes(
+            (spec.inner, spec.conv_channels, spec.heads), -1
+        )
+        return [conv, dt, gate]
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        spec = self.spec
+        mixed, conv = self.conv.run(inputs[0], states[0])
+        groups = spec.groups * spec.state
+        x, b, c = F.silu(mixed).split_with_sizes((spec.inner, groups, groups), -1)
+        dt = F.softplus(inputs[1] + self._dt_bias).clamp(*spec.dt_limit)
+        x = split_last(x, spec.heads, spec.head_dim)
+        b, c = (
+            split_last(t, spec.groups, spec.state).repeat_interleave(spec.heads // spec.groups, 2)
+            for t in (b, c)
+        )
+        y, state = ops.decayed_attention(x * dt[..., None], dt * self._a, b, c, states[1])
+        return (y + x * self._d[:, None]).flatten(2), [conv, state]
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        gate = inputs[2]
+        return self.out.run(
+            out * F.silu(gate) if self.spec.norm is None else self.norm.run(out, gate)
+        )
+
+
+class DeltaNetLayer(StateLayer):
+    """q, k, v -> conv -> delta rule -> gated norm -> out."""
+
+    spec: DeltaNet
+
+    def __init__(self, spec: DeltaNet, dim: int, context: LayerContext, row: int) -> None:
+        super().__init__(spec, dim, context, row)
+        values = spec.v_heads * spec.v_dim
+        self.qkv = context.linear(dim, spec.conv_channels)
+        self.conv = ConvLayer(spec.conv_channels, spec.width, False)
+        decays = spec.v_heads * (spec.k_dim if spec.channel_decay else 1)
+        self.beta = context.plain_linear(dim, spec.v_heads)
+        if spec.channel_decay:
+            self.f_a = context.plain_linear(dim, spec.v_dim)
+            self.f_b = context.plain_linear(spec.v_dim, decays)
+            self.g_a = context.plain_linear(dim, spec.v_dim)
+            self.g_b = context.plain_linear(spec.v_dim, values)
+        else:
+            self.decay = context.plain_linear(dim, decays)
+            self.gate = context.linear(dim, values)
+        self.a_log = Param((spec.v_heads,), "float32")
+        self.dt_bias = Param((decays,), "float32")
+        self.norm = GatedNorm(spec.norm, spec.v_dim, 1, spec.gate_act, True)
+        self.out = context.linear(values, dim)
+
+    def finish(self) -> None:
+        self._a, self._dt_bias = torch.exp(self.a_log.take()), self.dt_bias.take()
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        if self.spec.channel_decay:
+            decay = self.f_b.run(self.f_a.run(x_TD))
+            gate = self.g_b.run(self.g_a.run(x_TD))
+        else:
+            decay, gate = self.decay.run(x_TD), self.gate.run(x_TD)
+        return [self.qkv.run(x_TD), decay, self.beta.run(x_TD), gate]
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        spec = self.spec
+        mixed, conv = self.conv.run(inputs[0], states[0])
+        keys = spec.k_heads * spec.k_dim
+        q, k, v = F.silu(mixed).split_with_sizes((keys, keys, spec.v_heads * spec.v_dim), -1)
+        q, k = (
+            _unit(split_last(t, spec.k_heads, spec.k_dim)).repeat_interleave(
+                spec.v_heads // spec.k_heads, 2
+            )
+            for t in (q, k)
+        )
+        v = split_last(v, spec.v_heads, spec.v_dim)
+        open_by = split_last(F.softplus(inputs[1] + self._dt_bias), spec.v_heads, -1)
+        beta = torch.sigmoid(inputs[2]) * spec.beta_scale
+        y, state = ops.delta_rule(
+            q * spec.k_dim**-0.5, k, v, -self._a[:, None] * open_by, beta, states[1]
+        )
+        return y, [conv, state]
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        return self.out.run(self.norm.run(out, inputs[3].view(out.shape)).flatten(1))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+class LightningLayer(StateLayer):
+    """qkv -> linear attention with fixed decays -> norm -> gate -> out."""
+
+    spec: Lightning
+
+    def __init__(self, spec: Lightning, dim: int, context: LayerContext, row: int) -> None:
+        super().__init__(spec, dim, context, row)
+        width = spec.heads * spec.head_dim
+        self.qkv = context.linear(dim, 3 * width)
+        self.gate = context.linear(dim, width)
+        self.norm = self._norm(spec.norm, width)
+        self.out = context.linear(width, dim)
+        self._decays = torch.tensor(spec.decays, device=context.device)
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        return [self.qkv.run(x_TD), self.gate.run(x_TD)]
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        spec = self.spec
+        mixed = self._context.kernels.activate(inputs[0].flatten(0, 1), spec.act)
+        heads = mixed.view(*inputs[0].shape[:2], spec.heads, 3, spec.head_dim)
+        q, k, v = heads.unbind(3)
+        decays = self._decays.expand(*q.shape[:3])
+        y, state = ops.decayed_attention(v, decays, k, q, states[0])
+        return y.flatten(2), [state]
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        return self.out.run(self.norm.run(out) * torch.sigmoid(inputs[1]))
+
+
+class RgLruLayer(StateLayer):
+    """x -> conv -> gated recurrence; y -> act; out of their product."""
+
+    spec: RgLru
+
+    def __init__(self, spec: RgLru, dim: int, context: LayerContext, row: int) -> None:
+        super().__init__(spec, dim, context, row)
+        wide, block = spec.channels, spec.channels // spec.heads
+        self.x = context.linear(dim, wide, True)
+        self.y = context.linear(dim, wide, True)
+        self.conv = ConvLayer(wide, spec.width, True)
+        for name in ("input_gate", "recurrent_gate"):
+            setattr(self, name, Param((spec.heads, block, block), "float32"))
+            setattr(self, name + "_bias", Param((spec.heads, block), "float32"))
+        self.recurrent_param = Param((wide,), "float32")
+        self.out = context.linear(wide, dim, True)
+
+    def finish(self) -> None:
+        params = vars(self)
+        self._gates = [
+            (params[name].take(), params[name + "_bias"].take().flatten())
+            for name in ("input_gate", "recurrent_gate")
+        ]
+        self._log = -8.0 * F.softplus(self.recurrent_param.take())
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        y = self._context.kernels.activate(self.y.run(x_TD), self.spec.act)
+        return [self.x.run(x_TD), y, (batch.positions_T == 0)[:, None]]
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        x, conv = self.conv.run(inputs[0], states[0])
+        blocks = split_last(x, self.spec.heads, -1)
+        opened, kept = (
+            torch.sigmoid(torch.einsum("blhi,hij->blhj", blocks, weight).flatten(2) + bias)
+            for weight, bias in self._gates
+        )
+        log = self._log * kept
+        # the first token of a sequence joins in full
+        size = torch.where(inputs[2] > 0, 1.0, torch.sqrt(-torch.expm1(2 * log)))
+        h, state = ops.linear_scan(torch.exp(log), x * opened * size, states[1])
+        return h, [conv, state]
+
+    def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        return self.out.run(out * inputs[1])
+
+
+_KINDS: dict[type, type[StateLayer]] = {
+    ShortConv: ShortConvLayer,
+    Mamba1: Mamba1Layer,
+    Mamba2: Mamba2Layer,
+    DeltaNet: DeltaNetLayer,
+    Lightning: LightningLayer,
+    RgLru: RgLruLayer,
+}
+
+
+def make_state_layer(spec: StateMixer, dim: int, context: LayerContext, row: int) -> StateLayer:
+    """The layer of a state mixer's record; ``row`` is its place in the state pool."""
+    return _KINDS[type(spec)](spec, dim, context, row)
