@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Decoder, Encoder
+from radixlm.arch.spec import Attention, Block, Decoder, Encoder
 from radixlm.attention.ragged import RaggedAttention
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
@@ -49,10 +49,15 @@ class EncoderModel(Module):
                 ropes.index(mixer.rope) if mixer.rope is not None else -1,
                 (0, 0),
             )
-            for block, mixer in zip(decoder.blocks, mixers, strict=True)
+            for block, mixer in zip(self._own_blocks, mixers, strict=False)
         ]
         if self.spec.has_final_norm:
             self.norm = NormLayer(decoder.norm, (decoder.dim,), kernels, device)
+
+    @property
+    def _own_blocks(self) -> tuple[Block, ...]:
+        """The blocks that have weights of their own."""
+        return self.decoder.blocks[: 1 if self.spec.is_shared else None]
 
     def _make_tables(self, width: int) -> None:
         decoder, context, spec = self.decoder, self.context, self.spec
@@ -77,7 +82,7 @@ class EncoderModel(Module):
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
-        """One site a layer, in order; complete once the weights are loaded."""
+        """One site a layer with weights, in order; complete once they are loaded."""
         return tuple(block.site for block in self.blocks if block.site is not None)
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -90,7 +95,8 @@ class EncoderModel(Module):
         try:
             x_TD = self._embed(batch)
             angles = self.ropes.angles(batch)
-            for block in self.blocks:
+            repeats = len(self.decoder.blocks) // len(self.blocks)
+            for block in self.blocks * repeats:
                 x_TD = block.run(x_TD, batch, angles)
         finally:
             batch.attn = before

@@ -226,7 +226,8 @@ def _albert(c: Config) -> Decoder:
         "ffn.down": layer + "ffn_output",
         "norm2": layer + "full_layer_layer_norm",
     }
-    return encoder(c, names, token_types=c.type_vocab_size, embed_dim=c.embedding_size)
+    types, width = c.type_vocab_size, c.embedding_size
+    return encoder(c, names, token_types=types, embed_dim=width, is_shared=True)
 
 
 @family("AlbertModel")

@@ -1,0 +1,62 @@
+"""Every architecture that gives vectors or scores, through the engine's own path, against Hugging
+Face in float32."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, expected, made, oracle
+
+import radixlm
+from radixlm.arch.cost import num_parameters
+from radixlm.arch.hf import describe
+
+LENGTHS = (29, 1, 60)
+
+
+def engine(folder: object, **options: object) -> radixlm.Engine:
+    options = {"max_total_tokens": 2048, "chunked_prefill_size": 32, **options}
+    return radixlm.Engine(
+        model_path=str(folder), cpu_threads=1, random_seed=1, log_level="error", **options
+    )
+
+
+def prompts(seed: str) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 120) for _ in range(n)] for n in LENGTHS]
+
+
+FEW = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3Text")
+ALWAYS = [name for name in HEADS if name.removesuffix("Model") in FEW or "Gemma3" in name]
+ALWAYS += [f"{stem}ForSequenceClassification" for stem in FEW[:-1]]
+
+
+@pytest.mark.parametrize("architecture", [*ENCODERS, *ALWAYS])
+def test_vectors_and_scores_equal_hugging_face(architecture: str) -> None:
+    check(architecture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [name for name in HEADS if name not in ALWAYS])
+def test_heads_of_all_decoders_equal_hugging_face(architecture: str) -> None:
+    check(architecture)
+
+
+def check(architecture: str) -> None:
+    """Prompts of other lengths in one batch (a decoder's longest in two chunks); alone the same
+    numbers to the last bit."""
+    folder = made(architecture)
+    texts = prompts(architecture)
+    with engine(folder) as served:
+        got = [one["embedding"] for one in served.encode(input_ids=texts)]
+        alone = served.encode(input_ids=texts[0])["embedding"]
+    for text, vector in zip(texts, got, strict=True):
+        assert vector == pytest.approx(expected(folder, text), abs=1e-4)
+    assert alone == got[0]
+    assert len({tuple(vector) for vector in got}) == len(got)
+    theirs = dict(oracle(folder).named_parameters()) | {
+        name: b for name, b in oracle(folder).named_buffers() if "correction" in name
+    }
+    counted = sum(p.numel() for name, p in theirs.items() if not name.startswith("pooler."))
+    assert num_parameters(describe(folder)) == counted
