@@ -30,12 +30,14 @@ class Checks:
 
     def prompt_ids(self, request: GenerateRequest) -> list[int]:
         """The prompt's token ids, cut to the context with --allow-auto-truncate."""
+        is_pooled = request.pooling is not None
         if request.embeds is not None:
             ids = self._embed_ids(request.embeds, request.num_embeds)
         elif request.prompt is not None:
-            return self._fit(request.prompt.ids.tolist(), False, may_cut=False)
+            return self._fit(request.prompt.ids.tolist(), is_pooled, may_cut=False)
         elif request.input_ids is not None:
             ids = request.input_ids
+            self._fit(ids, is_pooled)  # before millions of them are looked at
             bad = next((i for i in ids if not 0 <= i < self.facts.vocab), None)
             if bad is not None:
                 raise InvalidRequest(
@@ -53,7 +55,7 @@ class Checks:
             raise InvalidRequest("one of text, input_ids and input_embeds is needed", param="text")
         if not ids:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="text")
-        return self._fit(ids, request.pooling is not None)
+        return self._fit(ids, is_pooled)
 
     def kind(self, request: GenerateRequest) -> None:
         """InvalidRequest where the model cannot give what is asked for: tokens, or vectors."""
@@ -85,7 +87,7 @@ class Checks:
             )
         return [0] * num_embeds
 
-    def _fit(self, ids: list[int], is_pooled: bool, may_cut: bool = True) -> list[int]:
+    def _fit(self, ids: list[int], is_pooled: bool, *, may_cut: bool = True) -> list[int]:
         most = self.facts.context_len - (not is_pooled)
         if len(ids) <= most:
             return ids

@@ -143,13 +143,14 @@ async def _ids(
         ids = await encode(state, _prepared(state, before + prompt), param)
     else:
         ids = prompt
-    bad = next((i for i in ids if not 0 <= i < state.intake.facts.vocab), None)
+    facts = state.intake.facts
+    if len(ids) > facts.context_len and facts.allow_auto_truncate:
+        ids = _cut_tokens(state, ids, facts.context_len)
+    looked_at = ids[: facts.context_len]  # intake refuses a longer one
+    bad = next((i for i in looked_at if not 0 <= i < facts.vocab), None)
     if bad is not None or not ids:
         what = "it has no tokens" if bad is None else f"{bad} is not a token id"
         raise InvalidRequest(f"{where}: {what}", param)
-    most = state.intake.facts.context_len
-    if len(ids) > most and state.intake.facts.allow_auto_truncate:
-        ids = _cut_tokens(state, ids, most)
     return ids, first_len
 
 
