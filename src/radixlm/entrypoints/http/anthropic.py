@@ -183,11 +183,17 @@ def _is_begun(message: Mapping[str, Any]) -> bool:
 
 
 def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
-    """Tool results become messages of their own, texts one message."""
+    """Tool results become messages of their own, texts and pictures one message."""
     texts: list[str] = []
+    pictures: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         here = f"{where}[{place}]"
-        if isinstance(block, Mapping) and block.get("type") == "tool_result":
+        if isinstance(block, Mapping) and block.get("type") == "image":
+            if texts:
+                pictures.append({"type": "text", "text": "\n".join(texts)})
+            texts = []
+            pictures.append(_picture(block, here))
+        elif isinstance(block, Mapping) and block.get("type") == "tool_result":
             content = "\n".join(_texts(block.get("content") or "", f"{here}.content"))
             if block.get("is_error"):
                 content = f"Error: {content}"
@@ -195,8 +201,22 @@ def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": call_id, "content": content}
         else:
             texts += _texts([block], here)
-    if texts:
-        yield {"role": role, "content": "\n".join(texts)}
+    if pictures and texts:
+        pictures.append({"type": "text", "text": "\n".join(texts)})
+    if pictures or texts:
+        yield {"role": role, "content": pictures or "\n".join(texts)}
+
+
+def _picture(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A picture's block in OpenAI's form."""
+    source = block.get("source")
+    held = source if isinstance(source, Mapping) else {}
+    url = held.get("url")
+    if held.get("type") == "base64":
+        url = f"data:{held.get('media_type')};base64,{held.get('data')}"
+    if not isinstance(url, str):
+        raise InvalidRequest(f"{where}.source must be of type base64 or url", f"{where}.source")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:

@@ -230,7 +230,25 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
     content = item.get("content")
     if content is None:
         raise InvalidRequest(f"{where}.content is required", f"{where}.content")
-    return {"role": item.get("role"), "content": _joined(content, f"{where}.content")}
+    return {"role": item.get("role"), "content": _content(content, f"{where}.content")}
+
+
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """A text; or parts, if there are pictures among them."""
+    parts = content if isinstance(content, list) else []
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in parts]
+    if "input_image" not in kinds:
+        return _joined(content, where)
+    made: list[dict[str, Any]] = []
+    for place, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
+        here = f"{where}[{place}]"
+        if kind == "input_image":
+            if not isinstance(part.get("image_url"), str):
+                raise InvalidRequest(f"{here}.image_url must be a URL or a data URI", here)
+            made.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        else:
+            made.append({"type": "text", "text": _joined([part], here)})
+    return made
 
 
 def _joined(content: Any, where: str) -> str:
