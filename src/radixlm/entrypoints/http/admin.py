@@ -242,7 +242,9 @@ async def configure_logging(request: Request) -> Response:
     args = await read_args(request, ConfigureLogging)
     for name in ("dump_requests_folder", "crash_dump_folder", "log_requests_format"):
         if getattr(args, name):
-            raise InvalidRequest(f"{name}: writing requests to files is not built", name)
+            raise InvalidRequest(
+                f"{name} cannot change while the server runs: start with --crash-dump-folder", name
+            )
     if args.log_level is not None:
         if args.log_level not in LOG_LEVELS:
             raise InvalidRequest(f"log_level must be one of {', '.join(LOG_LEVELS)}", "log_level")

@@ -10,12 +10,11 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine.crashdump import Recorder
-from radixlm.entrypoints.http.errors import error_body, json_response
+from radixlm.entrypoints.http.diskfull import DiskFull
+from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
 
 router = APIRouter(tags=["admin"])
-
-INSUFFICIENT_STORAGE = 507
 
 
 def install(state: ServerState) -> None:
@@ -40,5 +39,5 @@ async def dump_requests(request: Request) -> Response:
         path = await asyncio.to_thread(recorder.write, "asked for", entries)
     except OSError as error:
         message = f"the requests cannot be written: {error.strerror or error}"
-        return json_response(error_body(message, INSUFFICIENT_STORAGE), INSUFFICIENT_STORAGE)
+        raise DiskFull(message) from error
     return json_response({"path": str(path), "num_requests": len(entries)})

@@ -6,7 +6,9 @@ Pure ASGI, so that streams pass through untouched.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from radixlm.base.errors import (
 )
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.http.client import set_client
+from radixlm.entrypoints.http.diskfull import DiskFull, is_disk_full
 from radixlm.entrypoints.http.errors import ANTHROPIC_PATH, error_response
+
+log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -73,11 +78,17 @@ class Guard:
         except RadixError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
-        limited = _Limited(receive, self._max_bytes)
+        limited, started = _Limited(receive, self._max_bytes), _Started(send)
         try:
-            await self._app(scope, limited, send)
+            await self._app(scope, limited, started)
         except PayloadTooLarge as error:
             await error_response(error, scope["path"])(scope, receive, send)
+        except (OSError, sqlite3.Error) as error:
+            if started.is_begun or not is_disk_full(error):
+                raise
+            full = DiskFull("the server's disk is full")
+            log.error("%s %s: %s", scope["method"], scope["path"], error)
+            await error_response(full, scope["path"])(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
@@ -111,6 +122,17 @@ class Guard:
                 "this route changes the server and is closed on a public address: "
                 "start with --admin-api-key KEY"
             )
+
+
+class _Started:
+    """Knows whether an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.is_begun = send, False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        self.is_begun = True
+        await self._send(message)
 
 
 class _Limited:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import secrets
 import time
@@ -21,6 +22,7 @@ import orjson
 from radixlm.base.errors import InvalidRequest, NotFound, RequestError
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
+from radixlm.entrypoints.http.diskfull import is_disk_full
 from radixlm.entrypoints.http.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ MAX_LINES = 50_000
 MAX_ERRORS_SHOWN = 20
 IDLE_POLL_S = 0.05
 MAX_YIELD_S = 5.0
+FULL_DISK_S = 10.0
 WINDOW_S = 24 * 3600
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
 _ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -135,7 +138,8 @@ class Batches:
 
     async def _guarded(self, state: ServerState, record: Record) -> None:
         try:
-            await self._run(state, record)
+            while not await self._has_room(state, record):
+                await asyncio.sleep(FULL_DISK_S)
         except RequestError as error:
             shown = {"code": "invalid_file", "message": str(error), "line": None, "param": None}
             self._save(record, errors={"object": "list", "data": [shown]})
@@ -145,6 +149,17 @@ class Batches:
             self._finish(record, "failed")
         finally:
             self._tasks.pop(record["id"], None)
+
+    async def _has_room(self, state: ServerState, record: Record) -> bool:
+        """Run the batch; False if the disk was full: what is answered by then is kept."""
+        try:
+            await self._run(state, record)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            log.error("batch %s waits for room on the disk", record["id"])
+            return False
+        return True
 
     async def _run(self, state: ServerState, record: Record) -> None:
         data = await asyncio.to_thread(self._files.content, record["input_file_id"])
@@ -182,9 +197,10 @@ class Batches:
         done: set[str] = set()
         for ending, name in (("out", "completed"), ("err", "failed")):
             path = self._path(record["id"], ending)
-            whole = [line for line in _read(path).split(b"\n")[:-1] if line]
+            data = _read(path)
+            whole = [line for line in data.split(b"\n")[:-1] if line]
             if path.exists():
-                path.write_bytes(b"".join(line + b"\n" for line in whole))
+                os.truncate(path, data.rfind(b"\n") + 1)  # needs no room on the disk
             ids = {orjson.loads(line)["custom_id"] for line in whole}
             record["request_counts"][name] = len(ids)
             done |= ids
