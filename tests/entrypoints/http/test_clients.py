@@ -174,7 +174,8 @@ async def test_anthropic_errors(claude: anthropic.AsyncAnthropic) -> None:
     assert bad.value.body["type"] == "error"  # type: ignore[index,call-overload]
     with pytest.raises(anthropic.NotFoundError):
         await claude.messages.create(model="claude", max_tokens=9, messages=user("x"))
-    image: Any = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    image: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     with pytest.raises(anthropic.BadRequestError, match="text only"):
         await claude.messages.create(model="tiny", max_tokens=9, messages=image)
 
