@@ -79,3 +79,40 @@ def test_workers_share_an_engine_and_are_replaced(unused_tcp_port: int) -> None:
         rest = process.communicate(timeout=WAIT_S)[1]
     assert process.returncode == 0, rest
     assert "Traceback" not in rest, rest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_stands_still_and_an_engine_that_dies(unused_tcp_port: int) -> None:
+    """Two HTTP processes and two engines: whichever is struck, the others answer meanwhile."""
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    command = [sys.executable, "-m", "radixlm", "serve", "--port", str(unused_tcp_port)]
+    command += ["--tokenizer-worker-num", "2", "--dp-size", "2", "--max-total-tokens", "8192"]
+    command += ["--watchdog-timeout", "4", "--cpu-threads", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        until_ready(url, 10)
+        answers = {ask(url) for _ in range(4)}
+        first = workers_of(process.pid)
+        os.kill(first[0], signal.SIGSTOP)
+        until_s = time.monotonic() + WAIT_S
+        while first[0] in workers_of(process.pid) or len(workers_of(process.pid)) < 2:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        until_ready(url, 10)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        engines = [
+            int(child)
+            for child in children
+            if b"radixlm.engine.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        assert len(engines) == 2
+        for engine in engines:  # one after the other: one of them is always there, or comes back
+            os.kill(engine, signal.SIGKILL)
+            assert {ask(url) for _ in range(4)} == answers
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=WAIT_S)[1]
+    assert process.returncode == 0, rest
+    assert "no sign of life from HTTP worker" in rest and "Traceback" not in rest, rest

@@ -1,0 +1,86 @@
+"""Health says the truth while a long prompt is computed, while the server drains and while its
+engine is away; what users ask for: no 503 during a long prefill, no 200 of a dead engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from radixlm.base.errors import Overloaded
+from tests.fakes.http import Face, listening
+
+
+async def _statuses(server: Face) -> tuple[int, int]:
+    return tuple([(await server.client.get(path)).status_code for path in ("/health", "/ready")])  # type: ignore[return-value]
+
+
+async def test_a_long_prefill_is_no_illness(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.scheduler.loop.BEAT_S", 0.02)
+    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.1)
+    intake = server.engine.intake
+    await server.post("/generate", text="hi", sampling_params={"max_new_tokens": 1})
+    server.engine.executor.is_slow = True
+    params = {"max_new_tokens": 2}
+    call = server.post("/generate", input_ids=[5, 6] * 900, sampling_params=params)
+    long = asyncio.create_task(call)  # its prompt takes eight steps
+    while not server.engine.scheduler.planner.running:
+        await asyncio.sleep(0.001)
+    first_s = intake.beat_s
+    assert await _statuses(server) == (200, 200)
+    assert (await server.client.get("/health_generate")).status_code == 200
+    assert not long.done(), "the probe's token came while the prompt was computed"
+    assert intake.beat_s > first_s and await _statuses(server) == (200, 200)
+    assert (await long).status_code == 200
+
+
+async def test_no_engine_is_not_ready_and_a_draining_server_is_not_healthy(server: Face) -> None:
+    intake = server.engine.intake
+    intake.lose_engine()
+    assert await _statuses(server) == (200, 503)
+    assert (await server.client.get("/health_generate")).status_code == 503
+    intake.become_ready({"max_total_num_tokens": 4096, "context_len": 2048})
+    assert await _statuses(server) == (200, 200)
+    intake.is_accepting = False
+    assert await _statuses(server) == (503, 503)
+    refused = await server.post("/generate", text="hi")
+    assert refused.status_code == Overloaded.status and int(refused.headers["Retry-After"]) >= 1
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+async def test_the_request_log_says_as_much_as_asked_for(
+    server: Face,
+    level: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Metadata, sampling parameters, the start of the text, all of it; each line with its id."""
+    await server.post("/configure_logging", log_requests=True, log_requests_level=level)
+    monkeypatch.setattr("radixlm.observe.requestlog.SHORT_CHARS", 200)
+    prompt = "BEGIN" + "xy " * 99 + "MIDDLE" + " zw" * 99
+    with caplog.at_level(logging.INFO, "radixlm.requests"):
+        params = {"max_new_tokens": 2, "temperature": 0.25}
+        got = await server.post("/generate", text=prompt, rid="my-id\n1", sampling_params=params)
+        assert got.status_code == 400, "an id cannot forge a line"
+        got = await server.post("/generate", text=prompt, rid="my-id", sampling_params=params)
+        assert got.status_code == 200
+    await server.post("/configure_logging", log_requests=False)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 and all("my-id" in line for line in lines)
+    shown = "\n".join(lines)
+    assert ("0.25" in shown) == (level >= 1)
+    assert ("BEGIN" in shown) == (level >= 2)
+    assert ("MIDDLE" in shown) == (level >= 3)
+    assert "reason length" in shown or "reason stop" in shown
+
+
+async def test_ids_of_requests_come_back(server: Face) -> None:
+    got = await server.client.get("/health", headers={"X-Request-Id": "mine-7"})
+    assert got.headers["x-request-id"] == "mine-7"
+    async with listening(server) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\tb\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert b"x-request-id: " in head and b"a\tb" not in head
+        writer.close()
