@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ class MediaReader:
 
     def __init__(self, processor: MediaProcessor, rules: FetchRules) -> None:
         self._processor, self._rules = processor, rules
+
+    def warm(self) -> None:
+        """Load the processor in a thread of its own: the first picture need not wait for it."""
+        threading.Thread(target=self._processor.warm, name="processor", daemon=True).start()
 
     def read(self, text: str, sources: Sequence[Source], add_special_tokens: bool) -> Prompt:
         """The prompt; takes as long as the slowest fetch. InvalidRequest names the field."""

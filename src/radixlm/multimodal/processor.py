@@ -12,14 +12,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.errors import ConfigError, InvalidRequest, RadixError
 from radixlm.multimodal.checkpoint import load_processor
 from radixlm.multimodal.positions import Grid, rope_ids
 from radixlm.wire.media import Array, Media, content_digest, media_ids
@@ -58,17 +58,25 @@ class MediaProcessor:
         self._folder = folder
         self._lock = threading.Lock()
 
+    def warm(self) -> None:
+        """Load the processor; what is wrong with it is said by the first request that needs it."""
+        with self._lock:
+            try:
+                _ = self._processor
+            except RadixError as error:
+                log.warning("%s", error)
+
     @property
     def image_token(self) -> str:
         """The text that stands for a picture in a prompt."""
-        processor = self._processor()
+        processor = self._processor
         for name in ("image_token", "boi_token"):
             token = getattr(processor, name, None)
             if isinstance(token, str):
                 return token
         return str(processor.tokenizer.convert_ids_to_tokens(self._image_id))
 
-    @lru_cache(maxsize=1)  # noqa: B019  (one processor a process, kept for ever)
+    @cached_property
     def _processor(self) -> Any:
         processor = load_processor(self._folder)
         if self._image_id is None:
@@ -101,7 +109,7 @@ class MediaProcessor:
         self, text: str, pictures: list[Any], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
         try:
-            made = self._processor()(
+            made = self._processor(
                 text=[text],
                 images=pictures or None,
                 add_special_tokens=add_special_tokens,

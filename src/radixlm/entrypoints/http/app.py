@@ -185,6 +185,8 @@ def _response_store(config: ServerConfig) -> ResponseStore:
 def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     serve = state.config.serve
     state.media = make_reader(state.config, state.info)
+    if state.media is not None:
+        state.media.warm()
     place = state.info.image_token_id
     media = {"image": tokenizer.id_to_piece(place) or ""} if place is not None else None
     template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
