@@ -182,7 +182,14 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight")):
         return True
-    if decoder.pool is not None and _OTHER_HEADS.search(name):
+    if decoder.pool is not None and (_OTHER_HEADS.search(name) or _is_head(name, decoder)):
         return True
     layer = _LAYER_OF.search(name)
     return layer is not None and int(layer[1]) >= len(decoder.blocks)
+
+
+def _is_head(name: str, decoder: Decoder) -> bool:
+    """Whether the tensor is of the output head that the family knows."""
+    module = name.rpartition(".")[0]
+    heads = spellings(decoder.names, "head")
+    return any(module == template for head in heads for template in head.templates)
