@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema
 import pytest
 
+from radixlm.base.errors import InvalidRequest
 from radixlm.grammar.schema import without_property_names
 
 OBJECTS: list[Any] = [{}, {"a": 1}, {"ab": "x"}, {"abc": 1, "a": 2}, {"x": {"abc": 1}}, {"a\nb": 1}]
@@ -46,3 +48,20 @@ def test_same_objects_pass(schema: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_told_stays(schema: Any) -> None:
     assert without_property_names(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (GrammarSpec("json_schema", json.dumps({str(i): 1 for i in range(2049)})), "2049 entries"),
+        (GrammarSpec("json_schema", "[" + "1," * (1 << 16) + "1]"), "a list with 65537"),
+        (GrammarSpec("json_schema", "[" * 101 + "]" * 101), "100 deep"),
+        (GrammarSpec("ebnf", "a ::= b\n" * 1025), "1024 rules"),
+        (GrammarSpec("regex", "a" * 70_000), "70000 characters"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_size_is_limited_before_a_library_sees_it(spec: GrammarSpec, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        check_size(spec)
+        read_json(spec)

@@ -64,12 +64,26 @@ def test_the_environment_is_hugging_faces() -> None:
     ],
 )
 def test_evil_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SECONDS", 1.0)
     monkeypatch.setattr(module, "MAX_TURNS", 200_000)
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match="the chat template"):
         Template(source).render({})
     assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% endfor %}" * 20,
+        "{% for m in messages %}{{ m }}{% endfor %}" * 20,
+    ],
+)
+def test_time_of_the_processor_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template, many = Template(source), {"messages": [1] * 20_000}
+    assert template.render({"messages": [1] * 10}) in ("", "1" * 200)
+    monkeypatch.setattr(module, "MAX_SECONDS", 0.01)
+    with pytest.raises(InvalidRequest, match="too slow"):
+        template.render(many)
 
 
 @pytest.mark.parametrize(

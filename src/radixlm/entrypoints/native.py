@@ -193,7 +193,7 @@ def _check_prompt(kind: str, prompt: Any) -> None:
     if kind == "text":
         fits = isinstance(prompt, str)
     elif kind == "input_ids":
-        fits = isinstance(prompt, list) and all(type(i) is int for i in prompt)
+        fits = isinstance(prompt, list) and set(map(type, prompt)) <= {int}
     else:
         fits = isinstance(prompt, list) and all(isinstance(row, list) for row in prompt)
     if not fits:

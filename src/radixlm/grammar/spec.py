@@ -24,6 +24,9 @@ MAX_CHARS: dict[Kind, int] = {
     "structural_tag": 1 << 20,
 }
 MAX_DEPTH = 100
+MAX_KEYS = 2048  # of one object: compilers take a time that grows with the square of it
+MAX_ITEMS = 1 << 16  # of one list
+MAX_RULES = 1024  # of an EBNF grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +122,12 @@ def check_size(spec: GrammarSpec) -> None:
     limit = MAX_CHARS[spec.kind]
     if len(spec.text) > limit:
         raise refuse(spec.kind, f"{len(spec.text)} characters, at most {limit}")
+    if spec.kind == "ebnf" and spec.text.count("::=") > MAX_RULES:
+        raise refuse(spec.kind, f"more than {MAX_RULES} rules")
 
 
 def read_json(spec: GrammarSpec) -> Any:
-    """The text as JSON; InvalidRequest if it is none, or nested too deeply."""
+    """The text as JSON; InvalidRequest if it is none, nested too deeply or too wide."""
     try:
         value = json.loads(spec.text)
     except (ValueError, RecursionError) as error:
@@ -132,6 +137,11 @@ def read_json(spec: GrammarSpec) -> Any:
         depth += 1
         if depth > MAX_DEPTH:
             raise refuse(spec.kind, f"nested more than {MAX_DEPTH} deep")
+        for item in level:
+            most = MAX_KEYS if isinstance(item, dict) else MAX_ITEMS
+            if isinstance(item, dict | list) and len(item) > most:
+                name = "an object" if isinstance(item, dict) else "a list"
+                raise refuse(spec.kind, f"{name} with {len(item)} entries, at most {most}")
         inner = [v for item in level if isinstance(item, dict) for v in item.values()]
         inner += [v for item in level if isinstance(item, list) for v in item]
         level = [item for item in inner if isinstance(item, dict | list)]

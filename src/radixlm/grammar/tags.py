@@ -15,6 +15,8 @@ from radixlm.grammar.spec import refuse
 _ANY_TEXT = r"/(.|\n)*/"
 _MAX_RULES = 10_000
 _MAX_REPEAT = 1000
+_MAX_TAGS = 512  # all that may follow one free text
+_MAX_TEXT = 1 << 15
 Node = Mapping[str, Any]
 
 
@@ -126,6 +128,8 @@ class TagWriter:
 
     def _text(self, text: str) -> str:
         """A text as a sequence of strings and special tokens."""
+        if len(text) > _MAX_TEXT:
+            raise _bad(f"a text of {len(text)} characters, at most {_MAX_TEXT}")
         parts, rest = [], text
         while rest:
             found = [(rest.find(s), -len(s), s) for s in self._special if s in rest]
@@ -245,6 +249,8 @@ def _tags(node: Node) -> list[Node]:
     tags = node.get("tags")
     if not isinstance(tags, list) or not tags or not all(isinstance(t, Mapping) for t in tags):
         raise _bad("tags must be a list with at least one tag")
+    if len(tags) > _MAX_TAGS:
+        raise _bad(f"{len(tags)} tags, at most {_MAX_TAGS}")
     return tags
 
 

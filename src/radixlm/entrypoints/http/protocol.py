@@ -29,6 +29,7 @@ class Http(HttpToolsProtocol):
     client has kept it waiting."""
 
     _num_header_bytes = 0
+    _num_begun_bytes = 0  # of a head that is not whole
     _awaits_since_s = 0.0  # the rest of a request; 0: nothing is awaited
     _is_head_whole = False
     _unread_since_s = 0.0  # the client takes nothing of what is sent; 0: it does
@@ -40,10 +41,15 @@ class Http(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._awaits_since_s and self._is_head_whole:
             self._awaits_since_s = time.monotonic()  # a body may take long, if it comes
+        was_begun = bool(self._awaits_since_s) and not self._is_head_whole
         super().data_received(data)
+        if was_begun and not self._is_head_whole:
+            self._num_begun_bytes += len(data)  # the parser tells of a header when it is whole
+            if self._num_begun_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The headers exceed {MAX_HEADER_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        self._num_header_bytes = 0
+        self._num_header_bytes = self._num_begun_bytes = 0
         self._awaits_since_s, self._is_head_whole = time.monotonic(), False
         super().on_message_begin()
 

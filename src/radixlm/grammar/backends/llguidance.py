@@ -22,6 +22,7 @@ from radixlm.grammar.spec import (
 from radixlm.grammar.tags import TagWriter
 from radixlm.text.tokenizer import Tokenizer
 
+_TOO_MUCH = ("limit", "too big", "exhausted", "panic")  # asking again would cost the same again
 # A blank, or a new line with its indentation: a model that likes white space must not be able to
 # fill its whole budget with it.
 _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,20}"
@@ -159,6 +160,8 @@ class LlguidanceBackend:
         try:
             return self._build(spec.kind, self._json_source(spec.kind, value, {}), ())
         except InvalidRequest as strict_error:
+            if any(word in strict_error.message for word in _TOO_MUCH):
+                raise
             # Keywords that cannot be enforced are left out, and named, rather than refused.
             relaxed = self._json_source(spec.kind, value, {"lenient": True})
             try:

@@ -1,0 +1,122 @@
+"""Every row of ``hostile.ATTACKS`` against one real server: refused with a 4xx within two seconds,
+the server answers the next one, and its memory is what it was."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import psutil
+import pytest
+
+from radixlm.engine.modelinfo import ASSETS, DEFAULT_MODEL
+from tests.chaos.hostile import ATTACKS, Attack
+from tests.end_to_end.server import RunningServer
+
+pytestmark = pytest.mark.skipif(
+    not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"
+)
+LIMIT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with RunningServer("--max-total-tokens", "4096") as running:
+        yield running
+
+
+def strike(server: RunningServer, attack: Attack) -> tuple[int, str, float]:
+    """Status, text and seconds of the answer. On a busy machine the seconds are those that the
+    server worked; but it may not dawdle either."""
+    body = attack.make()
+    began_s, worked_s = time.monotonic(), cpu_s(server)
+    try:
+        answer = server.client.request(
+            attack.method, attack.path, content=body, headers=attack.headers
+        )
+        status, text = answer.status_code, answer.text
+    except httpx.WriteError:  # refused before all was sent, and the socket closed
+        status, text = 413, ""
+    took_s = time.monotonic() - began_s
+    assert took_s < 10 * LIMIT_S, took_s
+    return status, text, min(took_s, cpu_s(server) - worked_s)
+
+
+def processes(server: RunningServer) -> list[psutil.Process]:
+    family = psutil.Process(server.process.pid)
+    return [family, *family.children(recursive=True)]
+
+
+def cpu_s(server: RunningServer) -> float:
+    times = [process.cpu_times() for process in processes(server)]
+    return sum(each.user + each.system for each in times)
+
+
+def rss_bytes(server: RunningServer) -> int:
+    return sum(process.memory_info().rss for process in processes(server))
+
+
+def answers(server: RunningServer) -> bool:
+    params = {"max_new_tokens": 2, "temperature": 0}
+    return server.post("/generate", text="a", sampling_params=params).status_code == 200
+
+
+def test_the_table_is_long_enough() -> None:
+    names = [attack.name for attack in ATTACKS]
+    assert len(names) == len(set(names)) and len(names) >= 32
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_refused_at_once(server: RunningServer, attack: Attack) -> None:
+    status, text, took_s = strike(server, attack)
+    assert 400 <= status < 500, (status, text[:500])
+    assert took_s < LIMIT_S, took_s
+    assert len(text) < 5000
+    assert answers(server)
+
+
+def test_memory_stays(server: RunningServer) -> None:
+    """All of them once more: what the first round left behind is all that is ever left."""
+    before = rss_bytes(server)
+    times = sorted((strike(server, attack)[2], attack.name) for attack in ATTACKS)
+    slowest = times[-1]
+    assert answers(server)
+    growth = rss_bytes(server) / before - 1
+    print(f"\n{len(ATTACKS)} attacks: slowest {slowest[1]!r} {slowest[0]:.2f} s; {growth:+.2%} RSS")
+    assert growth <= 0.02
+
+
+def test_half_a_header_holds_nobody_up(server: RunningServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        for _ in range(100):
+            held = stack.enter_context(socket.create_connection((host, int(port))))
+            held.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        began_s = time.monotonic()
+        assert answers(server)
+        assert time.monotonic() - began_s < LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nX: " + b"a" * (4 << 20), b" 400 "),
+        (b"GET /" + b"a" * (4 << 20), b" 400 "),
+        (b"POST /generate HTTP/1.1\r\n" + b"X: a\r\n" * 100_000, b" 400 "),
+        (b"POST /generate HTTP/1.1\r\nContent-Length: 104857600\r\n\r\n{", b" 413 "),
+    ],
+    ids=["a header", "an address", "headers", "a body"],
+)
+def test_no_end_is_waited_for(server: RunningServer, head: bytes, status: bytes) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as held:
+        try:
+            held.sendall(head)
+            answer = held.recv(40)
+        except (ConnectionResetError, BrokenPipeError):  # refused before all of it was sent
+            answer = status
+    assert status in answer
+    assert answers(server)
