@@ -5,6 +5,7 @@ Legend: N places of a request, T tokens of a chunk, D model width.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -105,7 +106,7 @@ class Pooler:
         if kind == "mean":
             return kept[kind] / prompt_len
         if kind == "mean_sqrt":
-            return kept[kind] / prompt_len**0.5
+            return kept[kind] / math.sqrt(prompt_len)
         if kind == "weighted":
             return kept[kind] / (prompt_len * (prompt_len + 1) / 2)
         return kept[kind] if kind in kept else kept["last"]  # no place is marked

@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 from tests.fakes.http import Face, face
 
+from radixlm.step.plan import StepPlan
+
 
 @pytest_asyncio.fixture
 async def pooled(toy_folder: Path) -> AsyncIterator[Face]:
@@ -124,6 +126,26 @@ async def test_inputs_as_objects(pooled: Face) -> None:
     assert refused.status_code == 400
     unknown = await pooled.post("/v1/embeddings", input="hi", prompt_name="query")
     assert unknown.json()["error"]["param"] == "prompt_name"
+
+
+async def test_a_model_that_writes_is_asked_yes_or_no(server: Face) -> None:
+    """The fake's log-probability of a token is minus its id."""
+    body = {"query": "q", "documents": ["a", "b"]}
+    yes, no = (server.tokenizer.encode(word, False)[0] for word in ("yes", "no"))
+    asked: list[str] = []
+    forward = server.engine.executor.forward
+
+    def listen(plan: StepPlan) -> StepPlan:
+        asked.extend(server.tokenizer.decode(a.prompt_ids.tolist()) for a in plan.admissions)
+        return forward(plan)
+
+    server.engine.executor.forward = listen  # type: ignore[method-assign]
+    rows = (await server.post("/v1/rerank", **body, instruct="find it")).json()
+    share = 1 / (1 + math.exp(yes - no))
+    assert [row["score"] for row in rows] == pytest.approx([share, share])
+    assert [row["index"] for row in rows] == [0, 1]
+    assert "<Instruct>: find it\n<Query>: q\n<Document>: a" in asked[0]
+    assert "Judge whether" in asked[0] and asked[0].endswith("<think>\n\n</think>\n\n")
 
 
 async def test_texts_are_read_by_name(server: Face) -> None:
