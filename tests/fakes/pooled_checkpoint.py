@@ -38,6 +38,8 @@ _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4} |
 )
 _T5 |= {"vocab_size": VOCAB, "pad_token_id": 0}
 _PADDED = {"pad_token_id": 1}
+_DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}
+_DEBERTA |= {"position_buckets": 16, "position_biased_input": False}
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "BertModel": {},
@@ -58,6 +60,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "AlbertForSequenceClassification": {"embedding_size": 32},
     "MPNetModel": _PADDED,
     "MPNetForSequenceClassification": _PADDED,
+    "DebertaV2Model": {**_DEBERTA, "norm_rel_ebd": "layer_norm"},
+    "DebertaV2ForSequenceClassification": {**_DEBERTA, "position_buckets": -1},
     "T5EncoderModel": {**_T5, "feed_forward_proj": "gated-gelu"},
     "ModernBertModel": {"local_attention": 8},
     "ModernBertForSequenceClassification": {"local_attention": 8, "classifier_pooling": "mean"},
@@ -85,7 +89,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "Gemma3TextModel": {**_GEMMA3, "use_bidirectional_attention": True},
     "Gemma3TextForSequenceClassification": _GEMMA3,
 }
-MEANS = ("MPNet", "T5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
+MEANS = ("MPNet", "Deberta", "T5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
 
 
 def made(architecture: str, **changes: Any) -> Path:

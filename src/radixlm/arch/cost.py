@@ -51,7 +51,10 @@ def num_parameters(decoder: Decoder) -> int:
 def active_parameters(decoder: Decoder) -> int:
     """Parameters that take part in one token: of the experts only those that it is routed to."""
     return num_parameters(decoder) - sum(
-        _idle(b.ffn, decoder.dim) for b in decoder.blocks if b.ffn is not None
+        _idle(ffn, decoder.dim)
+        for b in decoder.blocks
+        for ffn in (b.ffn, b.side)
+        if ffn is not None
     )
 
 
@@ -90,9 +93,9 @@ def flops_per_token(decoder: Decoder, context: int) -> int:
     total = 0 if decoder.pool else 2 * decoder.vocab * dim  # the head, tied or not
     for block in decoder.blocks:
         matrices = _mixers(block, dim, matrices_only=True)
-        if block.ffn is not None:
-            matrices += _ffn_matrices(block.ffn, dim)
-            matrices -= _idle(block.ffn, dim, matrices_only=True)
+        for ffn in (block.ffn, block.side):
+            if ffn is not None:
+                matrices += _ffn_matrices(ffn, dim) - _idle(ffn, dim, matrices_only=True)
         total += 2 * matrices
         if block.attention is not None:
             total += _attention_flops(block.attention, context)
@@ -119,6 +122,9 @@ def _outside(decoder: Decoder) -> int:
         tables += (width + 1) * decoder.dim
     if encoder.distances:
         tables += encoder.distances[0] * encoder.distances[2]
+    if encoder.disentangled:
+        tables += 2 * encoder.disentangled.span * decoder.dim
+        tables += _norm(encoder.disentangled.norm, decoder.dim) if encoder.disentangled.norm else 0
     head_bias = decoder.vocab if decoder.head_bias else 0
     norms = _norm(decoder.norm, decoder.dim) if encoder.has_final_norm else 0
     norms += _norm(decoder.embed_norm, width) if decoder.embed_norm else 0
@@ -141,7 +147,7 @@ def _pool(decoder: Decoder) -> int:
 def _block(block: Block, dim: int) -> int:
     lacks_one = block.mixer is None or block.ffn is None
     norms = (1 if lacks_one else _NUM_NORMS[block.layout]) * _norm(block.norm, dim)
-    ffn = _ffn(block.ffn, dim) if block.ffn is not None else 0
+    ffn = sum(_ffn(one, dim) for one in (block.ffn, block.side) if one is not None)
     return norms + _mixers(block, dim) + ffn + block.out_scale
 
 

@@ -89,6 +89,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "quick_gelu", "max_position_embeddings": 77, "layer_norm_eps": 1e-05,
         "projection_dim": 512, "pad_token_id": 1, "bos_token_id": 49406, "eos_token_id": 49407,
     },
+    "deberta-v2": {
+        "architecture": "DebertaV2Model", "vocab_size": 128100, "hidden_size": 1536,
+        "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144,
+        "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 0,
+        "layer_norm_eps": 1e-07, "relative_attention": False, "max_relative_positions": -1,
+        "pad_token_id": 0, "position_biased_input": True, "pooler_hidden_act": "gelu",
+        "tie_word_embeddings": True,
+    },
     "eurobert": {
         "architecture": "EuroBertModel", "vocab_size": 128256, "hidden_size": 768,
         "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,

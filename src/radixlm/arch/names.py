@@ -4,6 +4,8 @@ A template names a module (the loader appends ``.weight`` or ``.bias``) or, wher
 has that very name, one tensor. ``{i}`` is the layer, ``{e}`` the expert: a template with ``{e}`` is
 fetched for every expert and stacked along a new first axis.
 
+Where a layer of the checkpoint is two blocks here, ``{half}`` is the layer, ``{odd}`` which of both.
+
 What a table may hold for a role:
 
     "a.b"                      one template
@@ -15,11 +17,12 @@ Roles: embed positions norm head | per layer ``{i}``: norm1 .. norm4, mixer.{qkv
 sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, ffn.{up up1 down} (up = gate
 above up, up1 = not gated), moe.{router correction up down up_bias down_bias shared_gate},
 moe.shared.{up up1 down}. Of models that do not generate: types embed_norm embed_proj distances
-pool.{n} gate.{n} (see ``arch/spec.Pool``).
+relative relative_norm pool.{n} gate.{n} (see ``arch/spec.Pool``).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
@@ -175,6 +178,15 @@ _OTHER_HEADS = re.compile(
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
+_EXPERT_OF = re.compile(r"\.experts\.(\d+)\.")
+
+
+def _num_experts(decoder: Decoder) -> float:
+    """Experts with weights, where there are others without; else no bound."""
+    sides = [block.side for block in decoder.blocks if block.side is not None]
+    return max((moe.experts for moe in sides if moe.zero_experts), default=math.inf)
+
+
 def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
     the copy of a tied head, towers, extra layers that predict further tokens."""
@@ -184,6 +196,9 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True
     if decoder.pool is not None and (_OTHER_HEADS.search(name) or _is_head(name, decoder)):
         return True
+    expert = _EXPERT_OF.search(name)
+    if expert is not None and int(expert[1]) >= _num_experts(decoder):
+        return True  # a place-holder of an expert that has no weights
     layer = _LAYER_OF.search(name)
     return layer is not None and int(layer[1]) >= len(decoder.blocks)
 

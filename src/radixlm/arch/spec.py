@@ -323,6 +323,7 @@ class Block:
     layout: Layout = "pre"
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
+    side: Moe | None = None  # more experts on the feed-forward's input, added one block later
     carried: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout "carried":
     # factors of the mixer's normed input and its output, then of the feed-forward's
 
@@ -373,6 +374,22 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Disentangled:
+    """Scores that a learned vector for each distance takes part in (DeBERTa, arXiv:2006.03654):
+    query with the distance's key, key with the distance's query. Distances from half ``buckets`` on
+    share vectors up to ``farthest``; 0 buckets: each up to ``farthest`` has its own."""
+
+    buckets: int
+    farthest: int
+    norm: Norm | None = None  # of the distances' vectors
+
+    @property
+    def span(self) -> int:
+        """Vectors to each side."""
+        return self.buckets or self.farthest
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """A model that reads a text at once: every token sees all others (within the layer's window,
     which counts to both sides), and nothing is kept."""
@@ -381,6 +398,7 @@ class Encoder:
     embed_dim: int = 0  # width of the tables, projected to the model's; 0 = the same
     distances: tuple[int, int, int] | None = None  # (buckets, farthest, heads): a learned bias of
     # a score by how far the key is from the query
+    disentangled: Disentangled | None = None
     has_final_norm: bool = True
     is_shared: bool = False  # one block's weights serve all layers
 

@@ -8,6 +8,7 @@ one text, H query heads, K KV heads, C head channels.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +16,26 @@ from torch import Tensor
 
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
+Tables = tuple[Tensor, Tensor]  # queries and keys of distances, [2 * span, H, C] each
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer texts go in pieces of queries
 
 
 class RaggedAttention:
     """The AttentionRunner of one step of an encoder."""
 
-    def __init__(self, batch: ForwardBatch, bias_HW: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        batch: ForwardBatch,
+        bias_HW: Tensor | None = None,
+        tables: Mapping[int, Tables] | None = None,
+        rows_W: Tensor | None = None,
+    ) -> None:
         """``bias_HW`` [H, 2M - 1]: what a score gains by the distance key - query, from 1 - M to
-        M - 1, where M is at least the longest text."""
+        M - 1, where M is at least the longest text. ``tables`` of each layer (by the identity of
+        its site) hold what distances are multiplied with; ``rows_W`` [2M - 1]: which row."""
         starts = batch.query_start_S1.tolist()
         self._spans = list(itertools.pairwise(starts))
-        self._bias_HW = bias_HW
+        self._bias_HW, self._tables, self._rows_W = bias_HW, tables or {}, rows_W
         self._masks: dict[tuple[int, int, int, int], Tensor | None] = {}
 
     def run(
@@ -43,8 +52,24 @@ class RaggedAttention:
                 last = min(first + step, end)
                 q = q_THD[first:last].transpose(0, 1)
                 mask = self._mask(end - start, first - start, last - start, site)
+                if id(site) in self._tables:
+                    mask = self._turned(q, k, first - start, site, mask)
                 out_THV[first:last] = _attend(q, k, v, mask, site).transpose(0, 1)
         return out_THV.flatten(1)
+
+    def _turned(
+        self, q: Tensor, k: Tensor, first: int, site: AttentionSite, mask: Tensor | None
+    ) -> Tensor:
+        """What distances add to the scores of q [H, Q, C] with k [H, N, C]: [H, Q, N]."""
+        assert self._rows_W is not None
+        query_RHC, key_RHC = self._tables[id(site)]
+        place_N = torch.arange(k.shape[1], device=k.device)
+        ahead_QN = place_N - place_N[first : first + q.shape[1], None]
+        rows_QN = self._rows_W[ahead_QN + (self._rows_W.shape[0] - 1) // 2]
+        of_queries = (q @ key_RHC.permute(1, 2, 0)).gather(2, rows_QN.expand(len(q), -1, -1))
+        of_keys = (k @ query_RHC.permute(1, 2, 0)).gather(2, rows_QN.T.expand(len(q), -1, -1))
+        added = (of_queries + of_keys.transpose(1, 2)) * site.scale
+        return added if mask is None else added + mask
 
     def _mask(self, length: int, first: int, last: int, site: AttentionSite) -> Tensor | None:
         """What joins the scores of queries [first, last) of a text: float [H or 1, Q, N]."""

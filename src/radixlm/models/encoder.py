@@ -6,12 +6,14 @@ Legend: T packed tokens, D model channels, E channels of the tables, H heads, M 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Block, Decoder, Encoder
-from radixlm.attention.ragged import RaggedAttention
+from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
+from radixlm.attention.ragged import RaggedAttention, Tables
+from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
@@ -76,9 +78,32 @@ class EncoderModel(Module):
             buckets_, _, heads = spec.distances
             self.distances = Embedding(buckets_, heads, context)
 
+        if spec.disentangled is not None:
+            self.relative = Embedding(2 * spec.disentangled.span, decoder.dim, context)
+            if spec.disentangled.norm is not None:
+                shape = (decoder.dim,)
+                norm = NormLayer(spec.disentangled.norm, shape, context.kernels, context.device)
+                self.relative_norm = norm
+
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
         self._bias_HW: Tensor | None = None
+        self._rows_W: Tensor | None = None
+        self._tables: dict[int, Tables] = {}
+        if self.spec.disentangled is not None:
+            self._tables = dict(self._relative_tables())
+
+    def _relative_tables(self) -> Iterator[tuple[int, Tables]]:
+        """Each layer's queries and keys of the distances, by the identity of its site."""
+        x_RD = self.relative.run(torch.arange(self.relative.rows, device=self.context.device))
+        if hasattr(self, "relative_norm"):
+            x_RD = self.relative_norm.run(x_RD)
+        for block in self.blocks:
+            layer = block.mixer
+            assert isinstance(layer, AttentionLayer)
+            q, k, _ = layer.qkv.run(x_RD).split_with_sizes(layer.rows, -1)
+            heads = (-1, layer.spec.heads, layer.spec.head_dim)
+            yield id(layer.site), (q.reshape(heads), k.reshape(heads))
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
@@ -91,7 +116,9 @@ class EncoderModel(Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens: [T, D]. The step holds whole texts only."""
-        before, batch.attn = batch.attn, RaggedAttention(batch, self._bias(batch.max_query_len))
+        longest = batch.max_query_len
+        ragged = RaggedAttention(batch, self._bias(longest), self._tables, self._rows(longest))
+        before, batch.attn = batch.attn, ragged
         try:
             x_TD = self._embed(batch)
             angles = self.ropes.angles(batch)
@@ -118,6 +145,15 @@ class EncoderModel(Module):
             x_TE = self.embed_norm.run(x_TE)
         return self.embed_proj.run(x_TE) if self.spec.embed_dim else x_TE
 
+    def _rows(self, longest: int) -> Tensor | None:
+        """Rows of the table of distances, [2M - 1]; made anew when a longer text comes."""
+        if self.spec.disentangled is None:
+            return None
+        if self._rows_W is None or self._rows_W.shape[0] < 2 * longest - 1:
+            ahead_W = torch.arange(1 - longest, longest, device=self.context.device)
+            self._rows_W = rows_of(ahead_W, self.spec.disentangled)
+        return self._rows_W
+
     def _bias(self, longest: int) -> Tensor | None:
         """The learned bias by distance, [H, 2M - 1]; made anew when a longer text comes."""
         if self.spec.distances is None:
@@ -127,6 +163,19 @@ class EncoderModel(Module):
             bias_WH = self.distances.run(buckets(ahead_W, *self.spec.distances[:2]))
             self._bias_HW = bias_WH.T.contiguous()
         return self._bias_HW
+
+
+def rows_of(ahead_W: Tensor, spec: Disentangled) -> Tensor:
+    """The row of each distance key - query in the table of ``spec``: distances up to half the
+    buckets have rows of their own, those beyond grow as the logarithm."""
+    behind_W = -ahead_W
+    if spec.buckets:
+        half = spec.buckets // 2
+        away = behind_W.abs().clamp(min=half)
+        grown = torch.log(away / half) / math.log((spec.farthest - 1) / half) * (half - 1)
+        far_W = (torch.ceil(grown) + half).long() * behind_W.sign()
+        behind_W = torch.where(behind_W.abs() <= half, behind_W, far_W)
+    return (behind_W + spec.span).clamp(0, 2 * spec.span - 1)
 
 
 def buckets(ahead_W: Tensor, num_buckets: int, farthest: int) -> Tensor:

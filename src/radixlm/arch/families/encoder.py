@@ -25,6 +25,7 @@ from radixlm.arch.spec import (
     Attention,
     Decoder,
     Dense,
+    Disentangled,
     Encoder,
     Mlp,
     Norm,
@@ -481,6 +482,46 @@ def clip(c: Config) -> Decoder:
     end = c.vocab_size - 1 if c.eos_token_id == 2 else c.eos_token_id
     head = (Dense(c.hidden_size, c.projection_dim, bias=False),)
     return pooled(decoder, Pool("marked", head, "unit", marks=(end,)), pool_0="text_projection")
+
+
+def _deberta(c: Config) -> Decoder:
+    """Distances take part in every score; the tables know no positions."""
+    c.refuse("relative_attention", True)
+    c.refuse("share_att_key", True)
+    c.refuse("position_biased_input", False)
+    c.refuse("conv_kernel_size", 0)
+    c.refuse("embedding_size", c.hidden_size)
+    kinds = c.get("pos_att_type") or ()
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if {str(kind).strip() for kind in kinds} != {"c2p", "p2c"}:
+        raise c.error("pos_att_type", f"= {kinds!r} is not supported (must be c2p and p2c)")
+    layer = "deberta.encoder.layer.{i}.attention.self."
+    names: Names = {
+        **_bert_names("deberta"),
+        "mixer.qkv": tuple(f"{layer}{part}_proj" for part in ("query", "key", "value")),
+        "relative": "deberta.encoder.rel_embeddings",
+        "relative_norm": "deberta.encoder.LayerNorm",
+    }
+    farthest = c.get("max_relative_positions", -1)
+    farthest = farthest if farthest > 0 else c.max_position_embeddings
+    norm = layer_norm(c) if "layer_norm" in str(c.get("norm_rel_ebd", "none")) else None
+    relative = Disentangled(max(0, c.get("position_buckets", -1)), farthest, norm)
+    scale = (3 * head_dim(c)) ** -0.5
+    mixer = attention(c, rope=None, qkv_bias=True, o_bias=True, scale=scale)
+    types = c.type_vocab_size
+    return encoder(c, names, mixer=mixer, offset=None, token_types=types, disentangled=relative)
+
+
+@family("DebertaV2Model")
+def deberta(c: Config) -> Decoder:
+    return vectors(c, _deberta(c), "mean")
+
+
+@family("DebertaV2ForSequenceClassification")
+def deberta_classifier(c: Config) -> Decoder:
+    act = activation(c, "pooler_hidden_act")
+    before = ((Dense(c.hidden_size, c.hidden_size, act), "pooler.dense"),)
+    return scores(c, _deberta(c), "classifier", before, pooling="cls", bias=True)
 
 
 def _eurobert(c: Config) -> Decoder:
