@@ -15,6 +15,9 @@ implementation, or, where that has no class, against a renamed one: `tests/arch`
 2e-5 of an eager driver of the records), `tests/models` (paged cache, chunks, batches) and, for
 the first 39, `tests/end_to_end/test_families.py` (the engine's own path: log-probabilities within
 1e-4, 32 greedy tokens, prefix hit = miss, chunked = unchunked, in a batch = alone).
+Architectures of `encoder.py` and `heads.py` give vectors or scores and no text: `tests/models/
+test_pooled*.py` holds each against Hugging Face through the engine (1e-4 a number, in a batch =
+alone to the last bit).
 """
 
 
