@@ -249,3 +249,21 @@ def test_stores_of_the_flag(tmp_path: Path) -> None:
     assert isinstance(store_of("sqlite", tmp_path, False), SqliteStore)
     with pytest.raises(ConfigError, match="--response-store"):
         store_of("postgres://x", tmp_path, False)
+
+
+async def test_truncation_drops_the_oldest(server: Face) -> None:
+    """A result goes with its call; without it the request is too long."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    given = [
+        {"role": "user", "content": "word " * 1500},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "word " * 900},
+        {"role": "user", "content": "grüße"},
+    ]
+    refused = await server.post("/v1/responses", input=given)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    got = await server.post("/v1/responses", input=given, truncation="auto")
+    assert got.status_code == 200, got.text
+    assert got.json()["output"][0]["content"][0]["text"] == "Grüße 😀 aus Köln"
+    assert got.json()["usage"]["input_tokens"] < 200

@@ -70,11 +70,19 @@ class MessagesRequest(CountRequest):
 
 
 # what only Anthropic's own service has; null and empty values mean nothing
-_REFUSED = {
+REFUSED = {
     "container": "this server runs no tools itself",
     "mcp_servers": "this route calls no tools itself",
+    "context_management": "this server does not edit conversations",
     "compaction": "this server does not summarise conversations",
 }
+
+
+IGNORED = frozenset(
+    "metadata service_tier cache_control speed billing_policy inference_geo diagnostics fallbacks "
+    "fallback_credit_token".split()
+)
+"""Accepted, and without effect on the answer by their meaning."""
 
 
 class ThreadRefused(InvalidRequest):
@@ -90,7 +98,7 @@ class ThreadRefused(InvalidRequest):
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
-    for name, why in _REFUSED.items():
+    for name, why in REFUSED.items():
         if getattr(body, name):
             raise InvalidRequest(f"{name}: {why}", name)
     if body.thread:

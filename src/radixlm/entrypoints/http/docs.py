@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.entrypoints import native
+from radixlm.entrypoints.http import anthropic
 from radixlm.entrypoints.http.app import bare_app
 from radixlm.entrypoints.http.guard import ADMIN_PATHS, OPEN_PATHS
 from radixlm.entrypoints.http.openai import protocol
+from radixlm.entrypoints.http.responses import records
 from radixlm.entrypoints.http.unbuilt import UNBUILT
 
 HEAD = """# HTTP API
@@ -26,6 +28,12 @@ same facts are served at `/openapi.json`.
   the server listens on loopback only.
 - `X-Request-Id` is taken over from the request or drawn, and sent with every answer.
 - 429 and 503 carry `Retry-After`.
+- `/v1/responses` runs tools itself where the operator names MCP servers: `--tool-server
+  calc=http://host:port/mcp`, and in the request `{"type": "mcp", "server_label": "calc",
+  "require_approval": "never"}`. A request cannot bring an address of its own. `web_search` and
+  `code_interpreter` mean the servers labelled `browser` and `python`.
+- Answers of `/v1/responses` are kept in memory, in SQLite or in Redis (`--response-store`).
+- Pages of other origins may call the server as `--cors-allowed-origins` says.
 """
 _TITLES = {
     "health": "Health",
@@ -120,18 +128,37 @@ def _fields(document: Mapping[str, Any], name: str) -> Iterator[str]:
     schema = document["components"]["schemas"][name]
     yield f"### {name}\n\n{_line(schema.get('description', ''))}\n"
     yield "| field | type | default | state |\n|---|---|---|---|"
-    is_chat = name in ("ChatRequest", "CompletionRequest")
     required = schema.get("required", ())
     for field, described in schema.get("properties", {}).items():
         default = "required" if field in required else f"`{described.get('default')}`"
-        state = _state(field) if is_chat else "works"
+        state = _state(name, field)
         yield f"| `{field}` | {_type(described)} | {default} | {state} |"
 
 
-def _state(field: str) -> str:
-    if field in protocol.IGNORED:
+_IGNORED: Mapping[str, frozenset[str]] = {
+    "ChatRequest": protocol.IGNORED,
+    "CompletionRequest": protocol.IGNORED,
+    "MessagesRequest": anthropic.IGNORED,
+    "CountRequest": anthropic.IGNORED,
+    "ResponsesRequest": records.IGNORED,
+    "OllamaChat": frozenset(("keep_alive", "shift", "truncate")),
+    "OllamaGenerate": frozenset(("keep_alive", "shift", "truncate")),
+}
+_REFUSED: Mapping[str, Mapping[str, str]] = {
+    "ChatRequest": protocol.UNBUILT,
+    "CompletionRequest": protocol.UNBUILT,
+    "MessagesRequest": anthropic.REFUSED | {"thread": "this server holds no threads"},
+    "ResponsesRequest": dict.fromkeys(records.REFUSED, "send the input itself"),
+    "OllamaGenerate": dict.fromkeys(
+        ("template", "images", "context", "suffix"), "not supported on this route"
+    ),
+}
+
+
+def _state(record: str, field: str) -> str:
+    if field in _IGNORED.get(record, ()):
         return "accepted, without effect"
-    why = protocol.UNBUILT.get(field)
+    why = _REFUSED.get(record, {}).get(field)
     return f"refused: {_line(why)}" if why else "works"
 
 

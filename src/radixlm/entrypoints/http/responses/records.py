@@ -80,9 +80,17 @@ class ResponsesRequest(Body):
     image: Any = None
 
 
+IGNORED = frozenset(
+    "user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
+    "service_tier access_programs background_options stream_options".split()
+)
+"""Accepted, and without effect on the answer by their meaning."""
+REFUSED = ("conversation", "prompt", "context_management", "moderation", "image")
+
+
 def refuse_unbuilt(body: ResponsesRequest) -> None:
     """InvalidRequest for what would change the answer and cannot."""
-    for name in ("conversation", "prompt", "context_management", "moderation", "image"):
+    for name in REFUSED:
         if getattr(body, name) is not None:
             raise InvalidRequest(f"{name}: not built; send the input itself", name)
     unknown = set(body.include or ()) - _INCLUDE

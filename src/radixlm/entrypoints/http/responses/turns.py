@@ -21,6 +21,7 @@ from radixlm.entrypoints.http.responses.records import (
 from radixlm.entrypoints.http.responses.store import Stored
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox, ToolServers
+from radixlm.entrypoints.http.schema import Objects
 from radixlm.entrypoints.http.state import ServerState
 
 MAX_ROUNDS = 32
@@ -70,8 +71,7 @@ async def make_turn(
     messages += messages_of(body.input)
     toolbox = await Toolbox.open(servers, body.tools or ())
     try:
-        chat = chat_of(body, _told(body, messages), toolbox.functions)
-        dialog = await make_dialog(state, chat)
+        dialog = await _dialog(state, body, messages, toolbox.functions)
     except BaseException:
         await toolbox.close()
         raise
@@ -82,6 +82,27 @@ async def make_turn(
         items = [{"type": "message", "role": "user", "content": [part]}]
     shown = [{"id": f"item_{i}", "type": "message"} | item for i, item in enumerate(items)]
     return Turn(state, body, dialog, writer, toolbox, shown, messages)
+
+
+async def _dialog(
+    state: ServerState,
+    body: ResponsesRequest,
+    messages: list[dict[str, Any]],
+    served: Objects,
+    may_call: bool = True,
+) -> Dialog:
+    """The dialog on ``messages``; with ``truncation: auto`` the oldest go until the rest fits."""
+    context = state.intake.facts.context_len
+    start = 0
+    while True:
+        chat = chat_of(body, _told(body, messages[start:]), served, may_call)
+        dialog = await make_dialog(state, chat)
+        length = len(dialog.request.input_ids or ()) + (body.max_output_tokens or 1)
+        if body.truncation != "auto" or length <= context or start + 1 >= len(messages):
+            return dialog
+        start += 1
+        while start + 1 < len(messages) and messages[start]["role"] == "tool":
+            start += 1  # a result without its call says nothing
 
 
 def _told(body: ResponsesRequest, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,10 +176,8 @@ async def _next_dialog(turn: Turn) -> Dialog | None:
         body.max_output_tokens = left
     most = body.max_tool_calls
     may_call = most is None or turn.toolbox.num_calls < most
-    messages = _told(body, turn.messages + turn.said())
-    return await make_dialog(
-        turn.state, chat_of(body, messages, turn.toolbox.functions, may_call=may_call)
-    )
+    messages = turn.messages + turn.said()
+    return await _dialog(turn.state, body, messages, turn.toolbox.functions, may_call)
 
 
 def previous_of(body: ResponsesRequest, found: Stored | None) -> Stored | None:
