@@ -252,4 +252,18 @@ LATER: dict[str, dict[str, Any]] = {
         "attention_window_size": 7,
         "num_hidden_layers": 4,
     },
+    "LongcatFlashForCausalLM": {
+        **_LATENT,
+        "num_hidden_layers": None,
+        "intermediate_size": None,
+        "num_layers": 2,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "n_routed_experts": 6,
+        "zero_expert_num": 3,
+        "moe_topk": 3,
+        "qk_head_dim": 24,
+        "head_dim": 8,
+        "routed_scaling_factor": 1.5,
+    },
 }

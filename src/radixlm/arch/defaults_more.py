@@ -84,7 +84,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 48,
         "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 512,
         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "num_experts_per_tok": 8, "num_experts": 256, "head_dim": 128, "gating": True,
+        "num_experts_per_tok": 8, "num_experts": 256, "head_dim": 128, "gating": None,
         "num_attention_heads_per_layer": None, "mlp_layer_types": None,
         "moe_routed_scaling_factor": 1.0, "moe_apply_router_weight_on_input": False,
         "moe_router_logit_softcapping": 0.0,
@@ -304,6 +304,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh", "block_types": ["recurrent", "recurrent",
         "attention"], "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
         "max_position_embeddings": 8192,
+    },
+    "longcat_flash": {
+        "architecture": "LongcatFlashForCausalLM", "vocab_size": 131072, "hidden_size": 6144,
+        "num_hidden_layers": 28, "num_attention_heads": 64, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-05, "eos_token_id": 2, "ffn_hidden_size": 12288, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "head_dim": 64,
+        "v_head_dim": 128, "qk_head_dim": None, "num_experts_per_tok": 12, "num_experts": 512,
+        "zero_expert_num": 256, "expert_ffn_hidden_size": 2048, "routed_scaling_factor": 6.0,
+        "rope_theta": 10000000.0,
     },
 }
 # fmt: on

@@ -206,7 +206,8 @@ def _check(values: Mapping[str, Any], source: str) -> None:
         if value is not None and not (is_number(value) and value >= 0):
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a number >= 0")
     experts = values.get("num_experts")
-    if experts and (values.get("num_experts_per_tok") or 0) > experts:
+    # one expert is none: some models then have dense layers
+    if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > experts:
         raise CheckpointError(f"{source}: 'num_experts_per_tok' exceeds 'num_experts'")
     kinds = values.get("layer_types")
     if kinds is not None and len(kinds) != values["num_hidden_layers"]:

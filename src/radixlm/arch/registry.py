@@ -23,6 +23,7 @@ from radixlm.arch.families import (
     linear,
     llama,
     llama4,
+    longcat,
     mixtral,
     mixtures,
     olmo,
@@ -32,7 +33,7 @@ from radixlm.arch.families import (
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.base.errors import CheckpointError
 
-__all__ = ["FAMILIES", "LINEAGES", "family", "find"]
+__all__ = ["FAMILIES", "LINEAGES", "UnknownArchitecture", "family", "find"]
 
 # Naming the modules keeps the imports that register the families.
 LINEAGES = (
@@ -54,6 +55,7 @@ LINEAGES = (
     linear,
     llama,
     llama4,
+    longcat,
     mixtral,
     mixtures,
     olmo,
@@ -62,10 +64,14 @@ LINEAGES = (
 )
 
 
+class UnknownArchitecture(CheckpointError):
+    """No family describes the checkpoint."""
+
+
 def find(architecture: str, source: str = "config.json") -> Family:
     """The family of ``architecture``; CheckpointError with the nearest names if there is none."""
     if architecture in FAMILIES:
         return FAMILIES[architecture]
     near = difflib.get_close_matches(architecture, FAMILIES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""
-    raise CheckpointError(f"{source}: unknown architecture {architecture!r}{hint}")
+    raise UnknownArchitecture(f"{source}: unknown architecture {architecture!r}{hint}")

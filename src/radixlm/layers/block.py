@@ -90,6 +90,8 @@ class BlockLayer(Module):
             self.ffn = MoeLayer(spec.ffn, dim, context)
         elif spec.ffn is not None:
             self.ffn = MlpLayer(spec.ffn, dim, context)
+        if spec.side is not None:
+            self.side = MoeLayer(spec.side, dim, context)
         lacks_one = spec.ffn is None or spec.mixer is None
         for index in range(1 if lacks_one else NUM_NORMS[spec.layout]):
             norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
@@ -97,7 +99,8 @@ class BlockLayer(Module):
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        run = getattr(self, "_run_one" if lacks_one else f"_run_{spec.layout}")
+        layout = "one" if lacks_one else "sided" if spec.side is not None else spec.layout
+        run = getattr(self, f"_run_{layout}")
         self.run = self._run_scaled if spec.out_scale else run
         self._run_unscaled = run
 
@@ -147,9 +150,20 @@ class BlockLayer(Module):
         h = self.norm2.run(x_TD)
         return h * kept2 + self._feed(h) * fed
 
+    def _run_sided(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """As pre; the side experts' sum waits in the batch for the end of the next block."""
+        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
+        h = self.norm2.run(x_TD := x_TD + mixed)
+        before, batch.side_TD = batch.side_TD, self.side.run(h)
+        x_TD += self._feed(h)
+        return x_TD if before is None else x_TD + before
+
     def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
         x_TD += self._feed(self.norm2.add_run(x_TD, mixed))
+        if batch.side_TD is not None:
+            x_TD += batch.side_TD
+            batch.side_TD = None
         return x_TD
 
     def _run_post(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:

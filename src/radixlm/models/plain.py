@@ -10,7 +10,7 @@ from radixlm.layers.moe import RARE_SCORES
 # fields that the program knows nothing of
 _MLP = ("sub_norm", "sparsity")
 _MOE = ("gated", "scale_input", "zero_experts", "out_norm", "jitter", "router_softcap")
-_BLOCK = ("out_scale",)
+_BLOCK = ("out_scale", "side")
 _DECODER = ("embed_norm", "sinusoids")
 
 

@@ -102,6 +102,8 @@ class Resolver:
         return key.replace("mixer", "state", 1) if block.state is not None else key
 
     def _ffn_key(self, layer: int, key: str) -> str:
+        if key.startswith("side"):
+            return "moe" + key.removeprefix("side")
         ffn = self._decoder.blocks[layer].ffn
         if isinstance(ffn, Moe):
             key = "moe" + key.removeprefix("ffn") if key.startswith("ffn") else key
@@ -110,7 +112,8 @@ class Resolver:
         return key + "1" if is_up and isinstance(dense, Mlp) and not dense.gated else key
 
     def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> Assembly:
-        ffn = self._decoder.blocks[layer].ffn if layer >= 0 else None
+        block = self._decoder.blocks[layer] if layer >= 0 else None
+        ffn = None if block is None else block.side or block.ffn
         num_experts = ffn.experts if isinstance(ffn, Moe) else 0
         is_stacked = any("{e}" in template for template in named.templates)
         rows = tuple(
@@ -126,6 +129,7 @@ class Resolver:
         if template.startswith(self._ours):
             template = self._theirs + template.removeprefix(self._ours)
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
+        name = name.replace("{half}", str(layer // 2)).replace("{odd}", str(layer % 2))
         if suffix == "weight" and name in self._present:
             return name
         name = f"{name}.{suffix}"

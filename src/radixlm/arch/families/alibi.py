@@ -54,9 +54,9 @@ def bloom(c: Config) -> Decoder:
     )
 
 
-def _mpt_slopes(heads: int, most: int) -> tuple[float, ...]:
+def _mpt_slopes(heads: int) -> tuple[float, ...]:
     power = 2 ** math.ceil(math.log2(heads))
-    slopes = [2.0 ** -(n * most / power) for n in range(1, power + 1)]
+    slopes = [2.0 ** -(n * 8 / power) for n in range(1, power + 1)]  # not alibi_bias_max
     if power != heads:
         slopes = [*slopes[1::2], *slopes[::2]][:heads]
     return tuple(slopes)
@@ -70,7 +70,7 @@ def mpt(c: Config) -> Decoder:
     if not how.get("alibi", True) or how.get("qk_ln") or how.get("prefix_lm"):
         raise c.error("attn_config", "asks for other positions than ALiBi, qk_ln or prefix_lm")
     heads = c.num_attention_heads
-    more = Variant(slopes=_mpt_slopes(heads, how.get("alibi_bias_max", 8)), clip=_clip(how))
+    more = Variant(slopes=_mpt_slopes(heads), clip=_clip(how))
     scale = how.get("softmax_scale")
     return plain(
         c,

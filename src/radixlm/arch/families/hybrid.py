@@ -296,8 +296,7 @@ def nemotron_h(c: Config) -> Decoder:
         bias=c.mamba_proj_bias,
         dt_limit=_limit(c),
     )
-    act, bias = activation(c, "mlp_hidden_act"), c.attention_bias
-    attends = attention(c, rope=None, qkv_bias=bias, o_bias=bias)
+    act, attends = activation(c, "mlp_hidden_act"), attention(c, rope=None)
     dense = Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)
 
     def block(kind: str) -> Block:
@@ -340,4 +339,5 @@ def nemotron_h(c: Config) -> Decoder:
         "moe.shared.up1": part + "shared_experts.up_proj",
         "moe.shared.down": part + "shared_experts.down_proj",
     }
-    return stacked(c, [block(kind) for kind in kinds], norm, names)
+    blocks = [block(kind) for kind in kinds]
+    return stacked(c, blocks, norm, names, tied=False)  # whatever the config says

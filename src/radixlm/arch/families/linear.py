@@ -196,6 +196,7 @@ def kimi_linear(c: Config) -> Decoder:
         lambda i: attends if is_full(i) else state,
         by_layer_type(c, sparse),
         names=_KIMI,
+        tied=False,  # whatever the config says
     )
 
 

@@ -40,7 +40,7 @@ def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[
 def laguna(c: Config) -> Decoder:
     c.refuse("moe_apply_router_weight_on_input", False)
     heads, bias = c.get("num_attention_heads_per_layer"), c.attention_bias
-    is_by_head = c.gating in (True, "per-head")
+    is_by_head = c.get("gating", True) in (True, "per-head")
     more = Variant(gate="head" if is_by_head else "channel", gate_act="softplus")
 
     def mixer(i: int) -> Attention:

@@ -1,0 +1,199 @@
+"""Random configs of the architectures of ``tests/fakes/later_configs``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+_BIAS = {"attention_bias": [False, True]}
+_MLP_BIAS = {"mlp_bias": [False, True]}
+_RENORM = {"norm_topk_prob": [False, True]}
+_TOP = {"num_experts_per_tok": [1, 2, 3]}
+_LINEAR = ("linear_attention", "full_attention")
+_SLIDING = ("sliding_attention", "full_attention")
+_MAMBA = {
+    "mamba_d_state": [4, 16],
+    "mamba_n_groups": [1, 2, 4],
+    "mamba_d_conv": [2, 4],
+    "mamba_conv_bias": [False, True],
+}
+_STATE = {"state_size": [4, 16], "conv_kernel": [2, 4], "use_bias": [False, True]}
+_HEADS = [(4, 2), (4, 4), (6, 3), (6, 1), (8, 2), (2, 1)]
+
+# architecture -> settings to draw from
+FLAGS: dict[str, dict[str, list[Any]]] = {
+    "BloomForCausalLM": {},
+    "MptForCausalLM": {
+        "attn_config": [{}, {"clip_qkv": 0.2}, {"alibi_bias_max": 4, "softmax_scale": 0.3}]
+    },
+    "XGLMForCausalLM": {"scale_embedding": [False, True], "activation_function": ["gelu", "relu"]},
+    "OpenAIGPTLMHeadModel": {"afn": ["gelu", "relu", "silu"]},
+    "GPTNeoXJapaneseForCausalLM": {"rotary_pct": [1.0, 0.5], "hidden_act": ["gelu", "relu"]},
+    "Llama4ForCausalLM": {
+        **_BIAS,
+        **_TOP,
+        "use_qk_norm": [False, True],
+        "attn_temperature_tuning": [False, True],
+        "attention_chunk_size": [3, 8, 100],
+        "no_rope_layer_interval": [2, 3, 4],
+        "interleave_moe_layer_step": [1, 2],
+    },
+    "Ministral3ForCausalLM": {"sliding_window": [None, 5]},
+    "NanoChatForCausalLM": {**_BIAS, "final_logit_softcapping": [None, 5.0]},
+    "BitNetForCausalLM": {**_BIAS, "hidden_act": ["relu2", "silu"]},
+    "ApertusForCausalLM": _BIAS,
+    "HunYuanDenseV1ForCausalLM": _BIAS,
+    "HunYuanMoEV1ForCausalLM": {**_BIAS, "moe_topk": [1, 2, 3]},
+    "LagunaForCausalLM": {
+        **_TOP,
+        **_BIAS,
+        "gating": [True, "per-head", "per-element"],
+        "moe_routed_scaling_factor": [1.0, 2.5],
+        "moe_router_logit_softcapping": [0.0, 1.5],
+        "mlp_layer_types": [None],
+    },
+    "MiMoV2FlashForCausalLM": {
+        **_RENORM,
+        "attention_value_scale": [1.0, 0.707],
+        "v_head_dim": [8, 24],
+        "routed_scaling_factor": [1.0, 2.0],
+    },
+    "HYV3ForCausalLM": {**_TOP, **_BIAS, "num_shared_experts": [1, 2]},
+    "FlintForCausalLM": {**_TOP, **_RENORM, "mlp_only_layers": [[0], [0, 1], []]},
+    "Kolibri1ForCausalLM": {**_TOP, **_RENORM},
+    "AriaTextForCausalLM": {**_BIAS, "moe_topk": [1, 2], "moe_num_shared_experts": [1, 2]},
+    "PhimoeForCausalLM": {
+        **_BIAS,
+        "router_jitter_noise": [0.01, 0.5],
+        "lm_head_bias": [False, True],
+        "num_experts_per_tok": [2],
+    },
+    "AXK1ForCausalLM": {**_RENORM, "rope_interleave": [False, True], "n_group": [2, 4]},
+    "MambaForCausalLM": {**_STATE, "use_conv_bias": [False, True], "time_step_rank": [2, 5]},
+    "FalconMambaForCausalLM": {**_STATE, "use_conv_bias": [False, True]},
+    "Mamba2ForCausalLM": {**_STATE, "n_groups": [1, 2, 4], "use_conv_bias": [False, True]},
+    "JambaForCausalLM": {
+        "mamba_d_state": [4, 16],
+        "mamba_proj_bias": [False, True],
+        "num_experts": [1, 4],
+        "attn_layer_offset": [0, 1],
+        "expert_layer_offset": [0, 1],
+    },
+    "BambaForCausalLM": {
+        **_MAMBA,
+        **_BIAS,
+        **_MLP_BIAS,
+        "attn_layer_indices": [[0], [1], [0, 1]],
+        "mamba_proj_bias": [False, True],
+    },
+    "GraniteMoeHybridForCausalLM": {
+        **_MAMBA,
+        **_BIAS,
+        "num_local_experts": [0, 4],
+        "position_embedding_type": [None, "rope"],
+    },
+    "FalconH1ForCausalLM": {
+        **_MAMBA,
+        "mamba_rms_norm": [False, True],
+        "mamba_norm_before_gate": [False, True],
+    },
+    "NemotronHForCausalLM": {
+        **_RENORM,
+        "n_groups": [1, 2, 4],
+        "attention_bias": [False, True],
+        "mlp_bias": [False],
+        "mlp_hidden_act": ["relu2", "silu"],
+        "layers_block_type": [
+            ["linear_attention", "full_attention", "mlp"],
+            ["moe", "full_attention", "linear_attention"],
+            ["full_attention", "moe", "linear_attention", "mlp", "linear_attention"],
+        ],
+    },
+    "Qwen3NextForCausalLM": {
+        **_TOP,
+        **_RENORM,
+        **_BIAS,
+        "mlp_only_layers": [[], [0]],
+        "decoder_sparse_step": [1, 2],
+        "linear_num_key_heads": [1, 2, 4],
+        "linear_conv_kernel_dim": [2, 4],
+    },
+    "Qwen3_5ForCausalLM": {**_BIAS, "linear_num_key_heads": [1, 2, 4]},
+    "Qwen3_5MoeForCausalLM": {**_TOP, **_BIAS, "linear_num_key_heads": [1, 2, 4]},
+    "OlmoHybridForCausalLM": {**_BIAS, "linear_allow_neg_eigval": [False, True]},
+    "KimiLinearForCausalLM": {
+        "moe_renormalize": [False, True],
+        "linear_num_heads": [1, 3],
+        "num_expert_group": [1, 2],
+        "q_lora_rank": [None],
+    },
+    "MiniMaxForCausalLM": {**_TOP, "full_attn_beta_factor": [1, 0.6]},
+    "Lfm2ForCausalLM": {
+        "conv_bias": [False, True],
+        "conv_L_cache": [2, 3, 4],
+        "block_auto_adjust_ff_dim": [False, True],
+        "block_multiple_of": [16, 32],
+    },
+    "Lfm2MoeForCausalLM": {**_TOP, **_RENORM, "use_expert_bias": [False, True]},
+    "RecurrentGemmaForCausalLM": {
+        "attention_window_size": [3, 9],
+        "logits_soft_cap": [30.0, 2.0],
+        "conv1d_width": [3, 4],
+    },
+}
+_KINDS = {
+    **dict.fromkeys(
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), _LINEAR
+    ),
+    **dict.fromkeys(("MiniMaxForCausalLM", "OlmoHybridForCausalLM"), _LINEAR),
+    **dict.fromkeys(("GraniteMoeHybridForCausalLM", "KimiLinearForCausalLM"), _LINEAR),
+    **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), ("conv", "full_attention")),
+    **dict.fromkeys(("LagunaForCausalLM", "MiMoV2FlashForCausalLM"), _SLIDING),
+    **dict.fromkeys(("FlintForCausalLM", "Kolibri1ForCausalLM"), _SLIDING),
+}
+# their heads are tied to other numbers, or they have none
+OWN_SHAPE = {
+    *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
+    *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
+}
+_NAMES = {
+    "BloomForCausalLM": ("n_head", "hidden_size", "n_layer"),
+    "MptForCausalLM": ("n_heads", "d_model", "n_layers"),
+    "XGLMForCausalLM": ("attention_heads", "d_model", "num_layers"),
+    "OpenAIGPTLMHeadModel": ("n_head", "n_embd", "n_layer"),
+    "GPTNeoXJapaneseForCausalLM": ("num_attention_heads", "hidden_size", "num_hidden_layers"),
+}
+_NEED_BOTH = ("full_attention", "linear_attention")
+
+
+def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
+    """Changes to the tiny config of ``architecture``."""
+    out: dict[str, Any] = {"vocab_size": rng.choice([384, 391])}
+    out["tie_word_embeddings"] = rng.random() < 0.5
+    heads, kv_heads = rng.choice(_HEADS)
+    count = rng.choice([2, 3, 4])
+    if architecture in _NAMES:
+        names = _NAMES[architecture]
+        out |= dict(zip(names, (heads, heads * rng.choice([8, 16]), count), strict=True))
+    elif architecture not in OWN_SHAPE:
+        out |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        out["hidden_size"] = heads * 16
+        if architecture in _MAMBA_OF:
+            out["hidden_size"] = 64 if heads in (2, 4, 8) else 96
+            out["mamba_n_heads"] = out["hidden_size"] // 8
+            if architecture == "FalconH1ForCausalLM":
+                out["mamba_d_ssm"] = 2 * out["hidden_size"]
+                out["mamba_n_groups"] = rng.choice([1, 2])
+        if architecture != "NemotronHForCausalLM":
+            out["num_hidden_layers"] = count
+    for key, values in FLAGS[architecture].items():
+        out.setdefault(key, rng.choice(values))
+    kinds = _KINDS.get(architecture)
+    if kinds and architecture != "LagunaForCausalLM":
+        layers = out.get("num_hidden_layers", 4)
+        rest = rng.choices(kinds, k=layers - 2)
+        out["layer_types"] = rng.sample([*kinds, *rest], layers)
+    return out
+
+
+_MAMBA_OF = ("BambaForCausalLM", "GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM")
