@@ -112,8 +112,6 @@ class ModelConfig(Group):
         "'radixlm' takes our own model, 'transformers' the Hugging Face one, 'auto' ours if any.",
         Flag(
             choices=("auto", "radixlm", "transformers"),
-            built=("auto", "radixlm"),
-            needs="the transformers fallback model",
             old_values=(("sglang", "radixlm"),),
         ),
     ] = "auto"

@@ -49,6 +49,7 @@ from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.models.fallback import TransformersModel
 from radixlm.models.towers import HfTower
 from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.quant.load_time import make_scheme
@@ -262,6 +263,8 @@ def _load(
 ) -> tuple[Model, int]:
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
+    if info.is_foreign:
+        return _foreign(config, info, device, weight)
     model = build_model(
         info.decoder,
         device,
@@ -273,6 +276,22 @@ def _load(
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     return model, report.num_bytes
+
+
+def _foreign(
+    config: ServerConfig, info: ModelInfo, device: torch.device, weight: torch.dtype | None
+) -> tuple[Model, int]:
+    """The model of transformers; ConfigError for what only our own can."""
+    if config.model.quantization or config.model.torchao_config or info.decoder.pool is not None:
+        raise ConfigError(
+            "--quantization and --is-embedding need a model of ours: "
+            f"{info.architecture} runs by transformers"
+        )
+    if config.model.load_format == "dummy":
+        raise ConfigError("--load-format dummy needs a model of ours")
+    model = TransformersModel(info.folder, info.decoder, device, weight or "auto")
+    log.info("%s runs by transformers on the paged cache", info.architecture)
+    return model, model.num_bytes
 
 
 def _kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> torch.dtype:

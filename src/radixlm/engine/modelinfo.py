@@ -10,6 +10,7 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.families.composite import COMPOSITES
 from radixlm.arch.families.pools import pooled
+from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.hf import (
     context_len,
     describe,
@@ -17,6 +18,7 @@ from radixlm.arch.hf import (
     load_config,
     load_generation_config,
 )
+from radixlm.arch.registry import UnknownArchitecture
 from radixlm.arch.sentence import Sentence, read_sentence, with_modules
 from radixlm.arch.spec import Decoder, Moe, Pool, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
@@ -43,6 +45,7 @@ class ModelInfo:
     generation: dict[str, Any]
     sentence: Sentence | None = None
     image_token_id: int | None = None  # stands for pictures in a prompt
+    is_foreign: bool = False  # runs by transformers
 
     @property
     def is_generation(self) -> bool:
@@ -79,22 +82,41 @@ def find_model(path: str | None) -> Path:
     )
 
 
-def _config(config: ServerConfig, folder: Path) -> Config:
-    """config.json of the model, with --json-model-override-args over it."""
+def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:
+    """config.json of the model, with --json-model-override-args over it; and whether the model is
+    to run by transformers: as --model-impl wants, or since no family of ours describes it."""
     given = config.model.json_model_override_args
     overrides = json.loads(given) if isinstance(given, str) else dict(given or {})
-    if not overrides:
-        return load_config(folder)
-    load_config(folder)  # its errors name the file
-    return load_config(json.loads((folder / "config.json").read_bytes()) | overrides)
+    if config.model.model_impl == "transformers":
+        return load_generic(folder, overrides), True
+    try:
+        c = load_config(folder)  # its errors name the file
+    except UnknownArchitecture:
+        if config.model.model_impl == "radixlm" or not _is_known_elsewhere(folder):
+            raise
+        return load_generic(folder, overrides), True
+    if overrides:
+        c = load_config(json.loads((folder / "config.json").read_bytes()) | overrides)
+    return c, False
+
+
+def _is_known_elsewhere(folder: Path) -> bool:
+    """Whether transformers is installed and has a decoder of the folder's model type."""
+    try:
+        from transformers.models.auto import modeling_auto  # noqa: PLC0415  (a second, seldom)
+    except ImportError:
+        return False
+    kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    return kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def read_model(config: ServerConfig) -> ModelInfo:
     """Describe the model of ``--model-path``; CheckpointError if it cannot be served."""
     folder = find_model(config.model.model_path)
-    c = _config(config, folder)
+    c, is_foreign = _config(config, folder)
     generation = load_generation_config(folder)
-    decoder, sentence = _pooling(config, describe(c), folder)
+    described = describe_generic(c) if is_foreign else describe(c)
+    decoder, sentence = _pooling(config, described, folder)
     asked = config.model.context_length
     return ModelInfo(
         folder=folder,
@@ -106,6 +128,7 @@ def read_model(config: ServerConfig) -> ModelInfo:
         generation=generation,
         sentence=sentence,
         image_token_id=_image_token_id(folder),
+        is_foreign=is_foreign,
     )
 
 
@@ -140,7 +163,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
         config = config.with_values({"model_path": DEFAULT_MODEL})
     info = read_model(config)
     decoder, asked = info.decoder, config.model.context_length
-    c = _config(config, info.folder)
+    c, _ = _config(config, info.folder)
     facts = host_facts(
         {
             # a length that was asked for may go beyond what a text was made for, not beyond places

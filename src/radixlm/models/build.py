@@ -10,10 +10,12 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.encoder import EncoderModel
+from radixlm.models.fallback import TransformersModel
 from radixlm.models.heads import PooledHead, head_layers
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
-Model = DecoderModel | EncoderModel
+OwnModel = DecoderModel | EncoderModel
+Model = OwnModel | TransformersModel
 
 
 def build_model(
@@ -25,14 +27,14 @@ def build_model(
     weight_dtype: torch.dtype | None = None,
     merge_windows: bool = False,
     scheme: Scheme | None = None,
-) -> Model:
+) -> OwnModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
     ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     """
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme())
-    model: Model
+    model: OwnModel
     if decoder.encoder is not None:
         model = EncoderModel(decoder, context, weight_dtype)
     else:
@@ -46,4 +48,6 @@ def build_model(
 def head_of(model: Model) -> PooledHead | None:
     """The head of a loaded model that gives vectors or scores."""
     pool = model.decoder.pool
-    return None if pool is None else PooledHead(pool, model.pool, model.gate)
+    if pool is None or isinstance(model, TransformersModel):
+        return None
+    return PooledHead(pool, model.pool, model.gate)
