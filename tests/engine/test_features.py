@@ -70,6 +70,8 @@ def test_any_json_object(engine: radixlm.Engine) -> None:
 class _Capricious:
     """A matcher that gives up after three tokens."""
 
+    masks_forced = False
+
     is_terminated = False
 
     def __init__(self) -> None:

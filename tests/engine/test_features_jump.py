@@ -22,6 +22,8 @@ from tests.fakes.executor import EOS, VOCAB
 class Scripted:
     """Allows the tokens of a script, one set a place; then EOS alone."""
 
+    masks_forced = True
+
     def __init__(self, script: list[list[int]]) -> None:
         self.script, self.at = script, 0
 

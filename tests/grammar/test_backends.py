@@ -207,6 +207,9 @@ def test_the_mask_says_what_is_accepted(name: str, case: str) -> None:
             matcher.accept(t) for t in range(0, tokenizer().vocab_size, 7) if t not in choice
         )
         assert (mask_of(matcher) == before).all()
+        if matcher.masks_forced:  # one token, and it is not the end: it is forced
+            forced = matcher.forced_tokens()
+            assert set(forced[:1]) == (choice - {eos()} if len(choice) == 1 else set())
         for special in tokenizer().special_ids - {eos()}:
             assert special not in choice or case == "tags"
         assert matcher.accept(token)

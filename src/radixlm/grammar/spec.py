@@ -47,7 +47,13 @@ class GrammarOptions:
 
 
 class Matcher(Protocol):
-    """The state of one request's output. Masks: int32 words, bit i of word w allows 32 w + i."""
+    """The state of one request's output. Masks: int32 words, bit i of word w allows 32 w + i.
+
+    ``masks_forced``: where tokens are forced, the mask allows the first of them alone, so that a
+    mask of two tokens says that none is.
+    """
+
+    masks_forced: bool
 
     @property
     def is_terminated(self) -> bool:

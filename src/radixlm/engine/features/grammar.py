@@ -161,14 +161,20 @@ class GrammarFeature(Feature):
         return found
 
     def _fill(self, state: _State, row: Mask) -> None:
-        assert state.matcher is not None
-        forced = state.matcher.forced_tokens() if state.jumps else []
+        matcher = state.matcher
+        assert matcher is not None
+        state.forced = []
+        if not state.jumps or matcher.masks_forced:
+            matcher.fill_mask(row)
+            if not state.jumps or not _allows_one(row):
+                return
+        forced = matcher.forced_tokens()
         if forced and forced[0] < self._vocab:
+            row[:] = 0
             row.view("u4")[forced[0] // 32] = 1 << (forced[0] % 32)
             state.forced = forced[1:]
-        else:
-            state.matcher.fill_mask(row)
-            state.forced = []
+        elif not matcher.masks_forced:
+            matcher.fill_mask(row)
 
     def _advance(self, state: _State) -> None:
         """Show the matcher what has become known."""
@@ -205,6 +211,12 @@ class GrammarFeature(Feature):
 
     def release(self, request: Request) -> None:
         self._states.pop(request.rid, None)
+
+
+def _allows_one(row: Mask) -> bool:
+    """Whether the mask leaves no choice."""
+    words = row.nonzero()[0]
+    return len(words) == 1 and int(row.view("u4")[words[0]]).bit_count() == 1
 
 
 def _may_jump(request: Request) -> bool:

@@ -47,8 +47,11 @@ class _Vocabulary:
 class LlguidanceMatcher:
     """See ``spec.Matcher``. An accepted EOS is kept apart: the library's state is before it."""
 
-    def __init__(self, matcher: Any, eos_ids: frozenset[int], kind: Kind) -> None:
+    masks_forced = True
+
+    def __init__(self, matcher: Any, eos_ids: frozenset[int], kind: Kind, num_words: int) -> None:
         self._matcher = matcher
+        self._num_words = num_words  # of the library's masks
         self._eos_ids = eos_ids
         self._kind = kind
         self.is_terminated = False
@@ -59,10 +62,14 @@ class LlguidanceMatcher:
             out[:] = 0
             _allow(out, self._eos_ids)
             return
-        data = self._matcher.compute_bitmask()
+        num_words = self._num_words
+        if len(out) >= num_words and out.flags.c_contiguous:
+            self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, 4 * num_words)
+        else:
+            data = self._matcher.compute_bitmask()
+            num_words = min(len(data) // 4, len(out))
+            out.view("u1")[: num_words * 4] = memoryview(data)[: num_words * 4]
         self._raise_error()
-        num_words = min(len(data) // 4, len(out))
-        out.view("u1")[: num_words * 4] = memoryview(data)[: num_words * 4]
         out[num_words:] = 0
 
     def accept(self, token: int) -> bool:
@@ -101,7 +108,9 @@ class LlguidanceMatcher:
 
     def copy(self) -> LlguidanceMatcher:
         """See Matcher."""
-        twin = LlguidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._kind)
+        twin = LlguidanceMatcher(
+            self._matcher.deep_copy(), self._eos_ids, self._kind, self._num_words
+        )
         twin.is_terminated = self.is_terminated
         return twin
 
@@ -196,11 +205,13 @@ class LlguidanceBackend:
     def _build(self, kind: Kind, source: str, warnings: tuple[str, ...]) -> LlguidanceGrammar:
         limits = self._library.LLParserLimits(verbose_errors=False)
         matcher = self._library.LLMatcher(self._tables(), source, log_level=0, limits=limits)
+        mask = b""
         if not matcher.is_error():
-            matcher.compute_bitmask()  # finds what the lazy compiler has put off
+            mask = matcher.compute_bitmask()  # finds what the lazy compiler has put off
         if matcher.is_error():
             raise refuse(kind, _reason(matcher))
-        return LlguidanceGrammar(LlguidanceMatcher(matcher, self._eos_ids, kind), warnings)
+        first = LlguidanceMatcher(matcher, self._eos_ids, kind, len(mask) // 4)
+        return LlguidanceGrammar(first, warnings)
 
     def _tables(self) -> Any:
         with self._lock:

@@ -42,6 +42,8 @@ print(len(Index(sys.stdin.read(), vocabulary).get_transitions()))
 class OutlinesMatcher:
     """See ``spec.Matcher``: the states passed so far, the last one is where it stands."""
 
+    masks_forced = False
+
     def __init__(self, grammar: OutlinesGrammar, states: list[int], is_terminated: bool) -> None:
         self._grammar = grammar
         self._states = states

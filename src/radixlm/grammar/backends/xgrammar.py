@@ -26,6 +26,8 @@ _MAX_WHITESPACE = 20  # a model that likes white space must not fill its whole b
 class XgrammarMatcher:
     """See ``spec.Matcher``."""
 
+    masks_forced = False
+
     def __init__(self, matcher: Any, tokenizer: Tokenizer) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
