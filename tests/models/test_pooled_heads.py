@@ -156,8 +156,20 @@ def test_a_causal_model_may_see_the_whole_text(tmp_path: Path) -> None:
         out = model(input_ids=torch.tensor([text]), attention_mask=mask).last_hidden_state[0]
     with engine(folder) as served:
         got = served.encode(input_ids=text)["embedding"]
+    config["architectures"] = ["Qwen2ForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    with engine(folder, is_embedding=True) as served:
+        assert served.encode(input_ids=text)["embedding"] == got
     assert got == pytest.approx(F.normalize(out[-1], dim=0).tolist(), abs=1e-4)
     assert got != pytest.approx(expected(made("Qwen2Model"), text), abs=1e-2)
+
+
+def test_what_cannot_look_ahead_is_refused(tmp_path: Path) -> None:
+    folder = copy_tiny(made("GptOssModel"), tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    with pytest.raises(CheckpointError, match="is_causal"), engine(folder):
+        pass
 
 
 def paired(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.composite import COMPOSITES
-from radixlm.arch.families.pools import pooled
+from radixlm.arch.families.pools import seeing_all, sees_all, vectors
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.hf import (
     context_len,
@@ -20,7 +20,7 @@ from radixlm.arch.hf import (
 )
 from radixlm.arch.registry import UnknownArchitecture
 from radixlm.arch.sentence import Sentence, read_sentence, with_modules
-from radixlm.arch.spec import Decoder, Moe, Pool, Rope
+from radixlm.arch.spec import Decoder, Moe, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.config.facts import host_facts
 from radixlm.config.resolve import resolve
@@ -116,7 +116,7 @@ def read_model(config: ServerConfig) -> ModelInfo:
     c, is_foreign = _config(config, folder)
     generation = load_generation_config(folder)
     described = describe_generic(c) if is_foreign else describe(c)
-    decoder, sentence = _pooling(config, described, folder)
+    decoder, sentence = _pooling(config, c, described, folder)
     asked = config.model.context_length
     return ModelInfo(
         folder=folder,
@@ -133,15 +133,15 @@ def read_model(config: ServerConfig) -> ModelInfo:
 
 
 def _pooling(
-    config: ServerConfig, decoder: Decoder, folder: Path
+    config: ServerConfig, c: Config, decoder: Decoder, folder: Path
 ) -> tuple[Decoder, Sentence | None]:
     """The model with the head of a sentence-transformers folder, or of --is-embedding."""
     sentence = read_sentence(folder)
+    if decoder.pool is None and (sentence is not None or config.model.is_embedding):
+        decoder = vectors(c, seeing_all(c, decoder) if sees_all(c) else decoder)
     if sentence is not None:
-        return with_modules(decoder, sentence, str(folder / "modules.json")), sentence
-    if config.model.is_embedding and decoder.pool is None:
-        return pooled(decoder, Pool(after="unit")), None
-    return decoder, None
+        decoder = with_modules(decoder, sentence, str(folder / "modules.json"))
+    return decoder, sentence
 
 
 def _text_len(c: Config, decoder: Decoder, sentence: Sentence | None) -> int:

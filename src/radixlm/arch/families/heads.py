@@ -6,9 +6,16 @@ from dataclasses import replace
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, Family, family
-from radixlm.arch.families.pools import labels, pooled, scores, vectors
+from radixlm.arch.families.pools import (
+    labels,
+    pooled,
+    scores,
+    seeing_all,
+    sees_all,
+    vectors,
+)
 from radixlm.arch.names import AnyOf
-from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
+from radixlm.arch.spec import Attention, Decoder, Dense, Pool
 
 # <name>Model gives vectors, <name>ForSequenceClassification scores; both around <name>ForCausalLM
 PLAIN = (
@@ -23,10 +30,9 @@ STEP_MARK = 151651  # <extra_0>, which ends a step for the process reward models
 def body(base: str, c: Config) -> Decoder:
     """The decoder of the architecture ``base``, as an encoder where the config says that every
     token sees all others."""
-    sees_all = c.get("is_causal") is False or bool(c.get("use_bidirectional_attention"))
     values = {key: c.get(key) for key in c} | {"use_bidirectional_attention": False}
     decoder = FAMILIES[base](Config(values, c.source, {key for key in c if c.is_given(key)}))
-    return replace(decoder, encoder=Encoder()) if sees_all else decoder
+    return seeing_all(c, decoder) if sees_all(c) else decoder
 
 
 def _vectors(base: str) -> Family:
@@ -52,7 +58,7 @@ family("LlamaEmbeddingModel")(_vectors("LlamaForCausalLM"))
 @family("LlamaBidirectionalModel")
 def llama_bidirectional(c: Config) -> Decoder:
     pooling = {"avg": "mean", "cls": "cls", "last": "last"}.get(c.get("pooling", "avg"), "mean")
-    return vectors(c, replace(body("LlamaForCausalLM", c), encoder=Encoder()), pooling)
+    return vectors(c, seeing_all(c, body("LlamaForCausalLM", c)), pooling)
 
 
 @family("Gemma3TextModel", "EmbeddingGemmaModel")

@@ -8,7 +8,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.names import Name
-from radixlm.arch.spec import Decoder, Dense, Norm, Pool
+from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Norm, Pool
 
 _SQUASHINGS = {"sigmoid": "sigmoid", "identity": "", "softmax": "softmax"}
 
@@ -44,6 +44,19 @@ def dimensions(c: Config) -> tuple[int, ...]:
     if not all(isinstance(one, int) and one > 0 for one in listed):
         raise c.error("matryoshka_dimensions", "must be a list of positive integers")
     return tuple(listed)
+
+
+def sees_all(c: Config) -> bool:
+    """Whether the config of a decoder says that every token sees all others."""
+    return c.get("is_causal") is False or bool(c.get("use_bidirectional_attention"))
+
+
+def seeing_all(c: Config, decoder: Decoder) -> Decoder:
+    """The decoder as an encoder; CheckpointError where its attention cannot look ahead."""
+    mixers = [block.mixer for block in decoder.blocks]
+    if not all(isinstance(m, Attention) and not m.sinks and m.more is None for m in mixers):
+        raise c.error("is_causal", f"= false is not supported for {c.architecture}")
+    return replace(decoder, encoder=Encoder())
 
 
 def vectors(c: Config, decoder: Decoder, pooling: str = "last") -> Decoder:
