@@ -302,3 +302,26 @@ def test_any_object(server: RunningServer) -> None:
         assert answer["text"].startswith("{")
         if answer["meta_info"]["finish_reason"]["type"] == "stop":
             assert isinstance(json.loads(answer["text"]), dict)
+
+
+@pytest.mark.parametrize("extra", [{}, {"custom_logit_processor": "disallowed_tokens"}], ids=str)
+def test_a_killed_engine_changes_no_letter(server: RunningServer, extra: dict[str, Any]) -> None:
+    """The grammar goes on from the tokens that were sent, jumped ones among them."""
+    names = ["first_name", "family_name", "favourite_colour"]
+    schema = record(**{f"{name}_{i}": {"enum": ["a", "b"]} for i in range(8) for name in names})
+    params = {"temperature": 1.0, "sampling_seed": 7, "max_new_tokens": MAX_TOKENS}
+    params |= {"json_schema": json.dumps(schema), "custom_params": {"token_ids": [5]}}
+    body = {"text": "x", "sampling_params": params, "stream": True} | extra
+    whole = [events(server.post("/generate", **body))[-1]["text"]]
+    num_seen = 0
+    with server.client.stream("POST", "/generate", json=body) as answer:
+        for line in answer.iter_lines():
+            num_seen += line.startswith("data: {")
+            if num_seen == 12:
+                server.engine().kill()
+                num_seen += 1
+            if line.startswith("data: {"):
+                whole.append(json.loads(line[6:])["text"])
+    assert whole[-1] == whole[0] and num_seen > 14
+    by_schema(schema)(whole[-1])
+    server.wait_ready()
