@@ -70,7 +70,7 @@ async def test_kills_and_stops_during_64_streams() -> None:
     with RunningServer(*flags, model=model) as server:
         # no idle connections: the server may close one just as it is used again
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
-        async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=1700, limits=limits) as client:
             want = await _reference(client, bodies)
             is_over = False
 

@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from radixlm.entrypoints import replay
 from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -34,10 +36,16 @@ BODIES = [_body(seed) for seed in range(6)]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("crashes") / "dumps"
+
+
+@pytest.fixture(scope="module")
+def server(dumps: Path) -> Iterator[RunningServer]:
     model = str(cached_tiny("Qwen3ForCausalLM"))
     flags = ("--max-engine-restarts", "50", "--watchdog-timeout", "3")
-    with RunningServer(*flags, model=model) as running:
+    crashes = ("--crash-dump-folder", str(dumps))
+    with RunningServer(*flags, *crashes, model=model) as running:
         yield running
 
 
@@ -182,6 +190,25 @@ def test_names_that_the_engine_does_not_know_do_not_reach_it(server: RunningServ
         body = {k: v for k, v in {**_body(1), **fields}.items() if v is not None}
         assert server.post("/generate", **body).status_code in (200, 400), fields
     assert server.engine().pid == engine
+
+
+async def test_a_crash_dump_can_be_replayed(
+    server: RunningServer, dumps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ran when the engine died is in a file, and gives the same tokens again."""
+    known = set(dumps.glob("*.jsonl"))
+    async with _crowd(server) as crowd:
+        server.engine().kill()
+        while len(fresh := set(dumps.glob("*.jsonl")) - known) < 1:
+            await asyncio.sleep(0.02)
+        assert crowd.ids
+    header, records = replay.read_dump(str(fresh.pop()))
+    crowded = [r for r in records if r["rid"].startswith("crowd-") and not r["finish_reason"]]
+    assert len(crowded) == len(BODIES) and header["reason"] == "the engine died"
+    assert all(len(r["output_ids"]) >= 3 for r in crowded)
+    asked = server.post("/dump_requests").json()
+    assert replay.main([asked["path"], "--url", server.url]) == 0
+    assert ", 0 different, 0 failed" in capsys.readouterr().out
 
 
 @pytest.mark.slow
