@@ -7,7 +7,11 @@
 
 namespace radix {
 
-enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6 };
+enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6, W_BF16_TILES = 7 };
+inline double bytes_each(int format) {
+    constexpr double each[] = {4, 2, 2, 1, 1, 0.5, 0.5, 2};
+    return each[format];
+}
 enum Act : int { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU = 2, ACT_GELU_TANH = 3, ACT_GELU_QUICK = 4, ACT_RELU = 5, ACT_RELU2 = 6,
                  ACT_TANH = 7, ACT_SWIGLU_OAI = 8 };  // the last one gated only
 
@@ -152,6 +156,14 @@ struct Int8Kernels {
     size_t (*shared)(const LinearArgs&);
 };
 
+// Matrix tiles: bf16 weights in pairs of k. Null where the processor has none.
+struct TileKernels {
+    void (*linear)(const LinearArgs&, const Ctx&) = nullptr;
+    size_t (*shared)(const LinearArgs&) = nullptr;
+    size_t (*local)(const LinearArgs&) = nullptr;
+    double (*ceiling)(int kind, size_t rounds) = nullptr;  // 2 bf16, 3 int8: operations done
+};
+
 struct Kernels {
     const char* name;
     Int8Kernels int8;
@@ -167,11 +179,21 @@ struct Kernels {
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
     double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);
+    TileKernels tiles = {};
 };
 
 inline bool is_integer(const LinearArgs& a) { return a.w.format == W_W8A8 || a.w.format == W_W4A8; }
-inline void run_linear(const Kernels& k, const LinearArgs& a, const Ctx& ctx) { (is_integer(a) ? k.int8.linear : k.linear)(a, ctx); }
-inline size_t shared_for(const Kernels& k, const LinearArgs& a) { return is_integer(a) ? k.int8.shared(a) : k.linear_shared(a); }
+inline bool is_tiled(const LinearArgs& a) { return a.w.format == W_BF16_TILES; }
+inline void run_linear(const Kernels& k, const LinearArgs& a, const Ctx& ctx) {
+    (is_integer(a) ? k.int8.linear : is_tiled(a) ? k.tiles.linear : k.linear)(a, ctx);
+}
+inline size_t shared_for(const Kernels& k, const LinearArgs& a) {
+    return is_integer(a) ? k.int8.shared(a) : is_tiled(a) ? k.tiles.shared(a) : k.linear_shared(a);
+}
+inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
+    if (k.tiles.local && (is_tiled(a) || is_integer(a))) return k.tiles.local(a);
+    return k.linear_local(a, threads);
+}
 
 constexpr int SPLIT = 512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 

@@ -58,6 +58,7 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
     switch (w.format) {
         case W_F32: return ((const float*)w.data)[at + lane];
         case W_BF16: return bf16_to_float(((const uint16_t*)w.data)[at + (lane < 16 ? 2 * lane : 2 * lane - 31)]);
+        case W_BF16_TILES: return bf16_to_float(((const uint16_t*)w.data)[(panel * ((w.k + 31) / 32 * 16) + k / 2) * 64 + 2 * lane + k % 2]);
         case W_F16: return f16_to_float(((const uint16_t*)w.data)[at + lane]);
         case W_INT8: return float(((const int8_t*)w.data)[at + lane]) * w.scale[n];
         case W_W8A8: {

@@ -42,6 +42,35 @@ static void pack_float(const PackArgs& a, int64_t r, Place at) {
     }
 }
 
+// Pairs of k side by side, panels padded to 32 k: what tiles multiply.
+static int64_t tile_pairs(const Weight& w) { return (w.k + 31) / 32 * 16; }
+
+static void pack_tiles(const PackArgs& a, int64_t r, Place at) {
+    uint16_t* out = (uint16_t*)a.w.data + at.panel * tile_pairs(a.w) * 64 + 2 * at.lane;
+    for (int64_t k = 0; k < a.w.k; k++) out[k / 2 * 64 + k % 2] = float_to_bf16(load_scalar(a.src, a.src_dtype, r * a.ld + k));
+}
+
+// Sixteen rows of bf16 that land side by side: pairs are moved as they are.
+static void pack_tiles_16(const PackArgs& a, int64_t r, Place at) {
+    uint32_t* out = (uint32_t*)a.w.data + at.panel * tile_pairs(a.w) * PANEL + at.lane;
+    const uint16_t* src = (const uint16_t*)a.src + r * a.ld;
+    const int64_t pairs = a.w.k / 2;
+    for (int64_t j0 = 0; j0 < pairs; j0 += 16) {
+        const int64_t n = j0 + 16 < pairs ? 16 : pairs - j0;
+        uint32_t block[16][16];
+        for (int64_t i = 0; i < 16; i++) std::memcpy(block[i], src + i * a.ld + 2 * j0, size_t(n) * 4);
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t i = 0; i < 16; i++) out[(j0 + j) * PANEL + i] = block[i][j];
+    }
+    if (a.w.k % 2)
+        for (int64_t i = 0; i < 16; i++) out[pairs * PANEL + i] = src[i * a.ld + a.w.k - 1];
+}
+static bool is_side_by_side(const PackArgs& a, int64_t r, int64_t end, Place at) {
+    if (a.w.format != W_BF16_TILES || a.src_dtype != DT_BF16 || r + 16 > end || at.lane % 16) return false;
+    const Place last = place_of(a.w, a.first_row + r + 15);
+    return last.panel == at.panel && last.lane == at.lane + 15;
+}
+
 // int8: floats are quantised by the row's maximum; int8 sources keep their values (scale given apart).
 static void pack_int8(const PackArgs& a, int64_t r, Place at) {
     const bool given = a.src_dtype == DT_I8;
@@ -95,7 +124,11 @@ void pack(const PackArgs& a, const Ctx& ctx) {
     ctx.each(a.rows, 32, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) {
             Place at = place_of(a.w, a.first_row + r);
-            if (a.w.format <= W_F16) pack_float(a, r, at);
+            if (is_side_by_side(a, r, r1, at)) {
+                pack_tiles_16(a, r, at);
+                r += 15;
+            } else if (a.w.format == W_BF16_TILES) pack_tiles(a, r, at);
+            else if (a.w.format <= W_F16) pack_float(a, r, at);
             else if (a.w.format <= W_W8A8) pack_int8(a, r, at);
             else if (a.src_dtype == DT_I8) pack_nibbles(a, r, at);
             else pack_int4(a, r, at);

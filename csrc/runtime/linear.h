@@ -28,8 +28,7 @@ struct Linear {
         w.column_sum = at<int32_t>(column_sum), w.bias = at<float>(bias);
     }
     double bytes() const {
-        static const double each[] = {4, 2, 2, 1, 1, 0.5, 0.5};
-        return double(w.n) * double(w.k) * each[w.format];
+        return double(w.n) * double(w.k) * bytes_each(w.format);
     }
     void run(Address x, int64_t ldx, int64_t m, Address y, int64_t ldy, Address residual, int64_t ldr, float out_scale, int act, Address rows, int threads) const {
         LinearArgs a;
@@ -37,7 +36,7 @@ struct Linear {
         a.y = at<float>(y), a.ldy = ldy, a.residual = at<float>(residual), a.ldr = ldr, a.out_scale = out_scale, a.act = act;
         int n = threads > 0 ? threads : threads_for(bytes(), 2.0 * double(m) * double(w.n) * double(w.k));
         const Kernels& k = kernels();
-        run_team(n, shared_for(k, a), k.linear_local(a, n), [&](const Ctx& c) { run_linear(k, a, c); });
+        run_team(n, shared_for(k, a), local_for(k, a, n), [&](const Ctx& c) { run_linear(k, a, c); });
     }
     void pack(Address src, int dtype, int64_t ld, int64_t rows, int64_t first_row) const {
         PackArgs a;

@@ -129,7 +129,9 @@ static LinearArgs most_rows(const ExpertArgs& e, bool is_up) {
 size_t experts_shared(const Kernels& k, const ExpertArgs& e) {
     return std::max(shared_for(k, most_rows(e, true)), shared_for(k, most_rows(e, false)));
 }
-size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads) { return k.linear_local(most_rows(e, true), threads); }
+size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads) {
+    return std::max(local_for(k, most_rows(e, true), threads), local_for(k, most_rows(e, false), threads));
+}
 
 Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation) : act(activation) {
     if (ups.empty() || ups.size() != downs.size()) throw std::invalid_argument("one up and one down for each expert");

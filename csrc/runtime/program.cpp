@@ -224,18 +224,17 @@ void Program::bind(const Call& c) {
 }
 
 double Program::cost_flops(const Call& c, double& bytes) const {
-    static const double each[] = {4, 2, 2, 1, 1, 0.5, 0.5};
     double flops = 0;
     for (const Op& op : ops) {
         if (op.kind == LINEAR || op.kind == LOGITS) {
             double size = double(op.linear.w.n) * double(op.linear.w.k);
-            bytes += size * each[op.linear.w.format];
+            bytes += size * bytes_each(op.linear.w.format);
             flops += 2 * size * double(op.linear.m);
         }
         if (op.kind == MOE) {
             const ExpertArgs& e = op.experts;
             double size = double(e.up[0].n) * double(e.up[0].k) + double(e.down[0].n) * double(e.down[0].k), chosen = double(e.tokens * e.top_k);
-            bytes += size * each[e.up[0].format] * std::min(chosen, double(e.experts));
+            bytes += size * bytes_each(e.up[0].format) * std::min(chosen, double(e.experts));
             flops += 2 * size * chosen;
         }
         if (op.kind == ATTENTION) bytes += plans[size_t(op.plan)].bytes, flops += plans[size_t(op.plan)].flops;
@@ -301,7 +300,7 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
     for (const Op& op : ops)
         if (op.kind == LINEAR || op.kind == LOGITS) {
             shared = std::max(shared, shared_for(k, op.linear));
-            local = std::max(local, k.linear_local(op.linear, n));
+            local = std::max(local, local_for(k, op.linear, n));
         } else if (op.kind == MOE) {
             shared = std::max(shared, experts_shared(k, op.experts));
             local = std::max(local, experts_local(k, op.experts, n));

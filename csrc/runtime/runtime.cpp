@@ -4,6 +4,11 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <cstdio>
@@ -20,6 +25,12 @@ namespace radix {
 #ifdef RADIX_HAS_AVX512VNNI
 namespace avx512vnni {
 extern const Int8Kernels int8_table;
+}
+#endif
+#ifdef RADIX_HAS_AMX
+namespace amx {
+extern const Int8Kernels int8_table;
+extern const TileKernels tile_table;
 }
 #endif
 #ifdef RADIX_HAS_AVX512
@@ -42,7 +53,22 @@ static const Kernels* with_vnni() {
 }
 #endif
 
+#ifdef RADIX_HAS_AMX
+// Tiles do the linear layers; the other kernels are avx512's.
+static const Kernels* with_tiles() {
+    static const Kernels table = [] {
+        Kernels k = avx512::table;
+        k.name = "amx", k.int8 = amx::int8_table, k.tiles = amx::tile_table;
+        return k;
+    }();
+    return &table;
+}
+#endif
+
 static const Kernels* const TABLES[] = {
+#ifdef RADIX_HAS_AMX
+    with_tiles(),
+#endif
 #ifdef RADIX_HAS_AVX512VNNI
     with_vnni(),
 #endif
@@ -55,6 +81,25 @@ static const Kernels* const TABLES[] = {
     &portable::table,
 };
 
+#if defined(__x86_64__)
+// The processor has the tiles, and the system lets this process (all of its threads) use them.
+static bool may_use_tiles() {
+    static const bool answer = [] {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25, all = bf16 | tile | int8;
+        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & all) != all) return false;
+        if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return false;  // avx512_bf16
+#if defined(__linux__)
+        constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+        return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+        return false;
+#endif
+    }();
+    return answer;
+}
+#endif
+
 bool processor_has(const std::string& isa) {
     if (isa == "portable") return true;
 #if defined(__x86_64__)
@@ -65,7 +110,9 @@ bool processor_has(const std::string& isa) {
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
     if (isa == "x86_64_v3") return v3;
     if (isa == "avx512") return wide;
-    if (isa == "avx512vnni") return wide && __builtin_cpu_supports("avx512vnni");
+    const bool vnni = wide && __builtin_cpu_supports("avx512vnni");
+    if (isa == "avx512vnni") return vnni;
+    if (isa == "amx") return vnni && may_use_tiles();
 #endif
     return false;
 }

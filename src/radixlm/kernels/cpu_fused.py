@@ -101,9 +101,9 @@ class FusedGated:
 def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
     """Rows of a paired weight in their first order, float32 [N, K]."""
     buffers = packed._buffers
-    kind, group = cpu_linear.parse_format(packed.fmt)
+    _, group = cpu_linear.parse_format(packed.fmt)
     plain = native().Linear(
-        packed.padded, packed.num_in, cpu_linear.FORMAT_CODE[kind], group, False,
+        packed.padded, packed.num_in, packed.format_code, group, False,
         buffers.data.address, address(buffers.scale), address(buffers.offset),
         address(buffers.column_sum), 0,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from radixlm.kernels.cpu.extension import address, native
 
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
+BF16_TILES = 7  # bf16 for processors with matrix tiles
 ACT_CODE = {
     "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
 }  # fmt: skip
@@ -78,11 +79,13 @@ class PackedLinear:
         self.num_out, self.num_in = num_out, num_in
         self.out_features = num_out // 2 if is_paired else num_out
         self._kind, self._group = kind, group
+        is_tiled = kind == "bf16" and native().isa() == "amx"
+        self.format_code = BF16_TILES if is_tiled else FORMAT_CODE[kind]
         self.padded = self._padded_rows()
         self._buffers = self._allocate(bias)
         b = self._buffers
         self.handle = native().Linear(
-            num_out, num_in, FORMAT_CODE[kind], group, is_paired, b.data.address,
+            num_out, num_in, self.format_code, group, is_paired, b.data.address,
             address(b.scale), address(b.offset), address(b.column_sum), address(b.bias),
         )  # fmt: skip
 
@@ -91,7 +94,8 @@ class PackedLinear:
         return (rows + panel - 1) // panel * PANEL
 
     def _allocate(self, bias: Tensor | None) -> Buffers:
-        inputs = (self.num_in + 3) // 4 * 4 if BITS[self._kind] <= 8 else self.num_in
+        multiple = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
+        inputs = -(-self.num_in // multiple) * multiple
         data = native().Memory(self.padded * inputs * BITS[self._kind] // 8)
         scale = offset = column_sum = None
         if self._group:
@@ -115,6 +119,11 @@ class PackedLinear:
         view[rows // 16, 0, rows % 16] = per_row[:half]
         view[rows // 16, 1, rows % 16] = per_row[half:]
         return out
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether ``run`` rounds activations to bfloat16 (sums stay float32)."""
+        return self.format_code == BF16_TILES
 
     @property
     def num_bytes(self) -> int:
