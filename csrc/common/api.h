@@ -21,7 +21,7 @@ constexpr int PANEL = 32;  // output channels of one weight panel
 struct Weight {
     const void* data = nullptr;
     const float* scale = nullptr;   // int8: [N padded]; int4: [panel][K/group][32]
-    const float* offset = nullptr;  // int4: [panel][K/group][32], added to q * scale
+    const float* offset = nullptr;  // int4: [panel][K/group][32], added to q * scale; w4a8 without: weights are (q - 8) * scale
     const int32_t* column_sum = nullptr;  // w8a8: 128 * sum_k w[n, k], [N padded]
     const float* bias = nullptr;    // [N padded] in panel order, or null
     int64_t n = 0, k = 0;

@@ -69,7 +69,7 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
             const uint32_t* p = (const uint32_t*)w.data + (panel * (w.k / 8) + k / 8) * PANEL;
             int64_t g = (panel * (w.k / w.group) + k / w.group) * PANEL + lane;
             float q = float((p[lane] >> (4 * (k & 7))) & 15u);
-            return std::fma(q, w.scale[g], w.offset[g]);
+            return w.offset ? std::fma(q, w.scale[g], w.offset[g]) : (q - 8.0f) * w.scale[g];
         }
     }
 }

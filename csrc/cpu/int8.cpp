@@ -98,7 +98,7 @@ constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
 struct Quantised {
     int64_t steps, groups, rows, count, m;
     int32_t* x;
-    float *scale, *sum;  // [tile][group][row]; sum = scale * sum of the group's quantised x (W4A8)
+    float *scale, *extra;  // [tile][group][row]; extra (W4A8): see group_extra
     Quantised(const LinearArgs& a, char* base) : m(a.m) {
         const bool four = a.w.format == W_W4A8;
         const int64_t most = four ? INT4_ROWS : INT8_ROWS;
@@ -109,7 +109,7 @@ struct Quantised {
         count = (m + rows - 1) / rows;
         x = (int32_t*)base;
         scale = (float*)(base + (size_t(count * rows * steps) * 4 + 63) / 64 * 64);
-        sum = scale + count * rows * groups;
+        extra = scale + count * rows * groups;
     }
     static size_t bytes(const LinearArgs& a) {
         const int64_t rows = a.m + 12;
@@ -125,6 +125,31 @@ static float largest(const float* x, int64_t n) {
     return lane_max(top);
 }
 
+struct Span {
+    float scale, sum;  // sum of the quantised values
+};
+// Quantises `span` values by their maximum; put(k, bytes, n) takes up to sixteen at a time.
+template <class Put>
+RADIX_INLINE Span quantise_span(const float* x, int64_t span, Put put) {
+    const float top = largest(x, span), inverse = top > 0 ? 127.0f / top : 0.0f;
+    vf total = zero();
+    for (int64_t k = 0; k < span; k += 16) {
+        const int n = lanes_at(k, span);
+        alignas(16) int8_t b[16];
+        vf steps = vround(mul(load_n(x + k, n), set1(inverse)));
+        store_i8(b, steps);
+        total = add(total, steps);  // whole numbers below 2^24: exact
+        put(k, b, n);
+    }
+    return {top / 127.0f, lane_tree_sum(total)};
+}
+
+// What a group adds beside its products. Weights without zero points stand around 8: the sums of such
+// a group start there, as integers. With zero points it is the float sum of x, for their offsets.
+RADIX_INLINE float group_extra(const LinearArgs& a, Span s) {
+    return a.w.offset ? s.scale * s.sum : bits_to_float(uint32_t(int32_t(-8.0f * s.sum)));
+}
+
 static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     const bool four = a.w.format == W_W4A8;
     const float* x = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
@@ -132,31 +157,23 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     const int64_t span = four ? a.w.group : a.w.k;
     int32_t* out = q.x + t * q.rows * q.steps;
     for (int64_t g = 0; g < q.groups; g++) {
-        const float* part = x + g * span;
-        float top = largest(part, span), inverse = top > 0 ? 127.0f / top : 0.0f;
-        int64_t at = (t * q.rows) * q.groups + g * width + r;
-        q.scale[at] = top / 127.0f;
-        vf total = zero();
-        for (int64_t k = 0; k < span; k += 16) {
-            int n = lanes_at(k, span);
-            alignas(16) int8_t b[16];
-            vf steps = vround(mul(load_n(part + k, n), set1(inverse)));
-            store_i8(b, steps);
-            total = add(total, steps);  // whole numbers below 2^24: exact
-            int64_t step = (g * span + k) / 4;
+        const int64_t at = (t * q.rows) * q.groups + g * width + r;
+        const Span done = quantise_span(x + g * span, span, [&](int64_t k, const int8_t* b, int n) {
+            const int64_t step = (g * span + k) / 4;
             if (!four) {
                 uint32_t d[4];
                 std::memcpy(d, b, 16);
                 for (int i = 0; i < (n + 3) / 4; i++) out[(step + i) * width + r] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
-                continue;
+                return;
             }
             for (int i = 0; i < n; i += 8) {
                 int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]}, odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
                 std::memcpy(&out[(step + i / 4) * width + r], even, 4);
                 std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
             }
-        }
-        if (four) q.sum[at] = q.scale[at] * lane_tree_sum(total);
+        });
+        q.scale[at] = done.scale;
+        if (four) q.extra[at] = group_extra(a, done);
     }
 }
 
@@ -203,9 +220,12 @@ static void tile_w4a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
     for (int64_t g = 0; g < q.groups; g++) {
+        const float *xs = q.scale + t * q.rows * q.groups + g * ROWS, *xe = q.extra + t * q.rows * q.groups + g * ROWS;
         vi acc[ROWS][2 * NP];
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
+        for (int r = 0; r < ROWS; r++) {
+            const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
+            for (int c = 0; c < 2 * NP; c++) acc[r][c] = start;
+        }
         RADIX_UNROLL(2)
         for (int64_t s = g * per; s < (g + 1) * per; s++) {
             vi even[2 * NP], odd[2 * NP];
@@ -216,16 +236,17 @@ static void tile_w4a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
             }
             RADIX_UNROLL(6)
             for (int r = 0; r < ROWS; r++) {
-                vi xe = vi_set1(x[2 * s * ROWS + r]), xo = vi_set1(x[(2 * s + 1) * ROWS + r]);
-                for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], xe), odd[c], xo);
+                vi x0 = vi_set1(x[2 * s * ROWS + r]), x1 = vi_set1(x[(2 * s + 1) * ROWS + r]);
+                for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
             }
         }
-        const float *xs = q.scale + t * q.rows * q.groups + g * ROWS, *xt = q.sum + t * q.rows * q.groups + g * ROWS;
         for (int c = 0; c < 2 * NP; c++) {
-            int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
-            vf scale = load(a.w.scale + at), offset = load(a.w.offset + at);
-            for (int r = 0; r < ROWS; r++)
-                out[r][c] = fma(offset, set1(xt[r]), fma(mul(to_float(acc[r][c]), scale), set1(xs[r]), out[r][c]));
+            const int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
+            const vf scale = load(a.w.scale + at);
+            for (int r = 0; r < ROWS; r++) out[r][c] = fma(mul(to_float(acc[r][c]), scale), set1(xs[r]), out[r][c]);
+            if (!a.w.offset) continue;
+            const vf offset = load(a.w.offset + at);
+            for (int r = 0; r < ROWS; r++) out[r][c] = fma(offset, set1(xe[r]), out[r][c]);
         }
     }
     for (int r = 0; r < ROWS; r++)

@@ -99,7 +99,7 @@ static void pack_int4(const PackArgs& a, int64_t r, Place at) {
         float scale = best / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
         int64_t s = (at.panel * (a.w.k / a.w.group) + g) * PANEL + at.lane;
         ((float*)a.w.scale)[s] = scale;
-        ((float*)a.w.offset)[s] = -8.0f * scale;
+        if (a.w.offset) ((float*)a.w.offset)[s] = -8.0f * scale;
         for (int64_t k = g * a.w.group; k < (g + 1) * a.w.group; k++) {
             float q = std::nearbyint(load_scalar(a.src, a.src_dtype, r * a.ld + k) * inverse) + 8.0f;
             uint32_t u = uint32_t(q < 0 ? 0 : q > 15 ? 15 : q);

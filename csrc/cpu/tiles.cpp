@@ -53,7 +53,7 @@ struct Slice {
     const char* x;
     int64_t x_step, x_tile;  // bytes to the next step and to the next sixteen rows
     const char* w;
-    int64_t steps;
+    int64_t w_step, steps;
     const char* ahead;       // weights to prefetch meanwhile
     int64_t ahead_lines;     // for each step
 };
@@ -91,7 +91,7 @@ static void multiply(const Slice& s, char* sums, bool is_first) {
             RADIX_TILE_MULTIPLY(3, 5, 7);
         }
         for (int64_t l = 0; l < s.ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-        x += s.x_step, w += STEP_BYTES;
+        x += s.x_step, w += s.w_step;
     }
     _tile_stored(0, sums, 128);
     _tile_stored(1, sums + 64, 128);
@@ -106,9 +106,9 @@ static void multiply(const Slice& s, char* sums, bool is_first) {
 // Rows of x as tiles: [tile][step][rows of the tile][64 bytes]; missing rows and k are zero.
 struct TileRows {
     int64_t m, tiles, steps, rows;  // rows of each tile: 16, or all of a few
-    explicit TileRows(const LinearArgs& a, int64_t k_step) : m(a.m) {
+    TileRows(const LinearArgs& a, int64_t k_step, bool is_padded) : m(a.m) {
         tiles = (m + 15) / 16, steps = (a.w.k + k_step - 1) / k_step;
-        rows = m < 16 ? m : 16;
+        rows = m < 16 && !is_padded ? m : 16;
     }
     int64_t step_bytes() const { return rows * 64; }
     int64_t tile_bytes() const { return steps * step_bytes(); }
@@ -140,7 +140,6 @@ static void round_tile(const LinearArgs& a, const TileRows& t, int64_t tile, cha
 // ---- bf16 ----
 
 static int64_t panel_steps(const Weight& w) { return (w.k + 31) / 32; }
-static const char* panel_data(const Weight& w, int64_t panel, int64_t steps) { return (const char*)w.data + panel * steps * STEP_BYTES; }
 
 static void finish_rows(const LinearArgs& a, int64_t row0, int64_t rows, int64_t panel, const float* sums) {
     for (int64_t r = 0; r < rows; r++) finish(a, row0 + r, panel, load(sums + r * 32), load(sums + r * 32 + 16));
@@ -152,8 +151,8 @@ static void few_rows(const LinearArgs& a, const TileRows& t, const char* x, cons
     alignas(64) float sums[32 * 32];
     ctx.each(panels_of(a.w), 4, [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; p++) {
-            const char* w = panel_data(a.w, p, t.steps);
-            multiply<BF16, TILES>({x, t.step_bytes(), t.tile_bytes(), w, t.steps, w + PREFETCH_BYTES, 32}, (char*)sums, true);
+            const char* w = (const char*)a.w.data + p * t.steps * STEP_BYTES;
+            multiply<BF16, TILES>({x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w + PREFETCH_BYTES, 32}, (char*)sums, true);
             finish_rows(a, 0, a.m, p, sums);
         }
     });
@@ -172,9 +171,10 @@ struct Grid {
 };
 
 template <int OP, class Finish>
-static void many_rows(const Weight& weight, const TileRows& t, const char* x, const Ctx& ctx, Finish&& done) {
+static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows& t, const char* x, const Ctx& ctx, Finish&& done) {
     configure(16, 16, 16);
     const int64_t panels = panels_of(weight);
+    const char* data = (const char*)weight.data;
     const Grid grid(t.tiles, panels, ctx.threads());
     char* rest = ctx.local();
     const int64_t rest_each = grid.tiles_each * 2048;
@@ -187,13 +187,12 @@ static void many_rows(const Weight& weight, const TileRows& t, const char* x, co
                 const int64_t steps = std::min(SLICE_STEPS, t.steps - s0);
                 const bool is_last = s0 + steps == t.steps;
                 for (int64_t p = p0; p < p1; p++) {
-                    const char* w = panel_data(weight, p, t.steps) + s0 * STEP_BYTES;
-                    const bool next_panel = p + 1 < p1;
-                    const char* ahead = next_panel ? w + t.steps * STEP_BYTES : is_last ? panel_data(weight, p1, t.steps) : panel_data(weight, p0, t.steps) + (s0 + steps) * STEP_BYTES;
+                    const char* w = data + p * panel_bytes + s0 * STEP_BYTES;
+                    const char* ahead = p + 1 < p1 ? w + panel_bytes : is_last ? data + p1 * panel_bytes : data + p0 * panel_bytes + (s0 + steps) * STEP_BYTES;
                     const int64_t lines = (32 + pairs - 1) / pairs;
                     for (int64_t tile = t0; tile < t1; tile += 2) {
                         char* sums = rest + (p - p0) * rest_each + (tile - t0) * 2048;
-                        Slice s{x + tile * t.tile_bytes() + s0 * t.step_bytes(), t.step_bytes(), t.tile_bytes(), w, steps, ahead + (tile - t0) / 2 * steps * lines * 64, lines};
+                        Slice s{x + tile * t.tile_bytes() + s0 * t.step_bytes(), t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, steps, ahead + (tile - t0) / 2 * steps * lines * 64, lines};
                         if (tile + 1 < t1) multiply<OP, 2>(s, sums, s0 == 0);
                         else multiply<OP, 1>(s, sums, s0 == 0);
                         if (is_last) done(tile * 16, std::min(int64_t(32), std::min(t1 * 16, t.m) - tile * 16), p, sums);
@@ -206,7 +205,7 @@ static void many_rows(const Weight& weight, const TileRows& t, const char* x, co
 
 static void linear_tiles(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
-    const TileRows t(a, 32);
+    const TileRows t(a, 32, false);
     char* x = ctx.shared();
     const bool is_alone = a.m <= 2;  // each thread rounds its own copy: cheaper than to meet
     if (is_alone) round_tile(a, t, 0, x = ctx.local());
@@ -220,7 +219,7 @@ static void linear_tiles(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 16) few_rows<1>(a, t, x, ctx);
     else if (a.m <= FEW_ROWS) few_rows<2>(a, t, x, ctx);
     else
-        many_rows<BF16>(a.w, t, x, ctx, [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
+        many_rows<BF16>(a.w, t.steps * STEP_BYTES, t, x, ctx, [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
             finish_rows(a, row0, rows, panel, (const float*)sums);
         });
     release_tiles();
@@ -229,8 +228,137 @@ static void linear_tiles(const LinearArgs& a, const Ctx& ctx) {
 
 static size_t tiles_shared(const LinearArgs& a) { return size_t((a.m + 15) / 16 * 16 * panel_steps(a.w) * 64 + 64); }
 static size_t tiles_local(const LinearArgs& a) {
-    return std::max(size_t(2 * panel_steps(a.w) * 64), size_t(GROUP_PANELS * (BLOCK_ROWS + 32) * 128)) + 64;
+    const int64_t few = 2 * panel_steps(a.w) * 64, sums = GROUP_PANELS * (BLOCK_ROWS + 32) * 128, wide = a.w.k * PANEL;
+    return size_t(std::max({few, sums, a.w.format == W_W4A8 ? wide : 0})) + 64;
 }
+
+// ---- integers ----
+
+// Quantised rows of one call: tiles as above, and for each tile [group][16 rows] of scales and extras.
+struct TileBytes : TileRows {
+    int64_t k_step, groups;
+    char* x;
+    float *scale, *extra;
+    TileBytes(const LinearArgs& a, char* base) : TileRows(a, step_of(a.w), true), k_step(step_of(a.w)), x(base) {
+        groups = a.w.format == W_W4A8 ? a.w.k / a.w.group : 1;
+        scale = (float*)(base + bytes()), extra = scale + tiles * 16 * groups;
+    }
+    static int64_t step_of(const Weight& w) { return w.format == W_W4A8 && w.group < 64 ? w.group : 64; }
+    static size_t needed(const LinearArgs& a) {
+        const TileBytes t(a, nullptr);
+        return size_t(t.bytes() + t.tiles * 16 * t.groups * 8 + 64);
+    }
+};
+
+static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t tile, int64_t r) {
+    const bool four = a.w.format == W_W4A8;
+    const int64_t span = four ? a.w.group : a.w.k;
+    char* out = t.x + tile * t.tile_bytes() + r * 64;
+    float *scale = t.scale + tile * 16 * t.groups + r, *extra = t.extra + tile * 16 * t.groups + r;
+    if (r >= t.held(tile)) {
+        for (int64_t s = 0; s < t.steps; s++) std::memset(out + s * t.step_bytes(), 0, 64);
+        for (int64_t g = 0; g < t.groups; g++) scale[g * 16] = extra[g * 16] = 0;
+        return;
+    }
+    std::memset(out + (t.steps - 1) * t.step_bytes(), 0, 64);  // k may end inside the last step
+    const float* x = source_row(a, tile * 16 + r);
+    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);  // even k first
+    for (int64_t g = 0; g < t.groups; g++) {
+        const Span done = quantise_span(x + g * span, span, [&](int64_t k, const int8_t* b, int) {
+            const int64_t i = g * span + k;
+            __m128i v = _mm_load_si128((const __m128i*)b);
+            if (four) v = _mm_shuffle_epi8(v, apart);
+            _mm_store_si128((__m128i*)(out + i / t.k_step * t.step_bytes() + i % t.k_step), v);
+        });
+        scale[g * 16] = done.scale;
+        if (four) extra[g * 16] = group_extra(a, done);
+    }
+}
+
+static void finish_w8a8(const LinearArgs& a, const TileBytes& t, int64_t row0, int64_t rows, int64_t panel, const char* sums) {
+    const vf left = load(a.w.scale + panel * PANEL), right = load(a.w.scale + panel * PANEL + 16);
+    for (int64_t r = 0; r < rows; r++) {
+        const vf x = set1(t.scale[row0 + r]);
+        finish(a, row0 + r, panel, mul(mul(to_float(vi_load(sums + r * 128)), left), x), mul(mul(to_float(vi_load(sums + r * 128 + 64)), right), x));
+    }
+}
+
+// A panel's nibbles as bytes [k / 4][32][4]: signed around 8, or unsigned where zero points differ.
+static void widen_nibbles(const Weight& w, int64_t panel, char* out) {
+    const char* from = (const char*)w.data + panel * w.k * (PANEL / 2);
+    const __m512i low = _mm512_set1_epi8(15), centre = _mm512_set1_epi8(w.offset ? 0 : 8);
+    for (int64_t i = 0; i < w.k / 8; i++, from += 128, out += 256)
+        for (int h = 0; h < 2; h++) {
+            const __m512i v = _mm512_loadu_si512(from + h * 64);
+            _mm512_store_si512(out + h * 64, _mm512_sub_epi8(_mm512_and_si512(v, low), centre));
+            _mm512_store_si512(out + 128 + h * 64, _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(v, 4), low), centre));
+        }
+}
+
+// out [32][32] += scale * x scale * products of one group, as tile_w4a8 adds them.
+static void add_group(const LinearArgs& a, const TileBytes& t, int64_t tile, int64_t rows, int64_t panel, int64_t g, const char* sums, float* out) {
+    const int64_t at = (panel * t.groups + g) * PANEL;
+    const vf left = load(a.w.scale + at), right = load(a.w.scale + at + 16);
+    const vf left_offset = a.w.offset ? load(a.w.offset + at) : zero(), right_offset = a.w.offset ? load(a.w.offset + at + 16) : zero();
+    RADIX_UNROLL(4)
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t from = ((tile + r / 16) * t.groups + g) * 16 + r % 16;
+        const vf x = set1(t.scale[from]);
+        vf u = g ? load(out + r * 32) : zero(), v = g ? load(out + r * 32 + 16) : zero();
+        u = fma(mul(to_float(vi_load(sums + r * 128)), left), x, u), v = fma(mul(to_float(vi_load(sums + r * 128 + 64)), right), x, v);
+        if (a.w.offset) u = fma(left_offset, set1(t.extra[from]), u), v = fma(right_offset, set1(t.extra[from]), v);
+        store(out + r * 32, u), store(out + r * 32 + 16, v);
+    }
+}
+
+template <int OP>
+static void groups_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx& ctx) {
+    configure(16, 16, int(t.k_step / 4));
+    const int64_t per = a.w.group / t.k_step, w_step = t.k_step * PANEL;
+    char* wide = ctx.local();
+    alignas(64) float out[32 * 32];
+    alignas(64) char sums[32 * 128];
+    const Grid grid(t.tiles, panels_of(a.w), ctx.threads());
+    const int64_t panels = panels_of(a.w);
+    ctx.each(panels * grid.blocks, 2, [&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; i++) {
+            const int64_t panel = i % panels, t0 = i / panels * grid.tiles_each, t1 = std::min(t0 + grid.tiles_each, t.tiles);
+            widen_nibbles(a.w, panel, wide);
+            asm volatile("" ::: "memory");
+            for (int64_t tile = t0; tile < t1; tile += 2) {
+                const int64_t rows = std::min(int64_t(tile + 1 < t1 ? 32 : 16), t.m - tile * 16);
+                for (int64_t g = 0; g < t.groups; g++) {
+                    const Slice s{t.x + tile * t.tile_bytes() + g * per * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide + g * per * w_step, w_step, per, nullptr, 0};
+                    if (tile + 1 < t1) multiply<OP, 2>(s, sums, true);
+                    else multiply<OP, 1>(s, sums, true);
+                    add_group(a, t, tile, rows, panel, g, sums, out);
+                }
+                finish_rows(a, tile * 16, rows, panel, out);
+            }
+        }
+    });
+}
+
+constexpr int64_t VECTOR_ROWS = 8;  // up to here vectors keep up with the memory
+
+static void linear_integers(const LinearArgs& a, const Ctx& ctx) {
+    if (a.m <= VECTOR_ROWS) return linear_int8(a, ctx);
+    const TileBytes t(a, ctx.shared());
+    ctx.each(t.tiles * 16, 4, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; r++) quantise_tile_row(a, t, r / 16, r % 16);
+    });
+    ctx.barrier();
+    asm volatile("" ::: "memory");
+    if (a.w.format == W_W8A8)
+        many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx, [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
+            finish_w8a8(a, t, row0, rows, panel, sums);
+        });
+    else if (a.w.offset) groups_of_nibbles<NIBBLES>(a, t, ctx);
+    else groups_of_nibbles<SIGNED>(a, t, ctx);
+    release_tiles();
+    ctx.barrier();
+}
+static size_t integers_shared(const LinearArgs& a) { return a.m <= VECTOR_ROWS ? linear_int8_shared(a) : TileBytes::needed(a); }
 
 // ---- what the tiles can do at most ----
 
@@ -252,6 +380,8 @@ static double tile_ceiling(int kind, size_t rounds) {
     return double(rounds) * 4 * (kind == 2 ? 16384 : 32768);
 }
 
+extern const Int8Kernels int8_table;
+const Int8Kernels int8_table = {linear_integers, integers_shared};
 extern const TileKernels tile_table;
 const TileKernels tile_table = {linear_tiles, tiles_shared, tiles_local, tile_ceiling};
 

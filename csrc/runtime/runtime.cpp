@@ -194,20 +194,20 @@ Workspace& workspace() {
     return owner.w;
 }
 
+// Fresh pages are zero and are not made before somebody writes to them: the threads that pack.
 Memory::Memory(size_t n) {
-    const size_t huge = size_t(2) << 20;
-    if (n >= huge) {
-        bytes = (n + huge - 1) / huge * huge;
-        if (posix_memalign(&data, huge, bytes)) throw std::bad_alloc();
-        madvise(data, bytes, MADV_HUGEPAGE);
-    } else {
-        bytes = (n + 4095) / 4096 * 4096;
-        if (bytes == 0) bytes = 4096;
-        if (posix_memalign(&data, 4096, bytes)) throw std::bad_alloc();
-    }
-    std::memset(data, 0, bytes);
+    const size_t page = 4096, huge = size_t(2) << 20, align = n >= huge ? huge : page;
+    bytes = std::max(page, (n + page - 1) / page * page);
+    const size_t asked = bytes + align - page;
+    void* got = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (got == MAP_FAILED) throw std::bad_alloc();
+    const uintptr_t first = uintptr_t(got), begin = (first + align - 1) / align * align, end = first + asked;
+    if (begin > first) munmap(got, begin - first);
+    if (end > begin + bytes) munmap((void*)(begin + bytes), end - begin - bytes);
+    data = (void*)begin;
+    if (n >= huge) madvise(data, bytes, MADV_HUGEPAGE);
 }
-Memory::~Memory() { std::free(data); }
+Memory::~Memory() { munmap(data, bytes); }
 
 // Extends are cut into blocks of queries; short ones (decode) into splits when they are few.
 void AttnPlan::make(const AttnArgs& a, int threads) {

@@ -60,8 +60,10 @@ def test_sixteen_bit_weights_and_cache(dtype: torch.dtype) -> None:
     ours = PagedRunner(model, "cpu", 16, cache_dtype=dtype).prefill(ids, 2)
     theirs = PagedRunner(reference, cache_dtype=dtype).prefill(ids, 2)
     for sequence in ids:
-        # Both round keys and values, from numbers that differ in their last bits.
-        assert relative_error(ours[sequence], theirs[sequence]) < 5e-3
+        # Both round keys and values, from numbers that differ in their last bits; on matrix tiles
+        # the activations of bfloat16 weights are bfloat16 too.
+        rounds = dtype == torch.bfloat16 and native_module().isa() == "amx"
+        assert relative_error(ours[sequence], theirs[sequence]) < (3e-2 if rounds else 5e-3)
 
 
 def test_threads_change_nothing() -> None:

@@ -10,6 +10,7 @@ from radixlm.kernels.cpu import linear
 
 FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = [*FLOAT, "int8wo", "int4-32", "w8a8", "w4a8-64"]
+SLOW_SHAPES = 2000
 EXACT = [*FLOAT, "int8wo", "int4-32"]  # activations are not rounded
 
 
@@ -75,6 +76,77 @@ def test_random_shapes(num_rows: int, num_out: int, num_in: int, fmt: str, threa
     want = seen(x, packed) @ weight.double().T
     assert float((y.double() - want).abs().max() / scale) < 1e-6
     assert torch.equal(packed.run(x[-1:].clone(), num_threads=1), y[-1:])
+
+
+def check_shape(shape: tuple[int, int, int], fmt: str, threads: int, seed: int) -> None:
+    """Against fp64 on what the kernel holds and sees, and one row against itself alone."""
+    num_rows, num_out, num_in = shape
+    weight, bias = make(num_out, num_in, seed)
+    group = int(fmt.partition("-")[2] or (num_in if fmt == "w8a8" else 0))
+    packed = linear.pack(weight, bias, fmt)
+    x = rows(num_rows, num_in, seed + 1)
+    y = packed.run(x, num_threads=threads)
+    held = packed.unpack().double()
+    inputs = quantised(x, group) if fmt.startswith("w") else seen(x, packed)
+    bound = 3e-3 if fmt.startswith("w") else 1e-5
+    scale = (inputs.abs() @ held.abs().T + bias.abs().double()).max()
+    assert float((y.double() - inputs @ held.T - bias.double()).abs().max() / scale) < bound
+    exact = x.double() @ weight.double().T + bias.double()
+    own = float((inputs @ held.T + bias.double() - exact).norm())
+    assert float((y.double() - exact).norm()) <= 1.05 * own + 1e-5 * float(exact.norm())
+    row = seed % num_rows
+    assert torch.equal(packed.run(x[row : row + 1].clone(), num_threads=1), y[row : row + 1])
+
+
+SHAPES = st.tuples(st.integers(1, 150), st.integers(1, 200), st.integers(1, 700))
+
+
+@given(SHAPES, st.sampled_from(FORMATS), st.integers(1, 3), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_every_format_at_random_shapes(
+    shape: tuple[int, int, int], fmt: str, threads: int, seed: int
+) -> None:
+    group = int(fmt.partition("-")[2] or 1)
+    num_rows, num_out, num_in = shape
+    check_shape((num_rows, num_out, -(-num_in // group) * group), fmt, threads, seed)
+
+
+@pytest.mark.slow
+@given(SHAPES, st.sampled_from([*FORMATS, "w4a8-32", "w4a8-128", "int4-128"]), st.integers(1, 3))
+@settings(max_examples=SLOW_SHAPES, deadline=None, derandomize=True)
+def test_two_thousand_random_shapes(shape: tuple[int, int, int], fmt: str, threads: int) -> None:
+    group = int(fmt.partition("-")[2] or 1)
+    num_rows, num_out, num_in = shape
+    check_shape((num_rows, num_out, -(-num_in // group) * group), fmt, threads, num_in)
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "w8a8", "w4a8-32", "w4a8-64", "w4a8-128"])
+@pytest.mark.parametrize("num_in", [128, 640, 1408])
+def test_rows_chunks_and_threads_change_no_bit(fmt: str, num_in: int) -> None:
+    """Across the borders of blocks and slices, and of kernels for few and for many rows."""
+    weight, bias = make(300, num_in)
+    packed = linear.pack(weight, bias, fmt)
+    x = rows(1100, num_in)
+    whole = packed.run(x, num_threads=2)
+    for first, count, threads in ((0, 1, 1), (3, 8, 2), (5, 9, 1), (20, 33, 2), (500, 530, 3)):
+        part = packed.run(x[first : first + count].contiguous(), num_threads=threads)
+        assert torch.equal(part, whole[first : first + count]), (first, count, threads)
+
+
+def test_zero_points_of_eight_are_none() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = rows(20, 128)
+    q = torch.randint(0, 16, (50, 128), dtype=torch.uint8, generator=generator)
+    scale = torch.rand(50, 2, generator=generator)
+    given = linear.pack_int4(q, scale, torch.full((50, 2), 8), None, "w4a8-64").run(x)
+    assert torch.equal(given, linear.pack_int4(q, scale, None, None, "w4a8-64").run(x))
+    zero = torch.randint(0, 16, (50, 2), generator=generator)
+    packed = linear.pack_int4(q, scale, zero, None, "w4a8-64")
+    held = (q.double().view(50, 2, 64) - zero[..., None]) * scale.double()[..., None]
+    assert error(packed.unpack(), held.view(50, 128)) < 1e-6
+    for num_rows in (3, 20):
+        want = quantised(x[:num_rows], 64) @ held.view(50, 128).T
+        assert error(packed.run(x[:num_rows].contiguous()), want) < 2e-3
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from radixlm.kernels.cpu.extension import address, native
 
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
+TAIL_BYTES = 2048  # int8 tiles read 64 inputs at once, past the last panel
 BF16_TILES = 7  # bf16 for processors with matrix tiles
 ACT_CODE = {
     "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
@@ -68,8 +69,15 @@ class PackedLinear:
     """
 
     def __init__(
-        self, num_out: int, num_in: int, fmt: str, bias: Tensor | None, is_paired: bool
+        self,
+        num_out: int,
+        num_in: int,
+        fmt: str,
+        bias: Tensor | None,
+        is_paired: bool,
+        has_zeros: bool = False,
     ) -> None:
+        """``has_zeros``: int4 values have zero points of their own, not 8."""
         kind, group = parse_format(fmt)
         if group and num_in % group:
             raise ValueError(f"{fmt}: {num_in} inputs are not a multiple of the group")
@@ -82,7 +90,7 @@ class PackedLinear:
         is_tiled = kind == "bf16" and native().isa() == "amx"
         self.format_code = BF16_TILES if is_tiled else FORMAT_CODE[kind]
         self.padded = self._padded_rows()
-        self._buffers = self._allocate(bias)
+        self._buffers = self._allocate(bias, has_zeros or kind == "int4")
         b = self._buffers
         self.handle = native().Linear(
             num_out, num_in, self.format_code, group, is_paired, b.data.address,
@@ -93,14 +101,16 @@ class PackedLinear:
         rows, panel = (self.num_out // 2, 16) if self.is_paired else (self.num_out, PANEL)
         return (rows + panel - 1) // panel * PANEL
 
-    def _allocate(self, bias: Tensor | None) -> Buffers:
+    def _allocate(self, bias: Tensor | None, has_offset: bool) -> Buffers:
         multiple = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
         inputs = -(-self.num_in // multiple) * multiple
-        data = native().Memory(self.padded * inputs * BITS[self._kind] // 8)
+        tail = TAIL_BYTES if self._kind == "w8a8" and inputs % 64 else 0
+        data = native().Memory(self.padded * inputs * BITS[self._kind] // 8 + tail)
         scale = offset = column_sum = None
         if self._group:
             shape = (self.padded // PANEL, self.num_in // self._group, PANEL)
-            scale, offset = torch.zeros(shape), torch.zeros(shape)
+            scale = torch.zeros(shape)
+            offset = torch.zeros(shape) if has_offset else None
         elif BITS[self._kind] == 8:
             scale = torch.zeros(self.padded)
             column_sum = torch.zeros(self.padded, dtype=torch.int32)
@@ -153,11 +163,13 @@ class PackedLinear:
         if not self._group:
             b.scale.copy_(self.lanes(scale.reshape(self.num_out)))
             return
-        assert b.offset is not None
+        if zero is not None and b.offset is None:
+            raise ValueError(f"{self.fmt}: allocated without zero points")
         zero = torch.full_like(scale, 8.0) if zero is None else zero.detach().float()
         for target, values in ((b.scale, scale), (b.offset, -zero * scale)):
             lanes = self.lanes(values)
-            target.copy_(lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2))
+            if target is not None:
+                target.copy_(lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2))
 
     def run(
         self,
@@ -248,7 +260,9 @@ def pack_int4(
 ) -> PackedLinear:
     """Pack given values 0..15 (uint8 [N, K]): weight = (q - zero) * scale, zero 8 by default."""
     num_out, num_in = nibbles_NK.shape
-    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired)
+    if zero_NG is not None and bool((zero_NG == 8).all()):
+        zero_NG = None
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_NG is not None)
     packed.fill(nibbles_NK, 0)
     packed.set_scales(scale_NG, zero_NG)
     return packed
