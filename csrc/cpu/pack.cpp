@@ -15,17 +15,31 @@ static Place place_of(const Weight& w, int64_t row) {
     return {i / 16, i % 16 + 16 * up};
 }
 
-static float row_max(const PackArgs& a, int64_t r) {
-    float m = 0;
-    for (int64_t k = 0; k < a.w.k; k++) {
-        float v = std::fabs(load_scalar(a.src, a.src_dtype, r * a.ld + k));
-        m = v > m ? v : m;
+struct Range {
+    float low, high;
+    float largest() const { return high > -low ? high : -low; }
+};
+static Range range_of(const PackArgs& a, int64_t r, int64_t k0, int64_t k1) {
+    vf low = zero(), high = zero();
+    int64_t k = k0;
+    for (; k + 16 <= k1; k += 16) {
+        const vf v = load_any(a.src, a.src_dtype, r * a.ld + k);
+        low = vmin(low, v), high = vmax(high, v);
     }
-    return m;
+    Range found{-lane_max(sub(zero(), low)), lane_max(high)};
+    for (; k < k1; k++) {
+        const float v = load_scalar(a.src, a.src_dtype, r * a.ld + k);
+        found.low = v < found.low ? v : found.low, found.high = v > found.high ? v : found.high;
+    }
+    return found;
 }
-static int8_t quantised(float v, float inverse) {
-    float q = std::nearbyint(v * inverse);
-    return int8_t(q > 127 ? 127 : q < -127 ? -127 : q);
+
+// Sixteen values times `inverse`, rounded, plus `shift`, within [low, high]; those past `n` are not read.
+static void quantise_16(const PackArgs& a, int64_t from, int n, float inverse, float shift, float low, float high, int8_t* out) {
+    float t[16] = {0};
+    for (int i = 0; n < 16 && i < n; i++) t[i] = load_scalar(a.src, a.src_dtype, from + i);
+    const vf v = n < 16 ? load(t) : load_any(a.src, a.src_dtype, from);
+    store_i8(out, vmin(vmax(add(vround(mul(v, set1(inverse))), set1(shift)), set1(low)), set1(high)));
 }
 
 static void pack_float(const PackArgs& a, int64_t r, Place at) {
@@ -74,37 +88,57 @@ static bool is_side_by_side(const PackArgs& a, int64_t r, int64_t end, Place at)
 // int8: floats are quantised by the row's maximum; int8 sources keep their values (scale given apart).
 static void pack_int8(const PackArgs& a, int64_t r, Place at) {
     const bool given = a.src_dtype == DT_I8;
-    float scale = given ? 1.0f : row_max(a, r) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    const float scale = given ? 1.0f : range_of(a, r, 0, a.w.k).largest() / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
     const int64_t lane = at.panel * PANEL + at.lane, k4 = (a.w.k + 3) / 4 * 4;
     if (!given) ((float*)a.w.scale)[lane] = scale;
     int32_t sum = 0;
-    for (int64_t k = 0; k < a.w.k; k++) {
-        int8_t q = given ? ((const int8_t*)a.src)[r * a.ld + k] : quantised(load_scalar(a.src, a.src_dtype, r * a.ld + k), inverse);
-        sum += q;
-        if (a.w.format == W_INT8) ((int8_t*)a.w.data)[(at.panel * a.w.k + k) * PANEL + at.lane] = q;
-        else ((int8_t*)a.w.data)[at.panel * k4 * PANEL + (k / 4) * 128 + at.lane * 4 + k % 4] = q;
+    for (int64_t k = 0; k < a.w.k; k += 16) {
+        const int n = a.w.k - k < 16 ? int(a.w.k - k) : 16;
+        alignas(16) int8_t q[16] = {0};
+        if (given) std::memcpy(q, (const int8_t*)a.src + r * a.ld + k, size_t(n));
+        else quantise_16(a, r * a.ld + k, n, inverse, 0, -127, 127, q);
+        for (int i = 0; i < n; i++) sum += q[i];
+        if (a.w.format == W_INT8) {
+            int8_t* out = (int8_t*)a.w.data + (at.panel * a.w.k + k) * PANEL + at.lane;
+            for (int i = 0; i < n; i++) out[i * PANEL] = q[i];
+        } else {
+            char* out = (char*)a.w.data + at.panel * k4 * PANEL + k / 4 * 128 + at.lane * 4;
+            for (int i = 0; i < n; i += 4) std::memcpy(out + i * PANEL, q + i, 4);
+        }
     }
     if (a.w.column_sum) ((int32_t*)a.w.column_sum)[lane] = 128 * sum;
 }
 
-// int4 from floats: symmetric groups, q in 1..15 around 8.
+// The value of largest magnitude with its sign (the first of two): it maps to -8 exactly.
+static float group_peak(const PackArgs& a, int64_t r, int64_t k0, int64_t k1) {
+    const Range range = range_of(a, r, k0, k1);
+    if (range.high != -range.low) return range.high > -range.low ? range.high : range.low;
+    for (int64_t k = k0; k < k1; k++) {
+        const float v = load_scalar(a.src, a.src_dtype, r * a.ld + k);
+        if (v != 0 && std::fabs(v) == range.high) return v;
+    }
+    return 0;
+}
+
+// Eight values 0..15 as the nibbles of a dword, the first one lowest.
+static uint32_t nibbles_of(const int8_t* q) {
+    uint32_t u = 0;
+    for (int j = 0; j < 8; j++) u |= uint32_t(q[j] & 15) << (4 * j);
+    return u;
+}
+
+// int4 from floats: symmetric groups, q in 0..15 around 8.
 static void pack_int4(const PackArgs& a, int64_t r, Place at) {
-    uint32_t* data = (uint32_t*)a.w.data;
+    uint32_t* data = (uint32_t*)a.w.data + at.panel * (a.w.k / 8) * PANEL + at.lane;
     for (int64_t g = 0; g < a.w.k / a.w.group; g++) {
-        float best = 0;  // the value of largest magnitude, with its sign: it maps to -8 exactly
-        for (int64_t k = g * a.w.group; k < (g + 1) * a.w.group; k++) {
-            float v = load_scalar(a.src, a.src_dtype, r * a.ld + k);
-            if (std::fabs(v) > std::fabs(best)) best = v;
-        }
-        float scale = best / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
-        int64_t s = (at.panel * (a.w.k / a.w.group) + g) * PANEL + at.lane;
+        const float scale = group_peak(a, r, g * a.w.group, (g + 1) * a.w.group) / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+        const int64_t s = (at.panel * (a.w.k / a.w.group) + g) * PANEL + at.lane;
         ((float*)a.w.scale)[s] = scale;
         if (a.w.offset) ((float*)a.w.offset)[s] = -8.0f * scale;
-        for (int64_t k = g * a.w.group; k < (g + 1) * a.w.group; k++) {
-            float q = std::nearbyint(load_scalar(a.src, a.src_dtype, r * a.ld + k) * inverse) + 8.0f;
-            uint32_t u = uint32_t(q < 0 ? 0 : q > 15 ? 15 : q);
-            uint32_t* d = data + (at.panel * (a.w.k / 8) + k / 8) * PANEL + at.lane;
-            *d = (*d & ~(15u << (4 * (k & 7)))) | (u << (4 * (k & 7)));
+        for (int64_t k = g * a.w.group; k < (g + 1) * a.w.group; k += 16) {
+            alignas(16) int8_t q[16];
+            quantise_16(a, r * a.ld + k, 16, inverse, 8, 0, 15, q);
+            data[k / 8 * PANEL] = nibbles_of(q), data[(k / 8 + 1) * PANEL] = nibbles_of(q + 8);
         }
     }
 }
@@ -113,11 +147,7 @@ static void pack_int4(const PackArgs& a, int64_t r, Place at) {
 static void pack_nibbles(const PackArgs& a, int64_t r, Place at) {
     uint32_t* data = (uint32_t*)a.w.data;
     const uint8_t* src = (const uint8_t*)a.src + r * a.ld;
-    for (int64_t k8 = 0; k8 < a.w.k / 8; k8++) {
-        uint32_t u = 0;
-        for (int j = 0; j < 8; j++) u |= uint32_t(src[k8 * 8 + j] & 15u) << (4 * j);
-        data[(at.panel * (a.w.k / 8) + k8) * PANEL + at.lane] = u;
-    }
+    for (int64_t k8 = 0; k8 < a.w.k / 8; k8++) data[(at.panel * (a.w.k / 8) + k8) * PANEL + at.lane] = nibbles_of((const int8_t*)src + k8 * 8);
 }
 
 void pack(const PackArgs& a, const Ctx& ctx) {

@@ -295,45 +295,59 @@ static void widen_nibbles(const Weight& w, int64_t panel, char* out) {
         }
 }
 
-// out [32][32] += scale * x scale * products of one group, as tile_w4a8 adds them.
+// out [rows][32] += scale * x scale * products of one group, as tile_w4a8 adds them.
+template <bool HAS_OFFSET>
 static void add_group(const LinearArgs& a, const TileBytes& t, int64_t tile, int64_t rows, int64_t panel, int64_t g, const char* sums, float* out) {
     const int64_t at = (panel * t.groups + g) * PANEL;
     const vf left = load(a.w.scale + at), right = load(a.w.scale + at + 16);
-    const vf left_offset = a.w.offset ? load(a.w.offset + at) : zero(), right_offset = a.w.offset ? load(a.w.offset + at + 16) : zero();
-    RADIX_UNROLL(4)
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t from = ((tile + r / 16) * t.groups + g) * 16 + r % 16;
-        const vf x = set1(t.scale[from]);
-        vf u = g ? load(out + r * 32) : zero(), v = g ? load(out + r * 32 + 16) : zero();
-        u = fma(mul(to_float(vi_load(sums + r * 128)), left), x, u), v = fma(mul(to_float(vi_load(sums + r * 128 + 64)), right), x, v);
-        if (a.w.offset) u = fma(left_offset, set1(t.extra[from]), u), v = fma(right_offset, set1(t.extra[from]), v);
-        store(out + r * 32, u), store(out + r * 32 + 16, v);
+    const vf left_offset = HAS_OFFSET ? load(a.w.offset + at) : zero(), right_offset = HAS_OFFSET ? load(a.w.offset + at + 16) : zero();
+    for (int64_t r0 = 0; r0 < rows; r0 += 16, tile++) {
+        const float *scale = t.scale + (tile * t.groups + g) * 16, *extra = t.extra + (tile * t.groups + g) * 16;
+        const int64_t end = std::min<int64_t>(16, rows - r0);
+        RADIX_UNROLL(4)
+        for (int64_t r = 0; r < end; r++, sums += 128, out += 32) {
+            const vf x = set1(scale[r]);
+            vf u = fma(mul(to_float(vi_load(sums)), left), x, g ? load(out) : zero());
+            vf v = fma(mul(to_float(vi_load(sums + 64)), right), x, g ? load(out + 16) : zero());
+            if (HAS_OFFSET) u = fma(left_offset, set1(extra[r]), u), v = fma(right_offset, set1(extra[r]), v);
+            store(out, u), store(out + 16, v);
+        }
     }
 }
+
+// While vectors add up one group, tiles multiply the next: two places for products. Neither begins at
+// the same offset of a page as the other or as the sums, which loads would wait for.
+struct alignas(64) GroupSums {
+    char even[4096], gap[1024], odd[4096], gap2[1024];
+    float out[32 * 32];
+};
 
 template <int OP>
 static void groups_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx& ctx) {
     configure(16, 16, int(t.k_step / 4));
-    const int64_t per = a.w.group / t.k_step, w_step = t.k_step * PANEL;
+    const int64_t per = a.w.group / t.k_step, w_step = t.k_step * PANEL, panels = panels_of(a.w);
     char* wide = ctx.local();
-    alignas(64) float out[32 * 32];
-    alignas(64) char sums[32 * 128];
-    const Grid grid(t.tiles, panels_of(a.w), ctx.threads());
-    const int64_t panels = panels_of(a.w);
+    GroupSums sums;
+    const Grid grid(t.tiles, panels, ctx.threads());
+    auto multiply_group = [&](int64_t tile, bool is_pair, int64_t g) {
+        const Slice s{t.x + tile * t.tile_bytes() + g * per * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide + g * per * w_step, w_step, per, nullptr, 0};
+        if (is_pair) multiply<OP, 2>(s, g % 2 ? sums.odd : sums.even, true);
+        else multiply<OP, 1>(s, g % 2 ? sums.odd : sums.even, true);
+    };
     ctx.each(panels * grid.blocks, 2, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
             const int64_t panel = i % panels, t0 = i / panels * grid.tiles_each, t1 = std::min(t0 + grid.tiles_each, t.tiles);
             widen_nibbles(a.w, panel, wide);
             asm volatile("" ::: "memory");
             for (int64_t tile = t0; tile < t1; tile += 2) {
-                const int64_t rows = std::min(int64_t(tile + 1 < t1 ? 32 : 16), t.m - tile * 16);
+                const bool is_pair = tile + 1 < t1;
+                const int64_t rows = std::min(int64_t(is_pair ? 32 : 16), t.m - tile * 16);
+                multiply_group(tile, is_pair, 0);
                 for (int64_t g = 0; g < t.groups; g++) {
-                    const Slice s{t.x + tile * t.tile_bytes() + g * per * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide + g * per * w_step, w_step, per, nullptr, 0};
-                    if (tile + 1 < t1) multiply<OP, 2>(s, sums, true);
-                    else multiply<OP, 1>(s, sums, true);
-                    add_group(a, t, tile, rows, panel, g, sums, out);
+                    if (g + 1 < t.groups) multiply_group(tile, is_pair, g + 1);
+                    add_group<OP == NIBBLES>(a, t, tile, rows, panel, g, g % 2 ? sums.odd : sums.even, sums.out);
                 }
-                finish_rows(a, tile * 16, rows, panel, out);
+                finish_rows(a, tile * 16, rows, panel, sums.out);
             }
         }
     });

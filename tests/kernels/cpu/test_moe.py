@@ -51,12 +51,12 @@ def test_experts_match_a_loop(tokens: int, top_k: int, has_bias: bool) -> None:
     assert float((got - want).abs().max() / want.abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "fp16", "w8a8", "w4a8-32"])
+@pytest.mark.parametrize("fmt", ["bf16", "fp16", "w8a8"])
 @pytest.mark.parametrize("tokens", [2, 90])
 def test_sixteen_bits_and_less_are_near(fmt: str, tokens: int) -> None:
     x, weights, ids = choice(tokens, 2)
     exact, rounded = make()[0].run(x, weights, ids), make(fmt)[0].run(x, weights, ids)
-    bound = {"bf16": 1e-2, "fp16": 1e-3, "w8a8": 4e-2, "w4a8-32": 0.2}[fmt]
+    bound = {"bf16": 1e-2, "fp16": 1e-3, "w8a8": 4e-2}[fmt]
     assert 0 < float((rounded - exact).abs().max() / exact.abs().max()) < bound
 
 
