@@ -85,11 +85,11 @@ class FanChannel:
 
     def _check(self, message: TokenizedRequest) -> None:
         """Kernels take ids and sizes for granted. Raises if they are not as intake makes them."""
-        ids = message.ids()
+        ids = message.text_ids()
         if self.vocab and len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()} of {self.vocab}")
         if message.embeds is not None and self.embed_dim:
-            rows = len(ids) - message.num_emitted
+            rows = len(message.ids()) - message.num_emitted
             if len(message.embeds) != 4 * rows * self.embed_dim:
                 raise ValueError(f"{len(message.embeds)} bytes of embeddings for {rows} places")
         if self.vocab:

@@ -91,6 +91,17 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
         if self.rope_ids is not None and len(self.rope_ids) != 12 * num_prompt:
             raise ValueError(f"{len(self.rope_ids)} bytes of positions for {num_prompt} tokens")
 
+    def text_ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The token ids without those in the places of media."""
+        ids = self.ids()
+        if not self.media:
+            return ids
+        is_text = np.ones(len(ids), np.bool_)
+        for media in self.media:
+            for start, count in media.spans:
+                is_text[start : start + count] = False
+        return ids[is_text]
+
     def ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The token ids as an int32 array (a view, read only)."""
         return np.frombuffer(self.input_ids, dtype="<i4")
