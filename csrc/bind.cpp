@@ -52,14 +52,14 @@ void run_store(nb::tuple qkv, nb::tuple shape, nb::tuple norm, nb::tuple rope, A
 struct Attention {
     AttnArgs a;
     AttnPlan plan;
-    Attention(int heads, int kv_heads, int k_dim, int v_dim, int page_size, int dtype, float scale, int window, float softcap, bool causal, Address sinks) {
-        a.heads = heads, a.q_head = k_dim, a.scale = scale, a.window = window, a.softcap = softcap, a.causal = causal, a.sinks = at<float>(sinks);
+    Attention(int heads, int kv_heads, int k_dim, int v_dim, int page_size, int dtype, float scale, int window, int chunk, float softcap, bool causal, Address sinks, Address slopes) {
+        a.heads = heads, a.q_head = k_dim, a.scale = scale, a.window = window, a.chunk = chunk, a.softcap = softcap, a.causal = causal, a.sinks = at<float>(sinks), a.slopes = at<float>(slopes);
         a.cache = make_cache(0, 0, dtype, kv_heads, k_dim, v_dim, page_size);
     }
     void run(Address q, int64_t ldq, Address out, int64_t ldo, Address k_cache, Address v_cache, Address pages, int64_t ldp, Address query_start, Address kv_len,
              int num_seqs, Address tree, int64_t tree_ld, int threads) {
         AttnArgs c = a;
-        c.q = at<float>(q), c.ldq = ldq, c.out = at<float>(out), c.ldo = ldo, c.cache.k = at<void>(k_cache), c.cache.v = at<void>(v_cache);
+        c.q = at<float>(q), c.ldq = ldq, c.out = at<float>(out), c.ldo = ldo, c.cache.k = at<void>(k_cache), c.cache.v = at<void>(v_cache), c.cache.latent = !k_cache;
         c.page_table = at<int32_t>(pages), c.ldp = ldp, c.query_start = at<int32_t>(query_start), c.kv_len = at<int32_t>(kv_len), c.num_seqs = num_seqs;
         c.tree = at<uint8_t>(tree), c.tree_ld = tree_ld;
         plan.make(c, threads > 0 ? threads : max_threads());
@@ -136,7 +136,7 @@ NB_MODULE(_cpu, m) {
         .def("pack", &Linear::pack, Release())
         .def("embed", &Linear::embed, Release());
     nb::class_<Attention>(m, "Attention")
-        .def(nb::init<int, int, int, int, int, int, float, int, float, bool, Address>())
+        .def(nb::init<int, int, int, int, int, int, float, int, int, float, bool, Address, Address>())
         .def("run", &Attention::run, Release());
     nb::class_<Experts>(m, "Experts")
         .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())

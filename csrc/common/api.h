@@ -57,10 +57,11 @@ struct NormArgs {
 };
 
 // One layer's paged cache. K: [page][kv_head][page_size/16][k_dim][16]; V: [page][kv_head][page_size][v_dim].
+// latent: V alone, rows of k_dim numbers, whose first v_dim are the value. See cpu/kv.h.
 struct Cache {
     void* k = nullptr;
     void* v = nullptr;
-    int dtype = 0, kv_heads = 0, k_dim = 0, v_dim = 0, page_size = 16;
+    int dtype = 0, kv_heads = 0, k_dim = 0, v_dim = 0, page_size = 16, latent = 0;
 };
 
 struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null are skipped
@@ -101,13 +102,22 @@ struct AttnArgs {
     int num_seqs = 0, heads = 0;
     float scale = 1, softcap = 0;
     int window = 0, causal = 1;
+    int chunk = 0;  // a token sees only its own chunk of so many positions
     const float* sinks = nullptr;
+    const float* slopes = nullptr;  // [heads]: slope * (key - query position) is added to a score
     const uint8_t* tree = nullptr;     // [tokens][tree_ld]: may query i see new token j of its sequence
     int64_t tree_ld = 0;
     const AttnTask* tasks = nullptr;
     int num_tasks = 0, num_merges = 0;  // merges follow the tasks
     float* partials = nullptr;
 };
+
+// The first token that the one at this position sees.
+inline int first_seen(const AttnArgs& a, int position) {
+    const int window = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+    const int chunk = a.chunk > 0 ? position / a.chunk * a.chunk : 0;
+    return window > chunk ? window : chunk;
+}
 
 struct ActArgs {
     const float* x = nullptr;  // [rows, 2 * dim] gate, up when gated, else [rows, dim]

@@ -1,5 +1,5 @@
 // q/k norm, rotary embedding and the store into the paged cache, one pass over a token's row.
-#include "rows.h"
+#include "kv.h"
 
 namespace radix {
 namespace RADIX_ISA {
@@ -44,29 +44,6 @@ static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, c
     }
 }
 
-static void store_token(const Cache& c, int64_t slot, const float* k, const float* v) {
-    const int64_t page = slot / c.page_size, at = slot % c.page_size, tiles = c.page_size / 16;
-    for (int h = 0; h < c.kv_heads; h++) {
-        int64_t block = page * c.kv_heads + h;
-        int64_t kbase = (block * tiles + at / 16) * c.k_dim * 16 + at % 16;
-        int64_t vbase = (block * c.page_size + at) * c.v_dim;
-        const float *kh = k + int64_t(h) * c.k_dim, *vh = v + int64_t(h) * c.v_dim;
-        switch (c.dtype) {
-            case DT_F32:
-                for (int d = 0; d < c.k_dim; d++) ((float*)c.k)[kbase + d * 16] = kh[d];
-                std::memcpy((float*)c.v + vbase, vh, size_t(c.v_dim) * 4);
-                break;
-            case DT_BF16:
-                for (int d = 0; d < c.k_dim; d++) ((uint16_t*)c.k)[kbase + d * 16] = float_to_bf16(kh[d]);
-                for (int d = 0; d < c.v_dim; d++) ((uint16_t*)c.v)[vbase + d] = float_to_bf16(vh[d]);
-                break;
-            default:
-                for (int d = 0; d < c.k_dim; d++) store_scalar(c.k, c.dtype, kbase + d * 16, kh[d]);
-                for (int d = 0; d < c.v_dim; d++) store_scalar(c.v, c.dtype, vbase + d, vh[d]);
-        }
-    }
-}
-
 void store(const StoreArgs& a, const Ctx& ctx) {
     ctx.each(a.tokens, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++) {
@@ -75,7 +52,9 @@ void store(const StoreArgs& a, const Ctx& ctx) {
             if (!a.k) continue;
             float* k = a.k + t * a.ldk;
             prepare_heads(a, k, a.kv_heads, a.head_dim, a.k_norm, a.k_norm_bias, cs);
-            if (a.slots && a.slots[t] >= 0) store_token(a.cache, a.slots[t], k, a.v + t * a.ldv);
+            if (!a.slots || a.slots[t] < 0) continue;
+            const Cache& c = a.cache;
+            for (int h = 0; h < c.kv_heads; h++) put_token(c, a.slots[t], h, k + int64_t(h) * c.k_dim, c.latent ? nullptr : a.v + t * a.ldv + int64_t(h) * c.v_dim);
         }
     });
     ctx.barrier();

@@ -56,6 +56,7 @@ struct Linear {
 inline Cache make_cache(Address k, Address v, int dtype, int kv_heads, int k_dim, int v_dim, int page_size) {
     Cache c;
     c.k = at<void>(k), c.v = at<void>(v), c.dtype = dtype, c.kv_heads = kv_heads, c.k_dim = k_dim, c.v_dim = v_dim, c.page_size = page_size;
+    c.latent = !k && v;
     return c;
 }
 

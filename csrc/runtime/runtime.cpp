@@ -218,7 +218,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     const int block = std::max(1, 96 / group);
     int64_t partial_rows = 0, short_units = 0;
     bytes = flops = 0;
-    const int element = a.cache.dtype == 0 ? 4 : a.cache.dtype == 3 ? 1 : 2;
+    const int element = a.cache.dtype == 0 ? 4 : a.cache.dtype >= 3 ? 1 : 2;
     for (int s = 0; s < a.num_seqs; s++) {
         int q = a.query_start[s + 1] - a.query_start[s];
         if (q * group <= 16 && q > 0) short_units += heads;
@@ -226,7 +226,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     for (int s = 0; s < a.num_seqs; s++) {
         const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
         if (q <= 0 || kv <= 0) continue;
-        int first = a.window > 0 ? std::max(0, kv - q + 1 - a.window) : 0;
+        const int first = std::max(0, first_seen(a, kv - q));
         bytes += double(kv - first) * heads * (a.cache.k_dim + a.cache.v_dim) * element;
         flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
         if (q * group <= 16) {
@@ -251,7 +251,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
         }
         for (int q0 = (q - 1) / block * block; q0 >= 0; q0 -= block) {
             int qn = std::min(block, q - q0), last = a.causal && !a.tree ? kv - q + q0 + qn : kv;
-            int lo = a.window > 0 ? std::max(0, kv - q + q0 + 1 - a.window) : 0;
+            const int lo = std::max(0, first_seen(a, kv - q + q0));
             for (int h = 0; h < heads; h++) tasks.push_back({s, q0, qn, h, lo / SPLIT, (last + SPLIT - 1) / SPLIT, -1});
         }
     }

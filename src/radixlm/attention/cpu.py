@@ -10,37 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from radixlm.attention.gathered import attend_gathered
 from radixlm.kernels.cpu.attention import PagedAttention
-from radixlm.kernels.cpu.cache import (
-    DTYPES,
-    TILE,
-    CacheShape,
-    pages_from_k,
-    pages_from_v,
-    tokens_of_k,
-    tokens_of_v,
-)
+from radixlm.kernels.cpu.cache import TILE, CacheShape
 from radixlm.kernels.cpu.extension import native
-from radixlm.kernels.cpu.rope import kv_store
+from radixlm.kernels.cpu.rope import kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.kv import DTYPES, movable
 from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class CpuPool:
-    """K [L, P, K, B / 16, C, 16] and V [L, P, K, B, V]. A latent group stores V too, as the
-    kernel reads V row by row."""
+    """K [L, P, K, B / 16, C, 16] and V [L, P, K, B, V], or for a latent group rows of C numbers
+    alone; see kernels/cpu/cache.py for caches with scales."""
 
     def __init__(self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
         self.group, self.num_pages, self.page_size = group, num_pages, page_size
         self.dtype = dtype
-        self.shape = CacheShape(group.kv_heads, group.head_dim, group.v_dim, page_size, dtype)
+        self.shape = CacheShape(
+            group.kv_heads, group.head_dim, group.v_dim, page_size, dtype, group.latent
+        )
         num_layers = len(group.layers)
         self.k = torch.empty(num_layers, *self.shape.k_shape(num_pages), dtype=dtype)
         self.v = torch.empty(num_layers, *self.shape.v_shape(num_pages), dtype=dtype)
@@ -53,25 +47,27 @@ class CpuPool:
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         to, of = torch.as_tensor(target), torch.as_tensor(source)
-        self.k[:, to] = self.k[:, of]
-        self.v[:, to] = self.v[:, of]
+        for tensor in (self.k, self.v):
+            if tensor.numel():
+                pages = movable(tensor)
+                pages[:, to] = pages[:, of]
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         index = torch.as_tensor(pages)
-        k = tokens_of_k(self.k[layer, index])
-        return k, None if self.group.latent else tokens_of_v(self.v[layer, index])
+        picked = (self._pick(self.k, layer, index), self._pick(self.v, layer, index))
+        k, v = self.shape.tokens(*picked)
+        return k, None if self.group.latent else v
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
         index = torch.as_tensor(pages)
-        v = k[..., : self.group.v_dim] if v is None else v
-        self.k[layer, index] = pages_from_k(k.to(self.dtype), self.page_size)
-        self.v[layer, index] = pages_from_v(v.to(self.dtype), self.page_size)
+        for tensor, part in zip((self.k, self.v), self.shape.pages(k, v), strict=True):
+            if tensor.numel():
+                movable(tensor[layer])[index] = movable(part)
 
-
-def page_nbytes(group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over the group's layers."""
-    channels = group.head_dim + group.v_dim
-    return len(group.layers) * group.kv_heads * channels * page_size * dtype.itemsize
+    def _pick(self, tensor: Tensor, layer: int, index: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        return movable(tensor[layer])[index].view(self.dtype)
 
 
 @dataclass(slots=True)
@@ -92,8 +88,6 @@ class CpuBackend:
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.pools: list[CpuPool | None] = [None] * len(groups)
         self._layers: list[dict[int, _Layer]] = [{} for _ in groups]
-        self._batch: ForwardBatch | None = None
-        self._max_kv_len = 0
         self._readers: dict[int, _Layer] = {}  # of sites that store nothing, by identity
         self.slots: list[Tensor] = []  # int32, of the step, a group each
         self.tables: list[Tensor] = []
@@ -103,7 +97,7 @@ class CpuBackend:
         return page_size >= TILE and page_size % TILE == 0
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """float32, bfloat16 and float16 caches; arithmetic is float32."""
+        """Floats of 32, 16 and 8 bits, and int8."""
         return dtype in DTYPES
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
@@ -122,7 +116,6 @@ class CpuBackend:
 
     def begin(self, batch: ForwardBatch) -> None:
         """Bring the step's tables to the kernels' integers."""
-        self._batch, self._max_kv_len = batch, batch.max_kv_len
         self.slots = [slots.int() for slots in batch.store_GT]
         self.tables = [table.int().contiguous() for table in batch.page_table_GSP]
         self.starts = batch.query_start_S1.int()
@@ -137,14 +130,11 @@ class CpuBackend:
             layer = self._layers[group].get(site.layer) or self._open(site)
         else:
             layer = self._readers.get(id(site)) or self._open_reader(site)
-        q = _dense(q_THD)
-        if k_TKD is not None:
-            k = _dense(k_TKD)
-            v = k[..., : site.v_dim] if v_TKV is None else _dense(v_TKV)
-            kv_store(k, v, (layer.k_cache, layer.v_cache), self.slots[group])
-        if site.slopes is not None or 0 < site.chunk < self._max_kv_len:
-            assert self._batch is not None
-            return attend_gathered(q, layer.k_cache, layer.v_cache, self._batch, site)
+        q, caches = _dense(q_THD), (layer.k_cache, layer.v_cache)
+        if k_TKD is not None and v_TKV is None:
+            latent_store(_dense(k_TKD), layer.attention.cache, caches, self.slots[group])
+        elif k_TKD is not None and v_TKV is not None:
+            kv_store(_dense(k_TKD), _dense(v_TKV), caches, self.slots[group])
         out = layer.attention.run(
             q, layer.k_cache, layer.v_cache, self.tables[group], self.starts, self.kv_len
         )
@@ -163,9 +153,15 @@ class CpuBackend:
     def _make(self, site: AttentionSite) -> _Layer:
         pool = self.pools[site.group]
         assert pool is not None, "make_pool() comes first"
-        options: dict[str, Any] = {"window": site.window, "softcap": site.softcap}
         attention = PagedAttention(
-            site.heads, pool.shape, site.scale, sinks_H=site.sinks, **options
+            site.heads,
+            pool.shape,
+            site.scale,
+            window=site.window,
+            chunk=site.chunk,
+            softcap=site.softcap,
+            sinks_H=site.sinks,
+            slopes_H=site.slopes,
         )
         return _Layer(attention, pool.k[site.layer], pool.v[site.layer])
 

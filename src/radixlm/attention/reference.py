@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.kv import DTYPES
 from radixlm.pools.group import KvGroup
-from radixlm.pools.pool import PagedPool
+from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
@@ -61,12 +62,12 @@ class TorchNativeBackend:
         return page_size >= 1
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Floating-point dtypes that torch converts; K and V are widened when read."""
-        return dtype in (torch.float32, torch.bfloat16, torch.float16)
+        """Floats of 32, 16 and 8 bits, and int8; K and V are widened when read."""
+        return dtype in DTYPES
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers."""
-        return group.numbers_per_token * page_size * dtype.itemsize
+        return page_nbytes(group, page_size, dtype)
 
     def make_pool(
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
@@ -88,16 +89,11 @@ class TorchNativeBackend:
         """Store K and V, attend piece by piece."""
         batch, pool = self._batch, self.pools[site.group]
         assert batch is not None and pool is not None, "begin() and make_pool() come first"
-        flat_k, flat_v = pool.flat_k(site.layer), pool.flat_v(site.layer)
-        where = batch.store_GT[site.group]
         if k_TKD is not None:
-            flat_k[where] = k_TKD.to(pool.dtype)
-        if v_TKV is not None:
-            flat_v[where] = v_TKV.to(pool.dtype)
+            pool.store(site.layer, batch.store_GT[site.group], k_TKD, v_TKV)
         out_THV = q_THD.new_zeros(q_THD.shape[0], site.heads, site.v_dim)
         for piece in self._pieces_of(site, pool.page_size):
-            k = flat_k[piece.tokens_SN].to(q_THD.dtype)
-            v = k[..., : site.v_dim] if site.latent else flat_v[piece.tokens_SN].to(q_THD.dtype)
+            k, v = pool.load(site.layer, piece.tokens_SN, q_THD.dtype)
             out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece, site)
         return out_THV.flatten(1)
 

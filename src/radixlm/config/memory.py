@@ -5,6 +5,10 @@ from typing import Annotated
 
 from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
+KV_DTYPES = (
+    *("auto", "fp8_e5m2", "fp8_e4m3", "int8"),
+    *("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
+)
 _TIERS = "the host and storage tiers of the KV cache"
 _OFFLOAD = "weights that live off the device"
 
@@ -28,12 +32,8 @@ class MemoryConfig(Group):
     ] = AUTO
     kv_cache_dtype: Annotated[
         str,
-        "Type of the KV cache; 'auto' is the model's.",
-        Flag(
-            choices=("auto", "fp8_e5m2", "fp8_e4m3"),
-            built=("auto",),
-            needs="a quantised KV cache",
-        ),
+        "Type of the KV cache; 'auto' is the model's. int8 keeps a scale for every token and head.",
+        Flag(choices=KV_DTYPES),
     ] = "auto"
     disable_radix_cache: Annotated[bool, "Do not share KV between equal prefixes."] = False
     radix_eviction_policy: Annotated[

@@ -40,6 +40,7 @@ from radixlm.executor.pooling import Pooler
 from radixlm.executor.runner import Runner
 from radixlm.executor.tables import SlotTables
 from radixlm.kernels.dispatch import Kernels, bind
+from radixlm.kernels.ops import kv
 from radixlm.memory.budget import window_ratio
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
@@ -183,6 +184,8 @@ def _make_pools(
             f"{attn.required_page_size or 'other sizes'}"
         )
     dtype = _kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
+    if not attn.supports_dtype(dtype):
+        raise ConfigError(f"--kv-cache-dtype: attention backend {attn.name!r} has no {dtype}")
     facts = MemoryFacts(
         free_bytes=memory.free_bytes,
         weight_bytes=memory.weight_bytes,
@@ -295,7 +298,9 @@ def _foreign(
 
 
 def _kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> torch.dtype:
-    """The cache holds what the weights hold: 16 bits for a 16-bit model."""
+    """The flag's, or what the weights hold: 16 bits for a 16-bit model."""
+    if config.memory.kv_cache_dtype != "auto":
+        return kv.BY_FLAG[config.memory.kv_cache_dtype]
     stored = checkpoint_dtype(info.folder)
     compute, weight = resolve_dtypes(config.model.dtype, device, stored)
     wanted = weight or stored

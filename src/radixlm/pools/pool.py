@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from radixlm.kernels.ops.kv import dequantise_int8, movable, quantise_int8, row_nbytes, to_kv
 from radixlm.pools.group import KvGroup
 
 
@@ -41,7 +42,8 @@ class KvPool(Protocol):
 
 
 class PagedPool:
-    """K and V as plain tensors [L, P, B, K, C]: the layout of the torch backends."""
+    """K and V as plain tensors [L, P, B, K, C]: the layout of the torch backends. int8 rows have
+    scales [L, P, B, K] beside them."""
 
     def __init__(
         self,
@@ -59,37 +61,64 @@ class PagedPool:
         self.v_LPBKV: Tensor | None = None
         if not group.latent:
             self.v_LPBKV = torch.zeros(*shape, group.v_dim, dtype=dtype, device=device)
+        num_scales = 0 if dtype != torch.int8 else 1 if group.latent else 2
+        self.scales = [torch.zeros(*shape, device=device) for _ in range(num_scales)]
 
     @property
     def nbytes_per_page(self) -> int:
-        return self.group.numbers_per_token * self.page_size * self.dtype.itemsize
+        return page_nbytes(self.group, self.page_size, self.dtype)
 
-    def flat_k(self, layer: int) -> Tensor:
-        """A layer's K as a view [P * B, K, C]."""
-        return self.k_LPBKC[layer].flatten(0, 1)
+    def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
+        """Write rows at slots (page * page_size + offset)."""
+        self._put(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots_T, k_TKC)
+        if self.v_LPBKV is not None:
+            assert v_TKV is not None, "a pool that stores V was given none"
+            self._put(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots_T, v_TKV)
 
-    def flat_v(self, layer: int) -> Tensor:
-        """A layer's V as a view [P * B, K, V]; of a latent group, the front of K."""
+    def load(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """K [..., K, C] and V [..., K, V] at slots of any shape, as ``dtype``."""
+        k = self._take(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots).to(dtype)
         if self.v_LPBKV is None:
-            return self.flat_k(layer)[..., : self.group.v_dim]
-        return self.v_LPBKV[layer].flatten(0, 1)
+            return k, k[..., : self.group.v_dim]
+        return k, self._take(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots).to(dtype)
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
-        for tensor in (self.k_LPBKC, self.v_LPBKV):
+        for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
             if tensor is not None:
-                tensor[:, self._index(target)] = tensor[:, self._index(source)]
+                pages = movable(tensor)
+                pages[:, self._index(target)] = pages[:, self._index(source)]
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        index = self._index(pages)
-        k = self.k_LPBKC[layer, index].flatten(0, 1)
-        return k, None if self.v_LPBKV is None else self.v_LPBKV[layer, index].flatten(0, 1)
+        dtype = torch.float32 if self.dtype == torch.int8 else self.dtype
+        k, v = self.load(layer, self._slots(pages), dtype)
+        return k, None if self.group.latent else v
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
-        index = self._index(pages)
-        self.k_LPBKC[layer, index] = k.view(-1, self.page_size, *k.shape[1:]).to(self.dtype)
-        if self.v_LPBKV is not None:
-            assert v is not None, "a pool that stores V was given none"
-            self.v_LPBKV[layer, index] = v.view(-1, self.page_size, *v.shape[1:]).to(self.dtype)
+        self.store(layer, self._slots(pages), k, v)
+
+    def _put(self, which: int, flat: Tensor, layer: int, slots: Tensor, rows: Tensor) -> None:
+        if self.dtype == torch.int8:
+            flat[slots], self.scales[which][layer].flatten(0, 1)[slots] = quantise_int8(rows)
+        else:
+            movable(flat)[slots] = movable(to_kv(rows, self.dtype))
+
+    def _take(self, which: int, flat: Tensor, layer: int, slots: Tensor) -> Tensor:
+        if self.dtype == torch.int8:
+            scale = self.scales[which][layer].flatten(0, 1)[slots]
+            return dequantise_int8(flat[slots], scale)
+        return movable(flat)[slots].view(self.dtype)
+
+    def _slots(self, pages: Sequence[int]) -> Tensor:
+        offsets = torch.arange(self.page_size, device=self.k_LPBKC.device)
+        return (self._index(pages)[:, None] * self.page_size + offsets).flatten()
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.as_tensor(pages, dtype=torch.int64, device=self.k_LPBKC.device)
+
+
+def page_nbytes(group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over the group's layers, scales included."""
+    rows = row_nbytes(group.head_dim, dtype)
+    if not group.latent:
+        rows += row_nbytes(group.v_dim, dtype)
+    return len(group.layers) * group.kv_heads * page_size * rows

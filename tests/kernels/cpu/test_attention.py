@@ -10,6 +10,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu import cache as paged
 from radixlm.kernels.cpu.attention import PagedAttention
+from radixlm.kernels.ops import kv
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class Case:
     softcap: float = 0.0
     has_sinks: bool = False
     scale: float = 0.2
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a cache keeps of rows."""
+    if dtype == torch.int8:
+        return kv.dequantise_int8(*kv.quantise_int8(x))
+    return kv.to_kv(x, dtype).float()
 
 
 class World:
@@ -50,18 +58,15 @@ class World:
         for s, total in enumerate(self.total):
             mine = [order.pop() for _ in range(per_seq[s])]
             self.pages[s, : len(mine)] = torch.tensor(mine)
-            k = torch.randn(total, case.kv_heads, case.dim, generator=g).to(case.dtype)
-            v = torch.randn(total, case.kv_heads, case.v_dim, generator=g).to(case.dtype)
+            k = rounded(torch.randn(total, case.kv_heads, case.dim, generator=g), case.dtype)
+            v = rounded(torch.randn(total, case.kv_heads, case.v_dim, generator=g), case.dtype)
             slots = self.pages[s].long().repeat_interleave(case.page_size) * case.page_size
             slots = (slots + torch.arange(case.page_size).repeat(len(self.pages[s])))[:total]
-            k_tokens[slots], v_tokens[slots] = k.float(), v.float()
+            k_tokens[slots], v_tokens[slots] = k, v
             self.k.append(k)
             self.v.append(v)
             self.q.append(torch.randn(total, case.heads, case.dim, generator=g))
-        self.caches = (
-            paged.pages_from_k(k_tokens.to(case.dtype), case.page_size),
-            paged.pages_from_v(v_tokens.to(case.dtype), case.page_size),
-        )
+        self.caches = self.shape.pages(k_tokens, v_tokens)
         self.sinks = torch.randn(case.heads, generator=g) if case.has_sinks else None
         self.layer = PagedAttention(
             case.heads, self.shape, case.scale, window=case.window, softcap=case.softcap,
@@ -104,6 +109,10 @@ CASES = [
     replace(BASE, heads=6, kv_heads=1, dim=128, v_dim=128, page_size=32),
     replace(BASE, dtype=torch.bfloat16, dim=64, v_dim=64),
     replace(BASE, dtype=torch.float16, heads=2, page_size=64),
+    replace(BASE, dtype=torch.int8, dim=64, v_dim=48),
+    replace(BASE, dtype=torch.int8, heads=14, page_size=32, softcap=3.0, dim=24, v_dim=20),
+    replace(BASE, dtype=torch.float8_e4m3fn, window=70),
+    replace(BASE, dtype=torch.float8_e5m2, dim=72, v_dim=40),
     replace(BASE, window=33),
     replace(BASE, window=1, has_sinks=True),
     replace(BASE, softcap=3.0, scale=1.0),
@@ -122,7 +131,15 @@ def test_mixed_rows_match_fp64(case: Case, threads: int) -> None:
         assert float((got - want).abs().max() / want.abs().max()) < 1e-5, s
 
 
-@pytest.mark.parametrize("case", [BASE, replace(BASE, window=50, dtype=torch.bfloat16)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        BASE,
+        replace(BASE, window=50, dtype=torch.bfloat16),
+        replace(BASE, dtype=torch.int8),
+        replace(BASE, dtype=torch.float8_e5m2),
+    ],
+)
 def test_decode_equals_prefill_bit_for_bit(case: Case) -> None:
     world = World(replace(case, lens=((150, 150), (90, 90))))
     whole = world.run([(150, 150), (90, 90)], threads=2)
@@ -171,7 +188,7 @@ def test_tree_mask_shows_only_ancestors() -> None:
     dim=st.integers(1, 17).map(lambda n: n * 8),
     v_dim=st.integers(1, 17).map(lambda n: n * 8),
     page_size=st.sampled_from([16, 32, 48, 128]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from(kv.DTYPES),
     window=st.sampled_from([0, 0, 1, 17, 100]),
     softcap=st.sampled_from([0.0, 5.0]),
     has_sinks=st.booleans(),

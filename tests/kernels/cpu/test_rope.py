@@ -6,6 +6,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu import cache as paged
 from radixlm.kernels.cpu import rope
+from radixlm.kernels.ops import kv
 from radixlm.kernels.ops.rope import QkNorm, prepare_qk
 
 
@@ -82,6 +83,43 @@ def test_norm_rope_store(kind: str, dtype: torch.dtype, page_size: int) -> None:
     assert int(stored_k.abs().sum((1, 2)).count_nonzero()) == 5
     assert torch.equal(paged.pages_from_k(stored_k, page_size), caches[0])
     assert torch.equal(paged.pages_from_v(stored_v, page_size), caches[1])
+
+
+@pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
+@pytest.mark.parametrize("is_latent", [False, True])
+def test_stored_rows_are_those_of_the_reference(dtype: torch.dtype, is_latent: bool) -> None:
+    """Rows of every size, with what the dtype cannot hold: bytes are compared."""
+    generator = torch.Generator().manual_seed(4)
+    k, v = torch.randn(32, 2, 40, generator=generator), torch.randn(32, 2, 24, generator=generator)
+    size = torch.logspace(-12, 6, 32)[:, None, None]
+    k, v = k * size, v * size
+    k[3], k[4, 1, 7], v[5, 0, 2], v[6] = 0.0, torch.inf, torch.nan, 1e-35
+    k[7, 0, :5] = torch.tensor([448.0, 463.9, 464.1, -57344.0, 2.0**-16])
+    shape = paged.CacheShape(2, 40, 24, 32, dtype, is_latent)
+    caches, slots = shape.allocate(1), torch.arange(32)
+    if is_latent:
+        rope.latent_store(k, shape, caches, slots)
+    else:
+        rope.kv_store(k, v, caches, slots)
+    for got, want in zip(shape.tokens(*caches), shape.tokens(*shape.pages(k, v)), strict=True):
+        torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_row_that_was_read_is_stored_as_it_was(dtype: torch.dtype) -> None:
+    shape = paged.CacheShape(1, 64, 64, 16, dtype)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        k, v = (
+            torch.randn(64, 1, 64) * 10.0 ** torch.randint(-8, 3, (64, 1, 1)),
+            torch.rand(64, 1, 64),
+        )
+        first = shape.pages(k, v)
+        second = shape.pages(*shape.tokens(*first))
+        assert all(
+            torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            for a, b in zip(first, second, strict=True)
+        )
 
 
 def test_cache_geometry_is_checked() -> None:

@@ -23,18 +23,23 @@ class PagedAttention:
         scale: float,
         *,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         is_causal: bool = True,
         sinks_H: Tensor | None = None,
+        slopes_H: Tensor | None = None,
     ) -> None:
+        """``chunk``: a token sees only its own chunk of so many positions. ``slopes_H``: slope *
+        (key - query position) is added to a score."""
         if num_heads % cache.kv_heads:
             raise ValueError(f"{num_heads} query heads over {cache.kv_heads} KV heads")
         self.num_heads, self.cache = num_heads, cache
         self._sinks = None if sinks_H is None else sinks_H.detach().float().contiguous()
+        self._slopes = None if slopes_H is None else slopes_H.detach().float().contiguous()
         self.handle = native().Attention(
             num_heads, cache.kv_heads, cache.k_dim, cache.v_dim, cache.page_size,
-            dtype_code(cache.dtype, "cache"), scale, window, softcap, is_causal,
-            address(self._sinks),
+            dtype_code(cache.dtype, "cache"), scale, window, chunk, softcap,
+            is_causal, address(self._sinks), address(self._slopes),
         )  # fmt: skip
 
     def run(

@@ -1,8 +1,10 @@
 """The paged cache as the kernels lay it out.
 
 K is transposed in tiles of 16 tokens, [P, K, B / 16, C, 16], so that 16 scores are one chain of
-multiply-adds; V is plain, [P, K, B, V]. Legend: P pages, B tokens a page, K KV heads, C channels of
-K, V of V. Slot number = page * B + offset in the page.
+multiply-adds; V is plain, [P, K, B, V]. An int8 tile of either ends with 16 float32 scales, one a
+token. A latent cache has no K: it holds rows of C numbers as V does, and their first V numbers
+are the value. Legend: P pages, B tokens a page, K KV heads, C channels of K, V of V. Slot number =
+page * B + offset in the page.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu.checks import dtype_code
+from radixlm.kernels.ops.kv import DTYPES, SCALE_BYTES, dequantise_int8, quantise_int8, to_kv
 
 TILE = 16
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class CacheShape:
     v_dim: int
     page_size: int
     dtype: torch.dtype
+    is_latent: bool = False
 
     def __post_init__(self) -> None:
         if self.page_size % TILE or self.page_size <= 0:
@@ -34,13 +37,25 @@ class CacheShape:
         if self.dtype not in DTYPES:
             raise TypeError(f"a cache of {self.dtype} has no kernel")
 
+    @property
+    def has_scales(self) -> bool:
+        """Whether every row has a scale."""
+        return self.dtype == torch.int8
+
     def k_shape(self, num_pages: int) -> tuple[int, ...]:
-        """[P, K, B / 16, C, 16]"""
-        return (num_pages, self.kv_heads, self.page_size // TILE, self.k_dim, TILE)
+        """[P, K, B / 16, C, 16]; the scales of int8 as four more channels; latent: nothing."""
+        if self.is_latent:
+            return (0,)
+        channels = self.k_dim + SCALE_BYTES * self.has_scales
+        return (num_pages, self.kv_heads, self.page_size // TILE, channels, TILE)
 
     def v_shape(self, num_pages: int) -> tuple[int, ...]:
-        """[P, K, B, V]"""
-        return (num_pages, self.kv_heads, self.page_size, self.v_dim)
+        """[P, K, B, V], or with scales [P, K, B / 16, 16 * V + 64]; latent: C for V."""
+        channels = self.k_dim if self.is_latent else self.v_dim
+        if self.has_scales:
+            tiles = self.page_size // TILE
+            return (num_pages, self.kv_heads, tiles, TILE * (channels + SCALE_BYTES))
+        return (num_pages, self.kv_heads, self.page_size, channels)
 
     def allocate(self, num_pages: int) -> tuple[Tensor, Tensor]:
         """Fresh (K, V). Pages are never read before they are written, so no zeroing."""
@@ -64,11 +79,67 @@ class CacheShape:
             self.kv_heads, self.k_dim, self.v_dim, self.page_size,
         )  # fmt: skip
 
+    def tokens(self, k_pages: Tensor, v_pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Pages as tokens, copied: K [P * B, K, C], V [P * B, K, V]; float32 where there are
+        scales, else the cache's dtype."""
+        if not self.has_scales:
+            v = tokens_of_v(v_pages)
+            if self.is_latent:
+                return v, v[..., : self.v_dim]
+            return tokens_of_k(k_pages), v
+        v = dequantise_int8(*self._rows(v_pages))
+        if self.is_latent:
+            return v, v[..., : self.v_dim]
+        k, scales = k_pages.split_with_sizes((self.k_dim, SCALE_BYTES), 3)
+        k_scale = scales.flatten(3).contiguous().view(torch.float32)
+        return dequantise_int8(tokens_of_k(k), _tokens_of_scales(k_scale)), v
+
+    def pages(self, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The inverse of ``tokens``; rounds what the dtype cannot hold. Latent: v is not read."""
+        rows = k if self.is_latent else v
+        assert rows is not None, "a cache that stores V was given none"
+        if not self.has_scales:
+            k_pages = torch.empty(0, dtype=self.dtype)
+            if not self.is_latent:
+                k_pages = pages_from_k(to_kv(k, self.dtype), self.page_size)
+            return k_pages, pages_from_v(to_kv(rows, self.dtype), self.page_size)
+        q, scale = quantise_int8(rows)
+        tiles = pages_from_v(q, self.page_size)
+        tiles = tiles.view(*tiles.shape[:2], self.page_size // TILE, -1)
+        v_pages = torch.cat((tiles, _pages_of_scales(scale, self.page_size)), 3)
+        if self.is_latent:
+            return torch.empty(0, dtype=self.dtype), v_pages
+        q, scale = quantise_int8(k)
+        scales = _pages_of_scales(scale, self.page_size)
+        scales = scales.view(*scales.shape[:3], SCALE_BYTES, TILE)
+        return torch.cat((pages_from_k(q, self.page_size), scales), 3), v_pages
+
+    def _rows(self, v_pages: Tensor) -> tuple[Tensor, Tensor]:
+        """int8 rows [P * B, K, V] and their scales [P * B, K]."""
+        channels = self.k_dim if self.is_latent else self.v_dim
+        tiles, scales = v_pages.split_with_sizes((TILE * channels, TILE * SCALE_BYTES), 3)
+        rows = tokens_of_v(tiles.reshape(*tiles.shape[:2], -1, channels))
+        return rows, _tokens_of_scales(scales.contiguous().view(torch.float32))
+
 
 def shape_of(k_cache: Tensor, v_cache: Tensor) -> CacheShape:
-    """The geometry of a pair of cache tensors."""
+    """The geometry of a pair of cache tensors that is not latent."""
     _, heads, tiles, k_dim, _ = k_cache.shape
-    return CacheShape(heads, k_dim, v_cache.shape[3], tiles * TILE, k_cache.dtype)
+    v_dim = int(v_cache.shape[3])
+    if k_cache.dtype == torch.int8:
+        k_dim, v_dim = k_dim - SCALE_BYTES, v_dim // TILE - SCALE_BYTES
+    return CacheShape(heads, k_dim, v_dim, tiles * TILE, k_cache.dtype)
+
+
+def _tokens_of_scales(scales: Tensor) -> Tensor:
+    """[P, K, B / 16, 16] -> [P * B, K]"""
+    return scales.permute(0, 2, 3, 1).reshape(-1, scales.shape[1])
+
+
+def _pages_of_scales(scale: Tensor, page_size: int) -> Tensor:
+    """float32 [P * B, K] -> bytes [P, K, B / 16, 64]"""
+    tiles = scale.view(-1, page_size // TILE, TILE, scale.shape[1]).permute(0, 3, 1, 2)
+    return tiles.contiguous().view(torch.int8)
 
 
 def tokens_of_k(k_cache: Tensor) -> Tensor:

@@ -18,7 +18,15 @@ from radixlm.base.errors import ConfigError
 ISA_VARIABLE = "RADIXLM_CPU_ISA"
 
 # dtype codes of csrc/common/simd.h
-DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 3}
+DTYPE_CODE = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.uint8: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}
 
 
 def _load() -> tuple[ModuleType | None, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.kernels.cpu.cache import shape_of
+from radixlm.kernels.cpu.cache import CacheShape, shape_of
 from radixlm.kernels.cpu.checks import int32
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.rope import QkNorm
@@ -86,6 +86,19 @@ def prepare(
 def kv_store(k_TKD: Tensor, v_TKV: Tensor, cache: tuple[Tensor, Tensor], slots_T: Tensor) -> None:
     """Write rows into the cache at ``slots`` (page * page_size + offset; negative: nowhere)."""
     qk_norm_rope_store(None, k_TKD, v_TKV, cache, slots_T)
+
+
+def latent_store(
+    latent_TKC: Tensor, shape: CacheShape, cache: tuple[Tensor, Tensor], slots_T: Tensor
+) -> None:
+    """``kv_store`` of a latent cache, whose rows are key and value at once."""
+    slots = int32(slots_T, "slots")
+    k, ldk = _heads(latent_TKC, "latent")
+    tokens, kv_heads, dim = latent_TKC.shape
+    native().store(
+        (0, 0, k, ldk, 0, 0), (tokens, 0, kv_heads, dim, shape.v_dim, 0),
+        NO_NORM, NO_ROPE, address(slots), shape.fields(*cache), 0,
+    )  # fmt: skip
 
 
 def qk_norm_rope_store(

@@ -1,0 +1,210 @@
+// Tiles of 16 tokens of one head in the paged cache, whatever their element type.
+//
+// K tile: [k_dim][16]; V tile: [16][v_dim]; both at the same place of their page. An int8 tile ends with
+// 16 float scales, one a token: value = q * scale. A latent cache has no K: its V rows hold k_dim
+// numbers, of which all are the key and the first v_dim the value.
+#pragma once
+#include "rows.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+constexpr int TILE = 16;
+constexpr float E4M3_MOST = 448.0f, E5M2_MOST = 57344.0f;
+
+// Eight-bit floats, rounded to nearest even; what is too large becomes the largest. FRACTION bits of
+// mantissa, exponents biased by BIAS; the sum with 2^(24 - BIAS - FRACTION) rounds the subnormal ones.
+template <int FRACTION, int BIAS>
+RADIX_INLINE uint8_t float_to_f8(float f, float most, uint8_t nan) {
+    constexpr int shift = 23 - FRACTION;
+    uint32_t u = float_to_bits(f);
+    const uint8_t sign = uint8_t((u >> 24) & 0x80u);
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u) return uint8_t(sign | nan);
+    if (u > float_to_bits(most)) u = float_to_bits(most);
+    if (u < uint32_t(128 - BIAS) << 23) {
+        const float magic = bits_to_float(uint32_t(127 + 24 - BIAS - FRACTION) << 23);
+        return uint8_t(sign | (float_to_bits(bits_to_float(u) + magic) - float_to_bits(magic)));
+    }
+    u += (1u << (shift - 1)) - 1u + ((u >> shift) & 1u);
+    return uint8_t(sign | ((u >> shift) - (uint32_t(127 - BIAS) << FRACTION)));
+}
+RADIX_INLINE uint8_t float_to_e4m3(float f) { return float_to_f8<3, 7>(f, E4M3_MOST, 0x7f); }
+RADIX_INLINE uint8_t float_to_e5m2(float f) { return float_to_f8<2, 15>(f, E5M2_MOST, 0x7f); }
+
+// An e5m2 byte is the upper half of a half float; an e4m3 one, moved by 7 bits, is one 2^8 too small.
+RADIX_INLINE uint16_t e5m2_to_f16(uint8_t b) { return uint16_t(b << 8); }
+RADIX_INLINE uint16_t e4m3_to_f16(uint8_t b) {
+    return uint16_t(((b & 0x80u) << 8) | ((b & 0x7fu) == 0x7fu ? 0x7e00u : (b & 0x7fu) << 7));
+}
+RADIX_INLINE float e5m2_to_float(uint8_t b) { return f16_to_float(e5m2_to_f16(b)); }
+RADIX_INLINE float e4m3_to_float(uint8_t b) { return f16_to_float(e4m3_to_f16(b)) * 256.0f; }
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+RADIX_INLINE vf lanes_of_f16(__m256i h) {
+#if defined(__AVX512F__)
+    return {_mm512_cvtph_ps(h)};
+#else
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+#endif
+}
+RADIX_INLINE vf load_e5m2(const uint8_t* p) { return lanes_of_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8)); }
+RADIX_INLINE vf load_e4m3(const uint8_t* p) {
+    __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+    __m256i most = _mm256_set1_epi16(0x7f), magnitude = _mm256_and_si256(b, most);
+    __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(most, b), 8);
+    __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, most), _mm256_set1_epi16(0x7e00));
+    __m256i h = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
+    return mul(lanes_of_f16(h), set1(256.0f));
+}
+#else
+static inline vf load_e5m2(const uint8_t* p) {
+    float t[16];
+    for (int i = 0; i < 16; i++) t[i] = e5m2_to_float(p[i]);
+    return load(t);
+}
+static inline vf load_e4m3(const uint8_t* p) {
+    float t[16];
+    for (int i = 0; i < 16; i++) t[i] = e4m3_to_float(p[i]);
+    return load(t);
+}
+#endif
+
+template <int DTYPE>
+RADIX_INLINE vf load_kv(const void* p, int64_t i) {
+    if constexpr (DTYPE == DT_I8) return load_i8((const int8_t*)p + i);
+    else if constexpr (DTYPE == DT_E4M3) return load_e4m3((const uint8_t*)p + i);
+    else if constexpr (DTYPE == DT_E5M2) return load_e5m2((const uint8_t*)p + i);
+    else return load_any(p, DTYPE, i);
+}
+template <int DTYPE>
+RADIX_INLINE float load_kv_scalar(const void* p, int64_t i) {
+    if constexpr (DTYPE == DT_E4M3) return e4m3_to_float(((const uint8_t*)p)[i]);
+    else if constexpr (DTYPE == DT_E5M2) return e5m2_to_float(((const uint8_t*)p)[i]);
+    else return load_scalar(p, DTYPE, i);
+}
+
+struct Tile {
+    const void* k;  // null in a latent cache
+    const void* v;
+    const float* k_scale;  // null: all ones
+    const float* v_scale;
+};
+
+RADIX_INLINE int64_t tile_bytes(const Cache& c, int dim) { return int64_t(dim) * TILE * dtype_size(c.dtype) + (c.dtype == DT_I8 ? TILE * 4 : 0); }
+RADIX_INLINE int v_width(const Cache& c) { return c.latent ? c.k_dim : c.v_dim; }  // numbers from one V row to the next
+
+RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int tile) {
+    const int per_page = c.page_size / TILE;
+    const int64_t index = (int64_t(pages[tile / per_page]) * c.kv_heads + kv_head) * per_page + tile % per_page;
+    const int width = v_width(c), size = dtype_size(c.dtype);
+    Tile t;
+    t.k = c.latent ? nullptr : (const char*)c.k + index * tile_bytes(c, c.k_dim);
+    t.v = (const char*)c.v + index * tile_bytes(c, width);
+    const bool scaled = c.dtype == DT_I8;
+    t.v_scale = scaled ? (const float*)((const char*)t.v + int64_t(width) * TILE * size) : nullptr;
+    t.k_scale = !scaled ? nullptr : c.latent ? t.v_scale : (const float*)((const char*)t.k + int64_t(c.k_dim) * TILE * size);
+    return t;
+}
+
+// A tile is a few kilobytes somewhere in memory: hardware prefetch sees it too late.
+RADIX_INLINE void prefetch_bytes(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
+}
+RADIX_INLINE void prefetch_tile(const Cache& c, const Tile& t) {
+    if (t.k) prefetch_bytes(t.k, tile_bytes(c, c.k_dim));
+    prefetch_bytes(t.v, tile_bytes(c, v_width(c)));
+}
+
+// V rows as floats, `pad` apart, zeros after the last channel.
+template <int DTYPE>
+static void widen_v(const void* v, int width, int dim, int pad, float* out) {
+    for (int r = 0; r < TILE; r++) {
+        float* dst = out + r * pad;
+        int i = 0;
+        for (; i + 16 <= dim; i += 16) store(dst + i, load_kv<DTYPE>(v, int64_t(r) * width + i));
+        for (; i < pad; i++) dst[i] = i < dim ? load_kv_scalar<DTYPE>(v, int64_t(r) * width + i) : 0.0f;
+    }
+}
+// K as floats [k_dim][16]: as it stands, or from the rows of a latent cache.
+template <int DTYPE>
+static void widen_k(const Tile& t, int k_dim, float* out) {
+    if (t.k) {
+        for (int i = 0; i < k_dim; i++) store(out + i * TILE, load_kv<DTYPE>(t.k, i * TILE));
+        return;
+    }
+    for (int r = 0; r < TILE; r++) {
+        alignas(64) float row[TILE];
+        int i = 0;
+        for (; i + 16 <= k_dim; i += 16) {
+            store(row, load_kv<DTYPE>(t.v, int64_t(r) * k_dim + i));
+            for (int j = 0; j < 16; j++) out[(i + j) * TILE + r] = row[j];
+        }
+        for (; i < k_dim; i++) out[i * TILE + r] = load_kv_scalar<DTYPE>(t.v, int64_t(r) * k_dim + i);
+    }
+}
+
+// The scale of an int8 row: its largest magnitude is 127. Sixteen significant bits make 127 * scale
+// exact, so that quantising a row that was read gives the same bytes. NaN for a row that is not finite.
+static inline float int8_scale(const float* x, int n) {
+    vf most = zero();
+    bool finite = true;
+    for (int i = 0; i < n; i += 16) most = vmax(most, vabs(load_n(x + i, lanes_at(i, n))));
+    for (int i = 0; i < n; i++) finite &= (float_to_bits(x[i]) & 0x7f800000u) != 0x7f800000u;
+    if (!finite) return bits_to_float(0x7fc00000u);
+    float largest = lane_max(most);
+    if (largest < 1e-30f) return 0.0f;
+    return bits_to_float((float_to_bits(largest / 127.0f) + 0x80u) & ~0xffu);
+}
+// 16 numbers as int8 of a scale; zeros where the row has none.
+RADIX_INLINE vf quantised(vf x, float scale) {
+    if (!(scale > 0.0f)) return zero();
+    return vmax(vmin(vround(div(x, set1(scale))), set1(127.0f)), set1(-127.0f));
+}
+
+// One row into the cache, its numbers `step` apart.
+static void put_row(void* base, int dtype, int64_t step, const float* x, int n, float scale) {
+    switch (dtype) {
+        case DT_F32:
+            for (int d = 0; d < n; d++) ((float*)base)[d * step] = x[d];
+            break;
+        case DT_BF16:
+            for (int d = 0; d < n; d++) ((uint16_t*)base)[d * step] = float_to_bf16(x[d]);
+            break;
+        case DT_F16:
+            for (int d = 0; d < n; d++) ((uint16_t*)base)[d * step] = float_to_f16(x[d]);
+            break;
+        case DT_E4M3:
+            for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e4m3(x[d]);
+            break;
+        case DT_E5M2:
+            for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e5m2(x[d]);
+            break;
+        default:
+            for (int i = 0; i < n; i += 16) {
+                const int count = lanes_at(i, n);
+                int8_t q[16];
+                store_i8(q, quantised(load_n(x + i, count), scale));
+                for (int j = 0; j < count; j++) ((int8_t*)base)[(i + j) * step] = q[j];
+            }
+    }
+}
+
+static void put_token(const Cache& c, int64_t slot, int head, const float* k, const float* v) {
+    const int tile = int(slot % c.page_size) / TILE, lane = int(slot % TILE), size = dtype_size(c.dtype), width = v_width(c);
+    const int32_t page = int32_t(slot / c.page_size);
+    // tile_at looks pages up by the tile's number in its sequence: here the page is the only one
+    Tile t = tile_at(c, &page, head, tile);
+    const bool scaled = c.dtype == DT_I8;
+    const float ks = scaled ? int8_scale(k, c.k_dim) : 1.0f;
+    if (scaled) const_cast<float*>(t.k_scale)[lane] = ks;
+    char* row = (char*)const_cast<void*>(t.v) + int64_t(lane) * width * size;
+    if (c.latent) return put_row(row, c.dtype, 1, k, c.k_dim, ks);
+    put_row((char*)const_cast<void*>(t.k) + lane * size, c.dtype, TILE, k, c.k_dim, ks);
+    const float vs = scaled ? int8_scale(v, c.v_dim) : 1.0f;
+    if (scaled) const_cast<float*>(t.v_scale)[lane] = vs;
+    put_row(row, c.dtype, 1, v, c.v_dim, vs);
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix

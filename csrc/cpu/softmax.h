@@ -1,0 +1,86 @@
+// Online softmax of a row of attention: its running sums, and the tokens that it may see.
+#pragma once
+#include "kv.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+constexpr int BLOCK = 64, TILES = BLOCK / TILE;
+constexpr float EMPTY = -3.0e38f;  // finite: exp(EMPTY - EMPTY) is 1, exp(EMPTY - score) is 0
+
+// A row's state: [v_pad] sums, [16] partial weights, [0] the maximum.
+struct Shape {
+    int group, k_dim, v_dim, v_pad, state;
+    explicit Shape(const AttnArgs& a)
+        : group(a.heads / a.cache.kv_heads), k_dim(a.cache.k_dim), v_dim(a.cache.v_dim), v_pad((a.cache.v_dim + 15) / 16 * 16), state(v_pad + 32) {}
+};
+
+static void clear_state(float* s, const Shape& sh) {
+    for (int i = 0; i < sh.v_pad + 16; i += 16) store(s + i, zero());
+    s[sh.v_pad + 16] = EMPTY;
+}
+
+// The tree says which new tokens a new token sees: everything older is seen.
+static void mask_tree(const AttnArgs& a, int64_t token, int block0, int first_new, int kv_len, float* p) {
+    for (int t = 0; t < BLOCK; t++) {
+        int at = block0 + t;
+        if (at >= first_new && at < kv_len && !a.tree[token * a.tree_ld + (at - first_new)]) p[t] = -INFINITY;
+    }
+}
+
+// Scores of one row become weights, times the scales of K before and of V after; the row's state is
+// rescaled to the new maximum.
+static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_scale, const float* v_scale, float* state, int lo, int hi) {
+    vf v[TILES];
+    vf top = set1(-INFINITY);
+    for (int t = 0; t < TILES; t++) {
+        v[t] = load(p + t * 16);
+        if (k_scale) v[t] = mul(v[t], load(k_scale + t * 16));
+        if (a.softcap != 0.0f) v[t] = mul(set1(a.softcap), vtanh(div(v[t], set1(a.softcap))));
+        v[t] = keep_lanes(v[t], lo - t * 16, hi - t * 16, set1(-INFINITY));
+        top = vmax(top, v[t]);
+    }
+    float old = state[s.v_pad + 16], m = lane_max(top);
+    m = m > old ? m : old;
+    vf sum = zero();
+    for (int t = 0; t < TILES; t++) {
+        v[t] = vexp(sub(v[t], set1(m)));
+        store(p + t * 16, v_scale ? mul(v[t], load(v_scale + t * 16)) : v[t]);
+        sum = add(sum, v[t]);
+    }
+    float* weights = state + s.v_pad;
+    if (m != old) {
+        vf shrink = vexp(set1(old - m));
+        for (int i = 0; i < s.v_pad; i += 16) store(state + i, mul(load(state + i), shrink));
+        store(weights, mul(load(weights), shrink));
+        state[s.v_pad + 16] = m;
+    }
+    store(weights, add(load(weights), sum));
+}
+
+// total absorbs a later split. Weights of `total` and `now` are single sums here, in lane 0.
+static void merge(const Shape& s, float* total, const float* now) {
+    float ma = total[s.v_pad + 16], mb = now[s.v_pad + 16], m = ma > mb ? ma : mb;
+    vf ea = vexp(set1(ma - m)), eb = vexp(set1(mb - m));
+    for (int i = 0; i < s.v_pad + 16; i += 16) store(total + i, fma(load(total + i), ea, mul(load(now + i), eb)));
+    total[s.v_pad + 16] = m;
+}
+static void close_split(const Shape& s, float* state) {
+    float sum = lane_tree_sum(load(state + s.v_pad));
+    store(state + s.v_pad, keep_lanes(set1(sum), 0, 1, zero()));
+}
+
+static void write_row(const AttnArgs& a, const Shape& s, const float* total, int64_t token, int head) {
+    float sum = total[s.v_pad], m = total[s.v_pad + 16], factor = 1.0f;
+    if (a.sinks) {
+        float sink = a.sinks[head], top = sink > m ? sink : m;
+        factor = exp1(m - top);
+        sum = sum * factor + exp1(sink - top);
+    }
+    vf inverse = set1(sum > 0 ? factor / sum : 0.0f);
+    float* out = a.out + token * a.ldo + int64_t(head) * s.v_dim;
+    for (int i = 0; i < s.v_dim; i += 16) store_n(out + i, mul(load(total + i), inverse), lanes_at(i, s.v_dim));
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix
