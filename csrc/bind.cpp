@@ -6,6 +6,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "runtime/program.h"
@@ -65,11 +66,11 @@ struct Attention {
         plan.make(c, threads > 0 ? threads : max_threads());
         const Kernels& k = kernels();
         int n = threads > 0 ? threads : threads_for(plan.bytes, plan.flops);
-        run_team(n, plan.partial_floats * 4, k.attention_local(c), [&](const Ctx& ctx) {
+        run_team(n, plan.partial_floats * 4, local_for(k, c), [&](const Ctx& ctx) {
             AttnArgs mine = c;
             mine.tasks = plan.tasks.data(), mine.num_tasks = plan.num_tasks, mine.num_merges = plan.num_merges;
             mine.partials = (float*)ctx.shared();
-            k.attention(mine, ctx);
+            run_attention(k, mine, ctx);
         });
     }
 };
@@ -105,6 +106,16 @@ double measure(int kind, Address memory, size_t bytes, int threads) {
 void advise_huge(Address data, size_t bytes) {
     const Address huge = Address(2) << 20, first = (data + huge - 1) / huge * huge, last = (data + bytes) / huge * huge;
     if (last > first) madvise(at<void>(first), last - first, MADV_HUGEPAGE);
+}
+
+void run_sample(Address rows, int64_t num_rows, int64_t vocab, Address tokens, int threads) {
+    SampleArgs a;
+    a.rows = at<SampleRow>(rows), a.num_rows = num_rows, a.vocab = vocab, a.tokens = at<int64_t>(tokens);
+    double work = 0;
+    for (int64_t i = 0; i < num_rows; i++) work += double(vocab) * (a.rows[i].greedy ? 4 : 24);
+    const int n = threads > 0 ? threads : std::min(threads_for(work, 0), int(num_rows));
+    const Kernels& k = kernels();
+    run_team(n, 0, k.sample_local(a), [&](const Ctx& c) { k.sample(a, c); });
 }
 
 void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address y, int64_t ldy) {
@@ -164,4 +175,6 @@ NB_MODULE(_cpu, m) {
     m.def("store", &run_store);
     m.def("activation", &run_activation, Release());
     m.def("embed", &run_embed, Release());
+    m.def("sample", &run_sample, Release());
+    m.attr("SAMPLE_ROW_BYTES") = int(sizeof(SampleRow));
 }

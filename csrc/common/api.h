@@ -161,6 +161,27 @@ struct PackArgs {
     Weight w;                        // destination (data, scale, ... written)
 };
 
+// One row to sample from. Logits are changed in place by what comes before the draw.
+struct SampleRow {
+    float* logits;
+    const uint8_t* seen;    // [vocab] tokens that are penalised, or null
+    const int32_t* counts;  // [vocab] how often each is in the output
+    const int64_t* bias_ids;
+    const float* bias_values;
+    const int32_t* mask;        // bit i of word w allows token 32 w + i; or null
+    const int64_t* suppressed;  // not drawn unless nothing else may be
+    uint64_t key;
+    int64_t top_k;  // the vocabulary: no limit
+    int32_t num_bias, num_suppressed;
+    float temperature, top_p, min_p, repetition, frequency, presence;
+    int32_t greedy, unused;
+};
+struct SampleArgs {
+    const SampleRow* rows = nullptr;
+    int64_t num_rows = 0, vocab = 0;
+    int64_t* tokens = nullptr;
+};
+
 struct Int8Kernels {
     void (*linear)(const LinearArgs&, const Ctx&);
     size_t (*shared)(const LinearArgs&);
@@ -172,6 +193,8 @@ struct TileKernels {
     size_t (*shared)(const LinearArgs&) = nullptr;
     size_t (*local)(const LinearArgs&) = nullptr;
     double (*ceiling)(int kind, size_t rounds) = nullptr;  // 2 bf16, 3 int8: operations done
+    void (*attention)(const AttnArgs&, const Ctx&) = nullptr;  // caches whose numbers are exact in bf16
+    size_t (*attention_local)(const AttnArgs&) = nullptr;
 };
 
 struct Kernels {
@@ -188,6 +211,8 @@ struct Kernels {
     void (*mix)(const MixArgs&, const Ctx&);
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
+    void (*sample)(const SampleArgs&, const Ctx&);
+    size_t (*sample_local)(const SampleArgs&);
     double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);
     TileKernels tiles = {};
 };
@@ -205,6 +230,12 @@ inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
     return k.linear_local(a, threads);
 }
 
+// The arithmetic of attention depends on the processor and the cache's type, on nothing else.
+inline bool is_tiled(const Kernels& k, const AttnArgs& a) { return k.tiles.attention && a.cache.dtype != 0 && a.cache.dtype != 2; }
+inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) { (is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx); }
+inline size_t local_for(const Kernels& k, const AttnArgs& a) { return (is_tiled(k, a) ? k.tiles.attention_local : k.attention_local)(a); }
+
+constexpr int TASK_ROWS = 96;  // rows of an attention task: query heads of one KV head, of several tokens
 constexpr int SPLIT = 512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 
 }  // namespace radix

@@ -8,5 +8,6 @@
 #include "linear.cpp"
 #include "norm.cpp"
 #include "pack.cpp"
+#include "sampler.cpp"
 #include "store.cpp"
 #include "table.cpp"

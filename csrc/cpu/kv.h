@@ -10,28 +10,6 @@ namespace radix {
 namespace RADIX_ISA {
 
 constexpr int TILE = 16;
-constexpr float E4M3_MOST = 448.0f, E5M2_MOST = 57344.0f;
-
-// Eight-bit floats, rounded to nearest even; what is too large becomes the largest. FRACTION bits of
-// mantissa, exponents biased by BIAS; the sum with 2^(24 - BIAS - FRACTION) rounds the subnormal ones.
-template <int FRACTION, int BIAS>
-RADIX_INLINE uint8_t float_to_f8(float f, float most, uint8_t nan) {
-    constexpr int shift = 23 - FRACTION;
-    uint32_t u = float_to_bits(f);
-    const uint8_t sign = uint8_t((u >> 24) & 0x80u);
-    u &= 0x7fffffffu;
-    if (u > 0x7f800000u) return uint8_t(sign | nan);
-    if (u > float_to_bits(most)) u = float_to_bits(most);
-    if (u < uint32_t(128 - BIAS) << 23) {
-        const float magic = bits_to_float(uint32_t(127 + 24 - BIAS - FRACTION) << 23);
-        return uint8_t(sign | (float_to_bits(bits_to_float(u) + magic) - float_to_bits(magic)));
-    }
-    u += (1u << (shift - 1)) - 1u + ((u >> shift) & 1u);
-    return uint8_t(sign | ((u >> shift) - (uint32_t(127 - BIAS) << FRACTION)));
-}
-RADIX_INLINE uint8_t float_to_e4m3(float f) { return float_to_f8<3, 7>(f, E4M3_MOST, 0x7f); }
-RADIX_INLINE uint8_t float_to_e5m2(float f) { return float_to_f8<2, 15>(f, E5M2_MOST, 0x7f); }
-
 // An e5m2 byte is the upper half of a half float; an e4m3 one, moved by 7 bits, is one 2^8 too small.
 RADIX_INLINE uint16_t e5m2_to_f16(uint8_t b) { return uint16_t(b << 8); }
 RADIX_INLINE uint16_t e4m3_to_f16(uint8_t b) {
@@ -142,68 +120,6 @@ static void widen_k(const Tile& t, int k_dim, float* out) {
         }
         for (; i < k_dim; i++) out[i * TILE + r] = load_kv_scalar<DTYPE>(t.v, int64_t(r) * k_dim + i);
     }
-}
-
-// The scale of an int8 row: its largest magnitude is 127. Sixteen significant bits make 127 * scale
-// exact, so that quantising a row that was read gives the same bytes. NaN for a row that is not finite.
-static inline float int8_scale(const float* x, int n) {
-    vf most = zero();
-    bool finite = true;
-    for (int i = 0; i < n; i += 16) most = vmax(most, vabs(load_n(x + i, lanes_at(i, n))));
-    for (int i = 0; i < n; i++) finite &= (float_to_bits(x[i]) & 0x7f800000u) != 0x7f800000u;
-    if (!finite) return bits_to_float(0x7fc00000u);
-    float largest = lane_max(most);
-    if (largest < 1e-30f) return 0.0f;
-    return bits_to_float((float_to_bits(largest / 127.0f) + 0x80u) & ~0xffu);
-}
-// 16 numbers as int8 of a scale; zeros where the row has none.
-RADIX_INLINE vf quantised(vf x, float scale) {
-    if (!(scale > 0.0f)) return zero();
-    return vmax(vmin(vround(div(x, set1(scale))), set1(127.0f)), set1(-127.0f));
-}
-
-// One row into the cache, its numbers `step` apart.
-static void put_row(void* base, int dtype, int64_t step, const float* x, int n, float scale) {
-    switch (dtype) {
-        case DT_F32:
-            for (int d = 0; d < n; d++) ((float*)base)[d * step] = x[d];
-            break;
-        case DT_BF16:
-            for (int d = 0; d < n; d++) ((uint16_t*)base)[d * step] = float_to_bf16(x[d]);
-            break;
-        case DT_F16:
-            for (int d = 0; d < n; d++) ((uint16_t*)base)[d * step] = float_to_f16(x[d]);
-            break;
-        case DT_E4M3:
-            for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e4m3(x[d]);
-            break;
-        case DT_E5M2:
-            for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e5m2(x[d]);
-            break;
-        default:
-            for (int i = 0; i < n; i += 16) {
-                const int count = lanes_at(i, n);
-                int8_t q[16];
-                store_i8(q, quantised(load_n(x + i, count), scale));
-                for (int j = 0; j < count; j++) ((int8_t*)base)[(i + j) * step] = q[j];
-            }
-    }
-}
-
-static void put_token(const Cache& c, int64_t slot, int head, const float* k, const float* v) {
-    const int tile = int(slot % c.page_size) / TILE, lane = int(slot % TILE), size = dtype_size(c.dtype), width = v_width(c);
-    const int32_t page = int32_t(slot / c.page_size);
-    // tile_at looks pages up by the tile's number in its sequence: here the page is the only one
-    Tile t = tile_at(c, &page, head, tile);
-    const bool scaled = c.dtype == DT_I8;
-    const float ks = scaled ? int8_scale(k, c.k_dim) : 1.0f;
-    if (scaled) const_cast<float*>(t.k_scale)[lane] = ks;
-    char* row = (char*)const_cast<void*>(t.v) + int64_t(lane) * width * size;
-    if (c.latent) return put_row(row, c.dtype, 1, k, c.k_dim, ks);
-    put_row((char*)const_cast<void*>(t.k) + lane * size, c.dtype, TILE, k, c.k_dim, ks);
-    const float vs = scaled ? int8_scale(v, c.v_dim) : 1.0f;
-    if (scaled) const_cast<float*>(t.v_scale)[lane] = vs;
-    put_row(row, c.dtype, 1, v, c.v_dim, vs);
 }
 
 }  // namespace RADIX_ISA

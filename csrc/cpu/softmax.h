@@ -15,6 +15,11 @@ struct Shape {
         : group(a.heads / a.cache.kv_heads), k_dim(a.cache.k_dim), v_dim(a.cache.v_dim), v_pad((a.cache.v_dim + 15) / 16 * 16), state(v_pad + 32) {}
 };
 
+inline vf count_from_zero() {
+    alignas(64) static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load(numbers);
+}
+
 static void clear_state(float* s, const Shape& sh) {
     for (int i = 0; i < sh.v_pad + 16; i += 16) store(s + i, zero());
     s[sh.v_pad + 16] = EMPTY;
@@ -28,16 +33,23 @@ static void mask_tree(const AttnArgs& a, int64_t token, int block0, int first_ne
     }
 }
 
+// Tokens [lo, hi) of a block that a row sees; a slope adds slope * (token + distance) to the score.
+struct Seen {
+    int lo, hi;
+    float slope, distance;
+};
+
 // Scores of one row become weights, times the scales of K before and of V after; the row's state is
 // rescaled to the new maximum.
-static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_scale, const float* v_scale, float* state, int lo, int hi) {
+static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_scale, const float* v_scale, float* state, const Seen& seen) {
     vf v[TILES];
     vf top = set1(-INFINITY);
     for (int t = 0; t < TILES; t++) {
         v[t] = load(p + t * 16);
         if (k_scale) v[t] = mul(v[t], load(k_scale + t * 16));
         if (a.softcap != 0.0f) v[t] = mul(set1(a.softcap), vtanh(div(v[t], set1(a.softcap))));
-        v[t] = keep_lanes(v[t], lo - t * 16, hi - t * 16, set1(-INFINITY));
+        if (seen.slope != 0.0f) v[t] = fma(set1(seen.slope), add(count_from_zero(), set1(seen.distance + float(t * 16))), v[t]);
+        v[t] = keep_lanes(v[t], seen.lo - t * 16, seen.hi - t * 16, set1(-INFINITY));
         top = vmax(top, v[t]);
     }
     float old = state[s.v_pad + 16], m = lane_max(top);

@@ -8,6 +8,7 @@
 #include "epilogue.h"
 #include "int8.h"
 #include "rows.h"
+#include "tile_config.h"
 #include "weights.h"
 
 namespace radix {
@@ -22,14 +23,6 @@ constexpr int64_t BLOCK_ROWS = 512;      // rows that share a slice
 constexpr int64_t GROUP_PANELS = 4;      // panels that share a slice of x in second-level cache
 constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the weights of few rows
 
-// GCC 12 tells the optimiser of eight bytes only, so stores to the rest may be dropped.
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {0};
-    uint16_t row_bytes[16] = {0};
-    uint8_t rows[16] = {0};
-    void use() const { asm volatile("ldtilecfg %0" ::"m"(*this) : "memory"); }
-};
-
 // Tiles 0-3: sums [first rows | second rows] x [left | right]; 4, 5: x; 6, 7: weights of `k_rows` rows.
 static void configure(int first_rows, int second_rows, int k_rows) {
     TileConfig c;
@@ -39,7 +32,6 @@ static void configure(int first_rows, int second_rows, int k_rows) {
     }
     c.use();
 }
-static void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
 
 #define RADIX_TILE_MULTIPLY(c, a, b)                              \
     do {                                                          \
@@ -393,11 +385,6 @@ static double tile_ceiling(int kind, size_t rounds) {
     release_tiles();
     return double(rounds) * 4 * (kind == 2 ? 16384 : 32768);
 }
-
-extern const Int8Kernels int8_table;
-const Int8Kernels int8_table = {linear_integers, integers_shared};
-extern const TileKernels tile_table;
-const TileKernels tile_table = {linear_tiles, tiles_shared, tiles_local, tile_ceiling};
 
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -1,5 +1,15 @@
-// The linear layers alone, for processors with matrix tiles.
+// What matrix tiles do: linear layers and attention.
 #include <utility>
 
+#include "attention_tiles.cpp"
 #include "int8.cpp"
 #include "tiles.cpp"
+
+namespace radix {
+namespace RADIX_ISA {
+extern const Int8Kernels int8_table;
+const Int8Kernels int8_table = {linear_integers, integers_shared};
+extern const TileKernels tile_table;
+const TileKernels tile_table = {linear_tiles, tiles_shared, tiles_local, tile_ceiling, attention_tiles, attention_tiles_local};
+}  // namespace RADIX_ISA
+}  // namespace radix

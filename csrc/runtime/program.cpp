@@ -265,7 +265,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
             AttnArgs a = op.attention;
             const AttnPlan& p = plans[size_t(op.plan)];
             a.tasks = p.tasks.data(), a.num_tasks = p.num_tasks, a.num_merges = p.num_merges, a.partials = (float*)ctx.shared();
-            k.attention(a, ctx);
+            run_attention(k, a, ctx);
             break;
         }
         case MOE:
@@ -293,7 +293,7 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
         const AttnArgs& a = ops[size_t(plan_of[p])].attention;
         plans[p].make(a, most);
         shared = std::max(shared, plans[p].partial_floats * 4);
-        local = std::max(local, k.attention_local(a));
+        local = std::max(local, local_for(k, a));
     }
     double bytes = 0, flops = cost_flops(c, bytes);
     int n = threads > 0 ? threads : threads_for(bytes, flops);

@@ -215,26 +215,26 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     std::vector<AttnTask> merges;
     std::vector<AttnTask> short_tasks;
     const int heads = a.cache.kv_heads, group = a.heads / heads, state = (a.cache.v_dim + 15) / 16 * 16 + 32;
-    const int block = std::max(1, 96 / group);
+    const int block = std::max(1, TASK_ROWS / group), few = std::max(TASK_ROWS, group);  // rows of one task
     int64_t partial_rows = 0, short_units = 0;
     bytes = flops = 0;
     const int element = a.cache.dtype == 0 ? 4 : a.cache.dtype >= 3 ? 1 : 2;
     for (int s = 0; s < a.num_seqs; s++) {
         int q = a.query_start[s + 1] - a.query_start[s];
-        if (q * group <= 16 && q > 0) short_units += heads;
+        if (q * group <= few && q > 0) short_units += heads;
     }
     for (int s = 0; s < a.num_seqs; s++) {
         const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
         if (q <= 0 || kv <= 0) continue;
         const int first = std::max(0, first_seen(a, kv - q));
-        bytes += double(kv - first) * heads * (a.cache.k_dim + a.cache.v_dim) * element;
+        bytes += double(kv - first) * heads * (a.cache.k_dim + (a.cache.latent ? 0 : a.cache.v_dim)) * element;
         flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
-        if (q * group <= 16) {
+        if (q * group <= few) {
             int s0 = first / SPLIT, s1 = (kv + SPLIT - 1) / SPLIT;
             // Enough sequences keep every thread busy without a merge.
             int want = short_units >= 4 * threads ? 1 : int((4 * threads + short_units - 1) / short_units);
             int pieces = std::min(s1 - s0, want);
-            if (s1 - s0 > 16) pieces = std::max(pieces, (s1 - s0) / 16);
+            if (s1 - s0 > 16 && q * group <= 16) pieces = std::max(pieces, (s1 - s0) / 16);
             for (int h = 0; h < heads; h++) {
                 if (pieces <= 1) {
                     short_tasks.push_back({s, 0, q, h, s0, s1, -1});

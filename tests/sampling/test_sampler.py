@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.kernels import cpu
 from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
 from radixlm.sampling.processors import NamedProcessor
 from radixlm.sampling.sampler import Sampler, _unpack, apply_mask_
@@ -356,7 +357,58 @@ def test_the_way_of_a_gpu_draws_the_same_tokens(params: list[SamplingParams], se
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(len(params), 300, generator=generator) * 4).bfloat16().float()
     slots = list(range(len(params)))
-    on_cpu, as_gpu = make(params, 300), make(params, 300)
-    as_gpu._is_cpu = False
-    first = on_cpu.sample(logits.clone(), slots, slots).tokens_R
-    assert torch.equal(first, as_gpu.sample(logits.clone(), slots, slots).tokens_R)
+    ways = [make(params, 300) for _ in range(3)]
+    ways[1]._is_native = False
+    ways[2]._is_native = ways[2]._is_cpu = False
+    first, *others = [way.sample(logits.clone(), slots, slots).tokens_R for way in ways]
+    assert all(torch.equal(first, other) for other in others)
+
+
+WILD = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+    top_k=st.sampled_from([-1, 1, 2, 5, 40, 2000]),
+    top_p=st.sampled_from([0.01, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    sampling_seed=st.integers(0, 2**62),
+    repetition_penalty=st.sampled_from([1.0, 1.7, 0.4]),
+    frequency_penalty=st.sampled_from([0.0, 1.5, -1.0]),
+    presence_penalty=st.sampled_from([0.0, 0.9]),
+    min_new_tokens=st.sampled_from([0, 3]),
+    logit_bias=st.dictionaries(st.integers(0, 1), st.sampled_from([-100.0, 5.0]), max_size=2),
+)
+
+
+@pytest.mark.skipif(not cpu.available, reason=cpu.reason)
+@QUICK
+@given(
+    params=st.lists(WILD, min_size=1, max_size=6),
+    vocab_size=st.sampled_from([2, 15, 16, 17, 64, 1001]),
+    coarse=st.sampled_from([0.0, 0.5, 4.0]),  # steps of the logits: many equal ones
+    has_mask=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_the_kernel_does_what_torch_does(
+    params: list[SamplingParams], vocab_size: int, coarse: float, has_mask: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(params), vocab_size, generator=generator) * 4
+    if coarse:
+        logits = (logits / coarse).round() * coarse
+    logits[torch.rand(logits.shape, generator=generator) < 0.02] = -torch.inf
+    mask = None
+    if has_mask:
+        words = (len(params), -(-vocab_size // 32))
+        mask = torch.randint(-(2**31), 2**31, words, generator=generator, dtype=torch.int32)
+    rows = list(range(len(params)))
+    found = []
+    for is_native in (True, False):
+        sampler, at = make(params, vocab_size, prompt=(0, 1, 1)), [3] * len(params)
+        sampler._is_native = is_native
+        for step in range(3):  # penalties count what was drawn
+            now, at = logits.clone(), [3 + step] * len(params)
+            tokens = sampler.sample(now, rows, at, mask).tokens_R
+            found.append((tokens, now))
+    for (tokens, after), (want, want_after) in zip(found[:3], found[3:], strict=True):
+        assert torch.equal(after, want_after)
+        assert torch.equal(tokens, want)

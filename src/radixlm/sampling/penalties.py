@@ -29,6 +29,7 @@ class PenaltyCounts:
         self._device = device
         self._row_of: dict[int, int] = {}
         self._free: list[int] = []
+        self._host_values: dict[int, tuple[float, float, float]] = {}
         self._counts_NV = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._seen_NV = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._values_N3 = torch.zeros(0, 3, dtype=torch.float32, device=device)
@@ -51,6 +52,7 @@ class PenaltyCounts:
         row = self._row_of[slot] = self._free.pop()
         values = [max(repetition, _LOWEST_REPETITION), frequency, presence]
         self._values_N3[row] = torch.tensor(values, device=self._device)
+        self._host_values[row] = (values[0], values[1], values[2])
         counts = self._count(output_ids)
         self._counts_NV[row] = counts
         self._seen_NV[row] = (self._count(prompt_ids) > 0) | (counts > 0)
@@ -60,6 +62,16 @@ class PenaltyCounts:
         row = self._row_of.pop(slot, None)
         if row is not None:
             self._free.append(row)
+
+    def addresses(self, slot: int) -> tuple[int, int, tuple[float, float, float]] | None:
+        """Where a slot's marks and counts are, and its repetition, frequency and presence
+        penalties; None if it has none. For code on the host; they move when slots are set."""
+        row = self._row_of.get(slot)
+        if row is None:
+            return None
+        seen = self._seen_NV.data_ptr() + row * self._vocab_size
+        counts = self._counts_NV.data_ptr() + 4 * row * self._vocab_size
+        return seen, counts, self._host_values[row]
 
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """Count the new output token of each row; rows of other slots are left out."""

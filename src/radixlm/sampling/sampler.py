@@ -15,8 +15,9 @@ renormalised one after another, as the reference does): a token stays if
 Each is a threshold on p, so equal tokens stay or go together, whatever order a sort leaves them
 in. The draw is then over what stays (Gumbel noise needs no renormalisation).
 
-All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 6 to 9 are those
-of ``cpu.py``, which draws the same tokens with less work.
+All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 2 to 9 are one
+call into C++ (csrc/cpu/sampler.cpp), or steps 6 to 9 those of ``cpu.py`` where it is not built:
+the same tokens with less work.
 
 Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind, K kept.
 """
@@ -30,11 +31,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from radixlm.kernels.cpu import extension
+from radixlm.kernels.cpu import sample as native
 from radixlm.sampling import cpu
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.processors import RowInfo
-from radixlm.sampling.tensors import MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P, SamplingTable
+from radixlm.sampling.tensors import (
+    MIN_P,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    SamplingTable,
+    SlotState,
+)
 
 LogprobsMode = Literal["raw", "processed"]
 _NO = float("-inf")
@@ -68,6 +79,7 @@ class Sampler:
         self._mode = logprobs_mode
         self._detect_bad = detect_bad
         self._is_cpu = table.device.type == "cpu"
+        self._is_native = self._is_cpu and extension.available
         self._token_ids_1V = torch.arange(table.vocab_size, dtype=torch.int32, device=table.device)[
             None
         ]
@@ -99,9 +111,14 @@ class Sampler:
             if wanted is not None and self._mode == "raw":
                 logits_RV = logits_RV.clone()
             errors = self._run_processors(logits_RV, slots, drafts)
-            self._process(logits_RV, slots, positions_R, mask_RW, drafts)
-        is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
-        tokens_R = self._choose(logits_RV, slots, positions_R)
+        if self._is_native and drafts is None and native.takes(logits_RV):
+            tokens_R = self._sample_native(logits_RV, slots, positions_R, mask_RW)
+            is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
+        else:
+            if not is_plain:
+                self._process(logits_RV, slots, positions_R, mask_RW, drafts)
+            is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
+            tokens_R = self._choose(logits_RV, slots, positions_R)
         if record:
             self.record(slots, tokens_R)
         logprobs = None
@@ -207,6 +224,47 @@ class Sampler:
                 limits = (state.temperature, state.top_k, state.top_p, state.min_p)
                 tokens.append(cpu.draw(logits_V, key, *limits))
         return torch.tensor(tokens, dtype=torch.int64)
+
+    def _sample_native(
+        self,
+        logits_RV: Tensor,
+        slots: Sequence[int],
+        positions_R: Tensor,
+        mask_RW: Tensor | None,
+    ) -> Tensor:
+        """Steps 2 to 9 in C++, in place."""
+        states = [self._table.state(slot) for slot in slots]
+        if all(s.is_greedy and not s.changes_logits for s in states) and mask_RW is None:
+            if not any(slot in self._table.penalties for slot in slots):
+                return logits_RV.argmax(dim=-1)
+        positions = positions_R.tolist()
+        keys = cpu.draw_keys([state.seed for state in states], positions).tolist()
+        mask, step = 0, 0
+        if mask_RW is not None:
+            mask_RW = mask_RW.to(torch.int32).contiguous()
+            mask, step = mask_RW.data_ptr(), 4 * mask_RW.shape[1]
+        rows = [
+            self._row(state, slot, key, position, mask + i * step)
+            for i, (state, slot, key, position) in enumerate(
+                zip(states, slots, keys, positions, strict=True)
+            )
+        ]
+        return native.sample(logits_RV, rows)
+
+    def _row(self, state: SlotState, slot: int, key: int, position: int, mask: int) -> native.Row:
+        row = native.Row(
+            key, state.is_greedy, state.temperature, state.top_k, state.top_p, state.min_p
+        )
+        row.mask = mask
+        penalties = self._table.penalties.addresses(slot)
+        if penalties is not None:
+            row.seen, row.counts, row.penalties = penalties
+        if state.bias_ids is not None and state.bias_values is not None:
+            ids = state.bias_ids
+            row.bias = (ids.data_ptr(), state.bias_values.data_ptr(), ids.numel())
+        if state.suppressed_ids is not None and position < state.suppressed_until:
+            row.suppressed = (state.suppressed_ids.data_ptr(), state.suppressed_ids.numel())
+        return row
 
     def _parameters(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         index_R = torch.tensor(list(slots), dtype=torch.int64, device=self._table.device)

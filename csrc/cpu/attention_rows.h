@@ -1,0 +1,122 @@
+// Rows of attention, whatever computes their blocks: which rows a task has, what they may see, how
+// splits merge.
+//
+// One arithmetic for all: tokens of the cache stand in splits of 512 and blocks of 64 at absolute
+// positions. A split runs an online softmax over its blocks from an empty state; splits merge in
+// order. A block that a row may not see leaves its state as it is, bit for bit, so a row's result
+// depends neither on the rows computed beside it nor on how its sequence was cut into chunks.
+#pragma once
+#include "softmax.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+// Rows of a task: query major, the KV head's query heads inside.
+struct Rows {
+    int count, first_new, kv_len, lo, hi;  // [lo, hi): what any of them sees
+    int64_t token0;
+    int *row_lo, *row_hi;
+    float *now, *total;  // states: of this split, of the splits before
+    int position0;       // of the first row
+    int position(int i, int group) const { return position0 + i / group; }
+};
+
+inline int rows_of_task(const AttnArgs& a) {
+    const int group = a.heads / a.cache.kv_heads;
+    return group > TASK_ROWS ? group : (TASK_ROWS + 15) / 16 * 16;
+}
+inline size_t rows_floats(const Shape& s, int rows) { return size_t(rows) * (2 * s.state + 2); }
+
+static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int most) {
+    Rows r{};
+    const int q_len = a.query_start[task.seq + 1] - a.query_start[task.seq];
+    r.now = memory, r.total = r.now + int64_t(most) * s.state;
+    r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
+    r.kv_len = a.kv_len[task.seq];
+    r.first_new = r.kv_len - q_len;
+    r.token0 = a.query_start[task.seq] + task.q0;
+    r.count = task.qn * s.group;
+    r.position0 = r.first_new + task.q0;
+    r.lo = r.kv_len, r.hi = 0;
+    for (int i = 0; i < r.count; i++) {
+        const int pos = r.position(i, s.group);
+        r.row_hi[i] = a.causal && !a.tree ? pos + 1 : r.kv_len;
+        r.row_lo[i] = first_seen(a, pos);
+        r.lo = r.row_lo[i] < r.lo ? r.row_lo[i] : r.lo;
+        r.hi = r.row_hi[i] > r.hi ? r.row_hi[i] : r.hi;
+    }
+    return r;
+}
+inline const float* query_of(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& r, int i) {
+    return a.q + (r.token0 + i / s.group) * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * a.q_head;
+}
+
+// What row i makes of its scores of a block: weights in place.
+inline void soften_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv_head, int i, int block0, float* p, const float* k_scale, const float* v_scale) {
+    if (a.tree && block0 + BLOCK > r.first_new) mask_tree(a, r.token0 + i / s.group, block0, r.first_new, r.kv_len, p);
+    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f;
+    const Seen seen{r.row_lo[i] - block0, r.row_hi[i] - block0, slope, float(block0 - r.position(i, s.group))};
+    soften(a, s, p, k_scale, v_scale, r.now + int64_t(i) * s.state, seen);
+}
+
+// Block(a, shape, task, rows, memory) prepares the queries; run(block0) adds a block to the states.
+template <class Block>
+static void run_task(const AttnArgs& a, const AttnTask& task, char* local) {
+    const Shape s(a);
+    const int most = rows_of_task(a);
+    float* memory = (float*)local;
+    const Rows rows = open_rows(a, s, task, memory, most);
+    Block block(a, s, task, rows, memory + (rows_floats(s, most) + 15) / 16 * 16);
+    const bool direct = task.partial < 0;
+    if (direct)
+        for (int i = 0; i < rows.count; i++) clear_state(rows.total + int64_t(i) * s.state, s);
+    for (int split = task.split0; split < task.split1; split++) {
+        for (int i = 0; i < most && i < (rows.count + 15) / 16 * 16; i++) clear_state(rows.now + int64_t(i) * s.state, s);
+        for (int block0 = split * SPLIT; block0 < (split + 1) * SPLIT; block0 += BLOCK)
+            if (block0 < rows.hi && block0 + BLOCK > rows.lo) block.run(block0);
+        for (int i = 0; i < rows.count; i++) {
+            float* now = rows.now + int64_t(i) * s.state;
+            close_split(s, now);
+            if (direct) merge(s, rows.total + int64_t(i) * s.state, now);
+            else std::memcpy(a.partials + (task.partial + int64_t(split - task.split0) * rows.count + i) * s.state, now, size_t(s.state) * 4);
+        }
+    }
+    if (!direct) return;
+    for (int i = 0; i < rows.count; i++)
+        write_row(a, s, rows.total + int64_t(i) * s.state, rows.token0 + i / s.group, task.kv_head * s.group + i % s.group);
+}
+
+static void run_merge(const AttnArgs& a, const AttnTask& task, char* local) {
+    const Shape s(a);
+    float* total = (float*)local;
+    const int count = task.qn * s.group;
+    for (int i = 0; i < count; i++) {
+        clear_state(total, s);
+        for (int split = task.split0; split < task.split1; split++)
+            merge(s, total, a.partials + (task.partial + int64_t(split - task.split0) * count + i) * s.state);
+        int64_t token = a.query_start[task.seq] + task.q0 + i / s.group;
+        write_row(a, s, total, token, task.kv_head * s.group + i % s.group);
+    }
+}
+
+template <class Block>
+static void run_attention(const AttnArgs& a, const Ctx& ctx) {
+    ctx.each(a.num_tasks, 1, [&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; i++) run_task<Block>(a, a.tasks[i], ctx.local());
+    });
+    ctx.barrier();
+    if (a.num_merges == 0) return;
+    ctx.each(a.num_merges, 1, [&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; i++) run_merge(a, a.tasks[a.num_tasks + i], ctx.local());
+    });
+    ctx.barrier();
+}
+template <class Block>
+static size_t attention_bytes(const AttnArgs& a) {
+    const Shape s(a);
+    const int most = rows_of_task(a);
+    return (rows_floats(s, most) + Block::floats(s, most) + 32) * 4;
+}
+
+}  // namespace RADIX_ISA
+}  // namespace radix
