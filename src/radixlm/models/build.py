@@ -6,6 +6,7 @@ import torch
 
 from radixlm.arch.names import untied_with_bias
 from radixlm.arch.spec import Decoder
+from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.models.decoder import DecoderModel
@@ -48,6 +49,10 @@ def build_model(
 def head_of(model: Model) -> PooledHead | None:
     """The head of a loaded model that gives vectors or scores."""
     pool = model.decoder.pool
-    if pool is None or isinstance(model, TransformersModel):
+    if pool is None:
         return None
-    return PooledHead(pool, model.pool, model.gate)
+    if not isinstance(model, TransformersModel):
+        return PooledHead(pool, model.pool, model.gate)
+    if pool.head:
+        raise ConfigError("--model-impl transformers: a model with a head of layers needs our own")
+    return PooledHead(pool, (), ())
