@@ -164,6 +164,26 @@ async def test_anthropic_takes_tool_results(claude: anthropic.AsyncAnthropic) ->
     assert got.content[0].type == "text" and "three" in got.content[0].text
 
 
+async def test_anthropic_goes_on_from_a_begun_answer(claude: anthropic.AsyncAnthropic) -> None:
+    """A last message of the assistant is not a turn that is over."""
+    begun = [*user("hi"), {"role": "assistant", "content": "Well"}]
+    counted = await claude.messages.count_tokens(model="tiny", messages=user("hi"))
+    longer = await claude.messages.count_tokens(model="tiny", messages=begun)
+    assert longer.input_tokens < counted.input_tokens + 6, "no new turn was opened"
+    (model,) = [card async for card in await claude.models.list()]
+    assert (model.id, model.type) == ("tiny", "model")
+
+
+async def test_anthropic_threads_are_refused_as_clients_expect(
+    claude: anthropic.AsyncAnthropic,
+) -> None:
+    body: Any = {"model": "tiny", "max_tokens": 9, "messages": user("hi")}
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await claude.beta.messages.create(**body, extra_body={"thread": {"type": "create"}})
+    details: Any = refused.value.body
+    assert details["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
 async def test_anthropic_errors(claude: anthropic.AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as bad:
         await claude.messages.create(
@@ -204,3 +224,7 @@ async def test_ollama_errors(llama: ollama.AsyncClient) -> None:
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="warmth"):
         await llama.chat("tiny", user("x"), options={"warmth": 1})
+    off = {"mirostat": 0, "mirostat_eta": 0.1, "tfs_z": 1.0, "typical_p": 1.0}
+    assert (await llama.chat("tiny", user("x"), options=off)).done
+    with pytest.raises(ollama.ResponseError, match="mirostat"):
+        await llama.chat("tiny", user("x"), options={"mirostat": 2})

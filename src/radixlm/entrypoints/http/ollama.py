@@ -52,6 +52,11 @@ _IDLE_OPTIONS = frozenset(
 )
 
 
+# samplers that are not built, and the values by which clients say "off"
+_OFF_OPTIONS: dict[str, float] = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
+_MIROSTAT = ("mirostat_eta", "mirostat_tau")  # mean nothing while it is off
+
+
 class OllamaBase(Body):
     """What all generating routes have in common."""
 
@@ -231,7 +236,9 @@ def _chat(
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in _IDLE_OPTIONS:
+        if value is None or name in _IDLE_OPTIONS or name in _MIROSTAT:
+            continue
+        if name in _OFF_OPTIONS and value == _OFF_OPTIONS[name]:
             continue
         if name == "num_predict":
             if isinstance(value, bool) or not isinstance(value, int):

@@ -23,7 +23,8 @@ from radixlm.entrypoints.http.openai.protocol import (
 from radixlm.entrypoints.http.openai.reading import Piece, Reader
 from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, sampling_of
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.media import Source, sources_of
+from radixlm.entrypoints.media import sources_of
+from radixlm.entrypoints.native import Source
 from radixlm.intake.manager import grammar_of
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.reasoning import registry as reasoning
