@@ -99,7 +99,7 @@ async def test_suffix_needs_a_template(server: Face, toy_folder: Any) -> None:
         ({"prompt": "a", "n": 5000}, "n"),
         ({"prompt": "a", "rid": ["x", "y"]}, "rid"),
         ({"prompt": "word " * 5000}, "prompt"),
-        ({"prompt": "a", "logit_processor": "x"}, "logit_processor"),
+        ({"prompt": "a", "logit_processor": "x"}, "custom_logit_processor"),
     ],
 )
 async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:

@@ -68,6 +68,6 @@ async def test_the_header_of_fair_share_names_the_user(toy_folder: Path) -> None
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         await made.client.post("/v1/chat/completions", json=chat, headers=ann)
         await made.client.post("/generate", json={"text": "hi"}, headers=ann)
-        await made.client.post("/v1/embeddings", json={"input": "hi"}, headers=ann)
+        await made.client.post("/v1/responses", json={"input": "hi"}, headers=ann)
         await made.post("/v1/completions", prompt="hi")
     assert Seen.keys == ["ann", "ann", "ann", None]
