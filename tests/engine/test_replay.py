@@ -49,6 +49,7 @@ def test_what_cannot_be_sent_is_skipped_and_counted() -> None:
     records = [
         record(),
         record(pooling="last"),
+        record(num_media=1),
         record(grammar={"kind": "lark", "value": "x"}),
         record(output_ids=[9, 9]),
         record(input_ids=[0]),
@@ -61,7 +62,7 @@ def test_what_cannot_be_sent_is_skipped_and_counted() -> None:
 
     told: list[str] = []
     found = replay.replay(records, send, 2, told.append)
-    assert dict(found) == {"same": 1, "skipped": 2, "different": 1, "failed": 1}
+    assert dict(found) == {"same": 1, "skipped": 3, "different": 1, "failed": 1}
     assert any("token 0 is 5, it was 9" in line for line in told)
 
 

@@ -175,6 +175,7 @@ def as_record(entry: Entry, began: float) -> dict[str, Any]:
         "pooling": wire.pooling,
         "extra_key": wire.extra_key,
         "priority": wire.priority or None,
+        "num_media": len(wire.media) or None,
         "num_kills": entry.num_kills or None,
     }
     return record | {name: value for name, value in extras.items() if value is not None}

@@ -51,6 +51,8 @@ def why_not(record: dict[str, Any]) -> str | None:
     """Why /generate cannot send this request again; None if it can."""
     if record.get("pooling"):
         return "it asks for a vector"
+    if record.get("num_media"):
+        return "its pictures are not on record"
     grammar = record.get("grammar")
     if grammar and (grammar.get("after") or grammar["kind"] not in record["sampling_params"]):
         return "its grammar comes from a chat"
