@@ -311,6 +311,20 @@ def test_a_broken_folder_is_refused_by_name(fault: str, tmp_path: Path) -> None:
         pass
 
 
+def test_the_first_names_of_norms_are_read(tmp_path: Path) -> None:
+    folder = copy_tiny(made("BertModel"), tmp_path / "m")
+    held = load_file(folder / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, name in old.items():
+        held = {key.replace(new, name): value for key, value in held.items()}
+    assert any(key.endswith("gamma") for key in held)
+    save_file(held, folder / "model.safetensors")
+    text = prompts("old")[0]
+    with engine(folder) as served:
+        got = served.encode(input_ids=text)["embedding"]
+    assert got == pytest.approx(expected(made("BertModel"), text), abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("architecture", "tensor"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.weights.joined import JoinedSource
+from radixlm.weights.joined import JoinedSource, present_name
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -21,7 +21,8 @@ def open_folder(folder: Path, load_format: str) -> TensorSource:
     sentence-transformers folder; CheckpointError if there are none."""
     layers = {name: _open(folder / name, load_format) for name in dense_folders(folder)}
     source = _open(folder, load_format)
-    return JoinedSource(source, layers) if layers else source
+    is_old = any(present_name(name) != name for name in source.sizes())
+    return JoinedSource(source, layers) if layers or is_old else source
 
 
 def _open(folder: Path, load_format: str) -> TensorSource:

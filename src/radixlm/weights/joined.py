@@ -1,4 +1,4 @@
-"""Tensors of several folders under one roof."""
+"""Tensors of several folders under one roof, and under their present names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from torch import Tensor
 
 from radixlm.weights.source import TensorSource
 
+# what the first BERT checkpoints call the weights of a norm
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def present_name(name: str) -> str:
+    """The name that a tensor would have today."""
+    for old, new in _OLD_NAMES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
 
 class JoinedSource:
-    """The tensors of ``main``, and those of each of ``parts`` as "<part>.<name>"."""
+    """The tensors of ``main`` under present names, and those of each of ``parts`` as
+    "<part>.<name>"."""
 
     def __init__(self, main: TensorSource, parts: Mapping[str, TensorSource]) -> None:
-        self._homes = {name: (main, name) for name in main.sizes()}
+        self._homes = {present_name(name): (main, name) for name in main.sizes()}
         for part, source in parts.items():
             self._homes |= {f"{part}.{name}": (source, name) for name in source.sizes()}
 
