@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from radixlm.base.errors import ConfigError
 from radixlm.config.root import ServerConfig
 from radixlm.engine import recover
+from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.recover import Supervisor, Watcher
 
 SLEEP = "import time; time.sleep(600)"
@@ -120,6 +122,13 @@ async def test_silence_is_ended_and_a_beat_is_believed(
     case.beat_s = time.monotonic()
     reason = await case.run()
     assert "died 1 times" in reason and "no sign of life from the engine" in caplog.text
+
+
+def test_an_engine_inside_a_program_has_no_replicas() -> None:
+    config = ServerConfig.from_kwargs(model_path="x", dp_size=2)
+    info: Any = None
+    with pytest.raises(ConfigError, match="--dp-size 2"):
+        ThreadEngine(config, info, None)
 
 
 async def test_the_order_holds_no_secret_and_shares_the_cores(tmp_path: Path) -> None:

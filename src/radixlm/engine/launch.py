@@ -111,6 +111,11 @@ class ThreadEngine:
         tokenizer: Tokenizer | None,
         observers: Iterable[Observer] = (),
     ) -> None:
+        if config.parallel.dp_size > 1:
+            raise ConfigError(
+                f"--dp-size {config.parallel.dp_size}: replicas are processes of a server; an "
+                "engine inside a program is one, --dp-size 1"
+            )
         self._config, self._info = config, info
         mine, self._theirs = MemoryChannel.pair()
         self.intake = Intake(tokenizer, intake_facts(config, info), ThreadLink(mine), observers)
