@@ -232,3 +232,11 @@ async def test_anthropic_and_ollama_read_refusals_in_their_own_form(toy_folder: 
         assert (await made.client.get("/v1/models", headers=key)).status_code == 200
         odd = {"authorization": b"Bearer \xff\xfe"}
         assert (await made.client.get("/v1/models", headers=odd)).status_code == 401
+
+
+async def test_origins_by_flag(toy_folder: Any) -> None:
+    ask = {"origin": "http://b"}
+    for option, allowed in (("http://a, http://b", "http://b"), ("http://a", None), ("none", None)):
+        async with face(toy_folder, {}, cors_allowed_origins=option) as made:
+            got = await made.client.get("/v1/models", headers=ask)
+            assert got.headers.get("access-control-allow-origin") == allowed

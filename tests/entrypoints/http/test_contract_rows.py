@@ -497,20 +497,3 @@ async def test_errors_have_openais_form(toy_folder: Any) -> None:
         assert (await error(400, long))[0] == invalid
         made.engine.intake.is_accepting = False
         assert await error(503, {"messages": USER}) == ("server_error", None, "overloaded")
-
-
-async def test_origins_by_flag(toy_folder: Any) -> None:
-    ask = {"origin": "http://b"}
-    for option, allowed in (("http://a, http://b", "http://b"), ("http://a", None), ("none", None)):
-        async with face(toy_folder, {}, cors_allowed_origins=option) as made:
-            got = await made.client.get("/v1/models", headers=ask)
-            assert got.headers.get("access-control-allow-origin") == allowed
-
-
-async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Any) -> None:
-    other = [{"type": "function", "function": {"name": "other"}}]
-    for drop, reason in ((False, "tool_calls"), (True, "stop")):
-        async with face(toy_folder, SCRIPT, drop_unknown_tools=drop) as made:
-            got = (await made.post(CHAT, messages=SUM, tools=other)).json()["choices"][0]
-            assert got["finish_reason"] == reason
-            assert bool(got["message"]["tool_calls"]) is not drop

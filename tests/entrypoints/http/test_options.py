@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.entrypoints.http.conftest import SCRIPT
 from tests.fakes.http import Face, face
 
 from radixlm.base.errors import ConfigError
@@ -71,3 +72,19 @@ async def test_the_header_of_fair_share_names_the_user(toy_folder: Path) -> None
         await made.client.post("/v1/responses", json={"input": "hi"}, headers=ann)
         await made.post("/v1/completions", prompt="hi")
     assert Seen.keys == ["ann", "ann", "ann", None]
+
+
+async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Path) -> None:
+    asked = [{"role": "user", "content": "sum please"}]
+    other = [{"type": "function", "function": {"name": "other"}}]
+    for drop, reason in ((False, "tool_calls"), (True, "stop")):
+        async with face(toy_folder, SCRIPT, drop_unknown_tools=drop) as made:
+            got = (
+                await made.post(
+                    "/v1/chat/completions",
+                    messages=[{"role": "user", "content": "sum please"}],
+                    tools=other,
+                )
+            ).json()["choices"][0]
+            assert got["finish_reason"] == reason
+            assert bool(got["message"]["tool_calls"]) is not drop
