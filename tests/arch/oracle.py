@@ -208,7 +208,7 @@ ALIASES = {
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
     *("IQuestCoderForCausalLM", "PhiMoEForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM"),
-    "Llama4ForConditionalGeneration",
+    *("Llama4ForConditionalGeneration", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
 }
 

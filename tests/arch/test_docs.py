@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from radixlm.arch.docs import page
+from tests.fakes.tiny_checkpoint import ARCHITECTURES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_decoder_was_measured_and_is_close() -> None:
+    measured = json.loads((DOCS / "parity.json").read_text())
+    assert set(measured) == set(ARCHITECTURES), "run scripts/parity"
+    assert max(measured.values()) < 1e-4
 
 
 def test_page_is_current() -> None:
-    committed = Path(__file__).parents[2] / "docs" / "models.md"
-    assert committed.read_text() == page(), "run scripts/docs"
+    assert (DOCS / "models.md").read_text() == page(), "run scripts/docs"

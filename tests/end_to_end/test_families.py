@@ -31,7 +31,24 @@ def _hugging_face(folder: object, prompt: list[int]) -> tuple[list[int], torch.T
     return ids[len(prompt) :], logprobs
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+# one of every mechanism; the others run with the slow tests
+QUICK = {
+    *("LlamaForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM"),
+    *("Qwen3MoeForCausalLM", "FalconForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel"),
+    *("BloomForCausalLM", "Llama4ForCausalLM", "MiMoV2FlashForCausalLM", "NanoChatForCausalLM"),
+    *("LongcatFlashForCausalLM", "MambaForCausalLM", "FalconH1ForCausalLM"),
+    *("Qwen3NextForCausalLM", "MiniMaxForCausalLM", "Lfm2ForCausalLM", "KimiLinearForCausalLM"),
+    "RecurrentGemmaForCausalLM",
+}
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in sorted(ARCHITECTURES)
+    ],
+)
 def test_family_equals_hugging_face(architecture: str) -> None:
     folder = cached_tiny(architecture)
     generator = torch.Generator().manual_seed(len(architecture))

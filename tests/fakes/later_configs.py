@@ -266,4 +266,16 @@ LATER: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "routed_scaling_factor": 1.5,
     },
+    "Gemma3nForCausalLM": {
+        **_SLIDING,
+        "num_hidden_layers": 6,
+        "intermediate_size": [96, 80, 96, 64, 96, 96],
+        "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.0, 0.0],
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16,
+        "laurel_rank": 8,
+        "altup_num_inputs": 3,
+        "vocab_size_per_layer_input": 300,
+    },
 }

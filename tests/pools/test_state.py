@@ -47,7 +47,7 @@ def test_segments_lead_from_the_last_token_to_the_new_one(
             states[int(row[(start - 1) // page_size])] = start - 1
     covered: list[int] = []
     for segment in pool.begin(table, starts, counts).segments:
-        rows = np.arange(len(owner))[segment.rows]
+        rows = torch.arange(len(owner))[segment.rows].numpy()
         covered += rows.tolist()
         for part, source, target in zip(
             np.split(rows, segment.num_sequences),

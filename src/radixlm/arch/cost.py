@@ -45,7 +45,7 @@ def num_parameters(decoder: Decoder) -> int:
     """Parameters of the model; a tied embedding counts once."""
     is_shared = decoder.encoder is not None and decoder.encoder.is_shared
     blocks = decoder.blocks[: 1 if is_shared else None]
-    return _outside(decoder) + sum(_block(block, decoder.dim) for block in blocks)
+    return _outside(decoder) + _altup(decoder) + sum(_block(block, decoder.dim) for block in blocks)
 
 
 def active_parameters(decoder: Decoder) -> int:
@@ -142,6 +142,17 @@ def _pool(decoder: Decoder) -> int:
             total += step.outputs * (step.inputs + step.bias)
             dim = step.outputs
     return total
+
+
+def _altup(decoder: Decoder) -> int:
+    """Parameters of the streams: at both ends, and of each block."""
+    altup, dim, count = decoder.altup, decoder.dim, len(decoder.blocks)
+    if altup is None:
+        return 0
+    width, streams = count * altup.layer_dim, altup.streams
+    ends = (altup.layer_vocab + dim) * width + altup.layer_dim + 2 * (streams - 1) * dim * dim
+    block = streams**3 + streams**2 + dim * (streams + 2 * altup.rank + 2 * altup.layer_dim + 4)
+    return ends + count * block
 
 
 def _block(block: Block, dim: int) -> int:

@@ -314,5 +314,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "zero_expert_num": 256, "expert_ffn_hidden_size": 2048, "routed_scaling_factor": 6.0,
         "rope_theta": 10000000.0,
     },
+    "gemma3n_text": {
+        "architecture": "Gemma3nForCausalLM", "vocab_size": 262400,
+        "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768, "eos_token_id": 1, "tie_word_embeddings": True,
+        "sliding_window": 512, "final_logit_softcapping": 30.0,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
+        "altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True,
+        "altup_num_inputs": 4, "num_kv_shared_layers": 15, "laurel_rank": 64,
+        "activation_sparsity_pattern": None, "rope_theta": 1000000.0,
+        "rope_theta_by_type": {"sliding_attention": 10000.0},
+    },
 }
 # fmt: on

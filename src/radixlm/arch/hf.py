@@ -195,6 +195,8 @@ def _check(values: Mapping[str, Any], source: str) -> None:
     """CheckpointError for counts that are no positive integers and similar nonsense."""
     for key in _POSITIVE:
         value = values.get(key)
+        if key == "intermediate_size" and isinstance(value, list) and value:
+            value = min(value, key=lambda one: one if isinstance(one, int) else -1)  # by layer
         if value is None:
             continue
         is_count = isinstance(value, int) and not isinstance(value, bool)

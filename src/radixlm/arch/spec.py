@@ -404,6 +404,20 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUp:
+    """``streams`` residual streams of which each block computes the first (arXiv:2301.13310), with
+    low-rank residuals of ``rank`` and an input of ``layer_dim`` channels a layer of its own, from
+    a table of ``layer_vocab`` tokens. Blocks have layout sandwich."""
+
+    streams: int
+    rank: int
+    layer_dim: int
+    layer_vocab: int
+    act: Activation
+    scales: bool = True  # a learned factor of the corrected stream
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """A decoder-only language model; with ``pool`` one that gives vectors or scores, with
     ``encoder`` one that is none."""
@@ -420,6 +434,7 @@ class Decoder:
     logit_softcap: float = 0.0
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
+    altup: AltUp | None = None
     sinusoids: bool = False  # the position table is sines then cosines, not learned
     pool: Pool | None = None
     encoder: Encoder | None = None

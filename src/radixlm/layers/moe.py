@@ -7,7 +7,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, route
+from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, pack_experts, route
 from radixlm.layers.context import LayerContext
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
@@ -49,11 +49,13 @@ class MoeLayer(Module):
         copies = self._kernels.copies_weights
         weights = [param.borrow() if copies else param.take() for param in params]
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
-        if self.spec.gated:
-            pack = self._kernels.pack_experts(*weights, *biases, self.spec.act, self._fmts)
-        else:
+        act, is_usual = self.spec.act, self.spec.gated and not self.spec.zero_experts
+        if is_usual:
+            pack = self._kernels.pack_experts(*weights, *biases, act, self._fmts)
+        else:  # one expert may come twice for a token here, which the kernels do not expect
             up, down = (weight.clone() if copies else weight for weight in weights)
-            pack = PlainExperts(up, down, biases[0], biases[1], self.spec.act)
+            reference = pack_experts if self.spec.gated else PlainExperts
+            pack = reference(up, down, biases[0], biases[1], act)
         self.experts = pack
         self.correction_E = self.correction.take() if self.spec.correction else None
 

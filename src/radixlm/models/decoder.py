@@ -14,6 +14,7 @@ from torch import Tensor
 from radixlm.arch.spec import Block, Decoder, Rope
 from radixlm.kernels import cpu
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
+from radixlm.layers.altup import AltUpBlock, AltUpEnds
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
@@ -73,19 +74,27 @@ class DecoderModel(Module):
         places = pool_places(decoder, self.kv_groups)
         states = state_rows(decoder)
         self.blocks = [
-            BlockLayer(
-                block,
-                dim,
-                context,
+            self._block(
+                layer,
                 ropes.index(rope) if (rope := rope_of(block)) else -1,
                 places.get(layer, NOWHERE),
                 states.get(layer, -1),
             )
             for layer, block in enumerate(decoder.blocks)
         ]
+        if decoder.altup is not None:
+            count = len(decoder.blocks)
+            self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if not decoder.tied:
             self.head = context.head_linear(dim, decoder.vocab, decoder.head_bias)
+
+    def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
+        decoder, context = self.decoder, self.context
+        spec, dim = decoder.blocks[layer], decoder.dim
+        if decoder.altup is not None:
+            return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
+        return BlockLayer(spec, dim, context, rope, place, state)
 
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
@@ -137,11 +146,15 @@ class DecoderModel(Module):
         x_TD = self._embed(batch)
         angles = self.ropes.angles(batch)
         deep_LTD = batch.deep_LTD if batch.deep_LTD is not None else ()
+        is_altup = self.decoder.altup is not None
+        if is_altup:
+            batch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
+            x_TD = self.altup.begin(x_TD)
         for layer, block in enumerate(self.blocks):
             x_TD = block.run(x_TD, batch, angles)
             if layer < len(deep_LTD):
                 x_TD = x_TD + deep_LTD[layer].to(x_TD.dtype)
-        return self.norm.run(x_TD)
+        return self.norm.run(self.altup.end(x_TD) if is_altup else x_TD)
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         x_TD = self.embed.run(batch.token_ids_T)

@@ -11,7 +11,7 @@ from radixlm.layers.moe import RARE_SCORES
 _MLP = ("sub_norm", "sparsity")
 _MOE = ("gated", "scale_input", "zero_experts", "out_norm", "jitter", "router_softcap")
 _BLOCK = ("out_scale", "side")
-_DECODER = ("embed_norm", "sinusoids")
+_DECODER = ("embed_norm", "sinusoids", "altup")
 
 
 def is_plain(decoder: Decoder) -> bool:

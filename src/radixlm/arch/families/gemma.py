@@ -6,6 +6,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
+    activation,
     attention,
     family,
     head_dim,
@@ -15,8 +16,8 @@ from radixlm.arch.families.builders import (
     rope,
     window,
 )
-from radixlm.arch.names import SANDWICH
-from radixlm.arch.spec import Attention, Decoder, Mlp
+from radixlm.arch.names import LAYER, SANDWICH, Names
+from radixlm.arch.spec import AltUp, Attention, Decoder, Mlp, Norm, Variant
 
 
 def _scaled(c: Config, **parts: Any) -> Decoder:
@@ -92,4 +93,83 @@ def gemma3(c: Config) -> Decoder:
         layout="sandwich",
         logit_softcap=c.final_logit_softcapping or 0.0,
         names=SANDWICH,
+    )
+
+
+_ALTUP: Names = {
+    "altup.per_layer": "model.embed_tokens_per_layer",
+    "altup.project": "model.per_layer_model_projection",
+    "altup.project_norm": "model.per_layer_projection_norm",
+    "block.correct_scale": LAYER + "altup.correct_output_scale",
+    "predict": LAYER + "altup.prediction_coefs",
+    "correct": LAYER + "altup.correction_coefs",
+    "router": LAYER + "altup.modality_router",
+    "router_norm": LAYER + "altup.router_norm",
+    "left": LAYER + "laurel.linear_left",
+    "right": LAYER + "laurel.linear_right",
+    "laurel_norm": LAYER + "laurel.post_laurel_norm",
+    "layer_gate": LAYER + "per_layer_input_gate",
+    "layer_out": LAYER + "per_layer_projection",
+    "layer_norm": LAYER + "post_per_layer_input_norm",
+}
+
+
+def _of_layer(value: Any, layer: int) -> Any:
+    return value[layer] if isinstance(value, list | tuple) else value
+
+
+@family("Gemma3nForCausalLM")
+def gemma3n(c: Config) -> Decoder:
+    """The last layers read the keys and values of the last layer of their kind before them."""
+    c.refuse("altup_active_idx", 0)
+    count, bias = c.num_hidden_layers, c.attention_bias
+    kinds = c.layer_types or ["sliding_attention"] * 4 + ["full_attention"]
+    kinds = [kinds[i % len(kinds)] for i in range(count)]
+    first_reader = count - c.num_kv_shared_layers
+    sparsity = c.get("activation_sparsity_pattern") or [0.95] * 10 + [0.0] * max(0, count - 10)
+
+    def mixer(i: int) -> Attention:
+        own = i < first_reader
+        source = max(j for j in range(first_reader) if kinds[j] == kinds[i]) if not own else None
+        return attention(
+            c,
+            rope=rope(c, head_dim(c), kinds[i]),
+            qkv_bias=bias,
+            o_bias=bias,
+            scale=1.0,
+            window=c.sliding_window if kinds[i] == "sliding_attention" else 0,
+            qk_norm="head",
+            qk_norm_spec=rms(c),
+            more=Variant(v_norm=Norm(c.rms_norm_eps, affine=False), kv_from=source),
+        )
+
+    act = activation(c, "hidden_activation")
+
+    def ffn(i: int) -> Mlp:
+        share = float(_of_layer(sparsity, i) or 0.0)
+        return Mlp(_of_layer(c.get("intermediate_size", 16384), i), act, sparsity=share)
+
+    streams = c.altup_num_inputs
+    ends = {
+        f"altup.{ours}.{i}": f"model.altup_{theirs}.{i}"
+        for ours, theirs in (("spread", "projections"), ("join", "unembed_projections"))
+        for i in range(streams - 1)
+    }
+    altup = AltUp(
+        streams,
+        c.laurel_rank,
+        c.hidden_size_per_layer_input,
+        c.vocab_size_per_layer_input,
+        act,
+        c.altup_correct_scale,
+    )
+    return plain(
+        c,
+        mixer,
+        ffn,
+        layout="sandwich",
+        embed_scale=c.hidden_size**0.5,
+        logit_softcap=c.final_logit_softcapping or 0.0,
+        altup=altup,
+        names={**SANDWICH, **_ALTUP, **ends},
     )

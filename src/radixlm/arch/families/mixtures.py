@@ -288,7 +288,7 @@ def grok1(c: Config) -> Decoder:
     sparse = moe(
         c,
         inner=c.get("moe_intermediate_size", c.intermediate_size),
-        act="gelu_tanh" if c.get("hidden_act", "gelu") == "gelu" else activation(c),
+        act=activation(c) if c.is_given("hidden_act") and c.hidden_act != "gelu" else "gelu_tanh",
         router_softcap=float(c.get("router_logit_softcapping", 30.0)),
     )
     names: Names = {

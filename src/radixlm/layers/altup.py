@@ -1,0 +1,119 @@
+"""Several residual streams of which a layer computes one and predicts the rest (AltUp,
+arXiv:2301.13310), low-rank residuals (LAuReL, arXiv:2411.07501) and an input a layer of its own.
+
+Legend: N streams, T tokens, D model channels, L layers, P channels of a layer's own input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import AltUp, Block, Norm
+from radixlm.layers.block import BlockLayer
+from radixlm.layers.context import LayerContext
+from radixlm.layers.embedding import Embedding
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param
+from radixlm.step.batch import ForwardBatch
+
+
+class AltUpEnds(Module):
+    """What stands before the first and behind the last block."""
+
+    def __init__(
+        self, spec: AltUp, dim: int, num_layers: int, norm: Norm, context: LayerContext
+    ) -> None:
+        self.spec, self._dim, self._num_layers = spec, dim, num_layers
+        width = num_layers * spec.layer_dim
+        self.per_layer = Embedding(spec.layer_vocab, width, context, spec.layer_dim**0.5)
+        self.project = context.plain_linear(dim, width)
+        self.project_norm = NormLayer(norm, (spec.layer_dim,), context.kernels, context.device)
+        self.spread = [context.plain_linear(dim, dim) for _ in range(spec.streams - 1)]
+        self.join = [context.plain_linear(dim, dim) for _ in range(spec.streams - 1)]
+
+    def inputs(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
+        """Each layer's own input: [T, L, P]."""
+        shape = (-1, self._num_layers, self.spec.layer_dim)
+        known = torch.where(ids_T < self.spec.layer_vocab, ids_T, 0)
+        projected = self.project.run(x_TD) * self._dim**-0.5
+        rows = projected.reshape(-1, self.spec.layer_dim)
+        normed = self.project_norm.run(rows).view(shape)
+        return (normed + self.per_layer.run(known).view(shape)) * 2**-0.5
+
+    def begin(self, x_TD: Tensor) -> Tensor:
+        """The streams [N, T, D], all as large as the first."""
+        return torch.stack([x_TD, *(_sized(one.run(x_TD), x_TD) for one in self.spread)])
+
+    def end(self, x_NTD: Tensor) -> Tensor:
+        """One stream again: [T, D]."""
+        first = x_NTD[0]
+        rest = [_sized(one.run(x), first) for one, x in zip(self.join, x_NTD[1:], strict=True)]
+        return torch.stack([first, *rest]).mean(0)
+
+
+def _sized(x_TD: Tensor, like_TD: Tensor) -> Tensor:
+    """x with the root mean square of ``like``."""
+    size = like_TD.square().mean(-1, keepdim=True).sqrt()
+    return x_TD * size / x_TD.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
+
+
+class AltUpBlock(BlockLayer):
+    """A block on N streams: it computes the first one."""
+
+    def __init__(
+        self,
+        spec: Block,
+        altup: AltUp,
+        index: int,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        pool: tuple[int, int],
+    ) -> None:
+        super().__init__(spec, dim, context, rope, pool)
+        self.altup, self._index = altup, index
+        streams, kernels, device = altup.streams, context.kernels, context.device
+        linear = context.plain_linear
+        self.predict, self.correct = linear(streams, streams**2), linear(streams, streams)
+        self.router = linear(dim, streams)
+        self.router_norm = NormLayer(spec.norm, (dim,), kernels, device)
+        self.left, self.right = linear(dim, altup.rank), linear(altup.rank, dim)
+        self.laurel_norm = NormLayer(spec.norm, (dim,), kernels, device)
+        self.layer_gate, self.layer_out = linear(dim, altup.layer_dim), linear(altup.layer_dim, dim)
+        self.layer_norm = NormLayer(spec.norm, (dim,), kernels, device)
+        self.correct_scale = Param((dim,), "float32")
+        self._activate = kernels.activate
+        self.run = self._run_streams
+
+    def finish(self) -> None:
+        super().finish()
+        scale = self.correct_scale.take()
+        self._correct_scale = scale if self.altup.scales else None
+
+    def _routed(self, x_TD: Tensor) -> Tensor:
+        """How much of each stream: [T, N]."""
+        return torch.tanh(self.router.run(self.router_norm.run(x_TD) / x_TD.shape[-1]))
+
+    def _run_streams(self, x_NTD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        streams = self.altup.streams
+        weights = self.predict.run(self._routed(x_NTD[0])).view(-1, streams, streams)
+        x_NTD = x_NTD + torch.einsum("mtd,tnm->ntd", x_NTD, weights)
+        active = x_NTD[0]
+        h = self.norm1.run(active)
+        laurel = h + self.laurel_norm.run(self.right.run(self.left.run(h)))
+        mixed = self.norm2.run(self._mix(h, batch, angles))
+        residual = (active + mixed + laurel) / math.sqrt(2)
+        out = residual + self.norm4.run(self._feed(self.norm3.run(residual)))
+        share = (self.correct.run(self._routed(out)) + 1.0).T[..., None]
+        x_NTD = x_NTD + (out - active) * share
+        first = x_NTD[0] if self._correct_scale is None else x_NTD[0] * self._correct_scale
+        assert batch.per_layer_TLP is not None
+        own = self._activate(self.layer_gate.run(first.contiguous()), self.altup.act)
+        own = self.layer_norm.run(self.layer_out.run(own * batch.per_layer_TLP[:, self._index]))
+        return torch.cat((x_NTD[:1], x_NTD[1:] + own))
