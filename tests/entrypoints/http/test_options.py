@@ -79,12 +79,7 @@ async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Path) -> None:
     other = [{"type": "function", "function": {"name": "other"}}]
     for drop, reason in ((False, "tool_calls"), (True, "stop")):
         async with face(toy_folder, SCRIPT, drop_unknown_tools=drop) as made:
-            got = (
-                await made.post(
-                    "/v1/chat/completions",
-                    messages=[{"role": "user", "content": "sum please"}],
-                    tools=other,
-                )
-            ).json()["choices"][0]
-            assert got["finish_reason"] == reason
-            assert bool(got["message"]["tool_calls"]) is not drop
+            got = await made.post("/v1/chat/completions", messages=asked, tools=other)
+            choice = got.json()["choices"][0]
+            assert choice["finish_reason"] == reason
+            assert bool(choice["message"]["tool_calls"]) is not drop

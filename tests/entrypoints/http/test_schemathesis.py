@@ -101,7 +101,6 @@ def send(server: Server, per_mode: int) -> int:
                 pass  # nothing can be wrong with a request that has no parts
             except (AssertionError, BaseExceptionGroup) as error:
                 failures.append(f"{mode} {operation.label}: {error}\n{_inner(error)}")
-    print(count, "calls")
     assert not failures, "\n\n".join(failures)
     return count
 
