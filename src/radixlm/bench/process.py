@@ -101,14 +101,15 @@ class ServerProcess:
         for process in [root, *root.children(recursive=True)]:
             try:
                 with process.oneshot():
-                    held = (process.memory_info().rss, process.num_fds(), process.num_threads(), 1)
+                    counts = (process.num_fds(), process.num_threads(), 1)
+                    held = (process.memory_info().rss, *counts, _shared_mappings(process.pid))
                     times = process.cpu_times()
-                held += (_shared_mappings(process.pid),)
             except (psutil.NoSuchProcess, OSError):
                 continue
             cpu_s += times.user + times.system
             totals = [total + part for total, part in zip(totals, held, strict=True)]
-        return Sample(time.monotonic(), *totals, cpu_s=cpu_s)
+        rss, fds, threads, processes, shared = totals
+        return Sample(time.monotonic(), rss, fds, threads, processes, shared, cpu_s)
 
     def stop(self) -> int | None:
         """Ask it to leave, and wait; the exit status, None if it had to be killed."""

@@ -53,7 +53,7 @@ def composite(c: Config) -> Decoder:
     if c.architecture in UNSCALED:
         decoder = replace(decoder, logit_scale=1.0)
     names: dict[str, Any] = {**DEFAULT, **decoder.names}
-    own = dict(decoder.names)
+    own: dict[str, Any] = dict(decoder.names)
     if not decoder.tied:  # the whole model may tie where the text model does not say so
         own["head"] = AnyOf(names["head"], names["embed"])
     sparse = next((b.ffn for b in decoder.blocks if isinstance(b.ffn, Moe)), None)
