@@ -14,5 +14,6 @@ $python zoo/lora.py --kind spanish --minutes 10
 $python zoo/pooled.py --kind embed --minutes 5
 $python zoo/pooled.py --kind reward --minutes 8
 $python zoo/eagle.py --minutes 8
+$python zoo/vision.py --minutes 60
 $python zoo/evaluate.py $base
 $python zoo/speculation.py

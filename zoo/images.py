@@ -169,7 +169,10 @@ def dialogue(rng: Random, picture: Picture, task: str = "") -> Conversation:
     return Conversation(messages, task=task)
 
 
-EVALUATIONS = ("colour", "shape", "count", "position", "describe", "digits1", "digits2", "digits3")
+EVALUATIONS = (
+    "colour", "shape", "count", "position", "describe", "colour-of-two", "shape-of-two",
+    "digits1", "digits2", "digits3",
+)  # fmt: skip
 
 
 def evaluation(task: str, seed: int) -> tuple[Picture, Conversation]:
@@ -178,7 +181,8 @@ def evaluation(task: str, seed: int) -> tuple[Picture, Conversation]:
     if task.startswith("digits"):
         text = "".join(str(rng.randrange(10)) for _ in range(int(task[6:])))
         return (picture := number(rng, text)), dialogue(rng, picture, "number")
-    kinds = ("one",) if task == "describe" else ("one", "two") if task == "position" else (
-        "one", "same", "two")  # fmt: skip
-    picture = draw(rng, rng.choice(kinds))
+    if task.endswith("-of-two"):  # which of the two is meant has to be found first
+        return (picture := draw(rng, "two")), dialogue(rng, picture, task.partition("-")[0])
+    kinds = {"describe": ("one",), "position": ("one",), "count": ("one", "same", "two")}
+    picture = draw(rng, rng.choice(kinds.get(task, ("one", "same"))))
     return picture, dialogue(rng, picture, task)
