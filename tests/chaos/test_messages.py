@@ -43,7 +43,7 @@ from tests.fakes.engine import Bench
 from tests.fakes.executor import VOCAB, reference
 from tests.fakes.tiny_checkpoint import cached_tiny
 
-QUICK = 1500
+QUICK = 300
 MANY = int(os.environ.get("CHAOS_MESSAGES", "10000"))
 COUNTS = (QUICK, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]))
 

@@ -27,6 +27,7 @@ class Batch:
     def __init__(self, positions: list[int], lengths: list[int]) -> None:
         self.positions_T, self.rope_len_T = torch.tensor(positions), torch.tensor(lengths)
         self.max_kv_len = max(lengths)
+        self.rope_ids_3T = None
 
 
 def angles_of(rope: Rope, position: int, length: int) -> torch.Tensor:

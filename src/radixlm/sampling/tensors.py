@@ -22,6 +22,9 @@ from radixlm.wire.sampling_params import SamplingParams
 TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of floats_S3
 TOP_K, SEED = range(2)  # columns of ints_S2
 
+# every token is as likely as any other long before; kernels count in single precision
+MAX_TEMPERATURE = 1e30
+
 
 @dataclass(slots=True)
 class SlotState:
@@ -93,7 +96,7 @@ class SamplingTable:
         seed = params.sampling_seed
         if seed is None:
             seed = self._random.getrandbits(63)
-        temperature = 1.0 if params.is_greedy else params.temperature
+        temperature = 1.0 if params.is_greedy else min(params.temperature, MAX_TEMPERATURE)
         floats = [temperature, params.top_p, params.min_p]
         self.floats_S3[slot] = torch.tensor(floats, device=self.device)
         self.ints_S2[slot] = torch.tensor([top_k, seed], dtype=torch.int64, device=self.device)
