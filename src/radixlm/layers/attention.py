@@ -29,6 +29,33 @@ def norm_shapes(spec: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (dim,), (dim,)
 
 
+def qk_norm_of(spec: Attention, norms: tuple[NormLayer, NormLayer] | None) -> QkNorm | None:
+    """The norms of q and k as the kernels take them, once their weights are loaded."""
+    if norms is None or not spec.qk_norm or spec.qk_norm_spec is None:
+        return None
+    q, k = norms
+    is_layer_norm = spec.qk_norm_spec.kind == "layer"
+    weights = (q.weight_D, k.weight_D, q.bias_D, k.bias_D)
+    return QkNorm(spec.qk_norm, is_layer_norm, spec.qk_norm_spec.eps, *weights)
+
+
+def site_of(spec: Attention, pool: tuple[int, int], sinks: Tensor | None) -> AttentionSite:
+    """The layer as its backend sees it; ``pool`` is (group, row)."""
+    group, row = pool
+    return AttentionSite(
+        layer=row,
+        group=group,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        v_dim=spec.v_dim,
+        scale=spec.softmax_scale,
+        window=spec.window,
+        softcap=spec.softcap,
+        sinks=sinks,
+    )
+
+
 class AttentionLayer(Module):
     """qkv -> norm -> rope -> paged attention -> gate -> o."""
 
@@ -57,29 +84,9 @@ class AttentionLayer(Module):
             self.sinks = Param((spec.heads,), "float32", Shard(0))
 
     def finish(self) -> None:
-        spec, (group, row) = self.spec, self._pool
-        self.qk_norm = self._make_qk_norm()
-        self.site = AttentionSite(
-            layer=row,
-            group=group,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            v_dim=spec.head_dim,
-            scale=spec.softmax_scale,
-            window=spec.window,
-            softcap=spec.softcap,
-            sinks=self.sinks.take() if spec.sinks else None,
-        )
-
-    def _make_qk_norm(self) -> QkNorm | None:
-        spec = self.spec
-        if not spec.qk_norm or spec.qk_norm_spec is None:
-            return None
-        q, k = self.q_norm, self.k_norm
-        is_layer_norm = spec.qk_norm_spec.kind == "layer"
-        weights = (q.weight_D, k.weight_D, q.bias_D, k.bias_D)
-        return QkNorm(spec.qk_norm, is_layer_norm, spec.qk_norm_spec.eps, *weights)
+        norms = (self.q_norm, self.k_norm) if self.spec.qk_norm else None
+        self.qk_norm = qk_norm_of(self.spec, norms)
+        self.site = site_of(self.spec, self._pool, self.sinks.take() if self.spec.sinks else None)
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""

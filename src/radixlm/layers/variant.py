@@ -7,14 +7,14 @@ Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Attention, Norm, Temperature, Variant
-from radixlm.kernels.ops.rope import QkNorm
-from radixlm.layers.attention import norm_shapes
+from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -79,34 +79,17 @@ class VariantAttentionLayer(Module):
         return ((name, child) for name, child in super().children() if name != "_project")
 
     def finish(self) -> None:
-        spec, more, (group, row) = self.spec, self.more, self._pool
-        self.qk_norm = self._make_qk_norm()
-        slopes = torch.tensor(more.slopes, device=self._device) if more.slopes else None
-        self.site = AttentionSite(
-            layer=row,
-            group=group,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            v_dim=spec.v_dim,
-            scale=spec.softmax_scale,
-            window=spec.window,
-            softcap=spec.softcap,
-            sinks=self.sinks.take() if spec.sinks else None,
+        spec, more = self.spec, self.more
+        norms = None
+        if spec.qk_norm and spec.qk_norm_spec is not None:
+            norms = (self.q_norm, self.q_norm if self._reads else self.k_norm)
+        self.qk_norm = qk_norm_of(spec, norms)
+        self.site = replace(
+            site_of(spec, self._pool, self.sinks.take() if spec.sinks else None),
             chunk=more.chunk,
-            slopes=slopes,
+            slopes=torch.tensor(more.slopes, device=self._device) if more.slopes else None,
             stores=not self._reads,
         )
-
-    def _make_qk_norm(self) -> QkNorm | None:
-        spec = self.spec
-        if not spec.qk_norm or spec.qk_norm_spec is None:
-            return None
-        q = self.q_norm
-        k = q if self._reads else self.k_norm
-        is_layer_norm = spec.qk_norm_spec.kind == "layer"
-        weights = (q.weight_D, k.weight_D, q.bias_D, k.bias_D)
-        return QkNorm(spec.qk_norm, is_layer_norm, spec.qk_norm_spec.eps, *weights)
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""

@@ -125,20 +125,15 @@ class MediaProcessor:
         """One media a picture if each alone gives as many places, else one of all."""
         if not pictures:
             return ()
-        parts = [made]
-        if len(pictures) > 1:
-            token = self.image_token
-            parts = [self._call(token, [one], False, where) for one in pictures]
-            counts = [int(np.sum(np.asarray(p["input_ids"]) == self._image_id)) for p in parts]
-            if sum(counts) != len(places) or 0 in counts:
-                parts = [made]
         if not len(places):
             raise InvalidRequest(f"{where}: the text has no place for its pictures", where)
-        counts = (
-            [len(places)]
-            if len(parts) == 1
-            else [int(np.sum(np.asarray(p["input_ids"]) == self._image_id)) for p in parts]
-        )
+        parts, counts = [made], [len(places)]
+        if len(pictures) > 1:
+            token = self.image_token
+            alone = [self._call(token, [one], False, where) for one in pictures]
+            sizes = [int(np.sum(np.asarray(p["input_ids"]) == self._image_id)) for p in alone]
+            if sum(sizes) == len(places) and 0 not in sizes:
+                parts, counts = alone, sizes
         bounds = np.cumsum([0, *counts])
         return tuple(_one(part, places[bounds[i] : bounds[i + 1]]) for i, part in enumerate(parts))
 
