@@ -111,9 +111,8 @@ def assemble(
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
 
     def make() -> Scheduler:
-        runner = _runner(info, model, attn, device, limits, controls, pools)
-        runner.processors = processors
-        runner.media = media
+        parts = RunnerParts(model, attn, pools, controls, processors, media)
+        runner = _runner(info, parts, device, limits)
         ledger = _make_ledger(config, pools, limits)
         interval = config.schedule.stream_interval
         return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
@@ -379,16 +378,20 @@ def _cache(
     return RadixCache(allocator, page_size, eviction, window=window)
 
 
-def _runner(
-    info: ModelInfo,
-    model: Model,
-    attn: AttentionBackend,
-    device: torch.device,
-    limits: Limits,
-    controls: TensorControls,
-    pools: Pools,
-) -> Runner:
-    num_slots = limits.max_running
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What outlives a scheduler: its successor's runner has the same."""
+
+    model: Model
+    attn: AttentionBackend
+    pools: Pools
+    controls: TensorControls
+    processors: LogitProcessors
+    media: MediaRows | None
+
+
+def _runner(info: ModelInfo, parts: RunnerParts, device: torch.device, limits: Limits) -> Runner:
+    model, pools, num_slots = parts.model, parts.pools, limits.max_running
     has_windows = pools.window_tokens > 0
     max_pages = -(-limits.context_len // limits.page_size) + 1
     spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
@@ -396,14 +399,16 @@ def _runner(
     sampling = SamplingTable(num_slots, info.decoder.vocab, device)
     return Runner(
         model,
-        attn,
+        parts.attn,
         tables,
         sampling,
         spaces,
         limits.page_size,
         info.eos_ids,
-        controls.verbs(),
+        parts.controls.verbs(),
+        processors=parts.processors,
         pooler=Pooler(head_of(model)),
+        media=parts.media,
         states=pools.states,
     )
 
