@@ -1,0 +1,72 @@
+"""Every configuration of every kernel compiles for sm_90 and sm_80 as it should; see README.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import radixlm.kernels.triton
+from radixlm.kernels.triton.variant import MAX_SHARED_BYTES, MAX_SHARED_BYTES_SM80
+
+MODULES = sorted(m.name for m in pkgutil.iter_modules(radixlm.kernels.triton.__path__))
+SHARED = {90: MAX_SHARED_BYTES, 80: MAX_SHARED_BYTES_SM80}
+
+
+def compile_in_process(module: str, *flags: str) -> list[dict]:
+    source = str(Path(radixlm.kernels.triton.__file__).parents[3])
+    program = Path(__file__).with_name("gate.py")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
+    }
+    run = subprocess.run(
+        [sys.executable, str(program), module, *flags],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def check(rows: list[dict]) -> None:
+    for row in rows:
+        assert row["spills"] == 0, row
+        assert row["shared_bytes"] <= SHARED[row["arch"]], row
+        assert row["has_wgmma"] or not row["wants_wgmma"], row
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_representative_variants_compile(module: str) -> None:
+    check(compile_in_process(module))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("module", MODULES)
+def test_all_variants_compile(module: str) -> None:
+    check(compile_in_process(module, "--all"))
+
+
+def test_names_of_variants_are_unique() -> None:
+    program = (
+        "import sys, importlib\n"
+        "for name in sys.argv[1:]:\n"
+        "    module = importlib.import_module('radixlm.kernels.triton.' + name)\n"
+        "    for v in getattr(module, 'variants', tuple)(): print(name, v.name)\n"
+    )
+    source = str(Path(radixlm.kernels.triton.__file__).parents[3])
+    names = subprocess.run(
+        [sys.executable, "-c", program, *MODULES],
+        env=os.environ | {"PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert len(set(names)) == len(names)
