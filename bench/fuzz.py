@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -198,6 +199,7 @@ class Prober:
     def __init__(self, port: int, maker: Maker, most: int, end_s: float) -> None:
         self._port, self._maker, self._most, self._end_s = port, maker, most, end_s
         self.statuses: Counter[int] = Counter()  # 0: the connection was closed without a word
+        self.honest: Counter[tuple[int, str]] = Counter()  # (status, what the server said of it)
         self.bad: list[tuple[str, bytes]] = []
         self.sent = 0
         self.num_hangs = 0
@@ -215,7 +217,9 @@ class Prober:
                     if writer is None:
                         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
                     writer.write(data)
-                    status, is_open = await _answer(reader, data.startswith(b"HEAD"))
+                    status, is_open, said = await _answer(reader, data.startswith(b"HEAD"))
+                    if status in HONEST:
+                        self.honest[status, _message_of(said)] += 1
             except TimeoutError:
                 self.num_hangs += 1
                 self._note("no answer", data)
@@ -238,21 +242,32 @@ class Prober:
             self.bad.append((what, data[:20_000]))
 
 
-async def _answer(reader: asyncio.StreamReader, is_head: bool) -> tuple[int, bool]:
-    """(status, whether the connection can be used again) of one whole answer."""
+def _message_of(body: bytes) -> str:
+    """The error's words, numbers left out so that the like are counted together."""
+    try:
+        error = json.loads(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        text = body.decode(errors="replace")
+    return re.sub(r"\d+(\.\d+)?", "#", text)[:160]
+
+
+async def _answer(reader: asyncio.StreamReader, is_head: bool) -> tuple[int, bool, bytes]:
+    """(status, whether the connection can be used again, body) of one whole answer."""
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
     status = int(lines[0].split()[1])
     if status == 100:
         return await _answer(reader, is_head)
     headers = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
+    body = b""
     if headers.get(b"transfer-encoding") == b"chunked":
         while (size := int(await reader.readline(), 16)) > 0:
             await reader.readexactly(size + 2)
         await reader.readline()
     elif not is_head and status not in (204, 304):
-        await reader.readexactly(int(headers.get(b"content-length", b"0")))
-    return status, headers.get(b"connection") != b"close"
+        body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
+    return status, headers.get(b"connection") != b"close", body
 
 
 async def engine_pid(client: HttpClient) -> int:
@@ -273,6 +288,9 @@ def judge(
                 not prober.num_plain_failed),
         Verdict("the engine lives on", f"{pids[0]} -> {pids[1]}", "the same process",
                 pids[0] == pids[1] != 0),
+        Verdict("and never starts anew", str(num_renewed := sum(
+            n for (_, said), n in prober.honest.items() if "restarts" in said)), "0",
+            not num_renewed),
         Verdict("memory stays",
                 f"{format_bytes(before.rss_bytes)} -> {format_bytes(after.rss_bytes)}",
                 f"+{most}", after.rss_bytes - before.rss_bytes <= RSS_BYTES),
@@ -307,6 +325,8 @@ async def fuzz(args: argparse.Namespace, options: Sequence[str]) -> int:
             print(f"{what}: {data[:200]!r} ({folder}/bad-{number}.bin)")
     print(f"{prober.sent} requests in {took_s:.0f} s, seed {args.seed}")
     print("statuses:", dict(sorted(prober.statuses.items())))
+    for (status, said), number in prober.honest.most_common(SHOWN):
+        print(f"{number} x {status}: {said}")
     verdicts = judge(prober, before, after, pids, is_well)
     print(render(verdicts), end="")
     return int(not all(verdict.is_kept for verdict in verdicts))

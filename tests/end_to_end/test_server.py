@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors import safe_open
 
 from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
@@ -146,6 +147,17 @@ def test_abort_by_id(server: RunningServer) -> None:
         assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     finally:
         server.post("/slow_down", forward_sleep_time=0)
+
+
+def test_weights_by_name(server: RunningServer) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with safe_open(cached_tiny("Qwen3ForCausalLM") / "model.safetensors", "pt") as file:
+        want = file.get_tensor(name)[:3].float().tolist()
+    found = server.client.get("/get_weights_by_name", params={"name": name, "truncate_size": 3})
+    assert found.json() == want
+    missing = server.post("/get_weights_by_name", name="x")
+    assert missing.status_code == 400 and "'x'" in missing.text
+    assert server.info()["num_running_reqs"] == 0
 
 
 def test_engine_killed_in_mid_stream_is_not_noticed() -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from radixlm.arch.spec import Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
@@ -62,6 +63,7 @@ from radixlm.scheduler.limits import Limits, RopeLengths
 from radixlm.scheduler.loop import Scheduler
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
+from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.wire.channel import Channel
 
@@ -106,7 +108,8 @@ def assemble(
     if pools.states is not None:
         most = max(1, pools.sizes.num_window // STATES_A_REQUEST)
         limits = replace(limits, max_running=min(limits.max_running, most))
-    controls = TensorControls(model, weight_bytes, pools.num_bytes, pools.num_tokens)
+    weight = partial(_weight, model, info.folder, config.model.load_format)
+    controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens)
     processors, media = _processors(config, info), _media(config, info, device)
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
 
@@ -388,6 +391,16 @@ class RunnerParts:
     controls: TensorControls
     processors: LogitProcessors
     media: MediaRows | None
+
+
+def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
+    """A parameter as the checkpoint has it: ours is packed for the kernels."""
+    if isinstance(model, TransformersModel):
+        return model.weight(name)
+    if load_format in ("dummy", "sharded_state"):
+        raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")
+    source = open_folder(folder, load_format)
+    return source.read(name).clone() if name in source.sizes() else None
 
 
 def _runner(info: ModelInfo, parts: RunnerParts, device: torch.device, limits: Limits) -> Runner:

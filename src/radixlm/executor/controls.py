@@ -6,15 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 
 
 class TensorControls:
-    """Verbs that the scheduler passes on to the executor. ``weights`` yields (name, tensor)."""
+    """Verbs that the scheduler passes on to the executor. ``weight`` gives a parameter by its name
+    in the checkpoint, None if there is none of that name."""
 
-    def __init__(self, model: Any, weight_bytes: int, kv_bytes: int, token_capacity: int) -> None:
-        self._model = model
+    def __init__(
+        self,
+        weight: Callable[[str], Tensor | None],
+        weight_bytes: int,
+        kv_bytes: int,
+        token_capacity: int,
+    ) -> None:
+        self._weight = weight
         self._memory = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
@@ -31,8 +39,8 @@ class TensorControls:
     def _weights_by_name(self, args: dict[str, Any]) -> Any:
         """The first ``truncate_size`` rows of a parameter, as nested lists."""
         name = str(args.get("name"))
-        rows = int(args.get("truncate_size") or 100)
-        found = self._model.weight(name)
+        rows = max(0, int(args.get("truncate_size") or 100))
+        found = self._weight(name)
         if found is None:
             raise InvalidRequest(f"name: the model has no parameter {name!r}", param="name")
         return found[:rows].float().tolist()

@@ -193,7 +193,7 @@ async def get_weights_by_name(request: Request) -> Response:
         "weights_by_name", name=args.name, truncate_size=args.truncate_size
     )
     if not reply.ok:
-        raise InvalidRequest(f"name: {reply.message}", "name")
+        raise InvalidRequest(reply.message, "name")
     return json_response(reply.data)
 
 
