@@ -52,9 +52,11 @@ def run_case(
     poison: bool = False,
     kernels: Kernels | None = None,
     forget: bool = False,
+    mutual: tuple[tuple[int, int], ...] = (),
 ) -> list[Tensor]:
     """Outputs [queries, H * V] of each sequence. ``poison`` fills all other memory with NaN;
-    ``forget`` overwrites table entries of pages that no query's window reaches."""
+    ``forget`` overwrites table entries of pages that no query's window reaches; ``mutual``: runs
+    of the packed queries that see one another."""
     num_layers = site.layer + 1
     group = KvGroup(
         0, "full", tuple(range(num_layers)), site.kv_heads, site.head_dim, site.v_dim, site.latent
@@ -80,7 +82,8 @@ def run_case(
             first = max(0, len(k) - len(q) - site.window + 1)
             tables[row, : first // case.page_size] = 1 << 30
     now = [(k[len(k) - len(q) :], v[len(k) - len(q) :]) for q, k, v in _rows(case)]
-    out = _step(case, site, backend, tables, case.q, now, [len(k) for k in case.k])
+    lengths = [len(k) for k in case.k]
+    out = _step(case, site, backend, tables, case.q, now, lengths, mutual)
     return list(out.split([len(q) for q in case.q]))
 
 
@@ -103,6 +106,7 @@ def _step(
     q: list[Tensor],
     kv: list[tuple[Tensor, Tensor]],
     kv_len: list[int],
+    mutual: tuple[tuple[int, int], ...] = (),
 ) -> Tensor:
     keep = [i for i, rows in enumerate(q) if len(rows)]
     counts = [len(q[i]) for i in keep]
@@ -123,6 +127,7 @@ def _step(
         attn=backend,
         max_query_len=max(counts),
         max_kv_len=max(kv_len[i] for i in keep),
+        mutual=mutual,
     )
     backend.begin(batch)
     k, v = torch.cat([kv[i][0] for i in keep]), torch.cat([kv[i][1] for i in keep])

@@ -20,6 +20,7 @@ from PIL import Image  # noqa: E402
 from tests.multimodal.tiny import FAMILIES, Tiny, save  # noqa: E402
 
 QUICK = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "idefics3")
+WHOLE = ("paligemma",)  # a prompt sees itself whole: nothing less is shared
 NUM_NEW = 16
 
 
@@ -80,7 +81,7 @@ def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> Non
                 assert meta["prompt_tokens"] == num_prompt
                 assert [token for _, token, *_ in meta["output_token_logprobs"]] == want
                 assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
-                if turn:  # its picture was in the prefix cache
+                if turn and name not in WHOLE:  # its picture was in the prefix cache
                     assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
     finally:
         engine.shutdown()

@@ -299,12 +299,42 @@ def lighton_ocr() -> Tiny:
     return Tiny(config, whole, "<|image_pad|>")
 
 
+def gemma3() -> Tiny:
+    tok = tokenizer(
+        boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
+    )
+    config = tf.Gemma3Config(
+        vision_config=SIGLIP, mm_tokens_per_image=4, text_config={
+            **text("gemma3_text", head_dim=16, num_hidden_layers=3, query_pre_attn_scalar=16),
+            "sliding_window": 24, "sliding_window_pattern": 3, "layer_types": [
+                "sliding_attention", "sliding_attention", "full_attention",
+            ],
+        }, image_token_index=tok.convert_tokens_to_ids("<image_soft_token>"),
+        boi_token_index=tok.convert_tokens_to_ids("<start_of_image>"),
+        eoi_token_index=tok.convert_tokens_to_ids("<end_of_image>"),
+    )  # fmt: skip
+    whole = tf.Gemma3Processor(pictures("Gemma3", size=SQUARE), tok, image_seq_length=4)
+    return Tiny(config, whole, "<start_of_image>")
+
+
+def paligemma() -> Tiny:
+    tok = tokenizer("<image>", image_token="<image>")
+    config = tf.PaliGemmaConfig(
+        vision_config=SIGLIP, text_config=text("gemma", head_dim=16), projection_dim=64,
+        image_token_index=257,
+    )  # fmt: skip
+    tok.bos_token = "<|end|>"
+    reader = pictures("Siglip", size=SQUARE)
+    reader.image_seq_length = 16
+    return Tiny(config, tf.PaliGemmaProcessor(reader, tok), "<image>")
+
+
 FAMILIES: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         llava, vip_llava, llava_next, llava_onevision, qwen2_vl, qwen2_5_vl, qwen3_vl,
         qwen3_vl_moe, internvl, aya_vision, idefics2, idefics3, got_ocr2, janus, deepseek_vl,
-        lighton_ocr,
+        lighton_ocr, gemma3, paligemma,
     )
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radixlm.attention.reference import Span, attend, make_piece, spans_of, split_spans
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import TILE, CacheShape
 from radixlm.kernels.cpu.extension import native
@@ -44,6 +45,14 @@ class CpuPool:
     @property
     def nbytes_per_page(self) -> int:
         return page_nbytes(self.group, self.page_size, self.dtype)
+
+    def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
+        """Write rows at slots (page * page_size + offset)."""
+        caches, slots = (self.k[layer], self.v[layer]), slots_T.int()
+        if v_TKV is None:
+            latent_store(_dense(k_TKC), self.shape, caches, slots)
+        else:
+            kv_store(_dense(k_TKC), _dense(v_TKV), caches, slots)
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         to, of = torch.as_tensor(target), torch.as_tensor(source)
@@ -120,6 +129,9 @@ class CpuBackend:
         self.tables = [table.int().contiguous() for table in batch.page_table_GSP]
         self.starts = batch.query_start_S1.int()
         self.kv_len = batch.kv_len_S.int()
+        self._mutual: list[Span] = []
+        if batch.mutual:
+            self._mutual = [s for s in spans_of(batch) if s.num_ahead is not None]
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -138,7 +150,23 @@ class CpuBackend:
         out = layer.attention.run(
             q, layer.k_cache, layer.v_cache, self.tables[group], self.starts, self.kv_len
         )
+        if self._mutual:
+            self._look_ahead(q, out, site)
         return out.flatten(1)
+
+    def _look_ahead(self, q_THD: Tensor, out_THV: Tensor, site: AttentionSite) -> None:
+        """Again, in plain torch, tokens that see one another forwards: the kernels are causal."""
+        pool = self.pools[site.group]
+        assert pool is not None
+        table_SP = self.tables[site.group].long()
+        for spans in split_spans(self._mutual, site):
+            piece = make_piece(spans, table_SP, pool.page_size, site.window, site.chunk)
+            pages, at = torch.unique(piece.tokens_SN // pool.page_size, return_inverse=True)
+            k, v = pool.read(site.layer, pages.tolist())
+            rows = at * pool.page_size + piece.tokens_SN % pool.page_size
+            k = k.float()[rows]
+            v = v.float()[rows] if v is not None else k[..., : site.v_dim]
+            out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece, site)
 
     def _open(self, site: AttentionSite) -> _Layer:
         layer = self._make(site)

@@ -7,8 +7,8 @@ heads, K KV heads, C head channels, V value channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,12 +36,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence of the step, on the host."""
+    """One sequence of the step, or a part of it, on the host. ``num_ahead``: its queries see one
+    another, and so many tokens behind the last of them; None: each sees what is before it."""
 
     index: int
     start: int  # first query token in T
     num_queries: int
-    kv_len: int
+    kv_len: int  # what its last query sees
+    num_ahead: int | None = None
+
+    @property
+    def first_place(self) -> int:
+        """Place of the first query in the sequence."""
+        return self.kv_len - (self.num_ahead or 0) - self.num_queries
 
 
 class TorchNativeBackend:
@@ -113,7 +120,7 @@ def split_spans(spans: Sequence[Span], site: AttentionSite) -> list[list[Span]]:
     """Group the step's sequences: one-token queries of similar length together, long queries
     cut so that no score matrix is larger than MAX_SCORES."""
     parts: list[list[Span]] = []
-    singles = sorted((s for s in spans if s.num_queries == 1), key=lambda s: s.kv_len)
+    singles = sorted((s for s in spans if _is_single(s)), key=lambda s: s.kv_len)
     for span in singles:
         limit = MAX_SCORES // (site.heads * span.kv_len)
         shares = parts and len(parts[-1]) < limit
@@ -122,23 +129,49 @@ def split_spans(spans: Sequence[Span], site: AttentionSite) -> list[list[Span]]:
         else:
             parts.append([span])
     for span in spans:
-        if span.num_queries <= 1:
+        if _is_single(span) or not span.num_queries:
             continue
         step = max(1, MAX_SCORES // (site.heads * span.kv_len))
         for first in range(0, span.num_queries, step):
-            count = min(step, span.num_queries - first)
-            kv_len = span.kv_len - span.num_queries + first + count
-            parts.append([Span(span.index, span.start + first, count, kv_len)])
+            parts.append([_part(span, first, min(step, span.num_queries - first))])
     return parts
 
 
+def _is_single(span: Span) -> bool:
+    return span.num_queries == 1 and not span.num_ahead
+
+
+def _part(span: Span, first: int, count: int) -> Span:
+    """Queries [first, first + count) of a span."""
+    rest = span.num_queries - first - count
+    if span.num_ahead is None:
+        return Span(span.index, span.start + first, count, span.kv_len - rest)
+    ahead = span.num_ahead + rest
+    return Span(span.index, span.start + first, count, span.kv_len, ahead)
+
+
 def spans_of(batch: ForwardBatch) -> list[Span]:
-    """The step's sequences, on the host."""
+    """The step's sequences, on the host, cut where tokens begin or end to see one another."""
     starts = batch.query_start_S1.tolist()
-    return [
+    spans = [
         Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
         for index, kv_len in enumerate(batch.kv_len_S.tolist())
     ]
+    return [part for span in spans for part in _cut(span, batch.mutual)] if batch.mutual else spans
+
+
+def _cut(span: Span, runs: Sequence[tuple[int, int]]) -> Iterator[Span]:
+    at, end = 0, span.num_queries
+    for start, count in runs:
+        first = start - span.start
+        if not 0 <= first < end:
+            continue
+        if first > at:
+            yield _part(span, at, first - at)
+        yield replace(_part(span, first, count), num_ahead=0 if count > 1 else None)
+        at = first + count
+    if at < end:
+        yield _part(span, at, end - at)
 
 
 def make_piece(
@@ -148,18 +181,19 @@ def make_piece(
     device = table_SP.device
     num_queries = spans[0].num_queries
     first = [
-        max(0, s.kv_len - num_queries - window + 1) if window else 0 for s in spans
+        max(0, s.first_place - window + 1) if window else 0 for s in spans
     ]  # positions before are out of every query's window, and their pages may be gone
     longest = max(s.kv_len - f for s, f in zip(spans, first, strict=True))
-    start_S, kv_len_S, first_S, index_S = torch.tensor(
-        [[s.start for s in spans], [s.kv_len for s in spans], first, [s.index for s in spans]],
-        device=device,
-    )
+    numbers = [(s.start, s.kv_len, s.index, s.first_place) for s in spans]
+    start_S, kv_len_S, index_S, place_S = torch.tensor(numbers, device=device).T
+    first_S = torch.tensor(first, device=device)
     position_SN = first_S[:, None] + torch.arange(longest, device=device)
     query_Q = torch.arange(num_queries, device=device)
-    query_SQ = (kv_len_S - num_queries)[:, None] + query_Q
+    query_SQ = place_S[:, None] + query_Q
     ahead_SQN = position_SN[:, None] - query_SQ[..., None]
     seen_SQN = ahead_SQN <= 0
+    if spans[0].num_ahead is not None:  # then it is alone
+        seen_SQN = torch.ones_like(seen_SQN)
     if window:
         seen_SQN &= ahead_SQN > -window
     if chunk:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.composite import COMPOSITES
+from radixlm.arch.families.composite import MediaFacts, media_facts
 from radixlm.arch.families.pools import seeing_all, sees_all, vectors
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.hf import (
@@ -44,7 +44,7 @@ class ModelInfo:
     eos_ids: tuple[int, ...]
     generation: dict[str, Any]
     sentence: Sentence | None = None
-    image_token_id: int | None = None  # stands for pictures in a prompt
+    media: MediaFacts | None = None  # of a model with towers
     is_foreign: bool = False  # runs by transformers
 
     @property
@@ -55,7 +55,12 @@ class ModelInfo:
     @property
     def is_multimodal(self) -> bool:
         """Whether towers stand before the language model."""
-        return self.architecture in COMPOSITES
+        return self.media is not None
+
+    @property
+    def image_token_id(self) -> int | None:
+        """Stands for pictures in a prompt."""
+        return self.media.tokens.get("image") if self.media is not None else None
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -127,7 +132,7 @@ def read_model(config: ServerConfig) -> ModelInfo:
         eos_ids=eos_token_ids(c, generation),
         generation=generation,
         sentence=sentence,
-        image_token_id=_image_token_id(folder),
+        media=_media(str(c.architecture), folder),
         is_foreign=is_foreign,
     )
 
@@ -151,10 +156,8 @@ def _text_len(c: Config, decoder: Decoder, sentence: Sentence | None) -> int:
     return min(length, sentence.max_length or length) if sentence is not None else length
 
 
-def _image_token_id(folder: Path) -> int | None:
-    raw = json.loads((folder / "config.json").read_bytes())
-    token = raw.get("image_token_id", raw.get("image_token_index"))
-    return token if isinstance(token, int) else None
+def _media(architecture: str, folder: Path) -> MediaFacts | None:
+    return media_facts(architecture, json.loads((folder / "config.json").read_bytes()))
 
 
 def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig, ModelInfo]:

@@ -57,7 +57,9 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
         return None
     folders = tuple(Path(folder) for folder in config.media.allow_local_media or ())
     rules = FetchRules(allow_private=Path("/") in folders, folders=folders)
-    return MediaReader(MediaProcessor(info.folder, any(r.sections for r in info.ropes)), rules)
+    assert info.media is not None
+    has_sections = any(r.sections for r in info.ropes)
+    return MediaReader(MediaProcessor(info.folder, info.media, has_sections), rules)
 
 
 def sources_of(messages: Sequence[Mapping[str, Any]], reader: MediaReader | None) -> list[Source]:

@@ -57,11 +57,15 @@ class MediaRows:
 
     def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
         """Write the rows of the media places of this step into the batch."""
-        at = 0
+        at, mutual = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
                 self._put_one(media, item, at, batch)
+                end = item.start + item.count
+                runs = [run for run in media.mutual if item.start <= run[0] < end]
+                mutual += [(at + start - item.start, count) for start, count in runs]
             at += item.count
+        batch.mutual = tuple(mutual)
 
     def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
         row, end = 0, item.start + item.count

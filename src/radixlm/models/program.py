@@ -49,6 +49,7 @@ class StepProgram:
     def accepts(self, batch: ForwardBatch) -> bool:
         """Whether the step asks for nothing that the program cannot do."""
         is_plain = batch.rope_ids_3T is None and batch.deep_LTD is None and not batch.extras
+        is_plain = is_plain and not batch.mutual
         return is_plain and not (batch.embeds_TD is not None and self._has_positions)
 
     def hidden(self, batch: ForwardBatch) -> Tensor:

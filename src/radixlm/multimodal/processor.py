@@ -7,7 +7,6 @@ Pictures are read one by one where that gives the same, so that each is cached b
 from __future__ import annotations
 
 import io
-import json
 import logging
 import threading
 from collections.abc import Sequence
@@ -16,9 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.arch.families.composite import MediaFacts
 from radixlm.base.errors import ConfigError, InvalidRequest, RadixError
 from radixlm.multimodal.checkpoint import load_processor
 from radixlm.multimodal.positions import Grid, rope_ids
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 MAX_PIXELS = 64 << 20  # of one picture: a few bytes may unpack to gigabytes
 Ids = NDArray[np.int32]
+# what a processor makes of the text
+_OF_TEXT = frozenset("input_ids attention_mask mm_token_type_ids token_type_ids labels".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,11 @@ class Prompt:
 class MediaProcessor:
     """One checkpoint's processor. Thread-safe: one prompt at a time."""
 
-    def __init__(self, folder: Path, has_sections: bool) -> None:
+    def __init__(self, folder: Path, facts: MediaFacts, has_sections: bool) -> None:
         """``has_sections``: whether the model's ropes turn by time, row and column."""
-        config = json.loads((folder / "config.json").read_bytes())
-        token = config.get("image_token_id", config.get("image_token_index"))
-        self._image_id = token if isinstance(token, int) else None
-        vision = config.get("vision_config") or {}
-        self._merge = int(vision.get("spatial_merge_size") or 2) if has_sections else 0
-        self._folder = folder
+        self._image_id = facts.tokens.get("image")
+        self._merge = facts.merge if has_sections else 0
+        self._folder, self._mutual = folder, facts.mutual
         self._lock = threading.Lock()
 
     def warm(self) -> None:
@@ -95,10 +95,14 @@ class MediaProcessor:
             ids = np.asarray(made["input_ids"]).reshape(-1).astype(np.int32)
             places = np.flatnonzero(ids == self._image_id)
             media = self._media(made, pictures, places, where)
+        media = _mutual(media, len(ids), self._mutual)
+        # where a whole prompt sees itself, nothing but the same prompt may share its cache
+        seal = b"".join((ids.tobytes(), *(one.digest for one in media)))
         plain, ids = ids, ids.copy()
         for one in media:
             at = 0
-            keys = media_ids(one.digest, one.num_places)
+            name = content_digest(one.digest, seal) if self._mutual == "prompt" else one.digest
+            keys = media_ids(name, one.num_places)
             for start, count in one.spans:
                 ids[start : start + count] = keys[at : at + count]
                 at += count
@@ -148,6 +152,17 @@ class MediaProcessor:
         return grids
 
 
+def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media, ...]:
+    """With the places that see one another forwards: each picture's own, or the whole prompt's,
+    which the first media names."""
+    replace = msgspec.structs.replace
+    if rule == "media":
+        return tuple(replace(one, mutual=one.spans) for one in media)
+    if rule == "prompt" and media:
+        return (replace(media[0], mutual=((0, num_tokens),)), *media[1:])
+    return media
+
+
 def _starts(media: Media, rows: list[list[int]], merge: int) -> list[int]:
     """Where each grid of a media begins."""
     places = [place for start, count in media.spans for place in range(start, start + count)]
@@ -162,8 +177,7 @@ def _one(made: dict[str, Any], places: NDArray[np.int64]) -> Media:
     inputs = {
         name: Array.of(np.asarray(value))
         for name, value in sorted(made.items())
-        if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-        and np.asarray(value).dtype != object
+        if name not in _OF_TEXT and np.asarray(value).dtype != object
     }
     parts = [
         p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)

@@ -15,7 +15,7 @@ import numpy as np
 
 from radixlm.memory.check import Holding, check
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
-from radixlm.memory.prefix.base import PrefixCache
+from radixlm.memory.prefix.base import Match, PrefixCache
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.request import Request
@@ -85,7 +85,7 @@ class KvLedger:
     def admit(self, request: Request, spare_pages: int) -> bool:
         """Give a slot and the cached prefix, if the whole rest would leave ``spare_pages``."""
         limit = self.match_limit(request)
-        found = self.cache.match(request.ids[: min(limit, request.share_limit)], request.key)
+        found = self._match(request, min(limit, request.share_limit))
         self.cache.lock(found.handle)
         need = self.pages_for(request.base + 1) - len(found.pages)
         fits = need + spare_pages <= self.num_available and self._window_fits(request)
@@ -103,6 +103,15 @@ class KvLedger:
         if len(found.pages):
             self._note(request, 0, len(found.pages))
         return True
+
+    def _match(self, request: Request, limit: int) -> Match:
+        """The cached prefix; it does not end inside of places that see one another."""
+        found = self.cache.match(request.ids[:limit], request.key)
+        for media in request.wire.media:
+            for start, count in media.mutual:
+                if start < found.num_tokens < start + count:
+                    return self._match(request, start)
+        return found
 
     def _window_fits(self, request: Request) -> bool:
         """Whether window pages for the window and one page more can be had."""

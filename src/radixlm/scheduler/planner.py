@@ -176,7 +176,8 @@ class Planner:
         """Append the next part of the prompt; its number of tokens, 0 if no page is left."""
         rest = request.base - request.computed
         count = rest if not self.limits.chunked else min(left, rest)
-        end = request.computed + count
+        end = _uncut(request, request.computed + count)
+        count = end - request.computed
         if not self.ledger.take(request, end):
             return 0
         start = request.computed
@@ -315,6 +316,16 @@ class Planner:
                 param="input_ids",
             )
         return None
+
+
+def _uncut(request: Request, end: int) -> int:
+    """Where a chunk that was to end there ends: not inside of places that see one another. Those
+    are computed in one step, even where they are more than its budget."""
+    for media in request.wire.media:
+        for start, count in media.mutual:
+            if start < end < start + count:
+                return start if start > request.computed else start + count
+    return end
 
 
 def _rope_ids(packed: bytes | None) -> np.ndarray[Any, np.dtype[np.int32]] | None:

@@ -7,6 +7,7 @@ R rows whose logits are wanted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,7 +40,11 @@ class AttentionSite:
 
 
 class AttentionRunner(Protocol):
-    """What a layer calls: stores k, v of the step's tokens, then attends over the paged cache."""
+    """What a layer calls: stores k, v of the step's tokens, then attends over the paged cache.
+
+    ``pools`` (a ``pools.pool.KvPool`` a group) are for layers that read the cache themselves."""
+
+    pools: Sequence[Any]
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -79,7 +84,11 @@ class ForwardBatch:
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections
     deep_LTD: Tensor | None = None  # joins the stream behind the first L layers
+    # runs (first token in T, count) whose tokens see one another forwards too, in order; a run is
+    # never cut by the end of a step
+    mutual: tuple[tuple[int, int], ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook
+    is_decode: bool = False  # one token a sequence; the host knows no more than an upper length
 
     @property
     def num_tokens(self) -> int:

@@ -44,18 +44,20 @@ class Media(msgspec.Struct, frozen=True):
 
     ``kind``: "image", "video" or "audio". ``spans``: (first place in the prompt, number of places)
     in order; together they are filled by the rows that the tower makes of ``inputs``, the arrays
-    that the checkpoint's processor has made. ``digest`` names the content.
+    that the checkpoint's processor has made. ``digest`` names the content. ``mutual``: runs (first
+    place, number of places) whose tokens see one another forwards too; a step computes a run whole.
     """
 
     kind: str
     digest: bytes
     spans: tuple[tuple[int, int], ...]
     inputs: dict[str, Array]
+    mutual: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video", "audio") or len(self.digest) != 32:
             raise ValueError(f"media of kind {self.kind!r:.40}, digest of {len(self.digest)} bytes")
-        if any(start < 0 or count < 1 for start, count in self.spans):
+        if any(start < 0 or count < 1 for start, count in (*self.spans, *self.mutual)):
             raise ValueError("media with an empty span")
 
     @property

@@ -4,8 +4,8 @@ model's own family. The towers and the processor are Hugging Face's (``models/to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from radixlm.arch.config import Config
 from radixlm.arch.defaults import DEFAULTS
@@ -25,6 +25,8 @@ TEXT_TYPES = {
 }
 # what a text model's class has by default, other than the class above
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+# whose language model is described elsewhere, by the family of its text model
+TOWERED = ("Gemma3ForConditionalGeneration",)
 COMPOSITES = (
     *("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     *("LlavaOnevisionForConditionalGeneration", "VipLlavaForConditionalGeneration"),
@@ -38,9 +40,41 @@ COMPOSITES = (
     "DeepseekVLForConditionalGeneration",
     *("GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
     *("PerceptionLMForConditionalGeneration", "FastVlmForConditionalGeneration"),
+    "PaliGemmaForConditionalGeneration",
 )
 # whose class leaves out the text model's scale of the logits
 UNSCALED = ("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration")
+
+# whose language model sees forwards: within the places of a picture, or within the whole prompt
+MUTUAL: Mapping[str, Literal["media", "prompt"]] = {
+    "Gemma3ForConditionalGeneration": "media",
+    "PaliGemmaForConditionalGeneration": "prompt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFacts:
+    """What the checkpoint says of its media. ``tokens``: kind -> the id that stands for it in a
+    prompt. ``merge``: so many rows and columns of a tower's grid make one place. ``mutual``: which
+    places see one another forwards too."""
+
+    tokens: Mapping[str, int]
+    merge: int
+    mutual: Literal["", "media", "prompt"]
+
+
+def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
+    """Of a config.json as it is written; None for a model without towers."""
+    if architecture not in COMPOSITES and architecture not in TOWERED:
+        return None
+    tokens = {}
+    for kind in ("image", "video", "audio"):
+        token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
+        if isinstance(token, int):
+            tokens[kind] = token
+    vision = raw.get("vision_config") or {}
+    merge = vision.get("spatial_merge_size") or 2
+    return MediaFacts(tokens, int(merge), MUTUAL.get(architecture, ""))
 
 
 @family(*COMPOSITES)
@@ -49,6 +83,8 @@ def composite(c: Config) -> Decoder:
     held = DEFAULTS.get(c.model_type)
     if held is None:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
+    if MUTUAL.get(c.architecture) == "prompt":  # what its text model's config says of the prompt
+        c = c.replace(use_bidirectional_attention=False)
     decoder = FAMILIES[str(held["architecture"])](c)
     if c.architecture in UNSCALED:
         decoder = replace(decoder, logit_scale=1.0)

@@ -1,0 +1,80 @@
+"""Tokens that see one another forwards, against a mask written out for each query."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.fakes.attention_case import Case, run_case
+from torch import Tensor
+
+from radixlm.attention import reference
+from radixlm.kernels import cpu
+from radixlm.step.batch import AttentionSite
+
+SITE = AttentionSite(layer=1, group=0, heads=4, kv_heads=2, head_dim=16, v_dim=16, scale=0.3)
+SITES = {
+    "plain": SITE,
+    "window": replace(SITE, window=5),
+    "softcap": replace(SITE, softcap=2.0),
+    "latent": replace(SITE, kv_heads=1, v_dim=8, latent=True),
+}
+# (queries, known before): a chunk with two runs, a decode, a run to the chunk's end, a plain one
+SHAPES = [(30, 21), (1, 40), (12, 0), (7, 9)]
+MUTUAL = ((2, 9), (14, 16), (35, 8))
+CACHES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
+NATIVE = pytest.param("cpu", marks=pytest.mark.skipif(not cpu.available, reason="not built"))
+
+
+def written_out(case: Case, site: AttentionSite) -> list[Tensor]:
+    starts = itertools.accumulate((len(q) for q in case.q), initial=0)
+    return [
+        _one(case, site, i, start) for i, start in zip(range(len(case.q)), starts, strict=False)
+    ]
+
+
+def _one(case: Case, site: AttentionSite, index: int, start: int) -> Tensor:
+    q, k, v = case.q[index], case.k[index], case.v[index]
+    v = k[..., : site.v_dim] if site.latent else v
+    before, share = len(k) - len(q), site.heads // site.kv_heads
+    sees = torch.zeros(len(q), len(k), dtype=torch.bool)
+    for row in range(len(q)):
+        place = before + row
+        last = place
+        for first, count in MUTUAL:
+            if first <= start + row < first + count:
+                last = before + first + count - 1 - start
+        sees[row, max(0, place - site.window + 1) if site.window else 0 : last + 1] = True
+    scores = torch.einsum("qhc,nhc->hqn", q, k.repeat_interleave(share, 1)) * site.scale
+    if site.softcap:
+        scores = torch.tanh(scores / site.softcap) * site.softcap
+    weights = scores.masked_fill(~sees, -torch.inf).softmax(-1)
+    return torch.einsum("hqn,nhv->qhv", weights, v.repeat_interleave(share, 1)).flatten(1)
+
+
+@pytest.mark.parametrize("backend", ["torch_native", NATIVE])
+@pytest.mark.parametrize("name", SITES)
+def test_runs_see_forwards_and_nothing_else_does(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = SITES[name]
+    case = Case.random(site, SHAPES, 16, 1)
+    expected = written_out(case, site)
+    for max_scores in (reference.MAX_SCORES, 4 * 51 * 3):  # whole, and in pieces of queries
+        monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
+        found = run_case(case, site, backend, poison=True, mutual=MUTUAL)
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
+@pytest.mark.skipif(not cpu.available, reason="not built")
+def test_every_cache_is_read_alike(dtype: torch.dtype) -> None:
+    case = Case.random(SITE, SHAPES, 16, 1, dtype)
+    ours, theirs = (
+        run_case(case, SITE, backend, mutual=MUTUAL) for backend in ("cpu", "torch_native")
+    )
+    for got, want in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
