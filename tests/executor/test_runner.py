@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.executor import runner as runner_module
+from radixlm.executor import results as results_module
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult
@@ -127,7 +127,7 @@ def _joined(parts: list[Logprobs | None]) -> Logprobs:
 def test_prompt_logprobs_do_not_depend_on_chunks(
     monkeypatch: pytest.MonkeyPatch, prompt_from: int, cuts: tuple[int, ...], rows: int
 ) -> None:
-    monkeypatch.setattr(runner_module, "PROMPT_ROWS", rows)
+    monkeypatch.setattr(results_module, "PROMPT_ROWS", rows)
     runner, _ = make_runner()
     prompt = [3, 9, 4, 4, 15, 0, 7]
     need = LogprobNeed(prompt_from, top=2, token_ids=(1, 8))

@@ -16,7 +16,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.kernels import cpu
 from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
 from radixlm.sampling.processors import NamedProcessor
-from radixlm.sampling.sampler import Sampler, _unpack, apply_mask_
+from radixlm.sampling.sampler import Sampler, apply_mask_, unpack_mask
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -163,7 +163,7 @@ def test_masks_are_packed_words() -> None:
         logits = torch.zeros(3, vocab_size)
         apply_mask_(logits, pack(bits))
         assert ((logits == 0).numpy() == bits).all()
-        assert (_unpack(pack(bits)).numpy()[:, :vocab_size] == bits).all()
+        assert (unpack_mask(pack(bits)).numpy()[:, :vocab_size] == bits).all()
 
 
 def test_greedy_takes_the_first_of_equals() -> None:

@@ -1,6 +1,8 @@
-"""StepPlan -> ForwardBatch: one pass in numpy, then tensors.
+"""A packed step -> ForwardBatch, on the device: every tensor is a view of the step's numbers or is
+computed from them there. The same code serves all devices; on a CPU a handful of small torch
+operations costs no more than numpy would (`radixlm bench host`).
 
-Legend: S sequences, T tokens, P pages.
+Legend: S sequences, T tokens, P pages, R rows of logits.
 """
 
 from __future__ import annotations
@@ -8,33 +10,110 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from radixlm.executor import numbers as n
+from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, Shape, is_decode_only
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Item, StepPlan
-from radixlm.wire.media import plain_ids
 
 
-def _token_values(plan: StepPlan, starts_S1: NDArray[np.int64]) -> NDArray[np.int64]:
-    values_T = np.zeros(int(starts_S1[-1]), np.int64)
-    for item, at in zip(plan.items, starts_S1, strict=False):
-        if item.tokens is not None:
-            values_T[at : at + item.count] = plain_ids(item.tokens)
-    return values_T
+class Expander:
+    """Makes the tensors of steps. ``space_of_group[g]``: the page table that KV group g reads."""
 
+    def __init__(
+        self,
+        tables: SlotTables,
+        numbers: DeviceNumbers,
+        space_of_group: tuple[int, ...],
+        page_size: int,
+        attn: AttentionRunner,
+    ) -> None:
+        self._tables, self._numbers, self._attn = tables, numbers, attn
+        self._spaces, self.page_size = space_of_group, page_size
+        is_power = page_size & (page_size - 1) == 0
+        self._shift = page_size.bit_length() - 1 if is_power else None
 
-def _rope_lengths(
-    plan: StepPlan, tables: SlotTables, positions_T: NDArray[np.int64], starts_S1: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Prompt tokens turn as at the end of the prompt, output tokens as when they were made: the
-    same whether a token is computed the first time, in chunks, or again after a retraction."""
-    lengths_T = positions_T + 1
-    for item, at in zip(plan.items, starts_S1, strict=False):
-        prompt_len = tables.state(item.slot).prompt_len
-        if item.start < prompt_len:
-            part = lengths_T[at : at + item.count]
-            np.maximum(part, prompt_len, out=part)
-    return lengths_T
+    def update_tables(self, shape: Shape) -> None:
+        """Enter the changed places into the device's page tables."""
+        flat = self._tables.device_pages.view(-1)
+        if shape.num_updates:
+            places, values = self._numbers.updates(shape)
+            flat.index_put_((places.long(),), values)
+        if shape.late_updates is not None:
+            late, values = (torch.from_numpy(part).to(flat.device) for part in shape.late_updates)
+            flat.index_put_((late.long(),), values)
+
+    def decodes(self, count: int, max_kv_len: int) -> ForwardBatch:
+        """``count`` sequences that take one token each from the token table, and emit one. Nothing
+        here depends on more than the count, so it may be part of a graph."""
+        numbers = self._numbers
+        slots_S = numbers.field(n.SLOT, count).long()
+        positions_S = numbers.field(n.START, count).long()
+        pages, store = self._places(slots_S, slots_S, positions_S, max_kv_len)
+        first_S1 = numbers.field(n.FIRST_TOKEN, count + 1)
+        return ForwardBatch(
+            token_ids_T=self._tables.next_token[slots_S],
+            positions_T=positions_S,
+            rope_len_T=torch.maximum(positions_S + 1, numbers.field(n.PROMPT_LEN, count)),
+            query_start_S1=first_S1,
+            kv_len_S=numbers.field(n.START, count) + 1,
+            page_table_GSP=pages,
+            store_GT=store,
+            logits_rows_R=first_S1[:count].long(),
+            attn=self._attn,
+            max_query_len=1,
+            max_kv_len=max_kv_len,
+            is_decode=True,
+        )
+
+    def mixed(self, shape: Shape) -> ForwardBatch:
+        """Any step."""
+        numbers, count, device = self._numbers, shape.num_sequences, self._tables.device
+        columns_4S = numbers.head_FN[n.SLOT : n.PROMPT_LEN + 1, :count].long()
+        slots_S, start_S, counts_S, prompt_S = columns_4S.unbind(0)
+        first_S1 = numbers.field(n.FIRST_TOKEN, count + 1)
+        seq_T = torch.repeat_interleave(
+            torch.arange(count, device=device), counts_S, output_size=shape.num_tokens
+        )
+        offset_S = start_S - first_S1[:count]
+        positions_T = torch.arange(shape.num_tokens, device=device) + offset_S[seq_T]
+        slots_T = slots_S[seq_T]
+        decodes_T = numbers.field(n.IS_DECODE, count)[seq_T].bool()
+        given_T = numbers.tokens(shape).long()
+        pages, store = self._places(slots_S, slots_T, positions_T, shape.max_kv_len)
+        return ForwardBatch(
+            token_ids_T=torch.where(decodes_T, self._tables.next_token[slots_T], given_T),
+            positions_T=positions_T,
+            # Prompt tokens turn as at the end of the prompt, output tokens as when they were made:
+            # the same whether a token is computed the first time, in chunks, or again.
+            rope_len_T=torch.maximum(positions_T + 1, prompt_S[seq_T]),
+            query_start_S1=first_S1,
+            kv_len_S=(start_S + counts_S).int(),
+            page_table_GSP=pages,
+            store_GT=store,
+            logits_rows_R=numbers.field(n.TOKEN, shape.num_rows).long(),
+            attn=self._attn,
+            max_query_len=shape.max_query_len,
+            max_kv_len=shape.max_kv_len,
+        )
+
+    def _places(
+        self, slots_S: Tensor, slots_T: Tensor, positions_T: Tensor, max_kv_len: int
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Page tables [S, P] and places of the tokens' K and V, a group each."""
+        size = self.page_size
+        width = min(-(-max_kv_len // size), self._tables.max_pages)
+        if self._shift is None:
+            column_T, offset_T = positions_T // size, positions_T % size
+        else:
+            column_T, offset_T = positions_T >> self._shift, positions_T & (size - 1)
+        pages, store = [], []
+        for table in self._tables.device_pages:
+            pages.append(table[:, :width].index_select(0, slots_S))
+            store.append(torch.add(offset_T, table[slots_T, column_T], alpha=size))
+        return tuple(pages[s] for s in self._spaces), tuple(store[s] for s in self._spaces)
 
 
 def prepare(
@@ -44,79 +123,53 @@ def prepare(
     page_size: int,
     attn: AttentionRunner,
 ) -> ForwardBatch:
-    """The tensors of one step. ``space_of_group[g]``: the page table that KV group g reads."""
-    items = plan.items
-    slots_S = np.fromiter((i.slot for i in items), np.int64, len(items))
-    counts_S = np.fromiter((i.count for i in items), np.int64, len(items))
-    first_S = np.fromiter((i.start for i in items), np.int64, len(items))
-    starts_S1 = np.concatenate(([0], np.cumsum(counts_S)))
-    kv_len_S = first_S + counts_S
-    num_tokens = int(starts_S1[-1])
-    seq_T = np.repeat(np.arange(len(items)), counts_S)
-    positions_T = np.arange(num_tokens) - starts_S1[seq_T] + first_S[seq_T]
-    values_T = torch.from_numpy(_token_values(plan, starts_S1)).to(tables.device)
-    decoding_S = np.fromiter((i.tokens is None for i in items), bool, len(items))
-    if decoding_S.any():
-        at = torch.from_numpy(starts_S1[:-1][decoding_S]).to(tables.device)
-        values_T[at] = tables.tokens_of(torch.from_numpy(slots_S[decoding_S]).to(tables.device))
-    width = int(-(-kv_len_S.max() // page_size))
-    page_SP = [table[slots_S, :width] for table in tables.pages]
-    store = [
-        p[seq_T, positions_T // page_size].astype(np.int64) * page_size + positions_T % page_size
-        for p in page_SP
-    ]
-
-    def put(array: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(tables.device)
-
-    page_tables = [put(p) for p in page_SP]
-    stores = [put(s) for s in store]
-    emit_S = np.fromiter((i.emit for i in items), bool, len(items))
-    batch = ForwardBatch(
-        token_ids_T=values_T,
-        positions_T=put(positions_T),
-        rope_len_T=put(_rope_lengths(plan, tables, positions_T, starts_S1)),
-        query_start_S1=put(starts_S1.astype(np.int32)),
-        kv_len_S=put(kv_len_S.astype(np.int32)),
-        page_table_GSP=tuple(page_tables[s] for s in space_of_group),
-        store_GT=tuple(stores[s] for s in space_of_group),
-        logits_rows_R=put((starts_S1[1:] - 1)[emit_S]),
-        attn=attn,
-        max_query_len=int(counts_S.max()),
-        max_kv_len=int(kv_len_S.max()),
-        extras=plan.extras,
-    )
-    _put_embeds(plan, tables, batch, starts_S1)
-    _put_pairs(plan, tables, batch, starts_S1)
-    _put_rope_ids(plan, tables, batch, positions_T)
+    """The tensors of one step by itself, from tables that the host and the device share."""
+    draws = DrawTable(tables.num_slots, 1)
+    packer = Packer(tables, draws, len(plan.items), plan.num_tokens, 1)
+    ints = torch.zeros(packer.num_ints, dtype=torch.int32)
+    shape, _ = packer.pack(plan, ints, is_decode_only(plan))
+    expander = Expander(tables, DeviceNumbers(ints, packer), space_of_group, page_size, attn)
+    if shape.is_decode:
+        batch = expander.decodes(shape.num_sequences, shape.max_kv_len)
+    else:
+        batch = expander.mixed(shape)
+    put_extras(plan, tables, batch)
     return batch
 
 
-def _put_pairs(
-    plan: StepPlan, tables: SlotTables, batch: ForwardBatch, starts_S1: NDArray[np.int64]
-) -> None:
+def put_extras(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
+    """What few steps have: rows of embeddings, second texts, positions of pictures."""
+    batch.extras = plan.extras
+    if tables.num_odd:
+        starts_S = np.cumsum([0, *(item.count for item in plan.items)])
+        _put_embeds(plan, tables, batch, starts_S)
+        _put_rope_ids(plan, tables, batch)
+    if any(item.pooling is not None and item.pooling.first_len for item in plan.items):
+        _put_pairs(plan, batch)
+
+
+def _put_pairs(plan: StepPlan, batch: ForwardBatch) -> None:
     """Which tokens are of the second text of a pair."""
-    pairs = [(i, at) for i, at in zip(plan.items, starts_S1, strict=False) if _first_len(i)]
-    if not pairs:
-        return
-    second_T = np.zeros(batch.num_tokens, np.bool_)
-    for item, at in pairs:
-        second_T[at + max(0, _first_len(item) - item.start) : at + item.count] = True
-    batch.second_T = torch.from_numpy(second_T).to(tables.device)
+    second_T, at = np.zeros(batch.num_tokens, np.bool_), 0
+    for item in plan.items:
+        first = _first_len(item)
+        if first:
+            second_T[at + max(0, first - item.start) : at + item.count] = True
+        at += item.count
+    batch.second_T = torch.from_numpy(second_T).to(batch.device)
 
 
 def _first_len(item: Item) -> int:
     return item.pooling.first_len if item.pooling is not None else 0
 
 
-def _put_rope_ids(
-    plan: StepPlan, tables: SlotTables, batch: ForwardBatch, positions_T: NDArray[np.int64]
-) -> None:
+def _put_rope_ids(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
     """What ropes with sections turn by, where a prompt of the step has media. Tokens behind the
     prompt go on one by one from its largest."""
     if all(tables.state(item.slot).rope_ids is None for item in plan.items):
         return
-    ids_3T, at = np.tile(positions_T, (3, 1)), 0
+    places = [np.arange(item.start, item.start + item.count) for item in plan.items]
+    ids_3T, at = np.tile(np.concatenate(places), (3, 1)), 0
     for item in plan.items:
         given = tables.state(item.slot).rope_ids
         if given is not None:
@@ -126,7 +179,7 @@ def _put_rope_ids(
             inside = given[:, item.start : item.start + item.count]
             part[:, : inside.shape[1]] = inside
         at += item.count
-    batch.rope_ids_3T = torch.from_numpy(ids_3T).to(tables.device)
+    batch.rope_ids_3T = torch.from_numpy(ids_3T).to(batch.device)
 
 
 def _put_embeds(

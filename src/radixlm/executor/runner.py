@@ -1,16 +1,18 @@
 """The tensor side of one replica: StepPlan in, StepResult out.
 
-``forward`` launches, ``sample`` turns logits into tokens (which stay on the device for the next
-step), ``read`` brings them to the host. On a CPU each is done when it returns.
+``forward`` launches, ``sample`` launches the draw (the tokens stay on the device for the next
+step), ``read`` waits for the step's event and brings them to the host. On a CPU each is done when
+it returns.
 
 Legend: R rows with logits, D model width, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,26 +21,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.executor import numbers as n
+from radixlm.executor.device import CpuDevice, Device, Landing, Ring
+from radixlm.executor.draw import Kinds, draw
+from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.media import MediaRows
+from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, is_decode_only
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.prepare import prepare
+from radixlm.executor.prepare import Expander, put_extras
+from radixlm.executor.results import Reader, Step, request_of
 from radixlm.executor.tables import SlotTables
 from radixlm.pools.state import StatePool
-from radixlm.sampling import logprobs as lp
 from radixlm.sampling.processors import LogitProcessors
-from radixlm.sampling.sampler import Sampler
-from radixlm.sampling.tensors import SamplingTable, SlotState
+from radixlm.sampling.sampler import Sampler, find_bad
+from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch
-from radixlm.step.plan import Item, StepPlan
-from radixlm.step.result import ItemResult, StepResult
+from radixlm.step.plan import StepPlan
+from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
-from radixlm.wire.replies import Logprobs
-from radixlm.wire.requests import LogprobNeed
 
-# logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
-# would be gigabytes
-PROMPT_ROWS = 256
+log = logging.getLogger(__name__)
+
 STATE_SPACE = 1  # the page space whose pages hold states
+RING = 3  # host buffers of a step's numbers, and of its results
 
 
 class Model(Protocol):
@@ -57,18 +62,14 @@ class Attention(AttentionRunner, Protocol):
     def begin(self, batch: ForwardBatch) -> None: ...
 
 
-@dataclass(slots=True)
-class Step:
-    """A step under way."""
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """Sizes and switches of a runner. ``max_tokens`` and ``max_updates`` of a step travel in its
+    one copy, more in a second one. ``detect_bad``: rows that are not finite fail."""
 
-    plan: StepPlan
-    batch: ForwardBatch
-    hidden_TD: Tensor | None  # only where an item asks for more than tokens
-    logits_RV: Tensor | None
-    tokens_R: Tensor | None = None
-    logprobs: lp.Logprobs | None = None
-    is_bad_R: Tensor | None = None
-    errors: dict[int, str] = field(default_factory=dict)  # of rows with logits
+    max_tokens: int = 4096
+    max_updates: int = 4096
+    detect_bad: bool = True
 
 
 class Runner:
@@ -88,19 +89,93 @@ class Runner:
         pooler: Pooler | None = None,
         media: MediaRows | None = None,
         states: StatePool | None = None,
+        device: Device | None = None,
+        options: RunnerOptions | None = None,
     ) -> None:
         self.model, self.attn, self.tables = model, attn, tables
-        self.states = states
-        self.sampling, self.sampler = sampling, Sampler(sampling, detect_bad=True)
-        self.space_of_group, self.page_size, self.eos_ids = space_of_group, page_size, eos_ids
+        self.states, self.media, self.eos_ids = states, media, eos_ids
+        self.device: Device = device or CpuDevice()
+        options = options or RunnerOptions()
+        self._detect_bad = options.detect_bad
+        self.sampling = sampling
+        self.sampler = Sampler(sampling, detect_bad=options.detect_bad)
         self.pooler = pooler or Pooler()
         self.processors = processors or LogitProcessors()
-        self.media = media
+        self.draws = DrawTable(tables.num_slots, sampling.vocab_size)
+        self.packer = Packer(
+            tables, self.draws, tables.num_slots, options.max_tokens, options.max_updates
+        )
+        self._ring = Ring(self.device, self.packer.num_ints, RING)
+        self.numbers = DeviceNumbers(self._device_ints(), self.packer)
+        self.expander = Expander(tables, self.numbers, space_of_group, page_size, attn)
+        self._landings = [Landing(self.device, 2 * tables.num_slots) for _ in range(RING)]
+        self._num_steps = 0
+        self._reader = Reader(model, tables, sampling, self.pooler)
+        self.graphs = DecodeGraphs(self.device, ())
         self._controls = dict(controls or {})
 
+    def _device_ints(self) -> Tensor:
+        if self.device.is_immediate:
+            return self._ring.first
+        return torch.zeros(self.packer.num_ints, dtype=torch.int32, device=self.device.where)
+
+    # ---- graphs ----------------------------------------------------------------------------
+
     @torch.inference_mode()
+    def capture(self, graphs: DecodeGraphs) -> None:
+        """Record the graphs and use them from now on. Nothing may be in flight."""
+        host = self._ring.take()
+        self.packer.fill_dummies(host, graphs.largest)
+        num = self.packer.num_head
+        self.device.upload(host[:num], self.numbers.ints[:num])
+        self.device.record().wait()
+        graphs.capture(self._decode)
+        self.graphs = graphs
+
+    def _decode(self, size: int) -> Tensor:
+        """What a graph of so many rows computes."""
+        tables, page_size = self.tables, self.expander.page_size
+        batch = self.expander.decodes(size, tables.max_pages * page_size)
+        self.attn.begin(batch)
+        logits_RV = self.model.step(batch, False)[1]
+        assert logits_RV is not None
+        return logits_RV
+
+    def _graph_for(self, plan: StepPlan, decodes: bool, need_hidden: bool) -> int:
+        """Rows of the graph that runs this step, 0 for none."""
+        if not decodes or need_hidden or not self.graphs.sizes:
+            return 0
+        if self.states is not None or self.tables.num_odd or plan.extras:
+            return 0
+        return self.graphs.size_for(len(plan.items))
+
+    # ---- one step --------------------------------------------------------------------------
+
     def forward(self, plan: StepPlan) -> Step:
-        """Apply the plan's updates to the tables, then run the model."""
+        """Apply the plan's updates to the tables, then launch the model."""
+        self._enter(plan)
+        decodes = is_decode_only(plan)
+        need_hidden = not decodes or any(i.hidden_states for i in plan.items)
+        if need_hidden:
+            need_hidden = any(
+                i.targets is not None or i.hidden_states or i.pooling for i in plan.items
+            )
+        size = self._graph_for(plan, decodes, need_hidden)
+        host = self._ring.take()
+        shape, num = self.packer.pack(plan, host, decodes, size)
+        self.device.upload(host[:num], self.numbers.ints[:num])
+        self._ring.mark(self.device.record())
+        step = Step(plan, shape)
+        if size:
+            self.device.launch(partial(self._replay, step, size))
+        else:
+            self.device.launch(partial(self._run, step, need_hidden, self._state_rows(plan)))
+        if need_hidden:
+            step.done = self.device.record()
+        return step
+
+    def _enter(self, plan: StepPlan) -> None:
+        """Slots that are left, taken, and get pages."""
         for slot in plan.releases:
             state = self.tables.states[slot]
             if state is not None:
@@ -109,123 +184,127 @@ class Runner:
             self.sampling.clear(slot)
         for admission in plan.admissions:
             self.tables.admit(admission)
+            slot, name = admission.slot, admission.processor
             self.sampling.set(
-                admission.slot,
+                slot,
                 admission.sampling,
                 plain_ids(admission.prompt_ids).tolist(),
                 admission.output_ids.tolist(),
                 self.eos_ids,
-                processor=self.processors.get(admission.processor) if admission.processor else None,
+                processor=self.processors.get(name) if name else None,
                 rid=admission.rid,
             )
+            has_penalties = slot in self.sampling.penalties
+            self.draws.set(slot, self.sampling.state(slot), has_penalties)
         for update in plan.pages:
             self.tables.write(update)
-        batch = prepare(plan, self.tables, self.space_of_group, self.page_size, self.attn)
-        if self.media is not None:
-            self.media.put(plan, self.tables, batch)
-        if self.states is not None:
-            self._begin_states(plan, batch, self.states)
-        self.attn.begin(batch)
-        need_hidden = any(i.targets is not None or i.hidden_states or i.pooling for i in plan.items)
-        hidden_TD, logits_RV = self.model.step(batch, need_hidden)
-        return Step(plan, batch, hidden_TD, logits_RV)
 
-    def _begin_states(self, plan: StepPlan, batch: ForwardBatch, states: StatePool) -> None:
-        """Tell the recurrent layers which rows of their pool the step reads and writes."""
+    @torch.inference_mode()
+    def _replay(self, step: Step, size: int) -> None:
+        self.expander.update_tables(step.shape)
+        step.logits_RV = self.graphs.replay(size)[: step.shape.num_rows]
+
+    @torch.inference_mode()
+    def _run(self, step: Step, need_hidden: bool, states: _StateRows | None) -> None:
+        """The step, launch by launch."""
+        shape = step.shape
+        self.expander.update_tables(shape)
+        if shape.is_decode:
+            batch = self.expander.decodes(shape.num_sequences, shape.max_kv_len)
+        else:
+            batch = self.expander.mixed(shape)
+        put_extras(step.plan, self.tables, batch)
+        if self.media is not None:
+            self.media.put(step.plan, self.tables, batch)
+        if states is not None:
+            assert self.states is not None
+            batch.states = self.states.begin(*states)
+        self.attn.begin(batch)
+        step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
+
+    def _state_rows(self, plan: StepPlan) -> _StateRows | None:
+        """Which rows of their pool the recurrent layers read and write: tables, starts, counts."""
+        if self.states is None:
+            return None
         items = plan.items
         slots, starts, counts = (
             np.fromiter((getattr(item, name) for item in items), np.int64, len(items))
             for name in ("slot", "start", "count")
         )
-        table = self.tables.pages[STATE_SPACE][slots].astype(np.int64)
-        batch.states = states.begin(table, starts, counts)
+        return self.tables.pages[STATE_SPACE][slots].astype(np.int64), starts, counts
+
+    # ---- the draw --------------------------------------------------------------------------
+
+    def sample(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> None:
+        """Launch the draw of a token for each emitting item, which goes to the token table."""
+        shape = step.shape
+        if not shape.num_rows:
+            return
+        mask_RW = self._mask(step, masks)
+        needs = [i.logprobs for i in step.plan.items if i.emit and i.logprobs is not None]
+        slots = shape.slots_R
+        if self.device.is_immediate or needs or not self.draws.is_plain_S[slots].all():
+            self.device.launch(partial(self._sample, step, mask_RW, bool(needs)))
+        else:
+            kinds = Kinds(
+                bool(self.draws.is_greedy_S[slots].all()),
+                bool(self.draws.is_filtered_S[slots].any()),
+            )
+            self.device.launch(partial(self._draw, step, mask_RW, kinds))
+        self._num_steps += 1
+        step.landing = self._landings[self._num_steps % RING]
+        num = shape.num_rows * (2 if self._detect_bad else 1)
+        step.landing.expect(self.device, partial(_drawn, step), num)
 
     @torch.inference_mode()
-    def sample(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> None:
-        """Draw a token for each emitting item and write it to the token table."""
-        if step.logits_RV is None:
-            return
-        emitting = [(i, item) for i, item in enumerate(step.plan.items) if item.emit]
-        slots = [item.slot for _, item in emitting]
-        positions_R = step.batch.positions_T[step.batch.logits_rows_R] + 1
-        mask_RW = self._mask([index for index, _ in emitting], masks)
-        needs = [item.logprobs for _, item in emitting]
+    def _sample(self, step: Step, mask_RW: Tensor | None, has_needs: bool) -> None:
+        """By the sampler, which knows everything and may wait for the device."""
+        assert step.logits_RV is not None
         wanted = None
-        if any(need is not None for need in needs):
-            wanted = [_request(need) if need else None for need in needs]
+        if has_needs:
+            needs = (item.logprobs for item in step.plan.items if item.emit)
+            wanted = [request_of(need) if need else None for need in needs]
+        rows, slots = step.shape.num_rows, step.shape.slots_R.tolist()
+        positions_R = self.numbers.field(n.POSITION, rows).long()
+        mask_RW = None if mask_RW is None else mask_RW.to(self.device.where)
         drawn = self.sampler.sample(step.logits_RV, slots, positions_R, mask_RW, wanted)
-        step.tokens_R, step.is_bad_R, step.logprobs = drawn.tokens_R, drawn.is_bad_R, drawn.logprobs
-        step.errors = drawn.errors
-        self.tables.next_token[slots] = drawn.tokens_R
+        step.logprobs, step.errors = drawn.logprobs, drawn.errors
+        self._keep(step, drawn.tokens_R, drawn.is_bad_R)
 
-    def _mask(self, order: list[int], masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
+    @torch.inference_mode()
+    def _draw(self, step: Step, mask_RW: Tensor | None, kinds: Kinds) -> None:
+        """Without waiting for anything."""
+        assert step.logits_RV is not None
+        if mask_RW is not None:
+            mask_RW = mask_RW.to(self.device.where, non_blocking=True)
+        tokens_R = draw(step.logits_RV, self.numbers, kinds, mask_RW)
+        is_bad_R = find_bad(step.logits_RV) if self._detect_bad else None
+        self._keep(step, tokens_R, is_bad_R)
+
+    def _keep(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
+        slots_R = self.numbers.field(n.DRAW_SLOT, step.shape.num_rows).long()
+        self.tables.next_token.index_copy_(0, slots_R, tokens_R)
+        parts = [tokens_R] if is_bad_R is None else [tokens_R, is_bad_R.long()]
+        step.drawn_N = torch.cat(parts).int()
+
+    def _mask(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
+        """int32 [R, W] on the host, where no other step writes."""
         if not masks:
             return None
+        order = [i for i, item in enumerate(step.plan.items) if item.emit]
         width = len(next(iter(masks.values())))
         rows = np.full((len(order), width), -1, np.int32)
         for row, index in enumerate(order):
             if index in masks:
                 rows[row] = masks[index]
-        return torch.from_numpy(rows).to(self.tables.device)
+        mask = torch.from_numpy(rows)
+        return mask.pin_memory() if self.device.where.type == "cuda" else mask
 
-    @torch.inference_mode()
+    # ---- results ---------------------------------------------------------------------------
+
     def read(self, step: Step) -> StepResult:
         """Wait for the step; what it produced, as numbers."""
-        tokens = step.tokens_R.tolist() if step.tokens_R is not None else []
-        bad = step.is_bad_R.tolist() if step.is_bad_R is not None else []
-        results: list[ItemResult] = []
-        row = at = 0
-        for item in step.plan.items:
-            got = ItemResult()
-            if item.emit:
-                if row in step.errors:
-                    got.error = step.errors[row]
-                elif bad[row]:
-                    got.error = _why_bad(self.sampling.states[item.slot])
-                else:
-                    got.tokens = (tokens[row],)
-                    if step.logprobs is not None and item.logprobs is not None:
-                        got.logprobs = Logprobs(chosen=[], top=[], asked=[])
-                        _append(got.logprobs, step.logprobs, row, tokens[row], item.logprobs)
-                row += 1
-            if item.targets is not None or item.hidden_states or item.pooling:
-                self._extras(step, item, at, got)
-            at += item.count
-            results.append(got)
-        return StepResult(results)
-
-    def _extras(self, step: Step, item: Item, at: int, got: ItemResult) -> None:
-        """Prompt log-probabilities, hidden states and pooled vectors of one item."""
-        assert step.hidden_TD is not None
-        hidden = step.hidden_TD[at : at + item.count]
-        if item.targets is not None:
-            got.prompt_logprobs = self._prompt_logprobs(hidden, item)
-        if item.hidden_states:
-            got.hidden_states = hidden.float().cpu().numpy().tobytes()
-        if item.pooling:
-            total = self.tables.state(item.slot).prompt_len
-            got.pooled = self.pooler.add(item, hidden, total)
-            if got.pooled is not None and not all(map(math.isfinite, got.pooled)):
-                got.error = "the model produced numbers that are not finite (NaN)"
-
-    def _prompt_logprobs(self, hidden: Tensor, item: Item) -> Logprobs:
-        assert item.targets is not None and item.logprobs is not None
-        whole = Logprobs(chosen=[], top=[], asked=[])
-        if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
-            whole.chosen.append((None, int(item.tokens[0]) if item.tokens is not None else 0))
-            whole.top.extend([None] if item.logprobs.top else [])
-            whole.asked.extend([None] if item.logprobs.token_ids else [])
-        wanted = plain_ids(item.targets).astype(np.int64)
-        targets = torch.from_numpy(wanted).to(hidden.device)
-        request = _request(item.logprobs)
-        for first in range(0, len(targets), PROMPT_ROWS):
-            part = targets[first : first + PROMPT_ROWS]
-            begin = item.targets_at + first
-            logits = self.model.logits(hidden[begin : begin + len(part)])
-            found = lp.compute_logprobs(logits, part, [request] * len(part))
-            for row, token in enumerate(part.tolist()):
-                _append(whole, found, row, token, item.logprobs)
-        return whole
+        return self._reader.read(step)
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         """An operator's wish that concerns tensors."""
@@ -234,21 +313,9 @@ class Runner:
         return self._controls[verb](args)
 
 
-def _why_bad(state: SlotState | None) -> str:
-    """Why no token can be chosen."""
-    if state is not None and state.processor is not None:
-        return f"logit processor {state.processor.name!r} left no token that may come next"
-    return "the model produced numbers that are not finite (NaN)"
+_StateRows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
-def _request(need: LogprobNeed) -> lp.LogprobRequest:
-    return lp.LogprobRequest(need.top, need.token_ids)
-
-
-def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobNeed) -> None:
-    """Add one place; "top" and "asked" only where the request wants them."""
-    whole.chosen.append((found.chosen[row], token))
-    if need.top:
-        whole.top.append(list(zip(*found.top[row], strict=True)))
-    if need.token_ids:
-        whole.asked.append(list(zip(*found.given[row], strict=True)))
+def _drawn(step: Step) -> Tensor:
+    assert step.drawn_N is not None
+    return step.drawn_N

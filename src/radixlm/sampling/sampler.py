@@ -113,11 +113,11 @@ class Sampler:
             errors = self._run_processors(logits_RV, slots, drafts)
         if self._is_native and drafts is None and native.takes(logits_RV):
             tokens_R = self._sample_native(logits_RV, slots, positions_R, mask_RW)
-            is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
+            is_bad_R = find_bad(logits_RV) if self._detect_bad else None
         else:
             if not is_plain:
                 self._process(logits_RV, slots, positions_R, mask_RW, drafts)
-            is_bad_R = self._find_bad(logits_RV) if self._detect_bad else None
+            is_bad_R = find_bad(logits_RV) if self._detect_bad else None
             tokens_R = self._choose(logits_RV, slots, positions_R)
         if record:
             self.record(slots, tokens_R)
@@ -185,10 +185,6 @@ class Sampler:
             logits_RV[rows], errors = processor.run(logits_RV[rows], params, infos)
             failed |= {rows[i]: message for i, message in errors.items()}
         return failed
-
-    def _find_bad(self, logits_RV: Tensor) -> Tensor:
-        highest_R = logits_RV.amax(dim=-1)  # a NaN wins
-        return highest_R.isnan() | (highest_R == _NO)
 
     def _choose(self, logits_RV: Tensor, slots: Sequence[int], positions_R: Tensor) -> Tensor:
         """Steps 6 to 9: the tokens."""
@@ -282,7 +278,7 @@ class Sampler:
     ) -> Tensor:
         """Rows with top_k or top_p."""
         probs_FV = torch.softmax(scaled_FV, dim=-1)
-        lowest_F = _threshold(probs_FV, floats_F3, ints_F2[:, TOP_K])
+        lowest_F = threshold(probs_FV, floats_F3, ints_F2[:, TOP_K])
         return self._draw(scaled_FV, keys_F, probs_FV < lowest_F[:, None])
 
     def _draw(self, scaled_FV: Tensor, keys_F: Tensor, is_out_FV: Tensor) -> Tensor:
@@ -291,7 +287,13 @@ class Sampler:
         return scores_FV.masked_fill_(is_out_FV, _NO).argmax(dim=-1)
 
 
-def _threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
+def find_bad(logits_RV: Tensor) -> Tensor:
+    """bool [R]: rows that hold a NaN, or allow no token at all."""
+    highest_R = logits_RV.amax(dim=-1)  # a NaN wins
+    return highest_R.isnan() | (highest_R == _NO)
+
+
+def threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
     """The lowest probability that top_k, top_p and min_p leave, [F]."""
     sorted_FV = probs_FV.sort(dim=-1, descending=True).values
     wide_FV = sorted_FV.double()  # sums of many small numbers
@@ -316,11 +318,11 @@ def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
     if logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32:
         cpu.apply_mask_(logits_RV.numpy(), mask_RW.numpy())
         return
-    is_allowed_RV = _unpack(mask_RW.to(logits_RV.device, non_blocking=True))
+    is_allowed_RV = unpack_mask(mask_RW.to(logits_RV.device, non_blocking=True))
     logits_RV.masked_fill_(~is_allowed_RV[:, : logits_RV.shape[1]], _NO)
 
 
-def _unpack(mask_RW: Tensor) -> Tensor:
+def unpack_mask(mask_RW: Tensor) -> Tensor:
     """int32 words -> bool [R, 32 W]."""
     shifts = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
     return ((mask_RW[:, :, None] >> shifts) & 1).flatten(1).bool()

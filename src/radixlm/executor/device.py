@@ -1,0 +1,242 @@
+"""What the executor asks of a device: a stream of work, events in it, and host buffers for copies.
+
+``launch`` puts work on the stream; what is launched later runs later. On a CPU the work is done
+when ``launch`` returns; a GPU does it when it gets there, and a simulated device of the tests does
+it as late as it may. So nothing that is launched may read what the host changes meanwhile, and the
+host reads nothing before the event behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import ConfigError, InvariantError
+
+Work = Callable[[], None]
+
+
+class Event(Protocol):
+    """A place in the stream."""
+
+    def wait(self) -> None:
+        """Return when all work before it is done."""
+        ...
+
+
+class Graph(Protocol):
+    """Work recorded once, to be launched as a whole."""
+
+    def replay(self) -> None: ...
+
+
+class Device(Protocol):
+    """One device and its stream.
+
+    is_immediate  work is done when it is launched; host buffers are the device's own memory
+    """
+
+    where: torch.device
+    is_immediate: bool
+
+    def launch(self, work: Work) -> None:
+        """Put work on the stream: torch operations that do not wait for the device."""
+        ...
+
+    def record(self) -> Event:
+        """An event behind all that was launched so far."""
+        ...
+
+    def pinned(self, num_ints: int) -> Tensor:
+        """A host buffer, int32, from and to which copies run beside the host."""
+        ...
+
+    def upload(self, host: Tensor, target: Tensor) -> None:
+        """Put a copy of a pinned buffer to the device on the stream."""
+        ...
+
+    def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
+        """Put a copy of a device tensor (int32) into a pinned buffer on the stream."""
+        ...
+
+    def capture(self, work: Work) -> Graph:
+        """Record ``work``; it runs in the recording, so its memory is that of the replays."""
+        ...
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class _Rerun:
+    """A graph where there are none: the work itself."""
+
+    def __init__(self, work: Work) -> None:
+        self.replay = work
+
+
+class CpuDevice:
+    """Torch on the host: everything is done at once."""
+
+    is_immediate = True
+
+    def __init__(self) -> None:
+        self.where = torch.device("cpu")
+        self._done = _Done()
+
+    def launch(self, work: Work) -> None:
+        work()
+
+    def record(self) -> Event:
+        return self._done
+
+    def pinned(self, num_ints: int) -> Tensor:
+        return torch.zeros(num_ints, dtype=torch.int32)
+
+    def upload(self, host: Tensor, target: Tensor) -> None:
+        if host.data_ptr() != target.data_ptr():
+            target.copy_(host)
+
+    def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
+        host.copy_(make())
+
+    def capture(self, work: Work) -> Graph:
+        work()
+        return _Rerun(work)
+
+
+class _CudaEvent:
+    """Waits without the interpreter's lock, so that other threads get on."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaDevice:
+    """One NVIDIA GPU. Its stream becomes the current one of the thread that makes the device, so
+    that plain torch calls of that thread are ordered with the steps."""
+
+    is_immediate = False
+
+    def __init__(self, index: int) -> None:
+        self.where = cuda_device(index)
+        torch.cuda.set_device(self.where)
+        self._stream = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self._stream)
+        self._pool: Any = None  # memory that all graphs share: only one runs at a time
+
+    def launch(self, work: Work) -> None:
+        work()
+
+    def record(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _CudaEvent(event)
+
+    def pinned(self, num_ints: int) -> Tensor:
+        return torch.zeros(num_ints, dtype=torch.int32, pin_memory=True)
+
+    def upload(self, host: Tensor, target: Tensor) -> None:
+        target.copy_(host, non_blocking=True)
+
+    def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
+        host.copy_(make(), non_blocking=True)
+
+    def capture(self, work: Work) -> Graph:
+        for _ in range(2):  # kernels are compiled and libraries choose theirs before the recording
+            work()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        was_on = gc.isenabled()
+        gc.disable()  # a tensor that is freed in the middle would spoil the recording
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+        finally:
+            if was_on:
+                gc.enable()
+        return graph
+
+
+def cuda_device(index: int) -> torch.device:
+    """The GPU of that number; ConfigError that says what works where there is none."""
+    if torch.version.cuda is None:
+        raise ConfigError(
+            "--device cuda: this torch was built without CUDA; install a CUDA build of torch, or "
+            "use --device cpu"
+        )
+    if not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device is visible; --device cpu works")
+    count = torch.cuda.device_count()
+    if index >= count:
+        works = "0" if count == 1 else f"0 to {count - 1}"
+        raise ConfigError(f"--base-gpu-id {index}: there is no such GPU; {works} works")
+    return torch.device("cuda", index)
+
+
+class Ring:
+    """Pinned buffers that are used in turn. One is given out again only when the work that used
+    it is done: with one step in flight, a ring of three never waits."""
+
+    def __init__(self, device: Device, num_ints: int, size: int) -> None:
+        count = 1 if device.is_immediate else size
+        self._buffers = [device.pinned(num_ints) for _ in range(count)]
+        self._events: list[Event | None] = [None] * count
+        self._at = -1
+
+    @property
+    def first(self) -> Tensor:
+        """Where there is one buffer only: the buffer."""
+        return self._buffers[0]
+
+    def take(self) -> Tensor:
+        """The next buffer, whose last use is over."""
+        self._at = (self._at + 1) % len(self._buffers)
+        event = self._events[self._at]
+        if event is not None:
+            event.wait()
+        return self._buffers[self._at]
+
+    def mark(self, event: Event) -> None:
+        """The buffer given last is in use until ``event``."""
+        self._events[self._at] = event
+
+
+class Landing:
+    """Where results of a step arrive on the host."""
+
+    __slots__ = ("_event", "_host", "_num", "is_free")
+
+    def __init__(self, device: Device, num_ints: int) -> None:
+        self._host = device.pinned(num_ints)
+        self._event: Event | None = None
+        self._num = 0
+        self.is_free = True
+
+    def expect(self, device: Device, make: Callable[[], Tensor], num: int) -> None:
+        """Launch the copy of ``num`` numbers."""
+        if not self.is_free:
+            raise InvariantError("results of a step were overwritten before they were read")
+        self.is_free, self._num = False, num
+        device.download(make, self._host[:num])
+        self._event = device.record()
+
+    def take(self) -> list[int]:
+        """Wait for the copy; its numbers."""
+        assert self._event is not None
+        self._event.wait()
+        self.is_free = True
+        found: list[int] = self._host[: self._num].tolist()
+        return found

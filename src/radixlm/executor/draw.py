@@ -1,0 +1,60 @@
+"""Tokens of plain rows, drawn where the logits are: no operation waits for the device, and all
+parameters come with the step's numbers. What a row may ask for besides (penalties, biases, logit
+processors, log-probabilities) is the Sampler's work; the tokens are the same.
+
+Legend: R rows, V vocabulary, W mask words (32 tokens each).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixlm.executor import numbers as n
+from radixlm.executor.numbers import DeviceNumbers
+from radixlm.sampling.noise import draw_keys, gumbel_noise
+from radixlm.sampling.sampler import threshold, unpack_mask
+from radixlm.sampling.tensors import MIN_P, TEMPERATURE
+
+_NO = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Which steps of the draw some row of the batch needs, as the host knows it."""
+
+    all_greedy: bool
+    any_filtered: bool
+
+
+def draw(
+    logits_RV: Tensor, numbers: DeviceNumbers, kinds: Kinds, mask_RW: Tensor | None = None
+) -> Tensor:
+    """int64 [R]. ``logits_RV`` float32, overwritten where there is a mask (as the sampler's)."""
+    rows = logits_RV.shape[0]
+    if mask_RW is not None:
+        logits_RV.masked_fill_(~unpack_mask(mask_RW)[:, : logits_RV.shape[1]], _NO)
+    best_R = logits_RV.argmax(dim=-1)
+    if kinds.all_greedy:
+        return best_R
+    floats_R3 = numbers.head_FN[n.TEMPERATURE : n.TOP_K, :rows].view(torch.float32).T
+    scaled_RV = logits_RV / floats_R3[:, TEMPERATURE, None]
+    if kinds.any_filtered:
+        probs_RV = torch.softmax(scaled_RV, dim=-1)
+        lowest_R = threshold(probs_RV, floats_R3, numbers.field(n.TOP_K, rows))
+        is_out_RV = probs_RV < lowest_R[:, None]
+    else:
+        lowest_R = scaled_RV.amax(dim=-1) + floats_R3[:, MIN_P].log()
+        is_out_RV = scaled_RV < lowest_R[:, None]
+    keys_R = draw_keys(_seeds(numbers, rows), numbers.field(n.POSITION, rows).long())
+    ids_1V = torch.arange(logits_RV.shape[1], dtype=torch.int32, device=logits_RV.device)[None]
+    scores_RV = gumbel_noise(keys_R, ids_1V).add_(scaled_RV).masked_fill_(is_out_RV, _NO)
+    is_greedy_R = numbers.field(n.IS_GREEDY, rows).bool()
+    return torch.where(is_greedy_R, best_R, scores_RV.argmax(dim=-1))
+
+
+def _seeds(numbers: DeviceNumbers, rows: int) -> Tensor:
+    low, high = (numbers.field(field, rows).long() for field in (n.SEED_LOW, n.SEED_HIGH))
+    return (high << 32) | (low & 0xFFFFFFFF)

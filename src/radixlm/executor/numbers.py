@@ -1,0 +1,212 @@
+"""The integers of a step in one buffer, so that one copy brings them to the device.
+
+The buffer is a table [FIELDS, rows], a row a sequence (or a row of logits), then the tail: token
+ids of chunks, and the changed places of the page tables with their values. Sampling parameters
+travel with it too: floats as their bits, seeds as two halves.
+
+Legend: S sequences, T tokens, R rows of logits, U changed places of the page tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixlm.executor.tables import SlotTables
+from radixlm.sampling.tensors import SlotState
+from radixlm.step.plan import StepPlan
+from radixlm.wire.media import plain_ids
+
+Ints = NDArray[np.int32]
+
+# of a sequence; FIRST_TOKEN has S + 1 entries
+SLOT, START, COUNT, PROMPT_LEN, IS_DECODE, FIRST_TOKEN = range(6)
+# of a row of logits: its token, the slot, the position of the token to draw, sampling parameters
+TOKEN, DRAW_SLOT, POSITION = range(6, 9)
+TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(9, 16)
+FIELDS = 16
+NUM_PARAMS = FIELDS - TEMPERATURE
+
+
+@dataclass(slots=True)
+class Shape:
+    """What the host knows of a packed step. ``slots_R``: of the rows with logits."""
+
+    num_sequences: int
+    num_tokens: int
+    num_updates: int
+    max_query_len: int
+    max_kv_len: int
+    slots_R: NDArray[np.int64]
+    is_decode: bool  # every sequence takes its one token from the token table, and emits
+    # what found no room in the buffer: tokens, and places and values of the page tables
+    late_tokens: Ints | None = None
+    late_updates: tuple[Ints, Ints] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots_R)
+
+    @property
+    def num_tail_tokens(self) -> int:
+        """Token ids in the buffer."""
+        return 0 if self.is_decode or self.late_tokens is not None else self.num_tokens
+
+
+class DrawTable:
+    """Sampling parameters by slot on the host, as the columns of the buffer hold them."""
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self.params_PS: Ints = np.zeros((NUM_PARAMS, num_slots + 1), np.int32)
+        self.is_plain_S = np.ones(num_slots + 1, np.bool_)
+        self.is_greedy_S = np.ones(num_slots + 1, np.bool_)
+        self.is_filtered_S = np.zeros(num_slots + 1, np.bool_)
+        greedy = SlotState(True, False, 1.0, vocab_size, 1.0, 0.0, 0)
+        self.set(num_slots, greedy, False)
+
+    def set(self, slot: int, state: SlotState, has_penalties: bool) -> None:
+        """Take over what the sampler knows of a slot."""
+        floats = np.array([state.temperature, state.top_p, state.min_p], np.float32)
+        seed = np.array([state.seed], np.int64).view(np.int32)
+        numbers = [state.top_k, int(seed[0]), int(seed[1]), int(state.is_greedy)]
+        self.params_PS[:, slot] = [*floats.view(np.int32).tolist(), *numbers]
+        self.is_plain_S[slot] = not (state.changes_logits or has_penalties)
+        self.is_greedy_S[slot] = state.is_greedy
+        self.is_filtered_S[slot] = state.is_filtered and not state.is_greedy
+
+
+class Packer:
+    """Writes steps into buffers of one fixed size."""
+
+    def __init__(
+        self, tables: SlotTables, draws: DrawTable, max_rows: int, max_tokens: int, max_updates: int
+    ) -> None:
+        self.tables, self.draws = tables, draws
+        self.max_rows = max_rows + 1  # FIRST_TOKEN has one entry more
+        self.max_tokens, self.max_updates = max_tokens, max_updates
+        self.num_head = FIELDS * self.max_rows
+        self.num_ints = self.num_head + max_tokens + 2 * max_updates
+
+    def pack(
+        self, plan: StepPlan, host: Tensor, decodes: bool, num_padded: int = 0
+    ) -> tuple[Shape, int]:
+        """Fill ``host``; the step's shape, and how many of the numbers count. ``decodes``: the plan
+        ``is_decode_only``; then rows of the dummy slot fill it up to ``num_padded``."""
+        ints: Ints = host.numpy()
+        head = ints[: self.num_head].reshape(FIELDS, -1)
+        if decodes:
+            shape = self._decodes(plan, head, num_padded)
+        else:
+            shape = self._mixed(plan, head, ints)
+        return shape, self._updates(shape, ints, self.num_head + shape.num_tail_tokens)
+
+    def fill_dummies(self, host: Tensor, count: int) -> None:
+        """A step of ``count`` rows that all belong to the dummy slot."""
+        head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
+        self._fill_decodes(head, np.full(count, self.tables.dummy), np.zeros(count, np.int32))
+
+    def _decodes(self, plan: StepPlan, head: Ints, num_padded: int) -> Shape:
+        count = len(plan.items)
+        rows = max(count, num_padded)
+        slots = np.full(rows, self.tables.dummy, np.int64)
+        slots[:count] = [item.slot for item in plan.items]
+        start = np.zeros(rows, np.int32)
+        start[:count] = [item.start for item in plan.items]
+        self._fill_decodes(head, slots, start)
+        longest = int(start.max()) + 1
+        return Shape(count, count, 0, 1, longest, slots[:count], is_decode=True)
+
+    def _fill_decodes(self, head: Ints, slots: NDArray[np.int64], start: Ints) -> None:
+        rows = len(slots)
+        head[SLOT, :rows] = head[DRAW_SLOT, :rows] = slots
+        head[START, :rows] = start
+        head[COUNT, :rows] = head[IS_DECODE, :rows] = 1
+        head[PROMPT_LEN, :rows] = self.tables.prompt_len[slots]
+        head[FIRST_TOKEN, : rows + 1] = np.arange(rows + 1)
+        head[TOKEN, :rows] = head[FIRST_TOKEN, :rows]
+        head[POSITION, :rows] = start + 1
+        head[TEMPERATURE:, :rows] = self.draws.params_PS[:, slots]
+
+    def _mixed(self, plan: StepPlan, head: Ints, ints: Ints) -> Shape:
+        items, count = plan.items, len(plan.items)
+        slots = np.array([item.slot for item in items], np.int64)
+        start = np.array([item.start for item in items], np.int32)
+        counts = np.array([item.count for item in items], np.int32)
+        emit = np.array([item.emit for item in items], np.bool_)
+        first = head[FIRST_TOKEN]
+        first[0] = 0
+        np.cumsum(counts, out=first[1 : count + 1])
+        head[SLOT, :count], head[START, :count], head[COUNT, :count] = slots, start, counts
+        head[PROMPT_LEN, :count] = self.tables.prompt_len[slots]
+        head[IS_DECODE, :count] = [item.tokens is None for item in items]
+        drawn = slots[emit]
+        rows = len(drawn)
+        head[TOKEN, :rows] = first[1 : count + 1][emit] - 1
+        head[DRAW_SLOT, :rows] = drawn
+        head[POSITION, :rows] = (start + counts)[emit]
+        head[TEMPERATURE:, :rows] = self.draws.params_PS[:, drawn]
+        num_tokens = int(first[count])
+        has_room = num_tokens <= self.max_tokens
+        values = np.zeros(num_tokens, np.int32)
+        if has_room:
+            values = ints[self.num_head :][:num_tokens]
+            values[:] = 0
+        for index in np.flatnonzero(head[IS_DECODE, :count] == 0).tolist():
+            tokens, begin = items[index].tokens, int(first[index])
+            assert tokens is not None
+            values[begin : begin + len(tokens)] = plain_ids(tokens)
+        longest = int((start + counts).max())
+        shape = Shape(count, num_tokens, 0, int(counts.max()), longest, drawn, is_decode=False)
+        shape.late_tokens = None if has_room else values
+        return shape
+
+    def _updates(self, shape: Shape, ints: Ints, at: int) -> int:
+        """Append the changed places of the page tables; where the numbers end."""
+        places = self.tables.changes()
+        if not len(places):
+            return at
+        values = self.tables.pages.reshape(-1)[places]
+        shape.num_updates = count = min(len(places), self.max_updates)
+        ints[at : at + count] = places[:count]
+        ints[at + count : at + 2 * count] = values[:count]
+        if count < len(places):
+            shape.late_updates = (places[count:].astype(np.int32), values[count:])
+        return at + 2 * count
+
+
+def is_decode_only(plan: StepPlan) -> bool:
+    """Whether every item takes one token from the token table and emits one."""
+    return all(item.tokens is None and item.emit for item in plan.items)
+
+
+class DeviceNumbers:
+    """The buffer on the device, and its parts as views."""
+
+    def __init__(self, ints: Tensor, packer: Packer) -> None:
+        self.ints, self._packer = ints, packer
+        self.head_FN = ints[: packer.num_head].view(FIELDS, -1)
+
+    def field(self, field: int, count: int) -> Tensor:
+        """int32 [count], a view."""
+        return self.head_FN[field, :count]
+
+    def floats(self, field: int, count: int) -> Tensor:
+        """float32 [count], a view of the bits."""
+        return self.head_FN[field, :count].view(torch.float32)
+
+    def tokens(self, shape: Shape) -> Tensor:
+        """Token ids of the step's chunks, 0 elsewhere."""
+        if shape.late_tokens is not None:
+            return torch.from_numpy(shape.late_tokens).to(self.ints.device)
+        at = self._packer.num_head
+        return self.ints[at : at + shape.num_tokens]
+
+    def updates(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        """Places of the flat page tables, and their new values."""
+        at = self._packer.num_head + shape.num_tail_tokens
+        end = at + shape.num_updates
+        return self.ints[at:end], self.ints[end : end + shape.num_updates]
