@@ -55,6 +55,10 @@ class Config:
         value = self._values.get(key)
         return default if value is None else value
 
+    def replace(self, **values: Any) -> Config:
+        """The same config with other values of some keys."""
+        return Config({**self._values, **values}, self.source, self._given)
+
     def is_given(self, key: str) -> bool:
         """Whether the checkpoint itself has ``key`` and not only the defaults."""
         return key in self._given

@@ -14,6 +14,7 @@ from radixlm.arch.spec import (
     Mlp,
     Moe,
     Norm,
+    Straight,
     Variant,
 )
 
@@ -157,7 +158,8 @@ def _altup(decoder: Decoder) -> int:
 
 def _block(block: Block, dim: int) -> int:
     lacks_one = block.mixer is None or block.ffn is None
-    norms = (1 if lacks_one else _NUM_NORMS[block.layout]) * _norm(block.norm, dim)
+    count = int(block.mixer is not block.ffn) if lacks_one else _NUM_NORMS[block.layout]
+    norms = count * _norm(block.norm, dim)
     ffn = sum(_ffn(one, dim) for one in (block.ffn, block.side) if one is not None)
     return norms + _mixers(block, dim) + ffn + block.out_scale
 
@@ -169,6 +171,8 @@ def _mixers(block: Block, dim: int, *, matrices_only: bool = False) -> int:
     if block.state is not None:
         matrices, vectors = state_parameters(block.state, dim)
         total += matrices if matrices_only else matrices + vectors
+    if isinstance(block.mixer, Straight):
+        total += dim * (dim + block.mixer.bias * (not matrices_only))
     return total
 
 
@@ -183,13 +187,17 @@ def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool 
     reads = more.kv_from is not None
     q_heads = mixer.heads * (2 if mixer.gate else 1)
     kv_row = 0 if reads else mixer.head_dim + (0 if more.v_is_k else mixer.v_dim)
-    qkv_rows = q_heads * mixer.head_dim + mixer.kv_heads * kv_row
+    q_rows, kv_rows = q_heads * mixer.head_dim, mixer.kv_heads * kv_row
+    qkv_rows = q_rows + kv_rows
     gate_rows = mixer.heads * {"": 0, "head": 1, "channel": mixer.v_dim}[more.gate]
     o_columns = mixer.heads * mixer.v_dim
     matrices = (qkv_rows + gate_rows + o_columns) * dim
+    if more.q_rank:
+        matrices += more.q_rank * (dim + q_rows) - q_rows * dim
     if matrices_only:
         return matrices
     vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
+    vectors += more.q_rank if more.q_rank_norm else 0
     vectors += gate_rows * more.gate_bias
     if mixer.qk_norm_spec is not None:
         kv_heads = 0 if reads else mixer.kv_heads
@@ -217,7 +225,9 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
     return matrices + biases + _norm(mixer.norm, mixer.q_rank + mixer.kv_rank)
 
 
-def _ffn(ffn: Mlp | Moe, dim: int) -> int:
+def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
+    if isinstance(ffn, Straight):
+        return dim * (dim + ffn.bias)
     if isinstance(ffn, Mlp):
         vectors = (_up_rows(ffn) + dim) * ffn.bias + dim * ffn.down_bias
         vectors += 4 if ffn.act == "xielu" else 0
@@ -232,7 +242,9 @@ def _ffn(ffn: Mlp | Moe, dim: int) -> int:
     return matrices + biases + shared + vectors
 
 
-def _ffn_matrices(ffn: Mlp | Moe, dim: int) -> int:
+def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:
+    if isinstance(ffn, Straight):
+        return dim * dim
     if isinstance(ffn, Mlp):
         return (_up_rows(ffn) + ffn.inner) * dim
     shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
@@ -240,9 +252,9 @@ def _ffn_matrices(ffn: Mlp | Moe, dim: int) -> int:
     return ffn.experts * _expert(ffn, dim) + routers + shared
 
 
-def _idle(ffn: Mlp | Moe, dim: int, *, matrices_only: bool = False) -> int:
+def _idle(ffn: Mlp | Moe | Straight, dim: int, *, matrices_only: bool = False) -> int:
     """Parameters of the experts that one token does not visit."""
-    if isinstance(ffn, Mlp):
+    if not isinstance(ffn, Moe):
         return 0
     biases = 0 if matrices_only else (_expert_rows(ffn) + dim) * ffn.bias
     return (ffn.experts - ffn.top_k) * (_expert(ffn, dim) + biases)

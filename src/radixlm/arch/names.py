@@ -14,10 +14,10 @@ What a table may hold for a role:
     AnyOf(x, y)                the first of these spellings whose tensors are present
 
 Roles: embed positions norm head | per layer ``{i}``: norm1 .. norm4, mixer.{qkv o q_norm k_norm
-sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, ffn.{up up1 down} (up = gate
-above up, up1 = not gated), moe.{router correction up down up_bias down_bias shared_gate},
-moe.shared.{up up1 down}. Of models that do not generate: types embed_norm embed_proj distances
-relative relative_norm pool.{n} gate.{n} (see ``arch/spec.Pool``).
+sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, one matrix {mixer
+ffn}.matrix, ffn.{up up1 down} (up = gate above up, up1 = not gated), moe.{router correction up
+down up_bias down_bias shared_gate}, moe.shared.{up up1 down}. Of models that do not generate:
+types embed_norm embed_proj distances relative relative_norm pool.{n} gate.{n} (see ``arch/spec.Pool``).
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ DEFAULT: Names = {
     "mixer.q_a": _ATTENTION + "q_a_proj",
     "mixer.q_a_norm": _ATTENTION + "q_a_layernorm",
     "mixer.q_b": _ATTENTION + "q_b_proj",
+    "mixer.kv": SPLIT_QKV[1:],
     "mixer.kv_a": _ATTENTION + "kv_a_proj_with_mqa",
     "mixer.kv_a_norm": _ATTENTION + "kv_a_layernorm",
     "mixer.kv_b": _ATTENTION + "kv_b_proj",
@@ -166,7 +167,7 @@ _BUFFERS = re.compile(
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^(model\.)?(vision|visual|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"^(model\.)?(vision|visual|vit_|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|perceiver|vqmodel\.|generation_|mtp_layers\.|mtp\.)"
 )
 # Heads of other tasks that came along with a body.

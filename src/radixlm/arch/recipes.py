@@ -26,6 +26,11 @@ def interleaved(tensor: Any, cat: Cat) -> Any:
     return cat((tensor[..., 0::2], tensor[..., 1::2]), -1)
 
 
+def interleaved_rows(tensor: Any, cat: Cat) -> Any:
+    """Rows gate, up, gate, up .. -> all gates, all ups (first axis)."""
+    return cat((tensor[0::2], tensor[1::2]), 0)
+
+
 def interleaved_transposed(tensor: Any, cat: Cat) -> Any:
     """[experts, in, 2 * inner], columns gate, up, gate, up .. -> [experts, 2 * inner, in]."""
     return interleaved(tensor, cat).swapaxes(-1, -2)

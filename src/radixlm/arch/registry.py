@@ -28,6 +28,7 @@ from radixlm.arch.families import (
     mixtures,
     olmo,
     phi,
+    published,
     qwen,
 )
 from radixlm.arch.families.builders import FAMILIES, Family, family
@@ -60,6 +61,7 @@ LINEAGES = (
     mixtures,
     olmo,
     phi,
+    published,
     qwen,
 )
 

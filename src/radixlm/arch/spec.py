@@ -72,6 +72,17 @@ class Temperature:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """A token sees its own and the ``local`` - 1 blocks of ``size`` tokens before, and of the
+    earlier ones every ``stride``-th; the choice moves on by ``step`` blocks from head to head."""
+
+    size: int
+    local: int
+    stride: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """What few attentions do besides. None of it is known to the fused kernels."""
 
@@ -95,6 +106,9 @@ class Variant:
     # or one number a head
     gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: times two
     gate_bias: bool = False
+    blocks: Blocks | None = None
+    q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
+    q_rank_norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +287,16 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Straight:
+    """One square matrix in place of a mixer or a feed-forward."""
+
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
-    """Feed-forward; gated means down(act(gate(x)) * up(x))."""
+    """Feed-forward; gated means down(act(gate(x)) * up(x)). With ``limit`` the gate is cut at it,
+    up on both sides, before anything else."""
 
     inner: int
     act: Activation
@@ -283,6 +305,7 @@ class Mlp:
     down_bias: bool = False  # of the down projection, where ``bias`` is not set
     sub_norm: Norm | None = None  # of the inner channels, before the down projection
     sparsity: float = 0.0  # share of gate channels that are cut off, by mean and deviation
+    limit: float = 0.0  # 0 = none, or the activation's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +332,7 @@ class Moe:
     out_norm: Norm | None = None  # of the sum of all experts
     jitter: float = 0.0  # of sparsemixer
     router_softcap: float = 0.0
+    limit: float = 0.0  # as in Mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +341,8 @@ class Block:
     parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
     mixer's norm."""
 
-    mixer: Attention | LatentAttention | StateMixer | Pair | None
-    ffn: Mlp | Moe | None  # only layout "pre" may lack the one or the other
+    mixer: Attention | LatentAttention | StateMixer | Pair | Straight | None
+    ffn: Mlp | Moe | Straight | None  # only layout "pre" may lack the one or the other, or both
     norm: Norm
     layout: Layout = "pre"
     residual: float = 1.0  # factor of each branch
@@ -436,6 +460,7 @@ class Decoder:
     embed_norm: Norm | None = None  # of the embeddings
     altup: AltUp | None = None
     sinusoids: bool = False  # the position table is sines then cosines, not learned
+    unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None
     encoder: Encoder | None = None
     names: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)

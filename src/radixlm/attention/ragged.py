@@ -8,7 +8,8 @@ one text, H query heads, K KV heads, C head channels.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,8 @@ MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer texts go in 
 
 class RaggedAttention:
     """The AttentionRunner of one step of an encoder."""
+
+    pools: Sequence[Any] = ()  # keeps nothing
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Block, LatentAttention, Moe, Pair
+from radixlm.arch.spec import Attention, Block, LatentAttention, Moe, Pair, Straight
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.latent import LatentAttentionLayer
@@ -35,6 +35,13 @@ NUM_NORMS = {
 }
 
 
+def num_norms(spec: Block) -> int:
+    """Norms of a block: one for each branch that it has, or what the layout says."""
+    if None in (spec.ffn, spec.mixer):
+        return int(spec.ffn is not spec.mixer)
+    return NUM_NORMS[spec.layout]
+
+
 MixerLayer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer
 Angled = Sequence[Angles]
 
@@ -51,6 +58,17 @@ def make_attention(
         return LatentAttentionLayer(spec, dim, context, rope, pool)
     kind = AttentionLayer if spec.more is None else VariantAttentionLayer
     return kind(spec, dim, context, rope, pool)
+
+
+class StraightLayer(Module):
+    """One matrix where others have a mixer or a feed-forward."""
+
+    def __init__(self, spec: Straight, dim: int, context: LayerContext) -> None:
+        self.matrix = context.linear(dim, dim, spec.bias)
+
+    def run(self, x_TD: Tensor, *_: object) -> Tensor:
+        """The branch: [T, D]."""
+        return self.matrix.run(x_TD)
 
 
 class PairLayer(Module):
@@ -71,7 +89,7 @@ class BlockLayer(Module):
     norm2: NormLayer
     norm3: NormLayer
     norm4: NormLayer
-    ffn: MlpLayer | MoeLayer  # absent where the record has none
+    ffn: MlpLayer | MoeLayer | StraightLayer  # absent where the record has none
 
     def __init__(
         self,
@@ -88,28 +106,40 @@ class BlockLayer(Module):
         self.mixer = self._make_mixer(dim, context, rope, pool, state_row)
         if isinstance(spec.ffn, Moe):
             self.ffn = MoeLayer(spec.ffn, dim, context)
+        elif isinstance(spec.ffn, Straight):
+            self.ffn = StraightLayer(spec.ffn, dim, context)
         elif spec.ffn is not None:
             self.ffn = MlpLayer(spec.ffn, dim, context)
         if spec.side is not None:
             self.side = MoeLayer(spec.side, dim, context)
-        lacks_one = spec.ffn is None or spec.mixer is None
-        for index in range(1 if lacks_one else NUM_NORMS[spec.layout]):
+        lacks_one, lacks_both = None in (spec.ffn, spec.mixer), spec.ffn is spec.mixer
+        for index in range(num_norms(spec)):
             norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
             setattr(self, f"norm{index + 1}", norm)
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        layout = "one" if lacks_one else "sided" if spec.side is not None else spec.layout
+        layout = (
+            "none"
+            if lacks_both
+            else "one"
+            if lacks_one
+            else "sided"
+            if spec.side is not None
+            else spec.layout
+        )
         run = getattr(self, f"_run_{layout}")
         self.run = self._run_scaled if spec.out_scale else run
         self._run_unscaled = run
 
     def _make_mixer(
         self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
-    ) -> MixerLayer | StateLayer | PairLayer | None:
+    ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | None:
         mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
         attention = make_attention(attends, dim, context, rope, pool) if attends else None
         state = make_state_layer(keeps, dim, context, row) if keeps else None
+        if isinstance(mixer, Straight):
+            return StraightLayer(mixer, dim, context)
         if isinstance(mixer, Pair) and attention is not None and state is not None:
             return PairLayer(attention, state)
         return attention or state
@@ -137,6 +167,9 @@ class BlockLayer(Module):
     def _feed(self, x_TD: Tensor) -> Tensor:
         y = self.ffn.run(x_TD)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
+
+    def _run_none(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        return x_TD
 
     def _run_one(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         h = self.norm1.run(x_TD)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Mlp
+from radixlm.kernels.ops.activation import activate
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -21,7 +22,8 @@ class MlpLayer(Module):
     def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
-        gate_act = spec.act if spec.gated and not spec.sparsity else ""
+        by_hand = bool(spec.sparsity or spec.limit)
+        gate_act = spec.act if spec.gated and not by_hand else ""
         self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts), gate_act)
         self.down = context.linear(spec.inner, dim, spec.bias or spec.down_bias, Shard(1))
         self._activate = context.kernels.activate
@@ -36,6 +38,8 @@ class MlpLayer(Module):
         if self.spec.sparsity:
             gate, up = h.chunk(2, -1)
             h = self._activate(cut_off(gate, self.spec.sparsity), self.spec.act) * up
+        elif self.spec.limit:
+            h = limited(h, self.spec.act, self.spec.limit)
         elif self.spec.act == "xielu":
             h = self.act.run(h)
         elif not self.spec.gated:
@@ -50,6 +54,15 @@ def cut_off(gate_TI: Tensor, share: float) -> Tensor:
         -1, keepdim=True, correction=0
     )
     return F.relu(gate_TI - limit)
+
+
+def limited(h_T2I: Tensor, act: str, limit: float) -> Tensor:
+    """The gated activation of [gate, up] where the gate is cut above, up on both sides: [T, I]."""
+    gate, up = h_T2I.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if act == "swiglu_oai":
+        return (up + 1) * activate(gate, "gelu_quick")
+    return activate(gate, act) * up
 
 
 class XieluLayer(Module):

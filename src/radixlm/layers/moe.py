@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, pack_experts, route
 from radixlm.layers.context import LayerContext
-from radixlm.layers.mlp import MlpLayer
+from radixlm.layers.mlp import MlpLayer, limited
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.quant.param import Param, Shard
@@ -50,7 +51,11 @@ class MoeLayer(Module):
         weights = [param.borrow() if copies else param.take() for param in params]
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         act, is_usual = self.spec.act, self.spec.gated and not self.spec.zero_experts
-        if is_usual:
+        pack: PackedExperts
+        if self.spec.limit:
+            up, down = (weight.clone() if copies else weight for weight in weights)
+            pack = LimitedExperts((up, down), biases, act, self.spec.limit)
+        elif is_usual:
             pack = self._kernels.pack_experts(*weights, *biases, act, self._fmts)
         else:  # one expert may come twice for a token here, which the kernels do not expect
             up, down = (weight.clone() if copies else weight for weight in weights)
@@ -89,3 +94,34 @@ class MoeLayer(Module):
         passed = weights_TK.masked_fill(is_real, 0.0).sum(-1, keepdim=True)
         ids = ids_TK.clamp(max=spec.experts - 1)
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
+
+
+class LimitedExperts:
+    """Gated experts whose gate and up are cut at a limit, one after another in torch."""
+
+    def __init__(
+        self,
+        weights: tuple[Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        act: str,
+        limit: float,
+    ) -> None:
+        """``weights`` and ``biases`` of up [E, 2I, D] and down [E, D, I]."""
+        self._up, self._down = weights
+        self._up_bias, self._down_bias = biases
+        self._act, self._limit = act, limit
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """As in ``PackedExperts``."""
+        out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
+        for expert in sorted(set(ids_TK.flatten().tolist())):
+            rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
+            h = _linear(x_TD[rows], self._up[expert], self._up_bias, expert)
+            h = limited(h, self._act, self._limit)
+            out_TKD[rows, ranks] = _linear(h, self._down[expert], self._down_bias, expert)
+        return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
+
+
+def _linear(x: Tensor, weight: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    bias = None if biases is None else biases[expert].to(x.dtype)
+    return F.linear(x, weight.to(x.dtype), bias)

@@ -16,6 +16,7 @@ from torch import Tensor
 from radixlm.arch.spec import Attention, Norm, Temperature, Variant
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
+from radixlm.layers.gathered import attend_gathered, in_blocks
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -61,13 +62,20 @@ class VariantAttentionLayer(Module):
     def _make_projections(self, dim: int, context: LayerContext) -> None:
         spec, more = self.spec, self.more
         rows: tuple[int, ...] = (spec.heads * spec.head_dim * (2 if spec.gate else 1),)
+        if more.q_rank:
+            assert more.q_rank_norm is not None, "q_rank needs q_rank_norm"
+            self.q_a = context.linear(dim, more.q_rank)
+            self.q_a_norm = self._norm(more.q_rank_norm, (more.q_rank,))
+            self.q_b = context.linear(more.q_rank, rows[0], shard=Shard(0))
+            rows = ()
         if not self._reads:
             rows += (spec.kv_heads * spec.head_dim,)
             rows += () if more.v_is_k else (spec.kv_heads * spec.v_dim,)
         self.rows = rows
         linear = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows))
         # the role, and with it the checkpoint's names, says which of q, k, v there are
-        setattr(self, {1: "q", 2: "qk", 3: "qkv"}[len(rows)], linear)
+        roles = {1: "q", 2: "kv" if more.q_rank else "qk", 3: "qkv"}
+        setattr(self, roles[len(rows)], linear)
         self._project = linear
         self.o = context.linear(spec.heads * spec.v_dim, dim, spec.o_bias, Shard(1))
         if more.gate:
@@ -80,6 +88,7 @@ class VariantAttentionLayer(Module):
 
     def finish(self) -> None:
         spec, more = self.spec, self.more
+        self._choose = in_blocks(more.blocks, spec.heads) if more.blocks else None
         norms = None
         if spec.qk_norm and spec.qk_norm_spec is not None:
             norms = (self.q_norm, self.q_norm if self._reads else self.k_norm)
@@ -102,7 +111,10 @@ class VariantAttentionLayer(Module):
             q = q * temperatures(more.temperature, batch.positions_T)[:, None, None]
         if more.k_scale != 1.0 and k is not None:
             k = k * more.k_scale
-        out = batch.attn.run(q, k, v, self.site)
+        if self._choose is None:
+            out = batch.attn.run(q, k, v, self.site)
+        else:
+            out = attend_gathered(q, k, v, self.site, batch, self._choose)
         return self.o.run(self._finished(out, x_TD, gate))
 
     def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -111,7 +123,8 @@ class VariantAttentionLayer(Module):
         projected = self._project.run(x_TD)
         if more.clip and not more.clips_normed:
             projected = projected.clamp(-more.clip, more.clip)
-        q, *kv = projected.split_with_sizes(self.rows, -1)
+        kv = list(projected.split_with_sizes(self.rows, -1))
+        q = self._low_rank(x_TD) if more.q_rank else kv.pop(0)
         gate = None
         if spec.gate:
             q, gate = q.view(-1, spec.heads, 2 * spec.head_dim).chunk(2, -1)
@@ -126,6 +139,10 @@ class VariantAttentionLayer(Module):
         if more.clips_normed:
             v = v.clamp(-more.clip, more.clip)
         return q, k, v if more.v_scale == 1.0 else v * more.v_scale, gate
+
+    def _low_rank(self, x_TD: Tensor) -> Tensor:
+        """q by way of few channels: [T, H * C]."""
+        return self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD)))
 
     def _turn(self, q: Tensor, k: Tensor, turn: Angles | None) -> None:
         interleaved = self.spec.rope is not None and self.spec.rope.interleaved

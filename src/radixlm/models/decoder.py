@@ -180,4 +180,6 @@ class DecoderModel(Module):
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:
             logits_RV = self.context.kernels.softcap(logits_RV, decoder.logit_softcap)
+        if decoder.unsaid:
+            logits_RV[:, list(decoder.unsaid)] = -torch.inf
         return logits_RV

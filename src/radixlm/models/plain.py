@@ -8,10 +8,10 @@ from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe
 from radixlm.layers.moe import RARE_SCORES
 
 # fields that the program knows nothing of
-_MLP = ("sub_norm", "sparsity")
-_MOE = ("gated", "scale_input", "zero_experts", "out_norm", "jitter", "router_softcap")
+_MLP = ("sub_norm", "sparsity", "limit")
+_MOE = ("gated", "scale_input", "zero_experts", "out_norm", "jitter", "router_softcap", "limit")
 _BLOCK = ("out_scale", "side")
-_DECODER = ("embed_norm", "sinusoids", "altup")
+_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid")
 
 
 def is_plain(decoder: Decoder) -> bool:

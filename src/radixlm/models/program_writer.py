@@ -140,6 +140,7 @@ class ProgramWriter:
 
     def _block(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
         assert isinstance(block.mixer, AttentionLayer)
+        assert isinstance(block.ffn, MlpLayer | MoeLayer)
         layout = block.spec.layout
         normed = rows.residual if layout == "post" else self._norm(block.norm1, rows.residual, "h")
         attended = self._attend(block.mixer, normed)

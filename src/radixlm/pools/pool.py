@@ -28,6 +28,10 @@ class KvPool(Protocol):
         """Device bytes of one page over all layers of the group."""
         ...
 
+    def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
+        """Write rows at slots (page * page_size + offset); no V where latent."""
+        ...
+
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy whole pages inside the pool, all layers; all reads happen before any write."""
         ...

@@ -1,0 +1,194 @@
+"""More families without a class in transformers, from their published configs: DeciLM (Nemotron
+NAS), Phi-3 small, Step 3, Xverse MoE. The tests write their mathematics out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import (
+    Ffn,
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+)
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import Experts, GroupedQkv, interleaved_rows
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    Blocks,
+    Decoder,
+    Mlp,
+    Norm,
+    Rope,
+    RopeScaling,
+    Straight,
+    Variant,
+)
+
+
+@family("XverseMoeForCausalLM")
+def xverse_moe(c: Config) -> Decoder:
+    shared = c.intermediate_size * c.get("num_shared_experts", 0)
+    sparse = moe(
+        c,
+        inner=c.intermediate_size,
+        renorm=c.norm_topk_prob,
+        shared=Mlp(shared, activation(c)) if shared else None,
+    )
+    has_experts = c.get("num_experts") is not None
+    return plain(
+        c, ffn=sparse if has_experts else mlp(c), names={"moe.router": LAYER + "mlp.router"}
+    )
+
+
+def _deci_part(c: Config, layer: int, part: str) -> dict[str, Any]:
+    """config.block_configs[layer][part]."""
+    listed = c.block_configs
+    if not isinstance(listed, list) or len(listed) != c.num_hidden_layers:
+        raise c.error("block_configs", f"must be a list of {c.num_hidden_layers} objects")
+    found = listed[layer].get(part) if isinstance(listed[layer], dict) else None
+    if not isinstance(found, dict):
+        raise c.error("block_configs", f"has no {part!r} at layer {layer}")
+    return found
+
+
+def _deci_attention(c: Config, layer: int) -> Attention | Straight | None:
+    part, bias = _deci_part(c, layer, "attention"), c.get("qkv_bias", c.attention_bias)
+    if part.get("no_op"):
+        return None
+    if part.get("replace_with_linear"):
+        return Straight()
+    for key in ("sparsify", "num_sink_tokens"):
+        if part.get(key):
+            raise c.error("block_configs", f"says {key!r} at layer {layer}, which is not supported")
+    group, heads = part.get("n_heads_in_group"), c.num_attention_heads
+    if not isinstance(group, int) or group < 1 or heads % group:
+        raise c.error("block_configs", f"has the n_heads_in_group {group!r} at layer {layer}")
+    window = part.get("window_length") or 0
+    return attention(
+        c, kv_heads=heads // group, qkv_bias=bias, o_bias=c.attention_bias, window=window
+    )
+
+
+def _deci_ffn(c: Config, layer: int) -> Mlp | Straight | None:
+    part = _deci_part(c, layer, "ffn")
+    if part.get("no_op"):
+        return None
+    if part.get("replace_with_linear"):
+        return Straight()
+    width = part.get("intermediate_size")
+    if width is None:
+        width = -(-int(2 * part.get("ffn_mult", 0) * c.hidden_size / 3) // 256) * 256
+    return Mlp(width, activation(c), bias=c.mlp_bias)
+
+
+@family("DeciLMForCausalLM")
+def decilm(c: Config) -> Decoder:
+    """Llama whose layers differ in KV heads and width, or lack a half, or have a matrix for it."""
+    before, behind = LAYER + "input_layernorm", LAYER + "post_attention_layernorm"
+    names: Names = {
+        "norm1": AnyOf(before, behind),
+        "mixer.matrix": LAYER + "self_attn.linear_attn",
+        "ffn.matrix": LAYER + "mlp.linear_mlp",
+    }
+    layers, norm, longest = range(c.num_hidden_layers), rms(c), c.max_position_embeddings
+    if c.get("num_key_value_heads_per_layer"):  # the first generation
+        counts = c.num_key_value_heads_per_layer
+        return plain(c, lambda i: attention(c, kv_heads=counts[i]), names=names)
+    blocks = tuple(Block(_deci_attention(c, i), _deci_ffn(c, i), norm) for i in layers)
+    tied = bool(c.tie_word_embeddings)
+    return Decoder(c.vocab_size, c.hidden_size, blocks, norm, longest, tied=tied, names=names)
+
+
+def _phi3_small_rope(c: Config, dim: int) -> Rope:
+    """Linear by rope_position_scale, or the published stretch by factors ("su")."""
+    theta, stretch = float(c.rope_embedding_base), float(c.rope_position_scale)
+    if not c.get("rope_scaling"):
+        linear = RopeScaling("linear", (("factor", stretch),)) if stretch != 1.0 else None
+        return Rope(dim, theta, linear)
+    given = c.rope_scaling
+    scale = given.get("long_mscale")
+    if given.get("short_mscale") != scale:
+        raise c.error("rope_scaling", "has a long_mscale other than its short_mscale")
+    own = {"rope_theta": theta, **({} if scale is None else {"attention_factor": scale})}
+    return rope(c.replace(rope_parameters={**c.rope_parameters, **own}), dim)
+
+
+@family("Phi3SmallForCausalLM")
+def phi3_small(c: Config) -> Decoder:
+    """Layers that see blocks of tokens, by turns with layers that see all; gates in turn with
+    what they gate."""
+    c.refuse("hidden_act", "gegelu")
+    dim, heads = head_dim(c), c.num_attention_heads
+    step = 0 if c.blocksparse_homo_head_pattern else max(1, c.blocksparse_vert_stride // heads)
+    size, local = c.blocksparse_block_size, c.blocksparse_num_local_blocks
+    sparse = Variant(blocks=Blocks(size, local, c.blocksparse_vert_stride, step))
+    every = c.get("dense_attention_every_n_layers", 0)
+    position = _phi3_small_rope(c, dim)
+
+    def mixer(i: int) -> Attention:
+        return attention(
+            c,
+            rope=position,
+            qkv_bias=True,
+            o_bias=True,
+            scale=c.mup_attn_multiplier / dim if c.mup_use_scaling else None,
+            more=None if every and (i + 1) % every == 0 else sparse,
+        )
+
+    grouped = GroupedQkv(c.get("num_key_value_heads", heads), dim)
+    inner = c.get("ff_intermediate_size") or c.ff_dim_multiplier * c.hidden_size
+    unsaid = tuple(c.get("dummy_token_indices", ()))
+    if not all(isinstance(token, int) and 0 <= token < c.vocab_size for token in unsaid):
+        raise c.error("dummy_token_indices", f"must be tokens of the {c.vocab_size} there are")
+    names: Names = {
+        "norm": "model.final_layernorm",
+        "mixer.qkv": Named((LAYER + "self_attn.query_key_value",), grouped),
+        "mixer.o": LAYER + "self_attn.dense",
+        "ffn.up": Named((LAYER + "mlp.up_proj",), interleaved_rows),
+    }
+    return plain(
+        c,
+        mixer,
+        Mlp(inner, "swiglu_oai", bias=True, limit=float(c.get("gegelu_limit", 0.0))),
+        Norm(c.layer_norm_epsilon, "layer", bias=True),
+        embed_scale=float(c.get("mup_embedding_multiplier") or 1.0),
+        logit_scale=1 / (c.get("mup_width_multiplier") or 1.0),
+        unsaid=unsaid,
+        names=names,
+    )
+
+
+@family("Step3TextForCausalLM", "Step3VLForConditionalGeneration")
+def step3(c: Config) -> Decoder:
+    """Queries by way of few channels, one KV head, experts from a given layer on."""
+    listed = c.get("moe_layers_enum")
+    if isinstance(listed, str):
+        listed = [int(one) for one in listed.split(",")]
+    sparse = range(1, c.num_hidden_layers) if listed is None else listed
+    experts = moe(c, renorm=c.norm_expert_weight, shared=Mlp(c.share_expert_dim, activation(c)))
+    attn, part, shared = (LAYER + one for one in ("self_attn.", "moe.", "share_expert."))
+    more = Variant(q_rank=c.share_q_dim or head_dim(c), q_rank_norm=rms(c))
+
+    def ffn(i: int) -> Ffn:
+        return experts if i in sparse else mlp(c)
+
+    names: Names = {
+        "mixer.q_a": attn + "q_proj",
+        "mixer.q_a_norm": attn + "inter_norm",
+        "mixer.q_b": attn + "wq",
+        "moe.router": part + "gate",
+        "moe.up": Named((part + "gate_proj", part + "up_proj"), Experts(c.num_experts, 2)),
+        "moe.down": part + "down_proj",
+        "moe.shared.up": (shared + "gate_proj", shared + "up_proj"),
+        "moe.shared.down": shared + "down_proj",
+    }
+    return plain(c, attention(c, kv_heads=1, more=more), ffn, names=names)

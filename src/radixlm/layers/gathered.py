@@ -1,0 +1,105 @@
+"""Attention over keys gathered out of the cache, sequence by sequence, in plain torch: for what no
+backend's kernel knows (masks a head, masks that depend on the keys). It works over the pool of any
+backend, and gives a token the same numbers whatever else is in the step.
+
+Legend: T packed tokens, Q query tokens of a piece, N tokens of its sequence, H query heads, K KV
+heads, C channels of K, V of V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Blocks
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some query tokens of one sequence and all keys up to the last of them."""
+
+    rows: slice  # of T
+    place_Q: Tensor  # int64: positions of the queries; keys stand at 0 .. N - 1
+    k_NKC: Tensor
+    v_NKV: Tensor
+
+    @property
+    def seen_QN(self) -> Tensor:
+        """Keys that are not ahead of the query."""
+        places = torch.arange(self.k_NKC.shape[0], device=self.place_Q.device)
+        return places <= self.place_Q[:, None]
+
+
+Choose = Callable[[Piece], Tensor]  # bool [Q, N] or [H, Q, N]: what each query reads
+
+
+def attend_gathered(
+    q_THC: Tensor,
+    k_TKC: Tensor | None,
+    v_TKV: Tensor | None,
+    site: AttentionSite,
+    batch: ForwardBatch,
+    choose: Choose,
+) -> Tensor:
+    """Store the step's keys, attend to what ``choose`` leaves: [T, heads * v_dim] as q."""
+    if k_TKC is not None:
+        pool = batch.attn.pools[site.group]
+        pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
+    out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
+    for piece in pieces(batch, site, q_THC.dtype):
+        out_THV[piece.rows] = _attend(q_THC[piece.rows], piece, choose(piece), site)
+    return out_THV.flatten(1)
+
+
+def pieces(batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype) -> Iterator[Piece]:
+    """The step's sequences, long queries cut; keys and values as ``dtype``."""
+    pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
+    starts = batch.query_start_S1.tolist()
+    for index, length in enumerate(batch.kv_len_S.tolist()):
+        start, end = starts[index], starts[index + 1]
+        if start == end:
+            continue
+        pages = table_SP[index, : -(-length // pool.page_size)].tolist()
+        k, v = pool.read(site.layer, pages)
+        k = k[:length].to(dtype)
+        v = k[..., : site.v_dim] if v is None else v[:length].to(dtype)
+        step = max(1, MAX_SCORES // (site.heads * length))
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            until = length - (end - last)
+            place_Q = torch.arange(until - (last - first), until, device=k.device)
+            yield Piece(slice(first, last), place_Q, k[:until], v[:until])
+
+
+def _attend(q_QHC: Tensor, piece: Piece, chosen: Tensor, site: AttentionSite) -> Tensor:
+    """[Q, H, V] of one piece."""
+    width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
+    q = q_QHC.transpose(0, 1).reshape(site.kv_heads, -1, q_QHC.shape[0], width)  # [K, H/K, Q, C]
+    k, v = piece.k_NKC[..., :width].permute(1, 2, 0), piece.v_NKV.transpose(0, 1)
+    scores = (q @ k[:, None]).float() * site.scale
+    if site.softcap:
+        scores = torch.tanh(scores / site.softcap) * site.softcap
+    mask = chosen & piece.seen_QN
+    mask = mask.expand(site.heads, *mask.shape[-2:]).reshape(scores.shape)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
+
+
+def in_blocks(spec: Blocks, heads: int) -> Choose:
+    """The choice that a layer of sparse blocks makes."""
+
+    def choose(piece: Piece) -> Tensor:
+        device = piece.place_Q.device
+        of_query = (piece.place_Q // spec.size)[:, None]
+        of_key = torch.arange(piece.k_NKC.shape[0], device=device) // spec.size
+        near = of_query - of_key < spec.local
+        moved = of_key + 1 + spec.step * torch.arange(heads, device=device)[:, None]
+        return near | (moved % spec.stride == 0)[:, None]
+
+    return choose
