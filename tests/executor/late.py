@@ -1,0 +1,196 @@
+"""A whole scheduler over the real runner, whose device may be late. The model's next token is a
+hash of all tokens that it finds in the pages of a sequence, so a page, a slot or a token that is
+read too early or given away too early changes what comes out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixlm.executor.device import CpuDevice, Device
+from radixlm.executor.graphs import DecodeGraphs
+from radixlm.executor.runner import Runner, RunnerOptions
+from radixlm.executor.tables import SlotTables
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.slots import SlotAllocator
+from radixlm.sampling.tensors import SamplingTable
+from radixlm.scheduler.hooks import Feature, Hooks, Mask
+from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.loop import Scheduler
+from radixlm.scheduler.request import Request
+from radixlm.step.batch import ForwardBatch
+from radixlm.step.plan import Item
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.replies import Finish, StepReply
+from radixlm.wire.requests import AbortRequest, GrammarSpec, TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.engine import LIMITS
+
+VOCAB = 32
+EOS = 0
+PAGE = 4
+
+
+class PagedHash:
+    """Model and attention in one: the pages hold token ids, logits are a hash of them all."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.kv = torch.full((num_pages * PAGE,), -1, dtype=torch.int64)
+        self.pools: list[object] = []
+        self.num_graph_rows = 0
+
+    def begin(self, batch: ForwardBatch) -> None:
+        self.is_decode = batch.is_decode
+
+    def run(self, q_THD: Tensor, k_TKD: Tensor, v_TKV: Tensor | None, site: object) -> Tensor:
+        raise AssertionError("the fake model attends by itself")
+
+    def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
+        self.kv[batch.store_GT[0]] = batch.token_ids_T
+        if not len(batch.logits_rows_R):
+            return None, None
+        seq_T = torch.repeat_interleave(batch.query_start_S1.diff())
+        rows = [
+            self._logits(batch.page_table_GSP[0][seq_T[t]], int(batch.positions_T[t]) + 1)
+            for t in batch.logits_rows_R.tolist()
+        ]
+        return None, torch.stack(rows)
+
+    def _logits(self, pages_P: Tensor, length: int) -> Tensor:
+        places = torch.arange(length)
+        tokens = self.kv[pages_P.long()[places // PAGE] * PAGE + places % PAGE]
+        seed = int(((tokens + 3) * (places + 7) ** 2 * 2654435761).sum()) & 0x7FFFFFFF
+        draws = np.random.default_rng(seed).standard_normal(VOCAB)
+        return torch.from_numpy(draws).float() * 3
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        raise AssertionError("no prompt log-probabilities here")
+
+
+class Countdown(Feature):
+    """A grammar: the next token is more than the last one, modulo the vocabulary, and not by much.
+    It needs the last token before it can say what may come."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def arrive(self, request: Request) -> None:
+        if request.wire.grammar is not None:
+            self._last[request.rid] = int(request.ids[-1])
+
+    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
+        found = {}
+        for index, item in enumerate(items):
+            if item.emit and item.rid in self._last:
+                allowed = [(self._last[item.rid] + step) % VOCAB for step in range(1, 6)]
+                mask = np.zeros(1, np.uint32)
+                for token in allowed:
+                    mask |= np.uint32(1 << token)
+                found[index] = mask.view(np.int32)
+        return found
+
+    def committed(self, request: Request, tokens: Sequence[int]) -> None:
+        if request.rid in self._last:
+            self._last[request.rid] = tokens[-1]
+
+    def release(self, request: Request) -> None:
+        self._last.pop(request.rid, None)
+
+
+class LateBench:
+    """Submit, tick, abort; what came out of every request."""
+
+    def __init__(self, device: Device | None = None, num_pages: int = 64, **options: Any) -> None:
+        sizes = options.pop("graphs", ())
+        runner_options = options.pop("runner", RunnerOptions(max_tokens=64, max_updates=16))
+        self.limits = replace(LIMITS, page_size=PAGE, vocab=VOCAB, **options)
+        slots = self.limits.max_running
+        self.device = device or CpuDevice()
+        self.model = PagedHash(num_pages + 1)
+        max_pages = -(-self.limits.context_len // PAGE) + 1
+        tables = SlotTables(slots, max_pages, 1, self.device.where, self.device.is_immediate)
+        self.runner = Runner(
+            self.model,
+            self.model,
+            tables,
+            SamplingTable(slots, VOCAB),
+            (0,),
+            PAGE,
+            (EOS,),
+            device=self.device,
+            options=runner_options,
+        )
+        if sizes:
+            self.runner.capture(DecodeGraphs(self.device, sizes))
+        pages = PageAllocator(num_pages, PAGE)
+        self.ledger = KvLedger(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
+        self.mine, theirs = MemoryChannel.pair()
+        self.scheduler = Scheduler(
+            self.limits, self.runner, theirs, self.ledger, Hooks((Countdown(),)), clock=lambda: 1.0
+        )
+        self.out: dict[str, list[int]] = {}
+        self.finish: dict[str, Finish] = {}
+
+    def submit(self, rid: str, prompt: list[int], has_grammar: bool, **sampling: Any) -> None:
+        self.out[rid] = []
+        grammar = GrammarSpec("regex", "x") if has_grammar else None
+        params = SamplingParams(**sampling)
+        self.mine.send(TokenizedRequest(rid, pack_ids(prompt), params, grammar=grammar))
+
+    def abort(self, rid: str) -> None:
+        self.mine.send(AbortRequest(rids=[rid]))
+
+    def tick(self) -> None:
+        self.scheduler.tick(wait=False)
+        for reply in self.mine.receive(0):
+            for delta in reply.deltas if isinstance(reply, StepReply) else ():
+                self.out[delta.rid].extend(delta.tokens)
+                if delta.finish:
+                    self.finish[delta.rid] = delta.finish
+
+    def run(self, most: int = 3000) -> None:
+        for _ in range(most):
+            if len(self.finish) == len(self.out) and not self.scheduler.inflight:
+                break
+            self.tick()
+        else:
+            raise AssertionError(f"not finished: {set(self.out) - set(self.finish)}")
+        self.tick()
+        assert not self.scheduler.planner.running and self.ledger.breaches([]) == []
+
+
+def workload(bench: LateBench, seed: int) -> set[str]:
+    """Random requests that come over time, some of which are aborted; the ids of those."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(1, VOCAB) for _ in range(14)]
+    aborted = set()
+    for index in range(14):
+        own = [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 30))]
+        prompt = shared[: rng.choice((0, 9, 14))] + own
+        kind = rng.randrange(4)
+        sampling: dict[str, Any] = {
+            "max_new_tokens": rng.randint(1, 24),
+            "ignore_eos": rng.random() < 0.5,
+            "temperature": 0.0 if kind == 0 else 1.2,
+            "sampling_seed": index,
+        }
+        if kind == 2:
+            sampling |= {"top_k": 6, "top_p": 0.9}
+        if kind == 3:
+            sampling |= rng.choice(({"min_p": 0.05}, {"frequency_penalty": 0.7}, {"top_p": 0.8}))
+        bench.submit(f"r{index}", prompt, rng.random() < 0.3, **sampling)
+        for _ in range(rng.randrange(4)):
+            bench.tick()
+        if rng.random() < 0.15:
+            victim = f"r{rng.randrange(index + 1)}"
+            bench.abort(victim)
+            aborted.add(victim)
+    bench.run()
+    return aborted

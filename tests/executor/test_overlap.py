@@ -1,0 +1,114 @@
+"""Steps that are launched before the last one is read: on a device that is as late as it may be,
+every request gets the tokens that it gets alone, one step at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixlm.base.errors import InvariantError
+from radixlm.executor.device import CpuDevice, Landing, Ring
+from radixlm.executor.runner import RunnerOptions
+from tests.executor.late import LateBench, workload
+from tests.fakes.device import NONSENSE, SimulatedDevice
+
+
+def _same(one: LateBench, other: LateBench, aborted: set[str]) -> None:
+    for rid, tokens in one.out.items():
+        if rid not in aborted:
+            assert other.out[rid] == tokens, rid
+        else:  # an abort may come a step sooner or later
+            shorter = min(len(tokens), len(other.out[rid]))
+            assert other.out[rid][:shorter] == tokens[:shorter], rid
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    st.integers(0, 2**16),
+    st.sampled_from([0.0, 0.2, 0.7]),
+    st.sampled_from([(), (1, 2, 4, 8), (3, 8)]),
+    st.sampled_from([26, 90]),
+)
+def test_depth_one_gives_the_tokens_of_depth_zero(
+    seed: int, eagerness: float, graphs: tuple[int, ...], num_pages: int
+) -> None:
+    plain = LateBench(CpuDevice(), num_pages)
+    aborted = workload(plain, seed)
+    device = SimulatedDevice(seed, eagerness)
+    late = LateBench(device, num_pages, depth=1, graphs=graphs)
+    aborted |= workload(late, seed)
+    _same(plain, late, aborted)
+
+
+def test_two_steps_are_in_flight_at_once() -> None:
+    device = SimulatedDevice(eagerness=0.0)
+    bench = LateBench(device, depth=1)
+    bench.submit("r", [1, 2, 3], False, max_new_tokens=6, ignore_eos=True, temperature=0.0)
+    for _ in range(3):
+        bench.tick()
+    done = device.num_done
+    bench.tick()
+    # one step was waited for, and a whole one is still to be done
+    assert done < device.num_done < device.num_launched
+    assert len(bench.scheduler.inflight) == 1
+    bench.run()
+
+
+def test_pressure_retracts_and_changes_nothing() -> None:
+    def run(bench: LateBench) -> dict[str, list[int]]:
+        for i in range(6):
+            options = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 0.0}
+            bench.submit(f"r{i}", [i + 1] * 9, False, **options)
+        bench.run()
+        return bench.out
+
+    late = LateBench(SimulatedDevice(3), 26, depth=1, reserve=0.0)
+    assert run(late) == run(LateBench(num_pages=200))
+    assert late.scheduler.planner.num_retracted > 0
+
+
+@pytest.mark.parametrize("options", [RunnerOptions(1, 1), RunnerOptions(2, 4096)])
+def test_numbers_that_find_no_room_travel_apart(options: RunnerOptions) -> None:
+    late, plain = LateBench(SimulatedDevice(5), depth=1, runner=options), LateBench()
+    aborted = workload(plain, 11) | workload(late, 11)
+    _same(plain, late, aborted)
+
+
+def test_graphs_without_padding_take_exact_sizes_only() -> None:
+    bench = LateBench(SimulatedDevice(1), graphs=(2,))
+    graphs = bench.runner.graphs
+    graphs._pads = False
+    assert (graphs.size_for(1), graphs.size_for(2), graphs.size_for(3)) == (0, 2, 0)
+
+
+def test_a_buffer_in_flight_is_waited_for() -> None:
+    device = SimulatedDevice(eagerness=0.0)
+    ring, target = Ring(device, 4, 2), torch.zeros(4, dtype=torch.int32)
+    for value in range(5):
+        host = ring.take()
+        host.fill_(value)
+        device.upload(host, target)
+        ring.mark(device.record())
+    device.record().wait()
+    assert target.tolist() == [4] * 4
+
+
+def test_the_simulation_notices_a_buffer_that_is_written_too_early() -> None:
+    device = SimulatedDevice(eagerness=0.0)
+    host, target = device.pinned(4), torch.zeros(4, dtype=torch.int32)
+    device.upload(host, target)
+    host.fill_(1)
+    with pytest.raises(AssertionError, match="under way"):
+        device.record().wait()
+
+
+def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> None:
+    device = SimulatedDevice(eagerness=0.0)
+    landing = Landing(device, 2)
+    landing.expect(device, lambda: torch.tensor([5, 6], dtype=torch.int32), 2)
+    assert landing._host.tolist() == [NONSENSE] * 2
+    with pytest.raises(InvariantError):
+        landing.expect(device, lambda: torch.tensor([7, 8], dtype=torch.int32), 2)
+    assert landing.take() == [5, 6]
