@@ -67,3 +67,27 @@ def test_a_missing_extension_warns_once_and_runs_the_reference(
 def test_only_ops_can_be_announced() -> None:
     with pytest.raises(KeyError, match="no op is called 'rms'"):
         implements("rms", name="x", device="cpu")
+
+
+@pytest.mark.usefixtures("announced")
+def test_all_takes_those_that_have_the_name_and_leaves_the_rest() -> None:
+    chosen = bind("toy", {"all": "doubling"}).chosen
+    assert chosen["rms_norm"] == "doubling" and chosen["layer_norm"] == "reference"
+    with pytest.raises(ConfigError, match="--kernel all=tripling: unknown on toy"):
+        bind("toy", {"all": "tripling"})
+
+
+@pytest.mark.usefixtures("announced")
+def test_what_is_no_default_must_be_asked_for() -> None:
+    @implements("layer_norm", name="slow", device="toy", is_default=False)
+    def slow(*_: object) -> None: ...
+
+    assert bind("toy").chosen["layer_norm"] == "reference"
+    assert bind("toy", {"layer_norm": "slow"}).chosen["layer_norm"] == "slow"
+
+
+def test_interpreted_kernels_run_on_a_cpu_by_name() -> None:
+    pytest.importorskip("triton")
+    chosen = bind("cpu", {"all": "triton"}).chosen
+    assert chosen["rms_norm"] == chosen["prepare_qk"] == "triton"
+    assert bind("cpu").chosen["rms_norm"] != "triton"

@@ -25,6 +25,12 @@ REFERENCE = "reference"
 # device type -> (extension that must import, modules that announce implementations)
 BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "cpu": (("radixlm._cpu", ("radixlm.kernels.cpu.ops", "radixlm.kernels.cpu_fused")),),
+    "cuda": (("triton", ("radixlm.kernels.triton.ops",)),),
+}
+# (device type, name of its implementations) -> as above, for backends that must be asked for:
+# interpreted kernels (TRITON_INTERPRET=1) are for tests
+NAMED_BACKENDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
+    ("cpu", "triton"): BACKENDS["cuda"][0],
 }
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -91,18 +97,21 @@ class Implementation:
     name: str
     device: str
     function: Callable[..., Any]
+    is_default: bool = True  # False: only when asked for by name
 
 
-_ANNOUNCED: dict[tuple[str, str], Implementation] = {}
+_ANNOUNCED: dict[tuple[str, str, str], Implementation] = {}
 
 
-def implements(op: str, *, name: str, device: str) -> Callable[[AnyFunction], AnyFunction]:
+def implements(
+    op: str, *, name: str, device: str, is_default: bool = True
+) -> Callable[[AnyFunction], AnyFunction]:
     """Announce the decorated function as implementation ``name`` of ``op`` on ``device``."""
     if op not in OPS:
         raise KeyError(f"no op is called {op!r}")
 
     def announce(function: AnyFunction) -> AnyFunction:
-        _ANNOUNCED[op, name] = Implementation(op, name, device, function)
+        _ANNOUNCED[op, name, device] = Implementation(op, name, device, function, is_default)
         return function
 
     return announce
@@ -119,30 +128,42 @@ def load_backends(device: str) -> list[str]:
     missing = []
     for extension, modules in BACKENDS.get(device, ()):
         try:
-            importlib.import_module(extension)
+            _load(extension, modules)
         except ImportError as error:
             missing.append(f"{extension} ({error})")
-            continue
-        for module in modules:
-            importlib.import_module(module)
     return missing
+
+
+def _load(extension: str, modules: tuple[str, ...]) -> None:
+    importlib.import_module(extension)
+    for module in modules:
+        importlib.import_module(module)
 
 
 def bind(device: str, overrides: Mapping[str, str] | None = None) -> Kernels:
     """Choose every op for a device type ("cpu", "cuda").
 
-    ``overrides`` maps an op, or "all", to the name of an implementation ("reference", ...), as
-    ``--kernel rms_norm=reference`` gives them. ConfigError for a name that does not exist.
+    ``overrides`` maps an op, or "all" (that have one of that name), to the name of an
+    implementation ("reference", ...), as ``--kernel rms_norm=reference`` gives them. ConfigError
+    for a name that does not exist.
     """
     overrides = dict(overrides or {})
     default = overrides.pop("all", "")
     if default != REFERENCE:
         for extension in load_backends(device):
             log.warning("no fast kernels: %s; the torch reference runs instead", extension)
+    for name in {default, *overrides.values()}:
+        if (device, name) in NAMED_BACKENDS:
+            _load(*NAMED_BACKENDS[device, name])
     unknown = sorted(set(overrides) - set(OPS))
     if unknown:
         raise ConfigError(f"--kernel {unknown[0]}=...: no such op; the ops are: {', '.join(OPS)}")
-    choices = {op: _choose(op, device, overrides.get(op, default)) for op in OPS}
+    having = {op for op in OPS if (op, default, device) in _ANNOUNCED}
+    if default not in ("", REFERENCE) and not having:
+        raise ConfigError(f"--kernel all={default}: unknown on {device}; reference is everywhere")
+    for op in having if default != REFERENCE else OPS:
+        overrides.setdefault(op, default)
+    choices = {op: _choose(op, device, overrides.get(op, "")) for op in OPS}
     functions = {op: choice.function for op, choice in choices.items()}
     return Kernels(**functions, chosen={op: choice.name for op, choice in choices.items()})
 
@@ -153,7 +174,7 @@ def _choose(op: str, device: str, wanted: str) -> Implementation:
         return reference
     known = [i for i in _ANNOUNCED.values() if i.op == op and i.device == device]
     if not wanted:
-        return known[0] if known else reference
+        return next((i for i in known if i.is_default), reference)
     for implementation in known:
         if implementation.name == wanted:
             return implementation

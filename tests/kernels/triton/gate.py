@@ -36,6 +36,8 @@ def main() -> None:
     else:
         chosen = representative(variants)
     for variant, arch in chosen:
+        if arch < variant.min_arch:
+            continue
         start = time.monotonic()
         result = compiled(variant, arch)
         row = {

@@ -1,9 +1,9 @@
 """How kernels run: compiled on a GPU, or interpreted on the CPU under ``TRITON_INTERPRET=1``.
 
 Every module of kernels takes ``triton``, ``tl`` and these names from here or from triton itself,
-after this module. In the interpreter ``tl.dot`` of bfloat16 is wrong and arithmetic of bfloat16
-fails, so kernels load, then ``.to(tl.float32)``, and pass the operands of a dot through
-``operand``.
+after this module. In the interpreter ``tl.dot`` of bfloat16 is wrong, arithmetic of bfloat16
+fails, bfloat16 is cut instead of rounded and 8-bit floats lose a carry. So kernels load, then
+``.to(tl.float32)``, pass the operands of a dot through ``operand``, and narrow with ``cast``.
 """
 
 from __future__ import annotations
@@ -36,3 +36,31 @@ def operand(x):
     if INTERPRET:
         x = x.to(tl.float32)
     return x
+
+
+@triton.jit
+def cast(x, dtype: tl.constexpr):
+    """float32 x as ``dtype``, rounded to nearest even everywhere."""
+    if INTERPRET:
+        if dtype == tl.bfloat16:
+            x = _rounded(x, 16)
+        elif dtype == tl.float8e4nv:
+            x = tl.where(tl.abs(x) < 0.015625, _in_steps(x, 24576.0), _rounded(x, 20))
+        elif dtype == tl.float8e5:
+            x = tl.where(tl.abs(x) < 6.103515625e-05, _in_steps(x, 192.0), _rounded(x, 21))
+    return x.to(dtype)
+
+
+@triton.jit
+def _rounded(x, BITS: tl.constexpr):
+    """x without its last BITS bits."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits += ((bits >> BITS) & 1) + ((1 << (BITS - 1)) - 1)
+    bits = (bits >> BITS) << BITS
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def _in_steps(x, large):
+    """Small x as a multiple of the last digit of ``large``."""
+    return (x + large) - large

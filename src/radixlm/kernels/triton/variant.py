@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
@@ -19,6 +20,10 @@ from radixlm.base.errors import RadixError
 MAX_SHARED_BYTES = 227 * 1024  # sm_90; sm_80 has 163 KiB
 MAX_SHARED_BYTES_SM80 = 163 * 1024
 _WARP = 32
+# of activations, as triton writes them
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+CACHE_POINTERS = {**POINTERS, torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5"}
+MIN_ARCH = {"*fp8e4nv": 89}  # of pointers that older GPUs do not know
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _IS_INTEGER = re.compile(r"[iu]\d+")
 
@@ -30,8 +35,8 @@ class Variant:
     ``signature``: the type of every run-time parameter, as triton writes them ("*bf16", "i32",
     "fp32"). Pointers are taken as aligned to 16 bytes, as torch's are ("*bf16:1": not); integers
     are not ("i32:16": a multiple of 16). ``constants``: the tl.constexpr parameters, and
-    parameters that are always None or 1. ``wgmma``: the PTX for sm_90 must use it. ``options``:
-    further options of the compiler.
+    parameters that are always None or 1. ``wgmma``: the PTX for sm_90 must use it. ``min_arch``:
+    the oldest GPU that runs it (89 for fp8 e4m3). ``options``: further options of the compiler.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Variant:
     num_warps: int
     num_stages: int
     wgmma: bool = False
+    min_arch: int = 80
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,0 +1,171 @@
+"""Activations, alone or gated, and a cap on logits. Legend: T tokens, I inner channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.ops import activation as reference
+from radixlm.kernels.triton.mode import cast, runs_on
+from radixlm.kernels.triton.variant import POINTERS, Variant
+
+CODES = {
+    "silu": 0,
+    "gelu": 1,
+    "gelu_tanh": 2,
+    "gelu_quick": 3,
+    "relu": 4,
+    "relu2": 5,
+    "tanh": 6,
+    "sigmoid": 7,
+    "swiglu_oai": 8,
+}
+_BLOCK = 1024
+_OAI_LIMIT = tl.constexpr(reference.OAI_LIMIT)
+_OAI_ALPHA = tl.constexpr(reference.OAI_ALPHA)
+
+
+@triton.jit
+def tanh(x):
+    """Of float32, to one or two units in the last place."""
+    e = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - e) / (1.0 + e)
+    square = x * x
+    series = 1.0 + square * (-0.33333333 + square * (0.13333333 + square * -0.05396825))
+    return tl.where(tl.abs(x) < 0.1, x * series, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def _curve(x, ACT: tl.constexpr):
+    if ACT == 0:
+        y = x * tl.sigmoid(x)
+    elif ACT == 1:
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == 2:
+        y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif ACT == 3:
+        y = x * tl.sigmoid(1.702 * x)
+    elif ACT == 4:
+        y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACT == 5:
+        y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        y = y * y
+    elif ACT == 6:
+        y = tanh(x)
+    else:
+        y = tl.sigmoid(x)
+    return y
+
+
+@triton.jit(do_not_specialize=["size"])
+def pointwise_kernel(
+    x_ptr, out_ptr, size, inner, outer, ACT: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """``outer * act(x * inner)``; the factors count if SCALED."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if SCALED:
+        x = x / inner
+    y = _curve(x, ACT)
+    if SCALED:
+        y = y * outer
+    tl.store(out_ptr + at, cast(y, out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated_kernel(x_ptr, out_ptr, half, x_stride, ACT: tl.constexpr, BLOCK: tl.constexpr):
+    """``act(gate) * up``; program (t, i): a block of channels of token t."""
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < half
+    gate = tl.load(x_ptr + token * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + token * x_stride + half + col, mask=mask, other=0.0).to(tl.float32)
+    if ACT == 8:
+        gate = tl.minimum(gate, _OAI_LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -_OAI_LIMIT, _OAI_LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        y = (up + 1.0) * gate * tl.sigmoid(gate * _OAI_ALPHA)
+    else:
+        y = _curve(gate, ACT) * up
+    tl.store(out_ptr + token * half + col, cast(y, out_ptr.dtype.element_ty), mask=mask)
+
+
+def _takes(x: Tensor) -> bool:
+    return runs_on(x) and x.dtype in POINTERS and x.numel() > 0
+
+
+def _pointwise(x: Tensor, act: str, cap: float | None = None) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    factor = 1.0 if cap is None else cap
+    pointwise_kernel[(triton.cdiv(x.numel(), _BLOCK),)](
+        x, out, x.numel(), factor, factor, ACT=CODES[act], SCALED=cap is not None, BLOCK=_BLOCK
+    )
+    return out
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """See kernels/ops/activation.py."""
+    return _pointwise(x, "sigmoid") if _takes(x) else reference.sigmoid(x)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """See kernels/ops/activation.py."""
+    return _pointwise(x, "tanh", cap) if _takes(x) else reference.softcap(x, cap)
+
+
+def activate(x_TI: Tensor, act: str) -> Tensor:
+    """See kernels/ops/activation.py."""
+    if not _takes(x_TI) or act not in reference.POINTWISE:
+        return reference.activate(x_TI, act)
+    return _pointwise(x_TI, act)
+
+
+def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
+    """See kernels/ops/activation.py."""
+    if not _takes(x_T2I) or act not in CODES or x_T2I.shape[-1] % 2:
+        return reference.activate_gated(x_T2I, act)
+    if x_T2I.ndim != 2 or x_T2I.stride(1) != 1:
+        x_T2I = x_T2I.contiguous()
+    rows = x_T2I if x_T2I.ndim == 2 else x_T2I.view(-1, x_T2I.shape[-1])
+    tokens, half = rows.shape[0], rows.shape[1] // 2
+    out = torch.empty(tokens, half, dtype=x_T2I.dtype, device=x_T2I.device)
+    gated_kernel[tokens, triton.cdiv(half, _BLOCK)](
+        rows, out, half, rows.stride(0), ACT=CODES[act], BLOCK=_BLOCK
+    )
+    return out.view(*x_T2I.shape[:-1], half)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Every activation and dtype."""
+    return tuple(_variants())
+
+
+def _variants() -> Iterator[Variant]:
+    for pointer in POINTERS.values():
+        pointers = {"x_ptr": pointer, "out_ptr": pointer}
+        for act, code in CODES.items():
+            constants = {"ACT": code, "BLOCK": _BLOCK}
+            for is_scaled in (False, True) if act == "tanh" else (False,):
+                if act != "swiglu_oai":
+                    yield Variant(
+                        f"{act}-{pointer}-{is_scaled}",
+                        pointwise_kernel,
+                        pointers | {"size": "i64", "inner": "fp32", "outer": "fp32"},
+                        constants | {"SCALED": is_scaled},
+                        num_warps=4,
+                        num_stages=3,
+                    )
+            if act not in ("sigmoid",):
+                yield Variant(
+                    f"{act}_gated-{pointer}",
+                    gated_kernel,
+                    pointers | {"half": "i32:16", "x_stride": "i32:16"},
+                    constants,
+                    num_warps=4,
+                    num_stages=3,
+                )
