@@ -25,6 +25,10 @@ Models with recurrent layers (`hybrid.py`, `linear.py`) share prefixes by snapsh
 at the last whole page of each chunk of a prompt and at the end of a request. A prompt that leaves a
 cached one between two snapshots starts from the one before.
 
+Architectures of `drafts.py` are EAGLE heads and predictors of further tokens: described
+(`radixlm.arch.hf.describe_draft`), not served by themselves; a target's checkpoint that has some
+loads without them.
+
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text: `tests/models/
 test_pooled*.py` holds each against Hugging Face through the engine (1e-4 a number, in a batch =
 alone to the last bit).
@@ -32,6 +36,7 @@ alone to the last bit).
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
 WRITTEN_OUT = ("Grok1ForCausalLM",)
+DRAFTS = "drafts.py"  # described for speculation, which runs them
 PUBLISHED = "published.py"  # families whose mathematics the tests write out
 
 
@@ -39,6 +44,8 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
     """What an architecture is compared with."""
     if name in measured:
         return "its class"
+    if module == DRAFTS:
+        return "none: described"
     if name in WRITTEN_OUT or module == PUBLISHED:
         return "mathematics"
     function = FAMILIES[name]

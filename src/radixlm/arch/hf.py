@@ -17,7 +17,9 @@ from radixlm.arch import defaults_custom, defaults_encoder, defaults_more
 from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
+from radixlm.arch.draft import Draft
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
+from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -69,6 +71,19 @@ def _nonsense_named(source: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(f"{source}: cannot be understood ({error})") from error
+
+
+def describe_draft(checkpoint: str | Path | Mapping[str, Any] | Config) -> Draft | None:
+    """The draft that the checkpoint is, or that its target's checkpoint has beside the model; None
+    where its config speaks of none."""
+    c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
+    make = DRAFTS.get(c.architecture) or PREDICTORS.get(c.architecture)
+    if make is None:
+        return None
+    with _nonsense_named(c.source):
+        found = make(c)
+        check(found.decoder, c.source)
+    return found if found.modules else None
 
 
 def load_generation_config(folder: str | Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ Roles: embed positions norm head | per layer ``{i}``: norm1 .. norm4, mixer.{qkv
 sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, one matrix {mixer
 ffn}.matrix, ffn.{up up1 down} (up = gate above up, up1 = not gated), moe.{router correction up
 down up_bias down_bias shared_gate}, moe.shared.{up up1 down}. Of models that do not generate:
-types embed_norm embed_proj distances relative relative_norm pool.{n} gate.{n} (see ``arch/spec.Pool``).
+types embed_norm embed_proj distances relative relative_norm pool.{n} gate.{n} (see
+``arch/spec.Pool``).
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ _BUFFERS = re.compile(
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
     r"^(model\.)?(vision|visual|vit_|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
-    r"|perceiver|vqmodel\.|generation_|mtp_layers\.|mtp\.)"
+    r"|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
+    r"|mm_token_embeds|merger\.|vpm\.|apm\.|resampler\.|mlp1\.|tile_|view_sep|vit_large)"
 )
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(

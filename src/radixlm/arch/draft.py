@@ -1,0 +1,64 @@
+"""What a draft IS: layers that guess further tokens from a target's hidden states.
+
+EAGLE heads (arXiv:2401.15077, 2503.01840) are checkpoints of their own; predictors of further
+tokens (MTP, NextN) come with the target's. Both are blocks behind a joint: the next token's
+embedding and the target's hidden state, each normed, joined along the channels and projected to
+the draft's width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from radixlm.arch.names import AnyOf, Name, Named
+from radixlm.arch.spec import Decoder, Norm
+
+STEP = "{step}"  # in a name: the module that guesses one token further than the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One module or several of the same shape, each with weights of its own.
+
+    ``decoder`` has a module's blocks, its last norm and its head; roles beside those of a decoder:
+    draft.{join embed_norm hidden_norm taps vocab}. Its names may hold ``{step}``: see ``at_step``.
+    """
+
+    decoder: Decoder
+    modules: int = 1
+    first: int = 0  # what ``{step}`` is for the first module
+    order: Literal["embed hidden", "hidden embed"] = "embed hidden"
+    embed_norm: Norm | None = None
+    hidden_norm: Norm | None = None
+    is_projected: bool = True  # False: the first block's attention reads the joint, twice as wide,
+    # and the hidden state alone goes on beside it
+    join_bias: bool = False
+    target_dim: int = 0  # width of the target's hidden states; 0 = the draft's
+    taps: int = 1  # hidden states of so many target layers, joined and projected to the draft's
+    owns_embed: bool = False  # else the target's token table
+    owns_norm: bool = True  # else the target's last norm
+    owns_head: bool = False  # else the target's
+    has_vocab_map: bool = False  # draft token t is target token t + map[t]
+    blanks_first: bool = False  # the embedding of position 0 is zero
+
+
+def at_step(draft: Draft, step: int) -> Decoder:
+    """The decoder of module ``step`` (0 is the first), with the names that its tensors have."""
+    number = str(draft.first + step)
+    names: dict[str, Any] = dict(draft.decoder.names)
+    filled = {role: renamed(name, STEP, number) for role, name in names.items()}
+    return replace(draft.decoder, names=filled)
+
+
+def renamed(name: Name, old: str, new: str) -> Name:
+    """The same name with ``old`` replaced in every template."""
+    match name:
+        case AnyOf():
+            return AnyOf(*(renamed(one, old, new) for one in name.spellings))
+        case Named():
+            return Named(tuple(t.replace(old, new) for t in name.templates), name.recipe)
+        case str():
+            return name.replace(old, new)
+        case _:
+            return tuple(template.replace(old, new) for template in name)

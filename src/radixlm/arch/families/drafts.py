@@ -1,0 +1,260 @@
+"""Drafts: EAGLE and EAGLE-3 heads, and the predictors of further tokens of DeepSeek, GLM, ERNIE,
+MiMo, Bailing, LongCat and Qwen3-Next checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from radixlm.arch.config import Config
+from radixlm.arch.draft import STEP, Draft, renamed
+from radixlm.arch.families.builders import FAMILIES, activation, family, mlp, rms
+from radixlm.arch.families.deepseek import latent
+from radixlm.arch.families.llama import llama
+from radixlm.arch.families.qwen import qwen2
+from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
+from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp
+
+DraftFamily = Callable[[Config], Draft]
+DRAFTS: dict[str, DraftFamily] = {}  # by the architecture of a draft
+PREDICTORS: dict[str, DraftFamily] = {}  # by that of a target whose checkpoint has some
+
+
+def draft(*architectures: str, of: tuple[str, ...] = ()) -> Callable[[DraftFamily], DraftFamily]:
+    """Register a function for drafts of these names, and for what comes with the targets ``of``."""
+
+    def register(describe: DraftFamily) -> DraftFamily:
+        DRAFTS.update(dict.fromkeys(architectures, describe))
+        PREDICTORS.update(dict.fromkeys(of, describe))
+        family(*architectures)(_refuse)
+        return describe
+
+    return register
+
+
+def _refuse(c: Config) -> NoReturn:
+    raise c.error(
+        "architectures",
+        f"= {c.architecture!r} is a draft, which only guesses for the model it was made for",
+    )
+
+
+def _moved(decoder: Decoder, layer: str, **own: Name) -> dict[str, Any]:
+    """The decoder's names with its layers at ``layer``; ``own`` are roles ("draft_join" for
+    "draft.join") that differ."""
+    names: dict[str, Any] = {**DEFAULT, **decoder.names}
+    moved = {role: renamed(name, LAYER, layer) for role, name in names.items()}
+    return moved | {role.replace("_", ".", 1): name for role, name in own.items()}
+
+
+def _count(c: Config) -> int:
+    """Modules that the checkpoint has: what the config says, and one of a draft that does not."""
+    return int(c.get("num_nextn_predict_layers", c.architecture in DRAFTS))
+
+
+def _target(c: Config) -> Decoder:
+    """The target as its own family describes it."""
+    if c.architecture in PREDICTORS:
+        return FAMILIES[c.architecture](c)
+    function = DRAFTS[c.architecture]
+    targets = [name for name, other in PREDICTORS.items() if other is function]
+    alike = [name for name in targets if c.architecture.startswith(name)]
+    return FAMILIES[(alike or targets)[0]](c)
+
+
+def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
+    return replace(decoder, blocks=(block,), names=names)
+
+
+@draft(
+    *("DeepseekV3ForCausalLMNextN", "Glm4MoeForCausalLMNextN", "Glm4MoeLiteForCausalLMNextN"),
+    of=("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
+)
+def next_n(c: Config) -> Draft:
+    """Layers behind the last one, with tables and a head of their own."""
+    decoder, at = _target(c), f"model.layers.{STEP}."
+    names = _moved(
+        decoder,
+        at,
+        embed=at + "embed_tokens",
+        norm=at + "shared_head.norm",
+        head=at + "shared_head.head",
+        draft_join=at + "eh_proj",
+        draft_embed_norm=at + "enorm",
+        draft_hidden_norm=at + "hnorm",
+    )
+    module = replace(_module(decoder, decoder.blocks[-1], names), tied=False)
+    return Draft(
+        module,
+        _count(c),
+        c.num_hidden_layers,
+        embed_norm=rms(c),
+        hidden_norm=rms(c),
+        owns_embed=True,
+        owns_head=True,
+    )
+
+
+@draft("BailingMoeForCausalLMNextN", of=("BailingMoeV2ForCausalLM",))
+def bailing(c: Config) -> Draft:
+    decoder, at = _target(c), f"model.layers.{STEP}."
+    names = _moved(
+        decoder,
+        at,
+        norm=at + "final_layernorm",
+        draft_join=at + "eh_proj",
+        draft_embed_norm=at + "enorm",
+        draft_hidden_norm=at + "hnorm",
+    )
+    module = _module(decoder, decoder.blocks[-1], names)
+    modules, first = _count(c), c.num_hidden_layers
+    return Draft(module, modules, first, embed_norm=rms(c), hidden_norm=rms(c))
+
+
+@draft("Ernie4_5_MoeForCausalLMMTP", of=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"))
+def ernie(c: Config) -> Draft:
+    """A dense block; the target's last norm and head."""
+    decoder = _target(c)
+    names = _moved(
+        decoder,
+        f"model.mtp_block.{STEP}.",
+        draft_join=f"model.mtp_linear_proj.{STEP}",
+        draft_embed_norm=f"model.mtp_emb_norm.{STEP}",
+        draft_hidden_norm=f"model.mtp_hidden_norm.{STEP}",
+    )
+    block = replace(decoder.blocks[0], ffn=mlp(c, bias=c.use_bias))
+    return Draft(
+        _module(decoder, block, names),
+        _count(c),
+        embed_norm=rms(c),
+        hidden_norm=rms(c),
+        join_bias=c.use_bias,
+        owns_norm=False,
+    )
+
+
+@draft("MiMoMTP", of=("MiMoForCausalLM",))
+def mimo(c: Config) -> Draft:
+    decoder, at = _target(c), f"model.mtp_layers.{STEP}."
+    names = _moved(
+        decoder,
+        at,
+        norm=at + "final_layernorm",
+        draft_join=at + "input_proj",
+        draft_embed_norm=at + "token_layernorm",
+        draft_hidden_norm=at + "hidden_layernorm",
+    )
+    return Draft(
+        _module(decoder, decoder.blocks[-1], names),
+        _count(c),
+        order="hidden embed",
+        embed_norm=rms(c),
+        hidden_norm=rms(c),
+        blanks_first=True,
+    )
+
+
+@draft(
+    *("Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"),
+    of=("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+)
+def qwen3_next(c: Config) -> Draft:
+    """A layer of full attention; norms store weight - 1."""
+    decoder = _target(c)
+    full = [block for block in decoder.blocks if isinstance(block.mixer, Attention)]
+    if not full:
+        raise c.error("layer_types", "has no layer of full attention for the draft to be like")
+    names = _moved(
+        decoder,
+        "mtp.layers.{i}.",
+        norm="mtp.norm",
+        draft_join="mtp.fc",
+        draft_embed_norm="mtp.pre_fc_norm_embedding",
+        draft_hidden_norm="mtp.pre_fc_norm_hidden",
+    )
+    count, norm = c.get("mtp_num_hidden_layers", 1), rms(c, offset=1.0)
+    module = replace(decoder, blocks=(full[-1],) * count, names=names)
+    return Draft(module, embed_norm=norm, hidden_norm=norm)
+
+
+@draft("LongcatFlashForCausalLMNextN", of=("LongcatFlashForCausalLM",))
+def longcat(c: Config) -> Draft:
+    """A dense layer with one attention, and a token table of its own."""
+    decoder, at = _target(c), "model.mtp.layers.0."
+    feed, attn, roles = at + "transformer_layer.mlp.", at + "self_attn.", dict(decoder.names)
+    names = _moved(
+        decoder,
+        at,
+        embed="model.mtp.embed_tokens",
+        norm="model.mtp.norm",
+        norm1=at + "input_layernorm",
+        norm2=at + "post_attention_layernorm",
+        ffn_up=(feed + "gate_proj", feed + "up_proj"),
+        ffn_down=feed + "down_proj",
+        draft_join=at + "eh_proj",
+        draft_embed_norm=at + "enorm.m",
+        draft_hidden_norm=at + "hnorm.m",
+    )
+    old = "model.layers.{half}.self_attn.{odd}."
+    mixer: dict[str, Any] = {role: name for role, name in roles.items() if role.startswith("mixer")}
+    names |= {role: renamed(name, old, attn) for role, name in mixer.items()}
+    block = Block(latent(c, interleaved=True), Mlp(c.ffn_hidden_size, activation(c)), rms(c))
+    module = _module(decoder, block, names)
+    modules = _count(c)
+    return Draft(module, modules, embed_norm=rms(c), hidden_norm=rms(c), owns_embed=True)
+
+
+def _eagle(c: Config, decoder: Decoder) -> Draft:
+    """The first block has no norm before its attention; there is no norm behind the last."""
+    names = _moved(decoder, "layers.{i}.", embed="embed_tokens", draft_join="fc")
+    first, *rest = decoder.blocks
+    if isinstance(first.mixer, LatentAttention):
+        raise c.error("architectures", "latent attention has no published head of this kind")
+    blocks = (replace(first, layout="bare"), *rest)
+    before, behind = names["norm1"], names["norm2"]
+    module = replace(decoder, blocks=blocks, names={**names, "norm1": AnyOf(before, behind)})
+    return Draft(module, join_bias=c.get("bias", True), owns_embed=True, owns_norm=False)
+
+
+@draft("LlamaForCausalLMEagle", "MistralForCausalLMEagle")
+def llama_eagle(c: Config) -> Draft:
+    return _eagle(c, llama(c))
+
+
+@draft("Qwen2ForCausalLMEagle")
+def qwen2_eagle(c: Config) -> Draft:
+    return _eagle(c, qwen2(c))
+
+
+@draft("LlamaForCausalLMEagle3")
+def llama_eagle3(c: Config) -> Draft:
+    """One block that reads the joint as it is; hidden states of three target layers; a small
+    vocabulary."""
+    decoder = llama(c)
+    at = "midlayer."
+    names = _moved(
+        decoder,
+        at,
+        embed="embed_tokens",
+        norm="norm",
+        head="lm_head",
+        norm1=at + "post_attention_layernorm",
+        draft_embed_norm=at + "input_layernorm",
+        draft_hidden_norm=at + "hidden_norm",
+        draft_taps="fc",
+        draft_vocab="d2t",
+    )
+    block = replace(decoder.blocks[0], layout="bare")
+    vocab = c.get("draft_vocab_size", c.vocab_size)
+    module = replace(decoder, blocks=(block,), names=names, vocab=vocab, tied=False)
+    return Draft(
+        module,
+        embed_norm=rms(c),
+        hidden_norm=rms(c),
+        is_projected=False,
+        target_dim=c.get("target_hidden_size", 0),
+        taps=3,
+        owns_head=True,
+        has_vocab_map=vocab != c.vocab_size,
+    )

@@ -1,0 +1,212 @@
+"""Drafts: what each module is, and the names of its tensors in published checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from radixlm.arch.draft import at_step
+from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
+from radixlm.arch.hf import DEFAULTS, describe, describe_draft
+from radixlm.arch.names import spellings
+from radixlm.arch.spec import Attention, LatentAttention, Mlp, Moe
+from radixlm.base.errors import CheckpointError
+from radixlm.kernels.dispatch import bind
+from radixlm.models.build import build_model
+from radixlm.weights.assemble import Resolver
+
+SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+}
+LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "use_bias": True}
+NEXT = {**EXPERTS, "shared_expert_intermediate_size": 24, "head_dim": 16}
+LONGCAT = {
+    **LATENT,
+    "num_layers": 2,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 4,
+    "moe_topk": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
+NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens")
+# architecture -> (config, tensors of the joint and of the ends, one tensor of the block)
+CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "DeepseekV3ForCausalLM": (
+        {**SHAPE, **LATENT, **ROUTED},
+        {f"model.layers.4.{part}.weight" for part in NEXTN},
+        "model.layers.4.mlp.experts.3.down_proj.weight",
+    ),
+    "Glm4MoeForCausalLM": (
+        {**SHAPE, **ROUTED, "head_dim": 16},
+        {f"model.layers.4.{part}.weight" for part in NEXTN},
+        "model.layers.4.self_attn.q_proj.weight",
+    ),
+    "BailingMoeV2ForCausalLM": (
+        {**SHAPE, **EXPERTS, "head_dim": 16},
+        {f"model.layers.4.{p}.weight" for p in ("eh_proj", "enorm", "hnorm", "final_layernorm")},
+        "model.layers.4.attention.query_key_value.weight",
+    ),
+    "Ernie4_5_MoeForCausalLM": (
+        {**SHAPE, **ERNIE},
+        {
+            *(f"model.mtp_{part}.0.weight" for part in ("linear_proj", "emb_norm", "hidden_norm")),
+            "model.mtp_linear_proj.0.bias",
+        },
+        "model.mtp_block.0.mlp.gate_proj.weight",
+    ),
+    "MiMoForCausalLM": (
+        SHAPE,
+        {
+            f"model.mtp_layers.0.{part}.weight"
+            for part in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+        },
+        "model.mtp_layers.0.self_attn.q_proj.bias",
+    ),
+    "Qwen3NextForCausalLM": (
+        {**SHAPE, **NEXT},
+        {f"mtp.{p}.weight" for p in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")},
+        "mtp.layers.0.mlp.shared_expert.up_proj.weight",
+    ),
+    "LongcatFlashForCausalLM": (
+        LONGCAT,
+        {
+            *(f"model.mtp.layers.0.{part}.weight" for part in ("eh_proj", "enorm.m", "hnorm.m")),
+            *("model.mtp.norm.weight", "model.mtp.embed_tokens.weight"),
+        },
+        "model.mtp.layers.0.transformer_layer.mlp.down_proj.weight",
+    ),
+    "LlamaForCausalLMEagle": (
+        {**SHAPE, "num_hidden_layers": 1},
+        {"fc.weight", "fc.bias", "embed_tokens.weight"},
+        "layers.0.self_attn.k_proj.weight",
+    ),
+    "Qwen2ForCausalLMEagle": (
+        {**SHAPE, "num_hidden_layers": 1, "bias": False, "model_type": "qwen2"},
+        {"fc.weight", "embed_tokens.weight"},
+        "layers.0.self_attn.k_proj.bias",
+    ),
+    "LlamaForCausalLMEagle3": (
+        {**SHAPE, "num_hidden_layers": 1, "draft_vocab_size": 40},
+        {
+            *("fc.weight", "norm.weight", "lm_head.weight", "d2t"),
+            *("midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight"),
+        },
+        "midlayer.mlp.up_proj.weight",
+    ),
+}
+OWN_ENDS = {"embed": "owns_embed", "norm": "owns_norm", "head": "owns_head"}
+
+
+def _config(architecture: str, **changes: Any) -> dict[str, Any]:
+    config = CASES[architecture][0]
+    count = {} if architecture in DRAFTS else {"num_nextn_predict_layers": 1}
+    return {"architectures": [architecture], **config, **count, **changes}
+
+
+def _joint(draft: Any) -> set[str]:
+    """Names of the tensors outside the module's blocks that are the draft's own."""
+    decoder = at_step(draft, 0)
+    roles = [role for role in decoder.names if role.startswith("draft.")]
+    roles += [role for role, own in OWN_ENDS.items() if getattr(draft, own)]
+    found = {spellings(decoder.names, role)[0].templates[0] for role in roles}
+    found = {name if name == "d2t" else f"{name}.weight" for name in found}
+    if draft.join_bias:
+        found.add(spellings(decoder.names, "draft.join")[0].templates[0] + ".bias")
+    return found
+
+
+def _of_block(draft: Any, step: int = 0) -> set[str]:
+    """Names of the tensors of the module's blocks."""
+    decoder = at_step(draft, step)
+    model = build_model(decoder, torch.device("cpu"), torch.float32, bind("cpu"))
+    resolver, found = Resolver(decoder, ()), set()
+    for path, layer in model.layers():
+        if path.startswith("blocks."):
+            for name in layer.own_params():
+                found |= set(resolver.assembly(path, name).names())
+    return found
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_tensors_have_their_published_names(architecture: str) -> None:
+    draft = describe_draft(_config(architecture))
+    assert draft is not None and draft.modules == 1
+    _, joint, of_block = CASES[architecture]
+    assert _joint(draft) == joint
+    names = _of_block(draft)
+    assert of_block in names and not names & joint
+    prefix = of_block.partition(".self_attn")[0].partition(".mlp")[0].partition(".attention")[0]
+    prefix = prefix.removesuffix(".transformer_layer")
+    assert all(name.startswith(prefix + ".") for name in names)
+
+
+def test_what_the_modules_are() -> None:
+    found = {name: describe_draft(_config(name)) for name in CASES}
+    block = {name: draft.decoder.blocks[0] for name, draft in found.items()}
+    assert isinstance(block["DeepseekV3ForCausalLM"].ffn, Moe)
+    assert isinstance(block["DeepseekV3ForCausalLM"].mixer, LatentAttention)
+    assert isinstance(block["Ernie4_5_MoeForCausalLM"].ffn, Mlp)
+    assert isinstance(block["Qwen3NextForCausalLM"].mixer, Attention)
+    assert found["Qwen3NextForCausalLM"].embed_norm.offset == 1.0
+    assert found["MiMoForCausalLM"].order == "hidden embed"
+    assert found["MiMoForCausalLM"].blanks_first
+    assert block["LlamaForCausalLMEagle"].layout == "bare"
+    third = found["LlamaForCausalLMEagle3"]
+    assert (third.taps, third.is_projected, third.has_vocab_map) == (3, False, True)
+    assert third.decoder.vocab == 40
+
+
+def test_several_modules_have_names_of_their_own() -> None:
+    draft = describe_draft(_config("DeepseekV3ForCausalLM", num_nextn_predict_layers=2))
+    assert draft is not None and draft.modules == 2
+    assert not _of_block(draft, 0) & _of_block(draft, 1)
+    assert "model.layers.5.self_attn.o_proj.weight" in _of_block(draft, 1)
+
+
+@pytest.mark.parametrize("target", sorted(set(CASES) & set(PREDICTORS)))
+def test_the_draft_s_own_architecture_describes_the_same(target: str) -> None:
+    function = PREDICTORS[target]
+    names = [name for name, other in DRAFTS.items() if other is function]
+    name = next((n for n in names if n.startswith(target)), names[0])
+    raw = _config(target)
+    alone = describe_draft({**raw, "architectures": [name], "model_type": _type_of(target)})
+    assert alone == describe_draft({**raw, "model_type": _type_of(target)})
+    with pytest.raises(CheckpointError, match="is a draft"):
+        describe({**raw, "architectures": [name], "model_type": _type_of(target)})
+
+
+def _type_of(architecture: str) -> str:
+    return next(name for name, held in DEFAULTS.items() if held["architecture"] == architecture)
+
+
+def test_a_config_that_speaks_of_none_has_none() -> None:
+    assert describe_draft({"architectures": ["LlamaForCausalLM"], **SHAPE}) is None
+    assert describe_draft(_config("DeepseekV3ForCausalLM", num_nextn_predict_layers=0)) is None
