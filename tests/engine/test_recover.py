@@ -15,6 +15,7 @@ import pytest
 from radixlm.base.errors import ConfigError
 from radixlm.config.root import ServerConfig
 from radixlm.engine import recover
+from radixlm.engine.child import Child
 from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.recover import Supervisor, Watcher
 
@@ -37,11 +38,10 @@ class Case:
         monkeypatch.setattr(self.supervisor, "_spawn", self._spawn)
         self.num_started = 0
 
-    async def _spawn(self) -> None:
+    def _spawn(self) -> None:
         self.num_started += 1
-        self.supervisor.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", self.code
-        )
+        self.supervisor.process = Child((sys.executable, "-S", "-c", self.code))
+        self.supervisor.process.give({})
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason

@@ -8,12 +8,10 @@ twice is failed alone.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import deque
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.config.root import ServerConfig, flat
+from radixlm.engine.child import Child, engine_child
 from radixlm.engine.features.flight import blamed
 
 log = logging.getLogger(__name__)
@@ -36,11 +35,6 @@ LAST_WORDS_S = 2.0
 # ends the engine in order. Not SIGTERM, which a service manager sends to all processes at once,
 # while the server still wants to drain
 STOP_SIGNAL = signal.SIGUSR2
-# OpenMP reads these when it is loaded: a short spin hands over between two kernels, then threads
-# sleep, so that an idle server uses no core and busy neighbours are not slowed by spinning
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
-
-
 OUT_OF_MEMORY = (
     " (the kernel sends it when memory runs out: see its log, lower --max-total-tokens or "
     "--mem-fraction-static, or give the machine more memory)"
@@ -68,7 +62,7 @@ class Supervisor:
         self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
         self.flight_path = self.folder / "flight"
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Child | None = None
         self.num_restarts = 0
         self.name = f"engine {index}" if config.parallel.dp_size > 1 else "the engine"
         self._deaths: deque[float] = deque()
@@ -80,10 +74,10 @@ class Supervisor:
 
     async def start(self, watcher: Watcher) -> None:
         """Start the engine and watch it in the background."""
-        await self._spawn()
+        self._spawn()
         self._task = asyncio.create_task(self._watch(watcher), name="engine supervisor")
 
-    async def _spawn(self) -> None:
+    def _spawn(self) -> None:
         order = {
             "options": _sendable(self.config, self.given),
             "index": self.index,
@@ -92,16 +86,8 @@ class Supervisor:
             "flight_path": str(self.flight_path),
             "parent": os.getpid(),
         }
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "radixlm.engine.worker",
-            stdin=asyncio.subprocess.PIPE,
-            env={**WAITING, **os.environ},
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order).encode())
-        self.process.stdin.close()
+        self.process = engine_child()
+        self.process.give(order)
 
     async def _watch(self, watcher: Watcher) -> None:
         while True:
@@ -126,9 +112,9 @@ class Supervisor:
                 return
             log.warning("%s: process ended with %s; starting another", self.name, _reason(code))
             self.num_restarts += 1
-            await self._spawn()
+            self._spawn()
 
-    async def _until_dead(self, process: asyncio.subprocess.Process, watcher: Watcher) -> int:
+    async def _until_dead(self, process: Child, watcher: Watcher) -> int:
         """Wait for the end of the process; one that gives no sign of life is ended."""
         limit_s = self.config.serve.watchdog_timeout
         load_s, started_s = self.config.serve.load_timeout_s, time.monotonic()

@@ -47,7 +47,10 @@ def die_with_parent(parent: int) -> None:
 
 def main() -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
-    order: dict[str, Any] = json.load(sys.stdin)
+    given = sys.stdin.read()
+    if not given:  # started early by a server that did not come to be
+        return 0
+    order: dict[str, Any] = json.loads(given)
     die_with_parent(int(order["parent"]))
     # these reach the whole group or unit: the server decides what becomes of its engine
     signal.signal(signal.SIGINT, signal.SIG_IGN)

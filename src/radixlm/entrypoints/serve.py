@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from radixlm.base.lazy import load
 from radixlm.config.options import parse
+from radixlm.engine.child import start_early
 
 
 def main(argv: list[str]) -> int:
     """Serve until a signal; the exit status."""
     config, given = parse(argv, prog="radixlm serve")
+    if not config.serve.engine_in_process:
+        start_early(config.parallel.dp_size)
     run = load("radixlm.entrypoints.http.server:run")
     return int(run(config, given))

@@ -1,0 +1,48 @@
+"""A process that is started before its orders are known."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from radixlm.engine import child
+from radixlm.engine.child import Child, engine_child, start_early
+
+ECHO = "import json, sys; sys.exit(json.load(sys.stdin)['end'])"
+
+
+@pytest.fixture(autouse=True)
+def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Child.__init__, "__defaults__", ((sys.executable, "-S", "-c", ECHO),))
+    monkeypatch.setattr(child, "_waiting", [])
+
+
+async def test_orders_come_late() -> None:
+    start_early(2)
+    early = list(child._waiting)
+    for end in (3, 4):
+        taken = engine_child()
+        assert taken in early and taken.returncode is None
+        taken.give({"end": end})
+        assert await taken.wait() == end == taken.returncode
+    new = engine_child()
+    assert new not in early
+    new.give({"end": 5})
+    assert await new.wait() == 5
+
+
+async def test_orders_to_the_dead_are_not_heard() -> None:
+    dead = Child()
+    dead.kill()
+    assert await dead.wait() < 0
+    dead.give({"end": 0})
+
+
+async def test_what_nobody_takes_ends() -> None:
+    start_early(1)
+    (left,) = child._waiting
+    child._end_waiting()
+    assert not child._waiting
+    assert await left.wait() < 0
+    left.give({})
