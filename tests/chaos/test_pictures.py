@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.processor import MAX_PIXELS, _open
+from radixlm.multimodal.image import MAX_PIXELS, open_picture
 
 Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library warns of what it refuses
@@ -33,7 +33,7 @@ def _png(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("size", [(60_000, 60_000), (MAX_PIXELS, 2), (2**31 - 1, 2**31 - 1)])
 def test_a_bomb_is_refused_before_it_is_unpacked(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
-        _open(_png(*size), "there")
+        open_picture(_png(*size), "there")
 
 
 def test_spoiled_pictures_are_refused_in_our_words() -> None:
@@ -50,7 +50,7 @@ def test_spoiled_pictures_are_refused_in_our_words() -> None:
             data[rng.randrange(len(data))] = rng.randrange(256)
         data = data[: rng.randrange(len(data)) + 1] if rng.random() < 0.3 else data
         try:
-            _open(bytes(data), "there")
+            open_picture(bytes(data), "there")
         except InvalidRequest as error:
             refused += 1
             assert str(error).startswith("there") and "0x" not in str(error), error

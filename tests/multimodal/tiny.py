@@ -366,7 +366,7 @@ def _save_processor(whole: Any, folder: Path) -> None:
         name: getattr(whole, name)
         for name in names
         if name not in ("self", "args", "kwargs", "chat_template", *parts)
-        and isinstance(getattr(whole, name, None), int | str | float | list)
+        and isinstance(getattr(whole, name, None), int | str | float | list | dict)
     }
     described = {**options, "processor_class": kind.__name__}
     (folder / "processor_config.json").write_text(json.dumps(described))

@@ -103,7 +103,7 @@ def assemble(
     name = config.execute.attention_backend or "torch_native"
     attn = make_backend(name, model.kv_groups, kernels, device)
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
-        pools = _make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
+        pools = make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
     if pools.states is not None:
         most = max(1, pools.sizes.num_window // STATES_A_REQUEST)
@@ -148,92 +148,8 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
     """The towers, unless there are none or none are wanted."""
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
-    return MediaRows(HfTower(info.folder, device, torch.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNow:
-    """Free before the weights were loaded, and what they took."""
-
-    free_bytes: int
-    weight_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """The KV pools as made: their sizes, and the window space if there is one."""
-
-    sizes: PoolSizes
-    page_size: int
-    dtype: torch.dtype
-    num_bytes: int
-    window_tokens: int  # 0: all layers share one page space
-    states: StatePool | None = None  # then the second page space is theirs
-
-    @property
-    def num_tokens(self) -> int:
-        return self.sizes.num_full * self.page_size
-
-
-def _make_pools(
-    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, memory: MemoryNow
-) -> Pools:
-    """Divide the memory and allocate."""
-    page_size = config.memory.page_size or 1
-    if not attn.supports(page_size):
-        raise ConfigError(
-            f"--page-size {page_size}: attention backend {attn.name!r} works with "
-            f"{attn.required_page_size or 'other sizes'}"
-        )
-    dtype = _kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
-    if not attn.supports_dtype(dtype):
-        raise ConfigError(f"--kv-cache-dtype: attention backend {attn.name!r} has no {dtype}")
-    facts = MemoryFacts(
-        free_bytes=memory.free_bytes,
-        weight_bytes=memory.weight_bytes,
-        mem_fraction_static=config.memory.mem_fraction_static or 0.6,
-        max_total_tokens=config.memory.max_total_tokens,
-        max_running=config.schedule.max_running_requests or 64,
-        context_len=info.context_len,
-    )
-    states = _make_states(config, info, facts, page_size)
-    if states is not None:
-        taken = states.num_bytes
-        facts = replace(facts, weight_bytes=facts.weight_bytes + taken)
-    share = None if states is not None else _window_share(config, info, model)
-    page_bytes = {"full": 0, "window": 0}
-    for group in model.kv_groups:
-        page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
-    if model.kv_groups:
-        sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
-    else:  # without keys and values pages are numbers only
-        tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
-        sizes = PoolSizes(max(tokens, facts.context_len + 1) // page_size + 1)
-    num_bytes = 0
-    for group in model.kv_groups:
-        in_window = share is not None and group.name == "window"
-        count = sizes.num_window if in_window else sizes.num_full
-        pool = attn.make_pool(group, count + 1, page_size, dtype)
-        num_bytes += pool.nbytes_per_page * count
-    window = max(g.window for g in model.kv_groups) if share is not None else 0
-    if states is not None:
-        sizes = PoolSizes(sizes.num_full, states.num_pages - 1)
-        window, num_bytes = 1, num_bytes + states.num_bytes
-    return Pools(sizes, page_size, dtype, num_bytes, window, states)
-
-
-def _make_states(
-    config: ServerConfig, info: ModelInfo, facts: MemoryFacts, page_size: int
-) -> StatePool | None:
-    """The pool of recurrent layers' states, if the model has such layers."""
-    layers = [block.state.states for block in info.decoder.blocks if block.state is not None]
-    if not layers:
-        return None
-    dtype = torch.bfloat16 if config.memory.mamba_ssm_dtype == "bfloat16" else torch.float32
-    page_bytes = state_nbytes(layers, dtype)
-    count = state_pages(facts, page_bytes, config.memory.max_mamba_cache_size)
-    device = torch.device(config.execute.device or "cpu")
-    return StatePool(layers, count + 1, page_size, dtype, device)
+    by_forward = info.media is not None and info.media.by_forward
+    return MediaRows(HfTower(info.folder, device, torch.float32, by_forward))
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:
@@ -299,16 +215,6 @@ def _foreign(
     return model, model.num_bytes
 
 
-def _kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> torch.dtype:
-    """The flag's, or what the weights hold: 16 bits for a 16-bit model."""
-    if config.memory.kv_cache_dtype != "auto":
-        return kv.BY_FLAG[config.memory.kv_cache_dtype]
-    stored = checkpoint_dtype(info.folder)
-    compute, weight = resolve_dtypes(config.model.dtype, device, stored)
-    wanted = weight or stored
-    return wanted if wanted in (torch.bfloat16, torch.float16, torch.float32) else compute
-
-
 def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) -> Limits:
     schedule = config.schedule
     chunk = schedule.chunked_prefill_size or 2048
@@ -348,23 +254,6 @@ def rope_lengths(ropes: tuple[Rope, ...]) -> RopeLengths | None:
             if isinstance(original, int | float):
                 return RopeLengths(int(original), rope.scaling.kind == "dynamic")
     return None
-
-
-def _window_share(config: ServerConfig, info: ModelInfo, model: Model) -> WindowShare | None:
-    """How window layers share the memory; None where all layers keep the whole length."""
-    windows = [g.window for g in model.kv_groups if g.name == "window"]
-    if not windows or len(windows) == len(model.kv_groups):
-        return None
-    page_size = config.memory.page_size or 1
-    ratio = window_ratio(
-        config.memory.swa_full_tokens_ratio,
-        config.memory.hybrid_kvcache_ratio,
-        max(windows),
-        info.context_len,
-    )
-    chunk = config.schedule.chunked_prefill_size or 2048
-    step = info.context_len if chunk < 0 else min(chunk, info.context_len)
-    return WindowShare(ratio, -(-(max(windows) + step) // page_size) + 3)
 
 
 def _cache(

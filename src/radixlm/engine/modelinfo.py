@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.composite import MediaFacts, media_facts
+from radixlm.arch.families.media_facts import MediaFacts, media_facts
 from radixlm.arch.families.pools import seeing_all, sees_all, vectors
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.hf import (

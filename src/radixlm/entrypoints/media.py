@@ -6,22 +6,24 @@ import asyncio
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.native import Batch, Source
 from radixlm.multimodal.fetch import FetchRules, fetch
-from radixlm.multimodal.processor import MediaProcessor, Prompt
+from radixlm.multimodal.processor import Given, MediaProcessor, Prompt
+from radixlm.multimodal.video import MAX_FRAMES
 
 MAX_PICTURES = 256
-KINDS = frozenset(
-    (
-        "image image_url input_image video video_url audio audio_url input_audio file input_file"
-    ).split()
-)
-_PICTURES = ("image", "image_url", "input_image")
+# type of a part -> what it holds; None: nothing that any model reads
+KINDS: Mapping[str, Literal["image", "video", "audio"] | None] = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("file", "input_file")),
+}
 _TEXT_ONLY = "this model reads text only"
 
 
@@ -37,12 +39,22 @@ class MediaReader:
 
     def read(self, text: str, sources: Sequence[Source], add_special_tokens: bool) -> Prompt:
         """The prompt; takes as long as the slowest fetch. InvalidRequest names the field."""
-        images = [
-            one.value if isinstance(one.value, bytes) else fetch(one.value, self._rules, one.where)
-            for one in sources
-        ]
+        given = [Given(one.kind, self._bytes(one), one.where) for one in sources]
         where = sources[0].where if sources else "text"
-        return self._processor.read(text, images, add_special_tokens, where)
+        return self._processor.read(text, given, add_special_tokens, where)
+
+    def _bytes(self, source: Source) -> bytes | tuple[bytes, ...]:
+        if isinstance(source.value, tuple):
+            return tuple(self._fetched(one, source.where) for one in source.value)
+        return self._fetched(source.value, source.where)
+
+    def _fetched(self, value: str | bytes, where: str) -> bytes:
+        return value if isinstance(value, bytes) else fetch(value, self._rules, where)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the model reads besides text."""
+        return self._processor.kinds
 
     async def prompt(
         self, text: str, sources: Sequence[Source], add_special_tokens: bool
@@ -79,17 +91,27 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
                 yield part, kind, f"messages[{index}].content[{place}]"
 
 
-def _source(part: Mapping[str, Any], kind: str, where: str, reader: MediaReader | None) -> Source:
-    if reader is None:
-        raise InvalidRequest(f"{where}: {_TEXT_ONLY}, not {kind}", where)
-    if kind not in _PICTURES:
-        raise InvalidRequest(f"{where}: this model reads text and images, not {kind}", where)
-    held = part.get("image_url", part.get("image", part.get("url")))
+def _source(part: Mapping[str, Any], type_: str, where: str, reader: MediaReader | None) -> Source:
+    kind = KINDS[type_]
+    if reader is None or kind is None:
+        raise InvalidRequest(f"{where}: {_TEXT_ONLY}, not {type_}", where)
+    if kind not in reader.kinds:
+        held = " and ".join(("text", *(f"{one}s" for one in reader.kinds)))
+        raise InvalidRequest(f"{where}: this model reads {held}, not {type_}", where)
+    value = next((part[name] for name in (type_, f"{kind}_url", kind, "url") if name in part), None)
+    return Source(_value(value, kind, f"{where}.{type_}", where), where, kind)
+
+
+def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:
+    """A URL or base64; ``{"url": ...}``, and of a sound ``{"data": ..., "format": ...}``; of a film
+    also a list of frames."""
     if isinstance(held, Mapping):
-        held = held.get("url")
+        held = held.get("url", held.get("data"))
+    if kind == "video" and isinstance(held, list) and 0 < len(held) <= MAX_FRAMES:
+        return tuple(str(_value(one, "image", name, where)) for one in held)
     if not isinstance(held, str) or not held:
-        raise InvalidRequest(f"{where}.{kind}: must hold a URL, a data URI or base64", where)
-    return Source(held, where)
+        raise InvalidRequest(f"{name}: must hold a URL, a data URI or base64", where)
+    return held
 
 
 def resolve(batch: Batch, reader: MediaReader | None) -> None:
@@ -98,9 +120,13 @@ def resolve(batch: Batch, reader: MediaReader | None) -> None:
     for request, sources in zip(batch.requests, batch.images, strict=True):
         if not sources:
             continue
+        where = sources[0].where
         if reader is None:
-            raise InvalidRequest(f"image_data: {_TEXT_ONLY}", "image_data")
+            raise InvalidRequest(f"{where}: {_TEXT_ONLY}", where)
+        for one in sources:
+            if one.kind not in reader.kinds:
+                raise InvalidRequest(f"{one.where}: this model does not read it", one.where)
         if request.text is None:
-            raise InvalidRequest("image_data needs a text with its placeholders", "image_data")
+            raise InvalidRequest(f"{where} needs a text with its placeholders", where)
         request.prompt = reader.read(request.text, sources, request.add_special_tokens)
         request.text = None

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from radixlm.wire.sampling_params import SamplingParams
 
 # fields whose feature is not built: a value other than these is refused by name
 UNBUILT: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "video_data": ("videos need a multimodal model, which is not supported yet", (None, [])),
-    "audio_data": ("audio needs a multimodal model, which is not supported yet", (None, [])),
     "lora_path": ("adapters are not supported yet (--enable-lora)", (None, [])),
     "bootstrap_host": ("disaggregation is not supported yet", (None,)),
     "bootstrap_port": ("disaggregation is not supported yet", (None,)),
@@ -60,21 +58,24 @@ IGNORED = frozenset(
     "received_time".split()
 )
 FIELDS = frozenset(
-    "text input_ids input_embeds image_data sampling_params rid return_logprob logprob_start_len "
-    "top_logprobs_num token_ids_logprob return_text_in_logprobs stream return_hidden_states "
-    "session_params priority extra_key cache_salt timeout logit_processor "
-    "custom_logit_processor".split()
+    "text input_ids input_embeds image_data video_data audio_data sampling_params rid "
+    "return_logprob logprob_start_len top_logprobs_num token_ids_logprob "
+    "return_text_in_logprobs stream return_hidden_states session_params priority "
+    "extra_key cache_salt timeout logit_processor custom_logit_processor".split()
 )
 MAX_BATCH = 4096
+KINDS: tuple[Literal["image", "video", "audio"], ...] = ("image", "video", "audio")
 MAX_RID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A picture as the client names it; ``where`` is the field that errors name."""
+    """A picture, film or sound as the client names it; a tuple holds the frames of a film.
+    ``where`` is the field that errors name."""
 
-    value: str | bytes
+    value: str | bytes | tuple[str | bytes, ...]
     where: str
+    kind: Literal["image", "video", "audio"] = "image"
 
 
 @dataclass(slots=True)
@@ -110,26 +111,37 @@ def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
         is_list=is_list or counts != {1},
         stream=stream,
         wants_logprobs=[bool(each("return_logprob", i)) for i in range(len(prompts))],
-        images=[_images(body.get("image_data"), i, is_list) for i in range(len(prompts))],
+        images=[_media(body, i, is_list) for i in range(len(prompts))],
         logprob_text=_bool(body, "return_text_in_logprobs"),
     )
 
 
-def _images(value: Any, i: int, is_list: bool) -> list[Source]:
-    """The pictures of prompt i: ``image_data`` holds one or a list for a single prompt, and for a
-    list of prompts one or a list each; URLs, base64, paths or bytes."""
-    if is_list and isinstance(value, list):
-        value = value[i] if i < len(value) else None
-    listed = value if isinstance(value, list) else [value]
+def _media(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
+    """The media of prompt i: a field holds one or a list for a single prompt, and for a list of
+    prompts one or a list each; URLs, base64, paths or bytes; a film may be a list of frames."""
     sources = []
-    for one in listed:
-        held = one.get("url") if isinstance(one, Mapping) else one
-        if held is None:
-            continue
-        if not isinstance(held, str | bytes) or not held:
-            raise InvalidRequest("image_data must hold URLs, data URIs or base64", "image_data")
-        sources.append(Source(held, "image_data"))
+    for kind in KINDS:
+        where = f"{kind}_data"
+        value = body.get(where)
+        if is_list and isinstance(value, list):
+            value = value[i] if i < len(value) else None
+        for one in value if isinstance(value, list) else [value]:
+            held = one.get("url") if isinstance(one, Mapping) else one
+            if held is not None:
+                sources.append(Source(_named(held, kind, where), where, kind))
     return sources
+
+
+def _named(held: Any, kind: str, where: str) -> str | bytes | tuple[str | bytes, ...]:
+    if kind == "video" and isinstance(held, list) and held:
+        return tuple(_file(one, where) for one in held)
+    return _file(held, where)
+
+
+def _file(held: Any, where: str) -> str | bytes:
+    if not isinstance(held, str | bytes) or not held:
+        raise InvalidRequest(f"{where} must hold URLs, data URIs or base64", where)
+    return held
 
 
 def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:

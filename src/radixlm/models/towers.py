@@ -1,7 +1,9 @@
 """Vision and audio towers: the Hugging Face module of the checkpoint, without its language model.
 
 The class of config.json is made with no decoder layer and loads its own weights; what is left is
-the tower, the projector and the rule by which they are joined (``get_image_features``).
+the tower, the projector and the rule by which they are joined (``get_image_features``). Where the
+rule is written into the class's forward, that runs, with a stand-in for the language model which
+keeps what it is given.
 
 Legend: N rows of one media, D model channels, L layers of the decoder with rows of their own.
 """
@@ -12,41 +14,52 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.wire.media import Media
 
 log = logging.getLogger(__name__)
 
-_METHODS = {"image": "get_image_features", "video": "get_video_features"}
+_METHODS = {
+    "image": "get_image_features",
+    "video": "get_video_features",
+    "audio": "get_audio_features",
+}
 # decoder layers, and the lists that must be as long as there are
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
+_AUTO = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
 
 
 class HfTower:
     """The towers of one checkpoint, in float32 on a CPU."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """CheckpointError if the weights do not load; ConfigError without transformers."""
-        self._device = device
-        model = _load(folder, dtype).to(device).eval().requires_grad_(False)
+    def __init__(
+        self, folder: Path, device: torch.device, dtype: torch.dtype, by_forward: bool = False
+    ) -> None:
+        """``by_forward``: the class's forward joins what its towers make. CheckpointError if the
+        weights do not load; ConfigError without transformers."""
+        self._device, self._dtype = device, dtype
+        model, dim = _load(folder, dtype)
+        model = model.to(device).eval().requires_grad_(False)
+        self._forward = _Forward(model, dim) if by_forward else None
         self._methods = {
             kind: getattr(model, name) for kind, name in _METHODS.items() if hasattr(model, name)
         }
-        self._dtype = dtype
 
     @torch.inference_mode()
     def rows(self, media: Media) -> Tensor:
         """float32 [1 + L, N, D]; ValueError for a kind that the checkpoint has no tower for."""
+        if self._forward is not None:
+            return self._forward.rows(self._arguments(self._forward.model.forward, media))
         method = self._methods.get(media.kind)
         if method is None:
             raise ValueError(f"this model has no tower for {media.kind}")
         made = method(**self._arguments(method, media))
-        rows = _joined(getattr(made, "pooler_output", made))
+        rows = _joined(_pooled(made))
         deep = getattr(made, "deepstack_features", None)
         layers = [rows, *(_joined(one) for one in deep or ())]
         return torch.stack([layer.float() for layer in layers])
@@ -62,13 +75,74 @@ class HfTower:
         return given
 
 
+class _Captured(Exception):
+    """Carries the input embeddings out of a forward pass."""
+
+
+class _Nothing(nn.Module):
+    """In the place of an embedding table: zeros."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, dim), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight.new_zeros(*ids.shape, self.weight.shape[1])
+
+
+class _StandIn(nn.Module):
+    """In the place of the language model: raises what it is given."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.embed_tokens = _Nothing(dim)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def get_per_layer_inputs(self, *args: Any, **kwargs: Any) -> None:
+        """The decoder makes its own."""
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> NoReturn:
+        raise _Captured(inputs_embeds)
+
+
+class _Forward:
+    """Towers and their joining as the class's forward does them."""
+
+    def __init__(self, model: nn.Module, dim: int) -> None:
+        self.model = model
+        model.language_model = _StandIn(dim).to(next(model.parameters()).device)
+
+    def rows(self, arguments: dict[str, Tensor]) -> Tensor:
+        """float32 [1, N, D] for the N ``input_ids``. One token more follows them: some classes take
+        a single one for a step of decoding."""
+        ids = torch.nn.functional.pad(arguments["input_ids"], (0, 1))
+        try:
+            self.model(**{**arguments, "input_ids": ids})
+        except _Captured as captured:
+            embeds: Tensor = captured.args[0]
+            return embeds[:, :-1].float()
+        raise ValueError("the class of the checkpoint does not call its language model")
+
+
+def _pooled(made: Any) -> Any:
+    """What joins the text: of an output object, or the output itself."""
+    for name in ("pooler_output", "last_hidden_state"):
+        found = getattr(made, name, None)
+        if found is not None:
+            return found
+    return made
+
+
 def _joined(rows: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """[N, D] of one tensor of any rank, or of one for each picture."""
     parts = [rows] if isinstance(rows, Tensor) else list(rows)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def _load(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
+    """The model without its language model, and the width of that."""
     try:
         import transformers  # noqa: PLC0415  (2 s that text models need not wait)
     except ImportError:
@@ -77,16 +151,24 @@ def _load(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         _without_layers(config.get_text_config())
-        model = transformers.AutoModelForImageTextToText.from_pretrained(
-            folder, config=config, dtype=dtype
-        )
+        auto = _auto(transformers, config)
+        model = auto.from_pretrained(folder, config=config, dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its towers cannot be loaded: {error}") from error
-    inner: torch.nn.Module = getattr(model, "model", model)
+    inner: nn.Module = getattr(model, "model", model)
     for name in ("language_model", "lm_head"):  # an embedding is left in it
         if hasattr(inner, name):
             delattr(inner, name)
-    return inner
+    return inner, int(config.get_text_config().hidden_size)
+
+
+def _auto(transformers: Any, config: Any) -> Any:
+    """The auto class that knows the config's."""
+    for name in _AUTO:
+        auto = getattr(transformers, name, None)
+        if auto is not None and type(config) in auto._model_mapping:
+            return auto
+    raise ValueError(f"transformers has no model with towers for {config.model_type!r}")
 
 
 def _without_layers(config: Any) -> None:

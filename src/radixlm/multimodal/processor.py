@@ -1,36 +1,56 @@
-"""The checkpoint's own processor: text with placeholders and pictures -> token ids and arrays.
+"""The checkpoint's own processor: text with placeholders, and media -> token ids and arrays.
 
 The processor of Hugging Face decides how many places a picture takes and what its tower reads.
-Pictures are read one by one where that gives the same, so that each is cached by its content.
+Media are read one by one where that gives the same, so that each is cached by its content.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.composite import MediaFacts
-from radixlm.base.errors import ConfigError, InvalidRequest, RadixError
+from radixlm.arch.families.media_facts import MediaFacts
+from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.multimodal.audio import read_sound
 from radixlm.multimodal.checkpoint import load_processor
+from radixlm.multimodal.image import open_picture
 from radixlm.multimodal.positions import Grid, rope_ids
+from radixlm.multimodal.video import Film, make_film, read_film
 from radixlm.wire.media import Array, Media, content_digest, media_ids
 
 log = logging.getLogger(__name__)
 
-MAX_PIXELS = 64 << 20  # of one picture: a few bytes may unpack to gigabytes
+Kind = Literal["image", "video", "audio"]
+KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+FILM_FPS = 2.0  # frames a second that are looked at
+DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not say
 Ids = NDArray[np.int32]
 # what a processor makes of the text
 _OF_TEXT = frozenset("input_ids attention_mask mm_token_type_ids token_type_ids labels".split())
+_ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
+_TOKENS = {
+    "image": ("image_token", "boi_token"),
+    "video": ("video_token",),
+    "audio": ("audio_token",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One piece of media as a client sent it: a file's bytes, or a film's frames, each a file."""
+
+    kind: Kind
+    data: bytes | tuple[bytes, ...]
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +68,21 @@ class Prompt:
         return None if self.rope_ids is None else self.rope_ids.astype("<i4").tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Media as the processor reads it."""
+
+    kind: Kind
+    value: Any
+
+
 class MediaProcessor:
     """One checkpoint's processor. Thread-safe: one prompt at a time."""
 
     def __init__(self, folder: Path, facts: MediaFacts, has_sections: bool) -> None:
         """``has_sections``: whether the model's ropes turn by time, row and column."""
-        self._image_id = facts.tokens.get("image")
         self._merge = facts.merge if has_sections else 0
-        self._folder, self._mutual = folder, facts.mutual
+        self._folder, self._facts = folder, facts
         self._lock = threading.Lock()
 
     def warm(self) -> None:
@@ -67,41 +94,52 @@ class MediaProcessor:
                 log.warning("%s", error)
 
     @property
-    def image_token(self) -> str:
-        """The text that stands for a picture in a prompt."""
+    def kinds(self) -> tuple[Kind, ...]:
+        """What the checkpoint has tokens for."""
+        return tuple(kind for kind in KINDS if kind in self._facts.tokens) or ("image",)
+
+    def token(self, kind: Kind) -> str:
+        """The text that stands for a piece of media in a prompt."""
         processor = self._processor
-        for name in ("image_token", "boi_token"):
+        for name in _TOKENS[kind]:
             token = getattr(processor, name, None)
             if isinstance(token, str):
                 return token
-        return str(processor.tokenizer.convert_ids_to_tokens(self._image_id))
+        return str(processor.tokenizer.convert_ids_to_tokens(self._ids[kind]))
 
     @cached_property
     def _processor(self) -> Any:
-        processor = load_processor(self._folder)
-        if self._image_id is None:
-            self._image_id = getattr(processor, "image_token_id", None)
-        return processor
+        return load_processor(self._folder)
+
+    @cached_property
+    def _ids(self) -> dict[Kind, int | None]:
+        """Each kind's id in the places of a prompt."""
+        found = ((kind, self._facts.tokens.get(kind)) for kind in KINDS)
+        processor = self._processor
+        return {
+            kind: getattr(processor, f"{kind}_token_id", None) if token is None else token
+            for kind, token in found
+        }
 
     def read(
-        self, text: str, images: Sequence[bytes], add_special_tokens: bool, where: str = "messages"
+        self, text: str, given: Sequence[Given], add_special_tokens: bool, where: str = "messages"
     ) -> Prompt:
-        """The prompt of ``text``, which names its pictures in order by the placeholder.
+        """The prompt of ``text``, which names its media in order by their placeholders.
 
-        InvalidRequest for what is no picture, and where text and pictures do not fit."""
-        pictures = [_open(data, f"{where}: picture {i}") for i, data in enumerate(images)]
+        InvalidRequest for what cannot be read, and where text and media do not fit."""
         with self._lock:
-            made = self._call(text, pictures, add_special_tokens, where)
-            ids = np.asarray(made["input_ids"]).reshape(-1).astype(np.int32)
-            places = np.flatnonzero(ids == self._image_id)
-            media = self._media(made, pictures, places, where)
-        media = _mutual(media, len(ids), self._mutual)
+            pieces = [self._piece(one) for one in given]
+            made = self._call(text, pieces, add_special_tokens, where)
+            ids = made["input_ids"].reshape(-1).astype(np.int32)
+            media = self._media(made, pieces, ids, where)
+        rule = self._facts.mutual
+        media = _mutual(media, len(ids), rule)
         # where a whole prompt sees itself, nothing but the same prompt may share its cache
         seal = b"".join((ids.tobytes(), *(one.digest for one in media)))
         plain, ids = ids, ids.copy()
         for one in media:
             at = 0
-            name = content_digest(one.digest, seal) if self._mutual == "prompt" else one.digest
+            name = content_digest(one.digest, seal) if rule == "prompt" else one.digest
             keys = media_ids(name, one.num_places)
             for start, count in one.spans:
                 ids[start : start + count] = keys[at : at + count]
@@ -109,47 +147,120 @@ class MediaProcessor:
         turns = rope_ids(len(ids), self._grids(media)) if self._merge and media else None
         return Prompt(ids, plain, media, turns)
 
+    def _piece(self, given: Given) -> _Piece:
+        where, data = given.where, given.data
+        if given.kind == "image":
+            assert isinstance(data, bytes)
+            return _Piece("image", open_picture(data, where))
+        if given.kind == "audio":
+            assert isinstance(data, bytes)
+            hearing = getattr(self._processor, "feature_extractor", None)
+            rate = int(getattr(hearing, "sampling_rate", None) or DEFAULT_RATE)
+            return _Piece("audio", read_sound(data, rate, where))
+        if isinstance(data, bytes):
+            return _Piece("video", read_film(data, FILM_FPS, where))
+        frames = [np.asarray(open_picture(one, where)) for one in data]
+        return _Piece("video", make_film(frames, FILM_FPS, where))
+
     def _call(
-        self, text: str, pictures: list[Any], add_special_tokens: bool, where: str
+        self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for piece in pieces:
+            value = piece.value.frames if piece.kind == "video" else piece.value
+            given.setdefault(_ARGUMENTS[piece.kind], []).append(value)
+        films = [piece.value for piece in pieces if piece.kind == "video"]
+        if films:
+            given["video_metadata"] = [_metadata(film) for film in films]
+            given["do_sample_frames"] = False
+        if "image" in self.kinds:
+            given.setdefault("images", None)
+        given |= {"text": [text], "add_special_tokens": add_special_tokens}
         try:
-            made = self._processor(
-                text=[text],
-                images=pictures or None,
-                add_special_tokens=add_special_tokens,
-                return_tensors="np",
-            )
+            try:
+                made = self._processor(return_tensors="np", **given)
+            except ValueError as error:
+                if "ScalarType" not in str(error):
+                    raise
+                made = self._processor(return_tensors="pt", **given)  # numpy has no bfloat16
+        except ImportError as error:
+            raise InvalidRequest(f"{where}: cannot be read here: {error}", where) from None
         except (ValueError, IndexError, TypeError, KeyError, StopIteration) as error:
-            raise InvalidRequest(f"{where}: text and pictures do not fit: {error}", where) from None
-        return dict(made)
+            raise InvalidRequest(f"{where}: text and media do not fit: {error}", where) from None
+        return {name: _array(value) for name, value in made.items()}
 
     def _media(
-        self, made: dict[str, Any], pictures: list[Any], places: NDArray[np.int64], where: str
+        self, made: dict[str, Any], pieces: Sequence[_Piece], ids: Ids, where: str
     ) -> tuple[Media, ...]:
-        """One media a picture if each alone gives as many places, else one of all."""
-        if not pictures:
-            return ()
-        if not len(places):
-            raise InvalidRequest(f"{where}: the text has no place for its pictures", where)
-        parts, counts = [made], [len(places)]
-        if len(pictures) > 1:
-            token = self.image_token
-            alone = [self._call(token, [one], False, where) for one in pictures]
-            sizes = [int(np.sum(np.asarray(p["input_ids"]) == self._image_id)) for p in alone]
-            if sum(sizes) == len(places) and 0 not in sizes:
-                parts, counts = alone, sizes
-        bounds = np.cumsum([0, *counts])
-        return tuple(_one(part, places[bounds[i] : bounds[i + 1]]) for i, part in enumerate(parts))
+        """One media a piece if each alone gives as many places, else one of all of a kind."""
+        kinds = [kind for kind in KINDS if any(piece.kind == kind for piece in pieces)]
+        media: list[Media] = []
+        for kind in kinds:
+            places = self._places(ids, kind)
+            if not len(places):
+                raise InvalidRequest(f"{where}: the text has no place for its {kind}", where)
+            own = [piece for piece in pieces if piece.kind == kind]
+            parts, counts = [made], [len(places)]
+            if len(pieces) > 1:
+                alone = [self._call(self.token(kind), [one], False, where) for one in own]
+                sizes = [len(self._places(part["input_ids"].reshape(-1), kind)) for part in alone]
+                if sum(sizes) == len(places) and 0 not in sizes:
+                    parts, counts = alone, sizes
+            bounds = np.cumsum([0, *counts])
+            for part, first, last in zip(parts, bounds, bounds[1:], strict=False):
+                media.append(self._one(kind, part, places[first:last], ids))
+        return tuple(sorted(media, key=lambda one: one.spans[0]))
+
+    def _places(self, ids: NDArray[Any], kind: Kind) -> NDArray[np.int64]:
+        """Where the tower's rows go."""
+        wanted = [self._ids[kind], *self._facts.indicators]
+        return np.flatnonzero(np.isin(ids, [token for token in wanted if token is not None]))
+
+    def _one(self, kind: Kind, made: dict[str, Any], places: NDArray[np.int64], ids: Ids) -> Media:
+        inputs = {
+            name: Array.of(value)
+            for name, value in sorted(made.items())
+            if name not in _OF_TEXT and value.dtype.kind not in "OUS"
+        }
+        if self._facts.by_forward:
+            inputs["input_ids"] = Array.of(ids[places].astype(np.int64)[None])
+        parts = [
+            p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)
+        ]
+        return Media(kind, content_digest(kind.encode(), *parts), _spans(places), inputs)
 
     def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
         """Each picture's first place and its grid of places."""
-        grids = []
-        for one in media:
-            held = one.inputs.get("image_grid_thw")
-            rows = held.read().reshape(-1, 3).tolist() if held is not None else []
-            starts = iter(_starts(one, rows, self._merge))
-            grids += [Grid(next(starts), t, h // self._merge, w // self._merge) for t, h, w in rows]
-        return grids
+        return [grid for one in media for grid in _boxes(one, self._merge)]
+
+
+def _boxes(media: Media, merge: int) -> Iterator[Grid]:
+    held = media.inputs.get(f"{media.kind}_grid_thw")
+    places = [place for start, count in media.spans for place in range(start, start + count)]
+    at = 0
+    for times, rows, columns in held.read().reshape(-1, 3).tolist() if held is not None else ():
+        yield Grid(places[at], times, rows // merge, columns // merge)
+        at += times * rows * columns // merge**2
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Of an array, a list or a tensor of torch."""
+    if hasattr(value, "is_floating_point") and value.is_floating_point():
+        value = value.float()
+    return np.asarray(value)
+
+
+def _metadata(film: Film) -> dict[str, Any]:
+    """What a processor wants to know of frames that are sampled already."""
+    count = len(film.frames)
+    return {
+        "total_num_frames": count,
+        "fps": film.fps,
+        "duration": count / film.fps,
+        "frames_indices": list(range(count)),
+        "height": film.frames.shape[1],
+        "width": film.frames.shape[2],
+    }
 
 
 def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media, ...]:
@@ -163,48 +274,7 @@ def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media
     return media
 
 
-def _starts(media: Media, rows: list[list[int]], merge: int) -> list[int]:
-    """Where each grid of a media begins."""
-    places = [place for start, count in media.spans for place in range(start, start + count)]
-    starts, at = [], 0
-    for t, h, w in rows:
-        starts.append(places[at])
-        at += t * h * w // merge**2
-    return starts
-
-
-def _one(made: dict[str, Any], places: NDArray[np.int64]) -> Media:
-    inputs = {
-        name: Array.of(np.asarray(value))
-        for name, value in sorted(made.items())
-        if name not in _OF_TEXT and np.asarray(value).dtype != object
-    }
-    parts = [
-        p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)
-    ]
-    return Media("image", content_digest(*parts), _spans(places), inputs)
-
-
 def _spans(places: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
     """Runs of neighbouring places."""
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     return tuple((int(run[0]), len(run)) for run in np.split(places, cuts))
-
-
-def _open(data: bytes, where: str) -> Any:
-    """A picture in RGB, upright; InvalidRequest for what is none or too large."""
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415  (an extra)
-    except ImportError:
-        raise ConfigError("pictures need Pillow: install it") from None
-    try:
-        image = Image.open(io.BytesIO(data))
-        if image.width * image.height > MAX_PIXELS:
-            raise InvalidRequest(
-                f"{where} has {image.width} x {image.height} pixels, at most {MAX_PIXELS}", where
-            )
-        return ImageOps.exif_transpose(image).convert("RGB")
-    except UnidentifiedImageError:
-        raise InvalidRequest(f"{where} is no picture that can be read", where) from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidRequest(f"{where} cannot be read: {error}", where) from None

@@ -4,11 +4,11 @@ model's own family. The towers and the processor are Hugging Face's (``models/to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
+from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
-from radixlm.arch.defaults import DEFAULTS
 from radixlm.arch.families.builders import FAMILIES, family
 from radixlm.arch.names import DEFAULT, AnyOf, Named
 from radixlm.arch.recipes import Upright
@@ -22,11 +22,31 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "paddleocr_vl_text": "llama",
 }
 # what a text model's class has by default, other than the class above
-TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "glm4v_text": {"head_dim": None, "attention_bias": True},
+    "glm4v_moe_text": {"head_dim": None, "attention_bias": True},
+    "paddleocr_vl_text": {
+        "vocab_size": 103424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-05,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+}
 # whose language model is described elsewhere, by the family of its text model
-TOWERED = ("Gemma3ForConditionalGeneration",)
+TOWERED = ("Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration")
+_KNOWN = {**defaults.DEFAULTS, **defaults_more.DEFAULTS, **defaults_custom.DEFAULTS}
 COMPOSITES = (
     *("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     *("LlavaOnevisionForConditionalGeneration", "VipLlavaForConditionalGeneration"),
@@ -40,50 +60,24 @@ COMPOSITES = (
     "DeepseekVLForConditionalGeneration",
     *("GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
     *("PerceptionLMForConditionalGeneration", "FastVlmForConditionalGeneration"),
-    "PaliGemmaForConditionalGeneration",
+    *("PaliGemmaForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration"),
+    *("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
+    *("Glm46VForConditionalGeneration", "PaddleOCRVLForConditionalGeneration"),
+    *("AriaForConditionalGeneration", "Ovis2ForConditionalGeneration"),
 )
+# whose text model sees its whole prompt forwards too
+PROMPT_SEES_ITSELF = ("PaliGemmaForConditionalGeneration",)
 # whose class leaves out the text model's scale of the logits
 UNSCALED = ("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration")
-
-# whose language model sees forwards: within the places of a picture, or within the whole prompt
-MUTUAL: Mapping[str, Literal["media", "prompt"]] = {
-    "Gemma3ForConditionalGeneration": "media",
-    "PaliGemmaForConditionalGeneration": "prompt",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class MediaFacts:
-    """What the checkpoint says of its media. ``tokens``: kind -> the id that stands for it in a
-    prompt. ``merge``: so many rows and columns of a tower's grid make one place. ``mutual``: which
-    places see one another forwards too."""
-
-    tokens: Mapping[str, int]
-    merge: int
-    mutual: Literal["", "media", "prompt"]
-
-
-def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
-    """Of a config.json as it is written; None for a model without towers."""
-    if architecture not in COMPOSITES and architecture not in TOWERED:
-        return None
-    tokens = {}
-    for kind in ("image", "video", "audio"):
-        token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
-        if isinstance(token, int):
-            tokens[kind] = token
-    vision = raw.get("vision_config") or {}
-    merge = vision.get("spatial_merge_size") or 2
-    return MediaFacts(tokens, int(merge), MUTUAL.get(architecture, ""))
 
 
 @family(*COMPOSITES)
 def composite(c: Config) -> Decoder:
     """The text model's record; CheckpointError for a text model that has no family."""
-    held = DEFAULTS.get(c.model_type)
+    held = _KNOWN.get(c.model_type)
     if held is None:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
-    if MUTUAL.get(c.architecture) == "prompt":  # what its text model's config says of the prompt
+    if c.architecture in PROMPT_SEES_ITSELF:  # what its text model's config says of the prompt
         c = c.replace(use_bidirectional_attention=False)
     decoder = FAMILIES[str(held["architecture"])](c)
     if c.architecture in UNSCALED:

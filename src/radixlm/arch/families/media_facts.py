@@ -1,0 +1,53 @@
+"""What config.json says of a model's towers, for those who read media and run the towers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from radixlm.arch.families.composite import COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
+
+Mutual = Literal["", "media", "prompt"]
+
+# whose class does more with what the towers make than to put it in its places
+BY_FORWARD = (
+    *("Llama4ForConditionalGeneration", "Ovis2ForConditionalGeneration"),
+    *("Qwen2AudioForConditionalGeneration", "Gemma3nForConditionalGeneration"),
+)
+# whose places of a picture see one another
+PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration",)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFacts:
+    """``tokens``: kind -> the id that stands for it in a prompt. ``indicators``: ids beside them
+    whose embeddings are the tower's too. ``merge``: so many rows and columns of a tower's grid make
+    one place. ``mutual``: which places see one another forwards too: a picture's, or the whole
+    prompt's. ``by_forward``: the rule that joins media and text is in the forward of the class."""
+
+    tokens: Mapping[str, int]
+    indicators: tuple[int, ...] = ()
+    merge: int = 2
+    mutual: Mutual = ""
+    by_forward: bool = False
+
+
+def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
+    """Of a config.json as it is written; None for a model without towers."""
+    if architecture not in COMPOSITES and architecture not in TOWERED:
+        return None
+    tokens = {}
+    for kind in ("image", "video", "audio"):
+        token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
+        if isinstance(token, int):
+            tokens[kind] = token
+    vision = raw.get("vision_config") or {}
+    mutual: Mutual = "prompt" if architecture in PROMPT_SEES_ITSELF else ""
+    return MediaFacts(
+        tokens,
+        tuple(raw.get("visual_indicator_token_ids") or ()),
+        int(vision.get("spatial_merge_size") or 2),
+        "media" if architecture in PICTURES_SEE_THEMSELVES else mutual,
+        architecture in BY_FORWARD,
+    )

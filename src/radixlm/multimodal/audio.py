@@ -1,0 +1,87 @@
+"""A sound's bytes as one channel of numbers, at the rate that a model hears.
+
+WAV is read by the standard library; soundfile, where it is installed, reads FLAC, OGG and MP3 too.
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.base.errors import InvalidRequest
+
+MIN_SECONDS = 0.1
+MAX_SECONDS = 1800.0
+MAX_RATE = 768_000  # samples a second
+Samples = NDArray[np.float32]
+
+
+def read_sound(data: bytes, rate: int, where: str) -> Samples:
+    """float32 [samples] in -1..1, the mean of the channels, ``rate`` samples a second;
+    InvalidRequest for what is no sound, or too short or long."""
+    samples, found = _wave(data, where) if data[:4] == b"RIFF" else _soundfile(data, where)
+    seconds = len(samples) / found
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise InvalidRequest(
+            f"{where} has {seconds:.3f} s, must be {MIN_SECONDS} to {MAX_SECONDS:g}", where
+        )
+    return resample(samples.mean(1, dtype=np.float32), found, rate)
+
+
+def _wave(data: bytes, where: str) -> tuple[Samples, int]:
+    """[samples, channels] and the rate; other encodings than integers are soundfile's."""
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            width, rate, channels = file.getsampwidth(), file.getframerate(), file.getnchannels()
+            _check_size(file.getnframes(), rate, where)
+            raw = file.readframes(file.getnframes())
+    except (wave.Error, EOFError, ValueError):
+        return _soundfile(data, where)
+    count = len(raw) // (width * channels) * channels
+    return _scaled(raw[: count * width], width).reshape(-1, channels), rate
+
+
+def _scaled(raw: bytes, width: int) -> Samples:
+    """Little-endian integers of ``width`` bytes (one byte: unsigned) in -1..1."""
+    if width == 1:
+        return np.frombuffer(raw, np.uint8).astype(np.float32) / np.float32(128) - 1
+    padded = np.zeros((len(raw) // width, 4), np.uint8)
+    padded[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
+    return (padded.view("<i4")[:, 0] / 2**31).astype(np.float32)
+
+
+def _check_size(num_samples: int, rate: int, where: str) -> None:
+    if not 0 < rate <= MAX_RATE or num_samples > rate * MAX_SECONDS:
+        raise InvalidRequest(f"{where}: longer than {MAX_SECONDS:g} s", where)
+
+
+def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
+    try:
+        import soundfile  # noqa: PLC0415  (an extra)
+    except ImportError:
+        message = f"{where}: WAV is read; other sounds need soundfile on the server"
+        raise InvalidRequest(message, where) from None
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check_size(len(file), file.samplerate, where)
+            samples = file.read(dtype="float32", always_2d=True)
+            return np.asarray(samples, np.float32), int(file.samplerate)
+    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
+        raise InvalidRequest(f"{where} is no sound that can be read: {error}", where) from None
+
+
+def resample(samples: Samples, rate: int, wanted: int) -> Samples:
+    """The same sound at another rate: its spectrum, cut or filled with zeros."""
+    count = round(len(samples) * wanted / rate)
+    if rate == wanted or not count:
+        return samples.astype(np.float32)
+    # twice as long and mirrored: else the end would ring into the beginning
+    mirrored = np.concatenate((samples, samples[::-1]))
+    spectrum = np.fft.rfft(mirrored)
+    bins = count + 1
+    kept = np.zeros(bins, spectrum.dtype)
+    kept[: min(bins, len(spectrum))] = spectrum[:bins]
+    return (np.fft.irfft(kept, 2 * count)[:count] * (count / len(samples))).astype(np.float32)

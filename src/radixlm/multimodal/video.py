@@ -1,0 +1,63 @@
+"""A film's bytes as frames, by PyAV."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.base.errors import InvalidRequest
+
+MAX_FRAMES = 768  # that are kept of a film: more are left out evenly
+MAX_READ = 36_000  # frames that are looked at
+MAX_PIXELS = 1 << 28  # of all kept frames together
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """``frames``: uint8 [T, rows, columns, 3], evenly spaced; ``fps`` of these."""
+
+    frames: NDArray[np.uint8]
+    fps: float
+
+
+def read_film(data: bytes, fps: float, where: str) -> Film:
+    """About ``fps`` frames a second; InvalidRequest for what is no film or too large, and where
+    PyAV is not installed."""
+    try:
+        import av  # noqa: PLC0415  (an extra)
+    except ImportError:
+        message = f"{where}: films need PyAV on the server (pip install av); send a list of frames"
+        raise InvalidRequest(message, where) from None
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            return _sampled(container, fps, where)
+    except (av.FFmpegError, IndexError, ValueError) as error:
+        raise InvalidRequest(f"{where} is no film that can be read: {error}", where) from None
+
+
+def _sampled(container: Any, fps: float, where: str) -> Film:
+    stream = container.streams.video[0]
+    rate = float(stream.average_rate or 24)
+    every = max(1.0, rate / fps)
+    frames: list[NDArray[np.uint8]] = []
+    for index, frame in enumerate(container.decode(stream)):
+        if index >= MAX_READ:
+            break
+        if index >= len(frames) * every:
+            frames.append(frame.to_ndarray(format="rgb24"))
+            if len(frames) * frame.width * frame.height > MAX_PIXELS or len(frames) == MAX_FRAMES:
+                frames, every = frames[::2], every * 2
+    return make_film(frames, rate / every, where)
+
+
+def make_film(frames: list[NDArray[np.uint8]], fps: float, where: str) -> Film:
+    """Of frames, all of the size of the first; InvalidRequest for none."""
+    if not frames:
+        raise InvalidRequest(f"{where} has no frame", where)
+    if any(frame.shape != frames[0].shape for frame in frames):
+        raise InvalidRequest(f"{where}: frames differ in size", where)
+    return Film(np.stack(frames), fps)
