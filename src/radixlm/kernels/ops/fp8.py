@@ -1,0 +1,145 @@
+"""Weights and activations in 8 bit floats (e4m3): what the formats mean.
+
+    fp8      a scale for each row of the weight; activations are rounded row by row
+    fp8-128  a scale for each 128 x 128 block; activations are rounded by 128 inputs of a row
+
+Legend: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FP8_MOST = 448.0
+BLOCK = 128
+FORMATS = ("fp8", f"fp8-{BLOCK}")
+_SAMPLE = 256  # numbers that tell which scale a group had
+# A group's largest number is one of these times a power of two in e4m3.
+_LEADING = (1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875)
+
+
+def is_fp8(fmt: str) -> bool:
+    """Whether a weight format is one of these."""
+    return fmt.startswith("fp8")
+
+
+def scales_of(groups_GN: Tensor) -> Tensor:
+    """A scale for each group of numbers (a row), float32 [G].
+
+    Of numbers that were e4m3 times one scale, that scale (or it times a power of two): widened
+    checkpoints become what they were. Of others, one that makes the largest number a number of
+    e4m3 above 224: all eight such scales are tried on a part of the group.
+    """
+    step = max(1, groups_GN.shape[1] // _SAMPLE)
+    part_GN = groups_GN[:, ::step].float()
+    top_G1 = groups_GN.abs().amax(1, keepdim=True).float()
+    best_G1, best_error_G1 = top_G1 / FP8_MOST, torch.full_like(top_G1, torch.inf)
+    for leading in _LEADING:
+        most = leading * (256.0 if leading <= 1.75 else 128.0)
+        scale_G1 = top_G1 / most
+        rounded_GN = e4m3(part_GN * inverse(scale_G1)).float()
+        # A widened checkpoint was rounded again (bfloat16), which the mean undoes.
+        fit_G1 = (rounded_GN * part_GN).sum(1, keepdim=True)
+        norm_G1 = rounded_GN.square().sum(1, keepdim=True)
+        fitted_G1 = torch.where(norm_G1 > 0, fit_G1 / norm_G1.clamp(min=1e-30), scale_G1)
+        error_G1 = (rounded_GN * fitted_G1 - part_GN).square().sum(1, keepdim=True)
+        is_better = error_G1 < best_error_G1
+        best_G1 = torch.where(is_better, fitted_G1, best_G1)
+        best_error_G1 = torch.where(is_better, error_G1, best_error_G1)
+    return best_G1[:, 0]
+
+
+def inverse(scale: Tensor) -> Tensor:
+    """1 / scale, 0 where the scale is 0."""
+    return torch.where(scale > 0, 1.0 / scale, 0.0)
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """x rounded to e4m3; what is too large becomes the largest."""
+    return x.clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn)
+
+
+def quantise_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3 [O, I], scale [O])."""
+    scale_O = scales_of(weight_OI)
+    return e4m3(weight_OI.float() * inverse(scale_O)[:, None]), scale_O
+
+
+def quantise_blocks(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3 [O, I], scale [ceil(O / 128), ceil(I / 128)])."""
+    num_out, num_in = weight_OI.shape
+    padded = torch.nn.functional.pad(weight_OI, (0, -num_in % BLOCK, 0, -num_out % BLOCK))
+    rows, cols = padded.shape[0] // BLOCK, padded.shape[1] // BLOCK
+    blocks = padded.view(rows, BLOCK, cols, BLOCK).transpose(1, 2)
+    scale = scales_of(blocks.reshape(rows * cols, -1)).view(rows, cols)
+    values = e4m3(weight_OI.float() * inverse(spread(scale, num_out, num_in)))
+    return values, scale
+
+
+def spread(scale_RC: Tensor, num_out: int, num_in: int) -> Tensor:
+    """The scale of every number of a weight [O, I], of its blocks."""
+    rows = scale_RC.repeat_interleave(BLOCK, 0)[:num_out]
+    return rows.repeat_interleave(BLOCK, 1)[:, :num_in]
+
+
+def quantise_x(x_TI: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
+    """Activations as (e4m3 [T, I], scale [T, ceil(I / group)]); group 0: a scale for each row."""
+    num_in = x_TI.shape[1]
+    group = group or num_in
+    padded = torch.nn.functional.pad(x_TI.float(), (0, -num_in % group))
+    groups = padded.view(x_TI.shape[0], -1, group)
+    scale = groups.abs().amax(-1, keepdim=True) / FP8_MOST
+    return e4m3(groups * inverse(scale)).flatten(1)[:, :num_in], scale[..., 0]
+
+
+def coarsened_x(x_TI: Tensor, group: int = 0) -> Tensor:
+    """Activations after ``quantise_x``, as float32 again."""
+    values, scale = quantise_x(x_TI, group)
+    if not group:
+        return values.float() * scale
+    return values.float() * scale.repeat_interleave(group, 1)[:, : x_TI.shape[1]]
+
+
+def rounded_weight(weight_OI: Tensor, fmt: str) -> Tensor:
+    """A weight after its way through ``fmt``, in its own dtype again: for devices that compute
+    with wider numbers."""
+    if fmt == FORMATS[0]:
+        values, scale_O = quantise_rows(weight_OI)
+        return (values.float() * scale_O[:, None]).to(weight_OI.dtype)
+    values, scale = quantise_blocks(weight_OI)
+    return (values.float() * spread(scale, *weight_OI.shape)).to(weight_OI.dtype)
+
+
+class ReferenceFp8:
+    """Holds e4m3; widens weight and activations on every call."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
+        if fmt not in FORMATS:
+            raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMATS)}")
+        self.bias_O, self.out_features = bias_O, int(weight_OI.shape[0])
+        self._group = 0 if fmt == FORMATS[0] else BLOCK
+        self._dtype = weight_OI.dtype
+        quantise = quantise_blocks if self._group else quantise_rows
+        self._values, self._scale = quantise(weight_OI)
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """[T, O] in the dtype of x."""
+        x = coarsened_x(x_TI.reshape(-1, x_TI.shape[-1]), self._group)
+        y_TO = x @ self._widened().T
+        if self.bias_O is not None:
+            y_TO = y_TO + self.bias_O.float()
+        return y_TO.to(x_TI.dtype).view(*x_TI.shape[:-1], self.out_features)
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` of the weight times ``scale``: a quantised token table."""
+        return (self._widened()[ids_T] * scale).to(dtype)
+
+    def unpack(self) -> Tensor:
+        """What the numbers stand for, [O, I]."""
+        return self._widened().to(self._dtype)
+
+    def _widened(self) -> Tensor:
+        if not self._group:
+            return self._values.float() * self._scale[:, None]
+        return self._values.float() * spread(self._scale, *self._values.shape)

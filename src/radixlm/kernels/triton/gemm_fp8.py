@@ -1,0 +1,175 @@
+"""Activations and weights in e4m3 for ``gemm_tile``. Formats: see kernels/ops/fp8.py.
+
+Legend: M rows, N outputs, K inputs, E experts.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.ops import fp8 as reference
+from radixlm.kernels.triton.gemm_tile import FP8_GROUP
+from radixlm.kernels.triton.mode import INTERPRET, interpreting
+from radixlm.kernels.triton.variant import POINTERS, Variant
+
+_MOST = tl.constexpr(reference.FP8_MOST)
+_NATIVE_SINCE = (8, 9)  # compute capability
+
+
+@functools.cache
+def is_native(device: torch.device) -> bool:
+    """Whether the device multiplies e4m3; others widen the weights and keep x as it is."""
+    return interpreting() or torch.cuda.get_device_capability(device) >= _NATIVE_SINCE
+
+
+@triton.jit
+def _rounded(x, MOST: tl.constexpr):
+    """Whole numbers for int8. For e4m3 x itself, but in the interpreter, whose cast loses the
+    carry into the exponent: there to 4 significant bits first."""
+    if MOST == 127.0:
+        x = tl.floor(x + 0.5)
+    elif INTERPRET:
+        bits = x.to(tl.int32, bitcast=True)
+        even = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        x = tl.where(tl.abs(x) < 0.015625, x, even.to(tl.float32, bitcast=True))
+    return x
+
+
+@triton.jit
+def quantise_rows_kernel(x_ptr, out_ptr, scale_ptr, num_in, x_stride, MOST: tl.constexpr,
+                         BLOCK: tl.constexpr):  # fmt: skip
+    """A program rounds one row, in two passes: e4m3, or whole numbers where MOST is 127."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    top = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, num_in, BLOCK):
+        at = x_ptr + row * x_stride + start + col
+        x = tl.load(at, mask=start + col < num_in, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
+    scale = tl.max(top, 0) / MOST
+    inverse = tl.where(scale == 0.0, 0.0, 1.0 / tl.where(scale == 0.0, 1.0, scale))
+    tl.store(scale_ptr + row, scale)
+    for start in range(0, num_in, BLOCK):
+        at = x_ptr + row * x_stride + start + col
+        x = tl.load(at, mask=start + col < num_in, other=0.0).to(tl.float32) * inverse
+        x = tl.minimum(tl.maximum(x, -MOST), MOST)
+        tl.store(
+            out_ptr + row * num_in + start + col,
+            _rounded(x, MOST).to(out_ptr.dtype.element_ty),
+            mask=start + col < num_in,
+        )
+
+
+@triton.jit
+def quantise_groups_kernel(
+    x_ptr, out_ptr, scale_ptr, num_in, x_stride, MOST: tl.constexpr, GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """A program rounds GROUPS groups of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    col = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    mask = col < num_in
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.max(tl.abs(x), 1) / MOST
+    inverse = tl.where(scale == 0.0, 0.0, 1.0 / tl.where(scale == 0.0, 1.0, scale))
+    num_groups = (num_in + GROUP - 1) // GROUP
+    tl.store(scale_ptr + row * num_groups + group, scale, mask=group < num_groups)
+    x = tl.minimum(tl.maximum(x * inverse[:, None], -MOST), MOST)
+    x = _rounded(x, MOST)
+    tl.store(out_ptr + row * num_in + col, x.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def _row_block(num_in: int) -> tuple[int, int]:
+    """Channels of a step of a row's program, and its warps."""
+    block = min(4096, max(128, triton.next_power_of_2(num_in)))
+    return block, min(8, max(1, block // 256))
+
+
+def quantise_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """(x in ``dtype`` e4m3 or int8 [M, K], float32 scale [M])."""
+    rows, num_in = x_MK.shape
+    out = torch.empty(rows, num_in, dtype=dtype, device=x_MK.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=x_MK.device)
+    block, num_warps = _row_block(num_in)
+    if rows:
+        quantise_rows_kernel[(rows,)](
+            x_MK, out, scale, num_in, x_MK.stride(0),
+            MOST=127.0 if dtype == torch.int8 else reference.FP8_MOST, BLOCK=block,
+            num_warps=num_warps,
+        )  # fmt: skip
+    return out, scale
+
+
+def quantise_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3 [M, K], float32 scale [M, ceil(K / 128)])."""
+    rows, num_in = x_MK.shape
+    num_groups = triton.cdiv(num_in, FP8_GROUP)
+    out = torch.empty(rows, num_in, dtype=torch.float8_e4m3fn, device=x_MK.device)
+    scale = torch.empty(rows, num_groups, dtype=torch.float32, device=x_MK.device)
+    if rows:
+        quantise_groups_kernel[(rows, triton.cdiv(num_groups, _GROUPS))](
+            x_MK, out, scale, num_in, x_MK.stride(0),
+            MOST=reference.FP8_MOST, GROUPS=_GROUPS, GROUP=FP8_GROUP, num_warps=4,
+        )  # fmt: skip
+    return out, scale
+
+
+_GROUPS = 8
+
+
+def quantise_experts(weight_ENK: Tensor, is_block: bool, halves: int) -> tuple[Tensor, Tensor]:
+    """(e4m3 [E, N, K], scale [E, N] or, by blocks of each half, [E, rows, ceil(K / 128)])."""
+    values = torch.empty(weight_ENK.shape, dtype=torch.float8_e4m3fn, device=weight_ENK.device)
+    scales = []
+    for weight_NK, value_NK in zip(weight_ENK, values, strict=True):
+        if is_block:
+            parts = [reference.quantise_blocks(part) for part in weight_NK.chunk(halves)]
+            value_NK.copy_(torch.cat([part[0].view(torch.uint8) for part in parts]).view(
+                torch.float8_e4m3fn
+            ))  # fmt: skip
+            scales.append(torch.cat([part[1] for part in parts]))
+        else:
+            value, scale = reference.quantise_rows(weight_NK)
+            value_NK.copy_(value)
+            scales.append(scale)
+    return values, torch.stack(scales)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Rows of every length, as e4m3 and int8, and groups, for each dtype."""
+    found = []
+    for pointer in POINTERS.values():
+        common = {"x_ptr": pointer, "scale_ptr": "*fp32"}
+        sizes = dict.fromkeys(("num_in", "x_stride"), "i32:16")
+        for out, most in (("*i8", 127.0), ("*fp8e4nv", reference.FP8_MOST)):
+            arch = 80 if out == "*i8" else 89
+            for block, warps in {_row_block(1 << step) for step in range(7, 14)}:
+                found.append(
+                    Variant(
+                        f"rows-{pointer}-{out}-{block}",
+                        quantise_rows_kernel,
+                        {**common, "out_ptr": out, **sizes},
+                        {"MOST": most, "BLOCK": block},
+                        warps,
+                        3,
+                        min_arch=arch,
+                    )
+                )
+        found.append(
+            Variant(
+                f"groups-{pointer}",
+                quantise_groups_kernel,
+                {**common, "out_ptr": "*fp8e4nv", **sizes},
+                {"MOST": reference.FP8_MOST, "GROUPS": _GROUPS, "GROUP": FP8_GROUP},
+                4,
+                3,
+                min_arch=89,
+            )
+        )
+    return tuple(found)

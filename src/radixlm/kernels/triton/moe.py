@@ -1,0 +1,219 @@
+"""Experts of a layer on a GPU. Three ways, by the number of tokens of a step:
+
+    up to 8        one program a (token, expert, block of outputs): ``moe_gemv``
+    up to 2,048    slots sorted by expert, two grouped products: ``moe_align`` + ``gemm_tile``
+    more           torch's grouped product where weights are 16 bit floats without biases
+
+No way waits for the device or adds floats in an order that may change: a step gives the same bits
+every time. The ways differ in their last bits.
+
+Legend: T tokens, E experts, K chosen experts, S = T * K slots, D channels, I inner channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.ops import moe as reference
+from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
+from radixlm.kernels.ops.quantised import FORMATS
+from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.gemm import Packed, choose_tile, product_by_expert
+from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
+from radixlm.kernels.triton.gemm_pack import pack
+from radixlm.kernels.triton.gemm_tile import ACTS, gated
+from radixlm.kernels.triton.mode import runs_on
+from radixlm.kernels.triton.moe_align import align
+from radixlm.kernels.triton.moe_gemv import gemv_down, gemv_up
+from radixlm.kernels.triton.variant import POINTERS, Variant
+
+GEMV_TOKENS = 8
+GROUPED_TOKENS = 2048
+_TORCH_ALIGNMENT = 8  # channels, of torch's grouped product
+_BLOCK_D = 1024
+
+
+@triton.jit
+def combine_kernel(slots_ptr, out_ptr, dim, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (token, block): the sum of a token's slots, in their order."""
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < dim
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        at = slots_ptr + (token * TOP_K + choice) * dim + col
+        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * dim + col, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def combine_sorted_kernel(
+    sorted_ptr, position_ptr, weight_ptr, out_ptr, dim, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+):
+    """As ``combine_kernel``, of rows sorted by expert that carry no weight yet."""
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < dim
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        slot = token * TOP_K + choice
+        row = tl.load(position_ptr + slot).to(tl.int64)
+        y = tl.load(sorted_ptr + row * dim + col, mask=mask, other=0.0).to(tl.float32)
+        total += y * tl.load(weight_ptr + slot)
+    tl.store(out_ptr + token * dim + col, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated_pairs_kernel(x_ptr, out_ptr, width, ACT: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row, block): act(gate) * up of interleaved pairs."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    both = pair[:, None] * 2 + tl.arange(0, 2)[None, :]
+    x = tl.load(x_ptr + row * 2 * width + both, mask=both < 2 * width, other=0.0)
+    gate, up = tl.split(x.to(tl.float32))
+    y = gated(gate, up, ACT).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + pair, y, mask=pair < width)
+
+
+def gated_pairs(x: Tensor, act: str) -> Tensor:
+    """act(gate) * up of rows [N, 2I] whose gate and up are interleaved: [N, I]."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if rows:
+        gated_pairs_kernel[(rows, triton.cdiv(width, _BLOCK_D))](
+            x, out, width, ACT=ACTS[act], BLOCK=_BLOCK_D, num_warps=4
+        )
+    return out
+
+
+class TritonExperts:
+    """``PackedExperts`` of the op; one expert may come twice for a token."""
+
+    def __init__(self, up: Packed, down: Packed) -> None:
+        self.up, self.down = up, down
+        self.num_experts = int(up.data.shape[0])
+        sizes = (up.num_out, up.num_in, down.num_out, down.num_in)
+        self._fits_torch = (
+            up.kind == down.kind == kinds.PLAIN
+            and up.bias is None
+            and down.bias is None
+            and up.data.dtype == torch.bfloat16
+            and all(size % _TORCH_ALIGNMENT == 0 for size in sizes)
+            and hasattr(F, "grouped_mm")
+        )
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """See kernels/ops/moe.py."""
+        x_TD = x_TD if x_TD.stride(-1) == 1 else x_TD.contiguous()
+        weights_TK, ids_TK = weights_TK.float().contiguous(), ids_TK.contiguous()
+        if not x_TD.shape[0]:
+            return torch.empty_like(x_TD)
+        if self.up.kind == kinds.PLAIN and x_TD.dtype != self.up.data.dtype:
+            return self.run(x_TD.to(self.up.data.dtype), weights_TK, ids_TK).to(x_TD.dtype)
+        tokens = x_TD.shape[0]
+        if tokens <= GEMV_TOKENS:
+            return gemv_down(gemv_up(x_TD, self.up, ids_TK), self.down, ids_TK, weights_TK)
+        if tokens > GROUPED_TOKENS and self._fits_torch and x_TD.is_cuda:
+            return self.run_grouped_mm(x_TD, weights_TK, ids_TK)
+        return self.run_sorted(x_TD, weights_TK, ids_TK)
+
+    def run_sorted(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """Slots sorted by expert and padded to tiles; the activation rides on the first product,
+        the weights on the second."""
+        tokens, top_k = ids_TK.shape
+        rows = -(-tokens * top_k // self.num_experts)
+        up_tile = choose_tile(self.up, rows, x_TD.dtype)
+        down_tile = choose_tile(self.down, rows, x_TD.dtype)
+        aligned = align(ids_TK, self.num_experts, up_tile.m)
+        h_SI = x_TD.new_empty(tokens * top_k, self.up.width)
+        x, x_scale = _quantised(x_TD, self.up)
+        product_by_expert(x, self.up, aligned, up_tile, h_SI, top_k=top_k, x_scale=x_scale)
+        if down_tile.m != up_tile.m:  # kinds that differ
+            aligned = align(ids_TK, self.num_experts, down_tile.m)
+        out_SD = x_TD.new_empty(tokens * top_k, self.down.width)
+        h, h_scale = _quantised(h_SI, self.down)
+        product_by_expert(
+            h, self.down, aligned, down_tile, out_SD,
+            top_k=1, x_scale=h_scale, row_weights=weights_TK,
+        )  # fmt: skip
+        return _combined(out_SD, tokens, top_k)
+
+    def run_grouped_mm(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """Rows gathered by expert, torch's product, rows summed where they came from."""
+        tokens, top_k = ids_TK.shape
+        aligned = align(ids_TK, self.num_experts, 1)
+        order_S = aligned.slots[: tokens * top_k].long()
+        position_S = torch.empty_like(aligned.slots[: tokens * top_k])
+        position_S[order_S] = torch.arange(tokens * top_k, dtype=torch.int32, device=x_TD.device)
+        ends = aligned.ends.contiguous()
+        rows = x_TD[order_S // top_k]
+        pairs = F.grouped_mm(rows, self.up.data.transpose(1, 2), offs=ends)
+        h_SI = gated_pairs(pairs, self.up.act)
+        out_SD = F.grouped_mm(h_SI, self.down.data.transpose(1, 2), offs=ends)
+        out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+        dim = out_TD.shape[1]
+        combine_sorted_kernel[(tokens, triton.cdiv(dim, _BLOCK_D))](
+            out_SD, position_S, weights_TK, out_TD, dim, TOP_K=top_k, BLOCK=_BLOCK_D
+        )
+        return out_TD
+
+
+def _quantised(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    """x as the products of ``packed`` want it, and its scale."""
+    if packed.kind == kinds.W8A8:
+        return quantise_rows(x, torch.int8)
+    if packed.kind == kinds.FP8:
+        return quantise_rows(x)
+    if packed.kind == kinds.FP8_BLOCK:
+        return quantise_groups(x)
+    return x, None
+
+
+def _combined(out_SD: Tensor, tokens: int, top_k: int) -> Tensor:
+    if top_k == 1:
+        return out_SD
+    dim = out_SD.shape[1]
+    out_TD = out_SD.new_empty(tokens, dim)
+    combine_kernel[(tokens, triton.cdiv(dim, _BLOCK_D))](
+        out_SD, out_TD, dim, TOP_K=top_k, BLOCK=_BLOCK_D
+    )
+    return out_TD
+
+
+def pack_experts(
+    up_E2ID: Tensor,
+    down_EDI: Tensor,
+    up_bias_E2I: Tensor | None,
+    down_bias_ED: Tensor | None,
+    act: str,
+    fmts: tuple[str, str] = ("", ""),
+) -> reference.PackedExperts:
+    """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py."""
+    known = ("", *FORMATS, *FP8_FORMATS)
+    is_known = act in ACTS and up_E2ID.dtype in POINTERS and set(fmts) <= set(known)
+    if not (is_known and runs_on(up_E2ID)):
+        return reference.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
+    up = pack(up_E2ID, up_bias_E2I, fmts[0], act)
+    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1]))
+
+
+def variants() -> tuple[Variant, ...]:
+    """The sums over a token's experts and the activation of pairs, for each dtype."""
+    found = []
+    for pointer in POINTERS.values():
+        rows = {"slots_ptr": pointer, "sorted_ptr": pointer, "x_ptr": pointer, "out_ptr": pointer}
+        rest = {"position_ptr": "*i32", "weight_ptr": "*fp32", "dim": "i32:16", "width": "i32:16"}
+        for kernel, constants in (
+            (combine_kernel, {"TOP_K": 8, "BLOCK": _BLOCK_D}),
+            (combine_sorted_kernel, {"TOP_K": 8, "BLOCK": _BLOCK_D}),
+            (gated_pairs_kernel, {"ACT": 1, "BLOCK": _BLOCK_D}),
+        ):
+            names = kernel.arg_names
+            types = {name: kind for name, kind in (rows | rest).items() if name in names}
+            name = f"{kernel.fn.__name__.removesuffix('_kernel')}-{pointer}"
+            found.append(Variant(name, kernel, types, constants, 4, 3))
+    return tuple(found)

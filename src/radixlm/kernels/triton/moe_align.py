@@ -1,0 +1,136 @@
+"""Groups the (token, choice) slots of a step by expert, on the device and in buffers whose size
+depends on shapes only: no wait for the device, fit for CUDA graphs.
+
+Every expert's slots start at a multiple of ``block`` and are in ascending order:
+
+    sorted slots   | e0 slots, pad | e1 slots, pad | e3 slots, pad | unused |
+    block owners   |      0        |   1       1   |      3        |   -1   |
+
+Legend: S slots (tokens * top_k), E experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.triton.variant import Variant
+
+CHUNK = 1024  # slots that a program looks at in one go
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """``slots``: int32 [max_blocks * block], padded with S. ``owners``: int32 [max_blocks], the
+    expert of each block of slots, -1 past the last one. ``ends``: int32 [E], where each expert's
+    slots would end without padding."""
+
+    slots: Tensor
+    owners: Tensor
+    ends: Tensor
+    block: int
+    max_blocks: int
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def count_kernel(ids_ptr, counts_ptr, num_slots, CHUNK: tl.constexpr):
+    """A program counts the slots of one expert."""
+    expert = tl.program_id(0)
+    found = tl.zeros((CHUNK,), tl.int32)
+    for start in range(0, num_slots, CHUNK):
+        slot = start + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1)
+        found += (ids == expert).to(tl.int32)
+    tl.store(counts_ptr + expert, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["num_slots", "max_blocks"])
+def place_kernel(
+    ids_ptr, counts_ptr, slots_ptr, owners_ptr, ends_ptr, num_slots, num_experts, max_blocks,
+    BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """A program writes the slots of one expert, their padding and the owners of their blocks; the
+    one after the last expert marks the blocks that nobody owns."""
+    expert = tl.program_id(0)
+    every = tl.arange(0, BLOCK_E)
+    counts = tl.load(counts_ptr + every, mask=every < num_experts, other=0)
+    blocks = (counts + BLOCK - 1) // BLOCK
+    first = tl.sum(tl.where(every < expert, blocks, 0), 0)
+    own = tl.sum(tl.where(every == expert, blocks, 0), 0)
+    if expert == num_experts:
+        for start in range(first, max_blocks, CHUNK):
+            block = start + tl.arange(0, CHUNK)
+            tl.store(owners_ptr + block, tl.full((CHUNK,), -1, tl.int32), mask=block < max_blocks)
+    else:
+        tl.store(ends_ptr + expert, tl.sum(tl.where(every <= expert, counts, 0), 0))
+        for start in range(0, own, CHUNK):
+            block = start + tl.arange(0, CHUNK)
+            tl.store(owners_ptr + first + block, expert + block * 0, mask=block < own)
+        done = first * BLOCK
+        for start in range(0, num_slots, CHUNK):
+            slot = start + tl.arange(0, CHUNK)
+            ids = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1)
+            is_own = (ids == expert).to(tl.int32)
+            at = done + tl.cumsum(is_own, 0) - is_own
+            tl.store(slots_ptr + at, slot, mask=is_own != 0)
+            done += tl.sum(is_own, 0)
+        pad = tl.arange(0, BLOCK)
+        end = (first + own) * BLOCK
+        tl.store(slots_ptr + done + pad, num_slots + pad * 0, mask=done + pad < end)
+
+
+def max_blocks(num_slots: int, num_experts: int, block: int) -> int:
+    """The most blocks that any choice of experts can need."""
+    return max(1, min(num_slots, num_slots // block + num_experts))
+
+
+def align(ids_TK: Tensor, num_experts: int, block: int) -> Aligned:
+    """Group slots t * K + k by their expert, ``block`` (a power of two) at a time."""
+    ids = ids_TK.contiguous()
+    num_slots, device = ids.numel(), ids.device
+    blocks = max_blocks(num_slots, num_experts, block)
+    joint = torch.empty(2 * num_experts + blocks * (block + 1), dtype=torch.int32, device=device)
+    slots, owners, counts, ends = joint.split([blocks * block, blocks, num_experts, num_experts])
+    chunk = min(CHUNK, max(32, triton.next_power_of_2(num_slots)))
+    count_kernel[(num_experts,)](ids, counts, num_slots, CHUNK=chunk, num_warps=4)
+    place_kernel[(num_experts + 1,)](
+        ids, counts, slots, owners, ends, num_slots, num_experts, blocks,
+        BLOCK=block, BLOCK_E=triton.next_power_of_2(num_experts), CHUNK=chunk, num_warps=4,
+    )  # fmt: skip
+    return Aligned(slots, owners, ends, block, blocks)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Few and many slots, few and many experts, all blocks of ``gemm_tile``'s tables."""
+    integers = dict.fromkeys(("num_slots", "num_experts", "max_blocks"), "i32")
+    outputs = dict.fromkeys(("counts_ptr", "slots_ptr", "owners_ptr", "ends_ptr"), "*i32:1")
+    chunks = [32 << step for step in range(6)]
+    counting = [
+        Variant(
+            f"count-{chunk}",
+            count_kernel,
+            {"ids_ptr": "*i64", "counts_ptr": "*i32:1", "num_slots": "i32"},
+            {"CHUNK": chunk},
+            4,
+            3,
+        )
+        for chunk in chunks
+    ]
+    placing = [
+        Variant(
+            f"place-{block}-{experts}-{chunk}",
+            place_kernel,
+            {"ids_ptr": "*i64", **outputs, **integers},
+            {"BLOCK": block, "BLOCK_E": experts, "CHUNK": chunk},
+            4,
+            3,
+        )
+        for chunk in chunks
+        for experts in (8, 128, 512)
+        for block in (1, 16, 32, 64, 128)
+    ]
+    return (*counting, *placing)

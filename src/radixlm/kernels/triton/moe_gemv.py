@@ -1,0 +1,197 @@
+"""Experts for a few tokens: each weight is read once by a program that multiplies it with one row.
+No sorting, no padding; weights of every kind, activations as they are.
+
+Legend: T tokens, K chosen experts, S = T * K slots, D channels, I inner channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.gemm import Packed, int4_chunk, signature
+from radixlm.kernels.triton.gemm_tile import ACTS, fp8_widened, gated, scale_rows
+from radixlm.kernels.triton.mode import interpreting
+from radixlm.kernels.triton.variant import POINTERS, Variant
+
+_PLAIN, _INT4 = tl.constexpr(kinds.PLAIN), tl.constexpr(kinds.INT4)
+_FP8_BLOCK, _FP8_WIDE = tl.constexpr(kinds.FP8_BLOCK), tl.constexpr(kinds.FP8_WIDE)
+_FP8_BLOCK_WIDE = tl.constexpr(kinds.FP8_BLOCK_WIDE)
+_GROUP = tl.constexpr(kinds.FP8_GROUP)
+_INPUTS = 256  # of a step
+_BUSY = 264  # programs that keep a GPU of 132 SMs busy
+
+
+@triton.jit
+def _products(
+    x_at, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
+    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One row of x with outputs ``col`` of an expert: float32 [BLOCK_N], scaled."""
+    near = tl.minimum(col, num_out - 1)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    k = tl.arange(0, BLOCK_K)
+    if KIND == _INT4:
+        chunks = (num_in + CHUNK - 1) // CHUNK
+        w_at = w_ptr + expert * num_out * chunks * (CHUNK // 2) + near[:, None]
+        scale_at = w_scale_ptr + expert * num_out * (num_in // GROUP) + near[:, None]
+    else:
+        w_at = w_ptr + expert * num_out * num_in + near.to(tl.int64)[:, None] * num_in
+        groups = (num_in + _GROUP - 1) // _GROUP
+        rows = scale_rows(num_out - 1, num_out, PAIRED) + 1
+        scale_at = (
+            w_scale_ptr + (expert * rows + scale_rows(near, num_out, PAIRED))[:, None] * groups
+        )
+    for start in range(0, num_in, BLOCK_K):
+        at = start + k
+        is_in = (at < num_in)[None, :]
+        x = tl.load(x_at + at, mask=at < num_in, other=0.0).to(tl.float32)[None, :]
+        if KIND == _INT4:
+            byte = at // CHUNK * (CHUNK // 2) + at % (CHUNK // 2)
+            packed = tl.load(w_at + byte[None, :] * num_out, mask=is_in, other=0)
+            is_high = (at % CHUNK >= CHUNK // 2)[None, :]
+            w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32) - 8.0
+            w *= tl.load(scale_at + (at // GROUP)[None, :] * num_out, mask=is_in, other=0.0)
+        else:
+            w = tl.load(w_at + at[None, :], mask=is_in, other=0.0)
+            if (KIND == _FP8_WIDE) | (KIND == _FP8_BLOCK_WIDE):
+                w = fp8_widened(w).to(tl.float32) * 256.0
+            w = w.to(tl.float32)
+            if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
+                w *= tl.load(scale_at + (at // _GROUP)[None, :], mask=is_in, other=0.0)
+        acc += w * x
+    y = tl.sum(acc, 1)
+    if (KIND != _PLAIN) & (KIND != _INT4) & (KIND != _FP8_BLOCK) & (KIND != _FP8_BLOCK_WIDE):
+        y *= tl.load(w_scale_ptr + expert * num_out + near)
+    return y
+
+
+@triton.jit
+def gemv_up_kernel(
+    x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, num_out, num_in, x_stride,
+    KIND: tl.constexpr, GROUP: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program (slot, block): act(gate) * up of one token through one of its experts."""
+    slot = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    expert = tl.load(ids_ptr + slot).to(tl.int64)
+    y = _products(
+        x_ptr + slot // TOP_K * x_stride, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
+        KIND, GROUP, True, BLOCK_N, BLOCK_K, CHUNK,
+    )  # fmt: skip
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
+    gate, up = tl.split(tl.reshape(y, (BLOCK_N // 2, 2)))
+    out = gated(gate, up, ACT).to(out_ptr.dtype.element_ty)
+    half = num_out // 2
+    at = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    tl.store(out_ptr + slot * half + at, out, mask=at < half)
+
+
+@triton.jit
+def gemv_down_kernel(
+    x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, row_weight_ptr, num_out, num_in,
+    KIND: tl.constexpr, GROUP: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program (token, block): the weighted sum over the token's experts, in their order."""
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for choice in range(TOP_K):
+        slot = token * TOP_K + choice
+        expert = tl.load(ids_ptr + slot).to(tl.int64)
+        y = _products(
+            x_ptr + slot * num_in, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
+            KIND, GROUP, False, BLOCK_N, BLOCK_K, CHUNK,
+        )  # fmt: skip
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
+        total += y * tl.load(row_weight_ptr + slot)
+    out = total.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * num_out + col, out, mask=col < num_out)
+
+
+def _blocks(kind: int, rows: int, num_out: int) -> tuple[int, int]:
+    """Outputs and inputs of a step: few outputs where there are few rows, to use every SM."""
+    if interpreting():  # a program costs much there, its size little
+        return 64, _INPUTS
+    if kind == kinds.INT4:  # bytes of neighbouring outputs lie side by side
+        return (32, 64) if rows * num_out < 64 * _BUSY else (64, 64)
+    block = next((n for n in (16, 8) if rows * num_out >= n * _BUSY), 4)
+    return block, _INPUTS
+
+
+def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
+    """act(gate) * up of every slot: [S, I] in the dtype of x."""
+    num_slots, top_k = ids_TK.numel(), ids_TK.shape[1]
+    out = torch.empty(num_slots, packed.width, dtype=x_TD.dtype, device=x_TD.device)
+    block_n, block_k = _blocks(packed.kind, num_slots, packed.num_out)
+    gemv_up_kernel[(num_slots, triton.cdiv(packed.num_out, block_n))](
+        x_TD, packed.data, out if packed.scale is None else packed.scale,
+        out if packed.bias is None else packed.bias, out, ids_TK, packed.num_out, packed.num_in,
+        x_TD.stride(0), KIND=packed.kind, GROUP=packed.group, TOP_K=top_k,
+        HAS_BIAS=packed.bias is not None, ACT=ACTS[packed.act], BLOCK_N=block_n, BLOCK_K=block_k,
+        CHUNK=int4_chunk(packed.group), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Sum over a token's experts of weight * down(h): [T, D] in the dtype of h."""
+    tokens, top_k = ids_TK.shape
+    out = torch.empty(tokens, packed.num_out, dtype=h_SI.dtype, device=h_SI.device)
+    block_n, block_k = _blocks(packed.kind, tokens, packed.num_out)
+    gemv_down_kernel[(tokens, triton.cdiv(packed.num_out, block_n))](
+        h_SI, packed.data, out if packed.scale is None else packed.scale,
+        out if packed.bias is None else packed.bias, out, ids_TK, weights_TK, packed.num_out,
+        packed.num_in, KIND=packed.kind, GROUP=packed.group, TOP_K=top_k,
+        HAS_BIAS=packed.bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
+        CHUNK=int4_chunk(packed.group), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def variants() -> tuple[Variant, ...]:
+    """Every kind, block and dtype."""
+    return tuple(_variants())
+
+
+def _variants() -> Iterator[Variant]:
+    for kind in range(kinds.FP8_BLOCK_WIDE + 1):
+        for pointer in POINTERS.values():
+            for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
+                for num_out in (1024, 2560, 65536):
+                    yield from _uses(kind, group, pointer, *_blocks(kind, 1, num_out))
+
+
+def _uses(kind: int, group: int, pointer: str, block_n: int, block_k: int) -> Iterator[Variant]:
+    if kind == kinds.INT4 and (block_n, group) == (64, 32):
+        return
+    types = signature(kind, pointer) | {"x_ptr": pointer, "ids_ptr": "*i64"}
+    for use, kernel in {"up": gemv_up_kernel, "down": gemv_down_kernel}.items():
+        constants = {
+            "KIND": kind,
+            "GROUP": group,
+            "TOP_K": 8,
+            "HAS_BIAS": use == "up",
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "CHUNK": int4_chunk(group),
+        }
+        yield Variant(
+            f"gemv-{use}-{kind}-{group}-{pointer}-{block_n}x{block_k}",
+            kernel,
+            {name: kind for name, kind in types.items() if name in kernel.arg_names},
+            constants | ({"ACT": 1} if use == "up" else {}),
+            4,
+            3,
+            min_arch=89 if kind in (kinds.FP8, kinds.FP8_BLOCK) else 80,
+        )
