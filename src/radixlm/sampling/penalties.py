@@ -73,6 +73,16 @@ class PenaltyCounts:
         counts = self._counts_NV.data_ptr() + 4 * row * self._vocab_size
         return seen, counts, self._host_values[row]
 
+    def rows_of(self, slot: int) -> tuple[int, int, int]:
+        """Where a slot's marks, counts and penalties are, zeros if it has none; for kernels on
+        the tables' device. They move when slots are set."""
+        row = self._row_of.get(slot)
+        if row is None:
+            return 0, 0, 0
+        tables = (self._seen_NV, self._counts_NV, self._values_N3)
+        seen, counts, values = (t.data_ptr() + row * t.stride(0) * t.itemsize for t in tables)
+        return seen, counts, values
+
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """Count the new output token of each row; rows of other slots are left out."""
         picked = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]

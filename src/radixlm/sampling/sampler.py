@@ -16,8 +16,8 @@ Each is a threshold on p, so equal tokens stay or go together, whatever order a 
 in. The draw is then over what stays (Gumbel noise needs no renormalisation).
 
 All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 2 to 9 are one
-call into C++ (csrc/cpu/sampler.cpp), or steps 6 to 9 those of ``cpu.py`` where it is not built:
-the same tokens with less work.
+call into C++ (csrc/cpu/sampler.cpp), or steps 6 to 9 those of ``cpu.py`` where it is not built; on
+a GPU they are the kernels of ``cuda.py``: the same tokens with less work.
 
 Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind, K kept.
 """
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
-from radixlm.sampling import cpu
+from radixlm.sampling import cpu, cuda
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.processors import RowInfo
@@ -80,6 +80,8 @@ class Sampler:
         self._detect_bad = detect_bad
         self._is_cpu = table.device.type == "cpu"
         self._is_native = self._is_cpu and extension.available
+        kernels = cuda.load_kernels(table.device)
+        self._gpu = None if kernels is None else cuda.DeviceDraw(table, kernels)
         self._token_ids_1V = torch.arange(table.vocab_size, dtype=torch.int32, device=table.device)[
             None
         ]
@@ -111,26 +113,40 @@ class Sampler:
             if wanted is not None and self._mode == "raw":
                 logits_RV = logits_RV.clone()
             errors = self._run_processors(logits_RV, slots, drafts)
-        if self._is_native and drafts is None and native.takes(logits_RV):
-            tokens_R = self._sample_native(logits_RV, slots, positions_R, mask_RW)
+        gpu = self._gpu if drafts is None else None
+        if gpu is not None and gpu.takes(logits_RV):
+            tokens_R, bad_R = gpu.draw(logits_RV, slots, positions_R, mask_RW, record)
+            is_bad_R = bad_R if self._detect_bad else None
+        elif self._is_native and drafts is None and native.takes(logits_RV):
+            gpu, tokens_R = None, self._sample_native(logits_RV, slots, positions_R, mask_RW)
             is_bad_R = find_bad(logits_RV) if self._detect_bad else None
         else:
+            gpu = None
             if not is_plain:
                 self._process(logits_RV, slots, positions_R, mask_RW, drafts)
             is_bad_R = find_bad(logits_RV) if self._detect_bad else None
             tokens_R = self._choose(logits_RV, slots, positions_R)
+        if record and gpu is None:
+            self._table.penalties.record(slots, tokens_R)
         if record:
-            self.record(slots, tokens_R)
+            self._remember(slots, tokens_R)
         logprobs = None
         if wanted is not None:
             if self._mode == "processed":
                 raw_RV = logits_RV / self._parameters(slots)[0][:, TEMPERATURE, None]
-            logprobs = _logprobs(raw_RV, tokens_R, wanted)
+            if gpu is not None:
+                logprobs = gpu.logprobs(raw_RV, tokens_R, wanted).read()
+            else:
+                logprobs = _logprobs(raw_RV, tokens_R, wanted)
         return SampleResult(tokens_R, logprobs, is_bad_R, errors)
 
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """Count certain output tokens (rows may repeat a slot), for ``sample(record=False)``."""
         self._table.penalties.record(slots, tokens_R)
+        self._remember(slots, tokens_R)
+
+    def _remember(self, slots: Sequence[int], tokens_R: Tensor) -> None:
+        """The tokens of rows whose logit processor wants to know them."""
         for row, slot in enumerate(slots):
             state = self._table.state(slot)
             if state.processor is not None:

@@ -1,16 +1,11 @@
 """How kernels run: compiled on a GPU, or interpreted on the CPU under ``TRITON_INTERPRET=1``.
 
-Every module of kernels takes ``triton``, ``tl`` and these names from here or from triton itself,
-after this module. In the interpreter ``tl.dot`` of bfloat16 is wrong, arithmetic of bfloat16
-fails, bfloat16 is cut instead of rounded and 8-bit floats lose a carry. So kernels load, then
-``.to(tl.float32)``, pass the operands of a dot through ``operand``, and narrow with ``cast``.
+In the interpreter ``tl.dot`` of bfloat16 is wrong, arithmetic of bfloat16 fails, bfloat16 is cut
+instead of rounded and 8-bit floats lose a carry. So kernels load, then ``.to(tl.float32)``, pass
+the operands of a dot through ``operand``, and narrow with ``cast``.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the rule of 3.x, said before 3.10 turns
 
 import triton
 import triton.language as tl

@@ -1,0 +1,166 @@
+"""The draw on a GPU: the steps of ``sampler`` by Triton kernels, with nothing brought to the host.
+
+What a row asks for goes to the device in two small tables: its parameters, and the addresses of
+its counts, marks and lists.
+
+Legend: R rows, V vocabulary, W mask words, P parameters, A addresses of a row, K tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixlm.sampling.logprobs import LogprobRequest, Logprobs
+from radixlm.sampling.tensors import SamplingTable, SlotState
+
+_PACKAGE = "radixlm.kernels.triton"  # imported only here: triton is an optional extra
+
+
+def load_kernels(device: torch.device) -> DrawKernels | None:
+    """The kernels for a device; None where it is no GPU or triton is missing."""
+    if device.type != "cuda":
+        return None
+    try:
+        return DrawKernels()
+    except ImportError:
+        return None
+
+
+class DrawKernels:
+    """The modules of kernels that a draw uses."""
+
+    def __init__(self) -> None:
+        self.sample: Any = importlib.import_module(f"{_PACKAGE}.sample")
+        self.penalties: Any = importlib.import_module(f"{_PACKAGE}.penalties")
+        self.bitmask: Any = importlib.import_module(f"{_PACKAGE}.bitmask")
+        self.logprob: Any = importlib.import_module(f"{_PACKAGE}.logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLogprobs:
+    """Log-probabilities of R rows on the device. ``chosen_R``; ``top_RN`` values and ids, best
+    first, as many as the row that wants most; ``given_RK`` padded with token 0."""
+
+    wanted: Sequence[LogprobRequest | None]
+    chosen_R: Tensor
+    top_RN: tuple[Tensor, Tensor]
+    given_RK: Tensor
+
+    def read(self) -> Logprobs:
+        """Bring them to the host (waits for the device)."""
+        chosen, given = self.chosen_R.tolist(), self.given_RK.tolist()
+        values, ids = (part.tolist() for part in self.top_RN)
+        found = Logprobs([], [], [])
+        for row, request in enumerate(self.wanted):
+            top, asked = (0, ()) if request is None else (request.top, request.token_ids)
+            found.chosen.append(0.0 if request is None else chosen[row])
+            found.top.append((values[row][:top], ids[row][:top]))
+            found.given.append((given[row][: len(asked)], list(asked)))
+        return found
+
+
+class DeviceDraw:
+    """Steps 2 to 9 of the sampler, and log-probabilities, for the slots of a table."""
+
+    def __init__(self, table: SamplingTable, kernels: DrawKernels) -> None:
+        self._table, self._kernels = table, kernels
+        self.takes = kernels.sample.takes  # whether it can work on these logits
+
+    def draw(
+        self,
+        logits_RV: Tensor,
+        slots: Sequence[int],
+        positions_R: Tensor,
+        mask_RW: Tensor | None,
+        record: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [R] and bool [R] (the row cannot be drawn from), on the device.
+        ``logits_RV`` float32 is changed in place; ``record`` counts the tokens."""
+        states = [self._table.state(slot) for slot in slots]
+        positions_R = positions_R.int()
+        rows_RA = self._rows(states, slots)
+        if mask_RW is not None:
+            mask_RW = mask_RW.to(logits_RV.device, torch.int32, non_blocking=True).contiguous()
+        if rows_RA is not None:
+            self._kernels.penalties.process_(logits_RV, rows_RA, positions_R, mask_RW)
+            mask_RW = None
+        params_PR = self._put(_params(states))
+        drawn: tuple[Tensor, Tensor] = self._kernels.sample.draw(
+            logits_RV, params_PR, positions_R, mask_RW
+        )
+        if rows_RA is not None and record:
+            self._kernels.penalties.record(rows_RA, drawn[0])
+        return drawn
+
+    def logprobs(
+        self, logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest | None]
+    ) -> DeviceLogprobs:
+        """What rows want to know; the logits stay as they are."""
+        requests = [request or LogprobRequest() for request in wanted]
+        num_top = min(max(request.top for request in requests), logits_RV.shape[1])
+        num_given = max(len(request.token_ids) for request in requests)
+        given_RK = np.zeros((len(requests), num_given), np.int64)
+        for row, request in enumerate(requests):
+            given_RK[row, : len(request.token_ids)] = request.token_ids
+        top_RN = _most_likely(logits_RV, num_top)
+        tokens_RK = torch.cat((tokens_R[:, None], top_RN, self._put(given_RK)), 1)
+        found = self._kernels.logprob.logprobs_at(logits_RV, tokens_RK)
+        chosen_R1, values_RN, given = found.split([1, num_top, num_given], 1)
+        return DeviceLogprobs(wanted, chosen_R1[:, 0], (values_RN, top_RN), given)
+
+    def _rows(self, states: Sequence[SlotState], slots: Sequence[int]) -> Tensor | None:
+        """Addresses of what rows ask for; None if none asks for anything."""
+        penalties = self._table.penalties
+        is_plain = not any(state.changes_logits for state in states)
+        if is_plain and not any(slot in penalties for slot in slots):
+            return None
+        rows = [
+            _row(state, penalties.rows_of(slot)) for state, slot in zip(states, slots, strict=True)
+        ]
+        return self._put(np.array(rows, np.int64))
+
+    def _put(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """A small table on the device, copied while the host goes on."""
+        tensor = torch.from_numpy(array)
+        if self._table.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._table.device, non_blocking=True)
+
+
+def _params(states: Sequence[SlotState]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """int32 [P, R], as kernels/triton/sample.py names its rows."""
+    floats = np.array([(s.temperature, s.top_p, s.min_p) for s in states], np.float32)
+    seeds = np.array([s.seed for s in states], np.int64).view(np.int32).reshape(-1, 2)
+    table = np.empty((7, len(states)), np.int32)
+    table[:3], table[4:6] = floats.view(np.int32).T, seeds.T
+    table[3], table[6] = [s.top_k for s in states], [s.is_greedy for s in states]
+    return table
+
+
+def _row(state: SlotState, penalties: tuple[int, int, int]) -> tuple[int, ...]:
+    """The columns of kernels/triton/penalties.py."""
+    bias, held = (0, 0, 0), (0, 0, 0)
+    if state.bias_ids is not None and state.bias_values is not None:
+        ids = state.bias_ids
+        bias = (ids.data_ptr(), state.bias_values.data_ptr(), ids.numel())
+    if state.suppressed_ids is not None:
+        ids = state.suppressed_ids
+        held = (ids.data_ptr(), ids.numel(), state.suppressed_until)
+    return (*penalties, *bias, *held)
+
+
+def _most_likely(logits_RV: Tensor, num: int) -> Tensor:
+    """Ids of the ``num`` highest logits, best first; of equal ones the lower id first."""
+    if num == 0:
+        return torch.empty(logits_RV.shape[0], 0, dtype=torch.int64, device=logits_RV.device)
+    values, ids = torch.topk(logits_RV, num, dim=-1)
+    ids, by_id = ids.sort(dim=-1)
+    by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(1, by_value)
