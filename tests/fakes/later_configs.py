@@ -15,6 +15,18 @@ _LATENT = {
     "v_head_dim": 16,
     "num_key_value_heads": 4,
 }
+_DSA = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_topk": 9,
+    "index_head_dim": 16,
+    "index_n_heads": 8,
+}
 _NO_KV = {"num_key_value_heads": None, "intermediate_size": None}
 _NO_HEADS = {"num_attention_heads": None, "max_position_embeddings": None}
 _MAMBA2 = {
@@ -265,6 +277,36 @@ LATER: dict[str, dict[str, Any]] = {
         "qk_head_dim": 24,
         "head_dim": 8,
         "routed_scaling_factor": 1.5,
+    },
+    "DeepseekV32ForCausalLM": {**_LATENT, **_DSA},
+    "GlmMoeDsaForCausalLM": {
+        **_LATENT,
+        **_DSA,
+        "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared", "full", "shared"],
+    },
+    "Gemma4ForCausalLM": {
+        **_SLIDING,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 384,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "final_logit_softcapping": 20.0,
+    },
+    "Gemma4UnifiedForCausalLM": {
+        **_SLIDING,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 40,
     },
     "Gemma3nForCausalLM": {
         **_SLIDING,

@@ -47,7 +47,7 @@ def test_many_random_configs_equal_hugging_face(architecture: str, tmp_path: Pat
 def test_the_record_knows_the_number_of_parameters(architecture: str) -> None:
     folder = cached_tiny(architecture)
     theirs = reference_model(folder)
-    buffers = ("correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps")
+    buffers = ("correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
     held = [*theirs.named_parameters(), *theirs.named_buffers()]
     wanted = sum(
         t.numel() for n, t in held if isinstance(t, torch.nn.Parameter) or n.endswith(buffers)

@@ -52,10 +52,7 @@ def num_parameters(decoder: Decoder) -> int:
 def active_parameters(decoder: Decoder) -> int:
     """Parameters that take part in one token: of the experts only those that it is routed to."""
     return num_parameters(decoder) - sum(
-        _idle(ffn, decoder.dim)
-        for b in decoder.blocks
-        for ffn in (b.ffn, b.side)
-        if ffn is not None
+        _idle(ffn, decoder.dim) for b in decoder.blocks for ffn in _ffns(b)
     )
 
 
@@ -72,7 +69,7 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         if mixer is None:
             continue
         if isinstance(mixer, LatentAttention):
-            full += (mixer.kv_rank + mixer.rope_dim) * dtype_bytes
+            full += mixer.row * dtype_bytes
             continue
         if mixer.more and mixer.more.kv_from is not None:
             continue
@@ -94,9 +91,8 @@ def flops_per_token(decoder: Decoder, context: int) -> int:
     total = 0 if decoder.pool else 2 * decoder.vocab * dim  # the head, tied or not
     for block in decoder.blocks:
         matrices = _mixers(block, dim, matrices_only=True)
-        for ffn in (block.ffn, block.side):
-            if ffn is not None:
-                matrices += _ffn_matrices(ffn, dim) - _idle(ffn, dim, matrices_only=True)
+        for ffn in _ffns(block):
+            matrices += _ffn_matrices(ffn, dim) - _idle(ffn, dim, matrices_only=True)
         total += 2 * matrices
         if block.attention is not None:
             total += _attention_flops(block.attention, context)
@@ -148,6 +144,10 @@ def _pool(decoder: Decoder) -> int:
 def _altup(decoder: Decoder) -> int:
     """Parameters of the streams: at both ends, and of each block."""
     altup, dim, count = decoder.altup, decoder.dim, len(decoder.blocks)
+    if decoder.layer_inputs is not None:
+        own = decoder.layer_inputs
+        width = count * own.dim
+        return (own.vocab + dim) * width + own.dim + count * dim * (2 * own.dim + 1)
     if altup is None:
         return 0
     width, streams = count * altup.layer_dim, altup.streams
@@ -159,9 +159,13 @@ def _altup(decoder: Decoder) -> int:
 def _block(block: Block, dim: int) -> int:
     lacks_one = block.mixer is None or block.ffn is None
     count = int(block.mixer is not block.ffn) if lacks_one else _NUM_NORMS[block.layout]
-    norms = count * _norm(block.norm, dim)
-    ffn = sum(_ffn(one, dim) for one in (block.ffn, block.side) if one is not None)
+    norms = (count + 3 * (block.beside is not None)) * _norm(block.norm, dim)
+    ffn = sum(_ffn(one, dim) for one in _ffns(block))
     return norms + _mixers(block, dim) + ffn + block.out_scale
+
+
+def _ffns(block: Block) -> list[Mlp | Moe | Straight]:
+    return [one for one in (block.ffn, block.side, block.beside) if one is not None]
 
 
 def _mixers(block: Block, dim: int, *, matrices_only: bool = False) -> int:
@@ -219,9 +223,13 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
         + mixer.kv_rank * mixer.heads * (mixer.nope_dim + mixer.v_dim)
         + mixer.heads * mixer.v_dim * dim
     )
+    index = mixer.index if mixer.index and not mixer.index.is_shared else None
+    if index is not None:
+        matrices += mixer.q_rank * index.heads * index.dim + dim * (index.dim + index.heads)
     if matrices_only:
         return matrices
     biases = (mixer.q_rank + kv_a_rows + dim) * mixer.bias
+    biases += _norm(index.norm, index.dim) if index is not None else 0
     return matrices + biases + _norm(mixer.norm, mixer.q_rank + mixer.kv_rank)
 
 
@@ -238,7 +246,8 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
     matrices = ffn.experts * _expert(ffn, dim) + dim * choices
     biases = (ffn.experts * (_expert_rows(ffn) + dim) + choices) * ffn.bias
     norm = _norm(ffn.out_norm, dim) if ffn.out_norm else 0
-    vectors = dim * ffn.shared_gate + choices * ffn.correction + norm
+    norm += _norm(ffn.router_norm, dim) if ffn.router_norm else 0
+    vectors = dim * ffn.shared_gate + choices * (ffn.correction + ffn.expert_scale) + norm
     return matrices + biases + shared + vectors
 
 

@@ -125,10 +125,18 @@ def _llama3(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
     return np.where(between, blend, scaled).astype(np.float32), 1.0
 
 
+def _proportional(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
+    """The first share of the pairs turns as if it were the whole head; the rest stands still."""
+    frequencies = _plain(rope.theta, rope.dim) / np.float32(p.get("factor", 1.0))
+    frequencies[int(p.get("partial_rotary_factor", 1.0) * rope.dim // 2) :] = 0
+    return frequencies, 1.0
+
+
 _KINDS: Mapping[str, Callable[[Rope, _Params, int], tuple[Frequencies, float]]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "proportional": _proportional,
 }

@@ -37,7 +37,7 @@ class RopeScaling:
     (original_max_position_embeddings, max_position_embeddings).
     """
 
-    kind: Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
+    kind: Literal["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
     params: tuple[tuple[str, float | bool | tuple[float, ...]], ...] = ()
 
 
@@ -141,6 +141,21 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Index:
+    """Which tokens a latent attention reads: the ``top_k`` whose keys of ``dim`` numbers, kept in
+    the cache beside the latent, score best over ``heads`` light queries (DeepSeek-V3.2). The first
+    channels turn as those of the attention do. ``is_shared``: the choice of the last layer that
+    made one, without queries and keys of its own."""
+
+    heads: int
+    dim: int
+    top_k: int
+    interleaved: bool
+    norm: Norm
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); the cache holds
     ``kv_rank + rope_dim`` numbers a token."""
@@ -155,6 +170,13 @@ class LatentAttention:
     norm: Norm
     scale: float  # already holds yarn's mscale squared
     bias: bool = False
+    index: Index | None = None
+
+    @property
+    def row(self) -> int:
+        """Numbers a token in the cache."""
+        own = self.index.dim if self.index and not self.index.is_shared else 0
+        return self.kv_rank + self.rope_dim + own
 
 
 State = tuple[tuple[int, ...], bool]  # shape a sequence, and whether it sums up the whole past
@@ -333,6 +355,8 @@ class Moe:
     jitter: float = 0.0  # of sparsemixer
     router_softcap: float = 0.0
     limit: float = 0.0  # as in Mlp
+    router_norm: Norm | None = None  # of the router's input
+    expert_scale: bool = False  # a learned factor of every expert's weight, at the very end
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +372,8 @@ class Block:
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
     side: Moe | None = None  # more experts on the feed-forward's input, added one block later
+    beside: Moe | None = None  # of layout sandwich: experts on the residual, through norms of
+    # their own, join the feed-forward's normed output before the last norm
     carried: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout "carried":
     # factors of the mixer's normed input and its output, then of the feed-forward's
 
@@ -442,6 +468,16 @@ class AltUp:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens and from the
+    embedding; it joins the residual at the end of each block, through a gate."""
+
+    dim: int
+    vocab: int
+    act: Activation
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """A decoder-only language model; with ``pool`` one that gives vectors or scores, with
     ``encoder`` one that is none."""
@@ -459,6 +495,7 @@ class Decoder:
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
     altup: AltUp | None = None
+    layer_inputs: LayerInputs | None = None
     sinusoids: bool = False  # the position table is sines then cosines, not learned
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import AltUp, Block, Norm
+from radixlm.arch.spec import AltUp, Block, LayerInputs, Norm
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
@@ -23,28 +23,39 @@ from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
 
-class AltUpEnds(Module):
+class LayerInputsMaker(Module):
+    """The inputs of all layers, from tokens and their embeddings."""
+
+    def __init__(
+        self, spec: LayerInputs, dim: int, num_layers: int, norm: Norm, context: LayerContext
+    ) -> None:
+        self._inputs, self._dim, self._num_layers = spec, dim, num_layers
+        width = num_layers * spec.dim
+        self.per_layer = Embedding(spec.vocab, width, context, spec.dim**0.5)
+        self.project = context.plain_linear(dim, width)
+        self.project_norm = NormLayer(norm, (spec.dim,), context.kernels, context.device)
+
+    def inputs(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
+        """Each layer's own input: [T, L, P]."""
+        shape = (-1, self._num_layers, self._inputs.dim)
+        known = torch.where(ids_T < self._inputs.vocab, ids_T, 0)
+        projected = self.project.run(x_TD) * self._dim**-0.5
+        rows = projected.reshape(-1, self._inputs.dim)
+        normed = self.project_norm.run(rows).view(shape)
+        return (normed + self.per_layer.run(known).view(shape)) * 2**-0.5
+
+
+class AltUpEnds(LayerInputsMaker):
     """What stands before the first and behind the last block."""
 
     def __init__(
         self, spec: AltUp, dim: int, num_layers: int, norm: Norm, context: LayerContext
     ) -> None:
-        self.spec, self._dim, self._num_layers = spec, dim, num_layers
-        width = num_layers * spec.layer_dim
-        self.per_layer = Embedding(spec.layer_vocab, width, context, spec.layer_dim**0.5)
-        self.project = context.plain_linear(dim, width)
-        self.project_norm = NormLayer(norm, (spec.layer_dim,), context.kernels, context.device)
+        inputs = LayerInputs(spec.layer_dim, spec.layer_vocab, spec.act)
+        super().__init__(inputs, dim, num_layers, norm, context)
+        self.spec = spec
         self.spread = [context.plain_linear(dim, dim) for _ in range(spec.streams - 1)]
         self.join = [context.plain_linear(dim, dim) for _ in range(spec.streams - 1)]
-
-    def inputs(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
-        """Each layer's own input: [T, L, P]."""
-        shape = (-1, self._num_layers, self.spec.layer_dim)
-        known = torch.where(ids_T < self.spec.layer_vocab, ids_T, 0)
-        projected = self.project.run(x_TD) * self._dim**-0.5
-        rows = projected.reshape(-1, self.spec.layer_dim)
-        normed = self.project_norm.run(rows).view(shape)
-        return (normed + self.per_layer.run(known).view(shape)) * 2**-0.5
 
     def begin(self, x_TD: Tensor) -> Tensor:
         """The streams [N, T, D], all as large as the first."""

@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Block, LatentAttention, Moe, Pair, Straight
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    LatentAttention,
+    LayerInputs,
+    Moe,
+    Norm,
+    Pair,
+    Straight,
+)
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.latent import LatentAttentionLayer
@@ -39,7 +48,7 @@ def num_norms(spec: Block) -> int:
     """Norms of a block: one for each branch that it has, or what the layout says."""
     if None in (spec.ffn, spec.mixer):
         return int(spec.ffn is not spec.mixer)
-    return NUM_NORMS[spec.layout]
+    return NUM_NORMS[spec.layout] + 3 * (spec.beside is not None)
 
 
 MixerLayer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer
@@ -71,6 +80,25 @@ class StraightLayer(Module):
         return self.matrix.run(x_TD)
 
 
+class LayerInputLayer(Module):
+    """How a layer's own input joins the residual: x + norm(out(act(gate(x)) * input))."""
+
+    def __init__(
+        self, spec: LayerInputs, index: int, dim: int, context: LayerContext, norm: Norm
+    ) -> None:
+        self._spec, self._index, self._activate = spec, index, context.kernels.activate
+        self.gate = context.plain_linear(dim, spec.dim)
+        self.out = context.plain_linear(spec.dim, dim)
+        self.norm = NormLayer(norm, (dim,), context.kernels, context.device)
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
+        """x with the input joined."""
+        assert batch.per_layer_TLP is not None
+        own = self._activate(self.gate.run(x_TD), self._spec.act)
+        x_TD += self.norm.run(self.out.run(own * batch.per_layer_TLP[:, self._index]))
+        return x_TD
+
+
 class PairLayer(Module):
     """Attention and a state mixer on the same input, added."""
 
@@ -89,6 +117,9 @@ class BlockLayer(Module):
     norm2: NormLayer
     norm3: NormLayer
     norm4: NormLayer
+    norm5: NormLayer  # of a block with experts beside its feed-forward: behind the latter,
+    norm6: NormLayer  # before the experts
+    norm7: NormLayer  # and behind them
     ffn: MlpLayer | MoeLayer | StraightLayer  # absent where the record has none
 
     def __init__(
@@ -112,6 +143,8 @@ class BlockLayer(Module):
             self.ffn = MlpLayer(spec.ffn, dim, context)
         if spec.side is not None:
             self.side = MoeLayer(spec.side, dim, context)
+        if spec.beside is not None:
+            self.beside = MoeLayer(spec.beside, dim, context)
         lacks_one, lacks_both = None in (spec.ffn, spec.mixer), spec.ffn is spec.mixer
         for index in range(num_norms(spec)):
             norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
@@ -119,18 +152,25 @@ class BlockLayer(Module):
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        layout = (
-            "none"
-            if lacks_both
-            else "one"
-            if lacks_one
-            else "sided"
-            if spec.side is not None
-            else spec.layout
-        )
+        layout: str = "sided" if spec.side is not None else spec.layout
+        if spec.beside is not None:
+            layout = "beside"
+        if lacks_one:
+            layout = "none" if lacks_both else "one"
         run = getattr(self, f"_run_{layout}")
         self.run = self._run_scaled if spec.out_scale else run
         self._run_unscaled = run
+
+    def give_layer_input(self, spec: LayerInputs, index: int, dim: int, ctx: LayerContext) -> None:
+        """The block is layer ``index`` of a model whose layers have inputs of their own."""
+        own = self.layer_input = LayerInputLayer(spec, index, dim, ctx, self.spec.norm)
+        run = self._run_unscaled
+
+        def run_with_input(x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+            return own.run(run(x_TD, batch, angles), batch)
+
+        self._run_unscaled = run_with_input
+        self.run = self._run_scaled if self.spec.out_scale else run_with_input
 
     def _make_mixer(
         self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
@@ -217,6 +257,13 @@ class BlockLayer(Module):
     def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
         x_TD += self.norm4.run(self._feed(self.norm3.add_run(x_TD, mixed)))
+        return x_TD
+
+    def _run_beside(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
+        fed = self.norm5.run(self._feed(self.norm3.add_run(x_TD, mixed)))
+        fed += self.norm7.run(self.beside.run(self.norm6.run(x_TD), x_TD))
+        x_TD += self.norm4.run(fed)
         return x_TD
 
     def _run_parallel(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:

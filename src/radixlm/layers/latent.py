@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import LatentAttention
+from radixlm.arch.spec import Index, LatentAttention
 from radixlm.layers.context import LayerContext
+from radixlm.layers.gathered import Choose, Piece, attend_gathered
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -47,6 +48,8 @@ class LatentAttentionLayer(Module):
         self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
         self.kv_b = UpProjection(spec, context)
         self.o = context.linear(spec.heads * spec.v_dim, dim, spec.bias, Shard(1))
+        if spec.index is not None and not spec.index.is_shared:
+            self.index = IndexLayer(spec, spec.index, dim, context)
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
@@ -55,7 +58,7 @@ class LatentAttentionLayer(Module):
             group=group,
             heads=spec.heads,
             kv_heads=1,
-            head_dim=spec.kv_rank + spec.rope_dim,
+            head_dim=spec.row,
             v_dim=spec.kv_rank,
             scale=spec.scale,
             latent=True,
@@ -65,7 +68,8 @@ class LatentAttentionLayer(Module):
         """The mixer's branch: [T, D]."""
         spec, rotate = self.spec, self._context.kernels.rope
         turn = angles[self._rope] if self._rope >= 0 else None
-        q = self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD))) if spec.q_rank else self.q.run(x_TD)
+        low_TQ = self.q_a_norm.run(self.q_a.run(x_TD)) if spec.q_rank else x_TD
+        q = self.q_b.run(low_TQ) if spec.q_rank else self.q.run(x_TD)
         q_THC = q.view(-1, spec.heads, spec.nope_dim + spec.rope_dim)
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
         if turn is not None and spec.rope is not None:
@@ -75,8 +79,73 @@ class LatentAttentionLayer(Module):
             rotate(k_TR[:, None], turn, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
-        out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
+        if spec.index is None:
+            out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
+        elif spec.index.is_shared:
+            out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, chosen_before(batch))
+        else:
+            k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, turn)[:, None]), -1)
+            choose = self.index.chooser(x_TD, low_TQ, turn, batch)
+            out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, choose)
         return self.o.run(self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank)))
+
+
+class IndexLayer(Module):
+    """Scores of all tokens for each query: a weighted sum over heads of relu(q . k)."""
+
+    def __init__(
+        self, spec: LatentAttention, index: Index, dim: int, context: LayerContext
+    ) -> None:
+        self._index, self._turned, self._rotate = index, spec.rope_dim, context.kernels.rope
+        self.q = context.plain_linear(spec.q_rank, index.heads * index.dim)
+        self.k = context.plain_linear(dim, index.dim)
+        self.k_norm = NormLayer(index.norm, (index.dim,), context.kernels, context.device)
+        self.weights = context.plain_linear(dim, index.heads)
+        self._scale = index.dim**-0.5 * index.heads**-0.5
+
+    def keys(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+        """What is kept of each token: [T, index.dim]."""
+        k_T1I = self.k_norm.run(self.k.run(x_TD))[:, None]
+        self._turn(k_T1I, turn)
+        return k_T1I[:, 0]
+
+    def chooser(
+        self, x_TD: Tensor, low_TQ: Tensor, turn: Angles | None, batch: ForwardBatch
+    ) -> Choose:
+        """The choice of this step's tokens, which later layers may share."""
+        index = self._index
+        q_THI = self.q.run(low_TQ).view(-1, index.heads, index.dim)
+        self._turn(q_THI, turn)
+        weights_TH = self.weights.run(x_TD).float() * self._scale
+        batch.chosen = {}
+
+        def choose(piece: Piece) -> Tensor:
+            keys_NI = piece.k_NKC[:, 0, -index.dim :].float()
+            scores_QHN = torch.relu(q_THI[piece.rows].float() @ keys_NI.T)
+            scores_QN = (weights_TH[piece.rows][:, None] @ scores_QHN)[:, 0]
+            scores_QN = scores_QN.masked_fill(~piece.seen_QN, -torch.inf)
+            # stable: of equal scores (many are zero) the earlier token, however a prompt is cut
+            order = torch.sort(scores_QN, dim=-1, descending=True, stable=True)[1]
+            best = order[:, : index.top_k]
+            chosen = torch.zeros_like(scores_QN, dtype=torch.bool).scatter_(1, best, True)
+            batch.chosen[piece.rows.start] = chosen
+            return chosen
+
+        return choose
+
+    def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
+        if turn is not None:
+            self._rotate(x_THI[..., : self._turned], turn, self._index.interleaved)
+
+
+def chosen_before(batch: ForwardBatch) -> Choose:
+    """The choice that an earlier layer has left in the batch."""
+    chosen: dict[int, Tensor] = batch.chosen
+
+    def choose(piece: Piece) -> Tensor:
+        return chosen[piece.rows.start]
+
+    return choose
 
 
 class UpProjection(Module):

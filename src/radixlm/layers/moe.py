@@ -40,6 +40,10 @@ class MoeLayer(Module):
             self.shared = MlpLayer(spec.shared, dim, context)
         if spec.shared_gate:
             self.shared_gate = context.plain_linear(dim, 1)
+        if spec.router_norm is not None:
+            self.router_norm = NormLayer(spec.router_norm, (dim,), context.kernels, context.device)
+        if spec.expert_scale:
+            self.expert_scale = Param((spec.experts,), "float32")
         if spec.out_norm is not None:
             self.out_norm = NormLayer(spec.out_norm, (dim,), context.kernels, context.device)
         is_known = spec.score not in RARE_SCORES and not spec.zero_experts
@@ -62,14 +66,20 @@ class MoeLayer(Module):
             reference = pack_experts if self.spec.gated else PlainExperts
             pack = reference(up, down, biases[0], biases[1], act)
         self.experts = pack
+        self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
         self.correction_E = self.correction.take() if self.spec.correction else None
 
-    def run(self, x_TD: Tensor) -> Tensor:
-        """The feed-forward branch: [T, D]."""
-        logits_TE = self.router.run(x_TD)
+    def run(self, x_TD: Tensor, routed_by_TD: Tensor | None = None) -> Tensor:
+        """The feed-forward branch: [T, D]. ``routed_by`` is what the router reads, if not x."""
+        seen_TD = x_TD if routed_by_TD is None else routed_by_TD
+        if self.spec.router_norm is not None:
+            seen_TD = self.router_norm.run(seen_TD)
+        logits_TE = self.router.run(seen_TD)
         if self.spec.router_softcap:
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
         weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
+        if self._scale_E is not None:
+            weights_TK = weights_TK * self._scale_E[ids_TK]
         y_TD = self._run_experts(x_TD, weights_TK, ids_TK)
         if self.spec.shared is not None:
             shared_TD = self.shared.run(x_TD)

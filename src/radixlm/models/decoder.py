@@ -14,7 +14,7 @@ from torch import Tensor
 from radixlm.arch.spec import Block, Decoder, Rope
 from radixlm.kernels import cpu
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
-from radixlm.layers.altup import AltUpBlock, AltUpEnds
+from radixlm.layers.altup import AltUpBlock, AltUpEnds, LayerInputsMaker
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
@@ -85,6 +85,11 @@ class DecoderModel(Module):
         if decoder.altup is not None:
             count = len(decoder.blocks)
             self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
+        if decoder.layer_inputs is not None:
+            own, count = decoder.layer_inputs, len(decoder.blocks)
+            self.inputs = LayerInputsMaker(own, dim, count, decoder.norm, context)
+            for layer, made in enumerate(self.blocks):
+                made.give_layer_input(own, layer, dim, context)
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if not decoder.tied:
             self.head = context.head_linear(dim, decoder.vocab, decoder.head_bias)
@@ -147,6 +152,8 @@ class DecoderModel(Module):
         angles = self.ropes.angles(batch)
         deep_LTD = batch.deep_LTD if batch.deep_LTD is not None else ()
         is_altup = self.decoder.altup is not None
+        if self.decoder.layer_inputs is not None:
+            batch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
         if is_altup:
             batch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
             x_TD = self.altup.begin(x_TD)

@@ -13,7 +13,7 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     mixer = decoder.blocks[layer].attention
     assert mixer is not None, "a layer without attention has no keys"
     if isinstance(mixer, LatentAttention):
-        return (0, 1, mixer.kv_rank + mixer.rope_dim, mixer.kv_rank, True)
+        return (0, 1, mixer.row, mixer.kv_rank, True)
     window = 0 if merge_windows else mixer.window
     return (window, mixer.kv_heads, mixer.head_dim, mixer.v_dim, False)
 

@@ -9,9 +9,19 @@ from radixlm.layers.moe import RARE_SCORES
 
 # fields that the program knows nothing of
 _MLP = ("sub_norm", "sparsity", "limit")
-_MOE = ("gated", "scale_input", "zero_experts", "out_norm", "jitter", "router_softcap", "limit")
-_BLOCK = ("out_scale", "side")
-_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid")
+_MOE = (
+    "gated",
+    "scale_input",
+    "zero_experts",
+    "out_norm",
+    "jitter",
+    "router_softcap",
+    "limit",
+    "router_norm",
+    "expert_scale",
+)
+_BLOCK = ("out_scale", "side", "beside")
+_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid", "layer_inputs")
 
 
 def is_plain(decoder: Decoder) -> bool:

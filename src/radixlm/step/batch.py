@@ -80,6 +80,7 @@ class ForwardBatch:
     embeds_mask_T: Tensor | None = None  # bool: rows of embeds_TD that count
     second_T: Tensor | None = None  # bool: tokens of the second text of a pair, if there is one
     per_layer_TLP: Tensor | None = None  # each layer's own input, where models have some
+    chosen: Any = None  # tokens that the last layer with an index has chosen, by sequence piece
     side_TD: Tensor | None = None  # what one block leaves for the end of the next
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections

@@ -102,8 +102,9 @@ class Resolver:
         return key.replace("mixer", "state", 1) if block.state is not None else key
 
     def _ffn_key(self, layer: int, key: str) -> str:
-        if key.startswith("side"):
-            return "moe" + key.removeprefix("side")
+        for beside in ("side", "beside"):
+            if key == beside or key.startswith(beside + "."):
+                return "moe" + key.removeprefix(beside)
         ffn = self._decoder.blocks[layer].ffn
         if isinstance(ffn, Moe):
             key = "moe" + key.removeprefix("ffn") if key.startswith("ffn") else key
@@ -113,7 +114,7 @@ class Resolver:
 
     def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> Assembly:
         block = self._decoder.blocks[layer] if layer >= 0 else None
-        ffn = None if block is None else block.side or block.ffn
+        ffn = None if block is None else block.side or block.beside or block.ffn
         num_experts = ffn.experts if isinstance(ffn, Moe) else 0
         is_stacked = any("{e}" in template for template in named.templates)
         rows = tuple(

@@ -87,6 +87,7 @@ _SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
         "max_position_embeddings",
         "attention_factor",
     ),
+    "proportional": ("factor", "partial_rotary_factor"),
     "llama3": (
         "factor",
         "low_freq_factor",
@@ -95,7 +96,10 @@ _SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _OPTIONAL_KEYS = frozenset(
-    ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+    (
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        "partial_rotary_factor",
+    )
 )
 
 
@@ -113,7 +117,9 @@ def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
     for key in sorted(_SCALING_KEYS[kind]):
         value = values.get(key)
         if value is None:
-            may_miss = key in _OPTIONAL_KEYS or (key == "factor" and kind in ("yarn", "longrope"))
+            may_miss = key in _OPTIONAL_KEYS or (
+                key == "factor" and kind in ("yarn", "longrope", "proportional")
+            )
             if not may_miss:
                 raise c.error("rope_parameters", f"of type {kind!r} lacks {key!r}")
         elif key in ("short_factor", "long_factor"):

@@ -1,8 +1,10 @@
-"""DeepSeek V2 and V3 (latent attention, grouped routing) and dots1, which routes alike."""
+"""DeepSeek V2 to V3.2 (latent attention, grouped routing, an index of what is read), GLM 5 and
+dots1, which routes alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -19,7 +21,7 @@ from radixlm.arch.families.builders import (
     window,
 )
 from radixlm.arch.names import LAYER, AnyOf
-from radixlm.arch.spec import Decoder, LatentAttention, Mlp, Norm
+from radixlm.arch.spec import Decoder, Index, LatentAttention, Mlp, Norm
 from radixlm.arch.yarn import yarn_mscale
 
 
@@ -73,6 +75,52 @@ def deepseek_v2(c: Config) -> Decoder:
 def deepseek_v3(c: Config) -> Decoder:
     mixer = latent(c, interleaved=c.rope_interleave)
     return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+
+
+def _by_kind(c: Config, **fields: Any) -> Callable[[int], Ffn]:
+    """The feed-forward by mlp_layer_types, or after first_k_dense_replace dense ones."""
+    kinds, ffn = c.mlp_layer_types, routed(c, 0, score="sigmoid", correction=True, **fields)
+    first = c.first_k_dense_replace
+    return lambda i: (
+        ffn(i) if (kinds[i] == "sparse" if kinds else i >= first) else mlp(c, bias=c.mlp_bias)
+    )
+
+
+def _indexed(c: Config, *, interleaved: bool, shared: Callable[[int], bool]) -> Decoder:
+    """Latent attention to what an index chooses."""
+    for key in ("qk_rope_head_dim", "index_n_heads", "index_topk"):
+        if not isinstance(c.get(key), int) or c.get(key) < 1:
+            raise c.error(key, f"= {c.get(key)!r} must be a positive integer")
+    if c.index_head_dim < c.qk_rope_head_dim or not c.q_lora_rank:
+        raise c.error("index_head_dim", "must hold 'qk_rope_head_dim', and 'q_lora_rank' be given")
+    norm, mixer = Norm(1e-6, "layer", bias=True), latent(c, interleaved=True)
+    index = Index(c.index_n_heads, c.index_head_dim, c.index_topk, interleaved, norm)
+    return plain(
+        c,
+        lambda i: replace(mixer, index=replace(index, is_shared=shared(i))),
+        _by_kind(c),
+    )
+
+
+@family("DeepseekV32ForCausalLM")
+def deepseek_v32(c: Config) -> Decoder:
+    return _indexed(c, interleaved=False, shared=lambda i: False)
+
+
+@family("GlmMoeDsaForCausalLM")
+def glm_moe_dsa(c: Config) -> Decoder:
+    """Some layers share the choice of the one before that has an index."""
+    pattern = c.get("indexer_types") or c.get("index_topk_pattern")
+    every, offset = max(c.get("index_topk_freq", 1), 1), c.get("index_skip_topk_offset", 2)
+
+    def shares(i: int) -> bool:
+        if pattern is not None:
+            return bool(pattern[i] in ("shared", "S"))
+        return bool(max(i - offset + 1, 0) % every)
+
+    if shares(0):
+        raise c.error("indexer_types", "has a shared choice at the first layer")
+    return _indexed(c, interleaved=True, shared=shares)
 
 
 @family("AXK1ForCausalLM")

@@ -1,7 +1,8 @@
-"""Gemma 1 to 3 (text): norms that store weight - 1, scaled embeddings, sandwiched norms."""
+"""Gemma 1 to 4 (text): norms that store weight - 1, scaled embeddings, sandwiched norms."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -16,8 +17,18 @@ from radixlm.arch.families.builders import (
     rope,
     window,
 )
-from radixlm.arch.names import LAYER, SANDWICH, Names
-from radixlm.arch.spec import AltUp, Attention, Decoder, Mlp, Norm, Variant
+from radixlm.arch.names import LAYER, SANDWICH, Named, Names
+from radixlm.arch.recipes import Scaled
+from radixlm.arch.spec import (
+    AltUp,
+    Attention,
+    Decoder,
+    LayerInputs,
+    Mlp,
+    Moe,
+    Norm,
+    Variant,
+)
 
 
 def _scaled(c: Config, **parts: Any) -> Decoder:
@@ -173,3 +184,104 @@ def gemma3n(c: Config) -> Decoder:
         altup=altup,
         names={**SANDWICH, **_ALTUP, **ends},
     )
+
+
+_INPUTS: Names = {
+    "inputs.per_layer": "model.embed_tokens_per_layer",
+    "inputs.project": "model.per_layer_model_projection",
+    "inputs.project_norm": "model.per_layer_projection_norm",
+    "layer_input.gate": LAYER + "per_layer_input_gate",
+    "layer_input.out": LAYER + "per_layer_projection",
+    "layer_input.norm": LAYER + "post_per_layer_input_norm",
+}
+
+
+def _overrides(c: Config, kinds: list[str]) -> list[dict[str, Any]]:
+    """What the layers have other than the config says of all: its full layers' heads, or what
+    per_layer_config lists."""
+    listed = c.get("per_layer_config")
+    if listed is None:
+        own = {"head_dim": c.get("global_head_dim", 512)}
+        if c.get("num_global_key_value_heads") and c.get("attention_k_eq_v", True):
+            own["num_key_value_heads"] = c.num_global_key_value_heads
+        return [own if kind == "full_attention" else {} for kind in kinds]
+    found = [listed.get(str(layer), listed.get(layer, {})) for layer in range(len(kinds))]
+    for layer, own in enumerate(found):
+        if set(own) - {"head_dim", "num_key_value_heads"}:
+            raise c.error("per_layer_config", f"changes {sorted(own)} of layer {layer}")
+    return found
+
+
+def _experts_beside(c: Config) -> tuple[Moe | None, Names]:
+    if not c.enable_moe_block:
+        return None, {}
+    act, count = activation(c, "hidden_activation"), c.top_k_experts
+    if not c.num_experts or not count or count > c.num_experts:
+        raise c.error("top_k_experts", f"= {count!r} does not fit 'num_experts' {c.num_experts!r}")
+    norm = Norm(c.rms_norm_eps)
+    fields: dict[str, Any] = {"renorm": True, "router_norm": norm, "expert_scale": True}
+    names: Names = {
+        "norm5": LAYER + "post_feedforward_layernorm_1",
+        "norm6": LAYER + "pre_feedforward_layernorm_2",
+        "norm7": LAYER + "post_feedforward_layernorm_2",
+        "moe.router": Named((LAYER + "router.proj",), Scaled(c.hidden_size**-0.5)),
+        "moe.router_norm": LAYER + "router.scale",
+        "moe.expert_scale": LAYER + "router.per_expert_scale",
+        "moe.up": LAYER + "experts.gate_up_proj",
+        "moe.down": LAYER + "experts.down_proj",
+    }
+    return Moe(c.num_experts, count, c.moe_intermediate_size, act, **fields), names
+
+
+@family("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
+def gemma4(c: Config) -> Decoder:
+    """Full layers have heads of their own size, and may take their keys for values; the last
+    layers read keys and values of earlier ones; experts beside the feed-forward."""
+    c.refuse("use_bidirectional_attention", "vision")
+    count, bias, norm = c.num_hidden_layers, c.attention_bias, rms(c)
+    kinds = [*(c.layer_types or [_sixth(i) for i in range(count)])[:-1], "full_attention"]
+    overrides, first_reader = _overrides(c, kinds), count - c.num_kv_shared_layers
+
+    def mixer(i: int) -> Attention:
+        own, is_full = overrides[i], kinds[i] == "full_attention"
+        before = [j for j in range(min(i, first_reader)) if kinds[j] == kinds[i]]
+        if i >= first_reader and not before:
+            raise c.error("num_kv_shared_layers", f"leaves layer {i} no keys to read")
+        dim = own.get("head_dim") or head_dim(c)
+        return attention(
+            c,
+            kv_heads=own.get("num_key_value_heads"),
+            head_dim=dim,
+            rope=rope(c, dim, kinds[i]),
+            qkv_bias=bias,
+            o_bias=bias,
+            scale=1.0,
+            window=0 if is_full else c.sliding_window,
+            qk_norm="head",
+            qk_norm_spec=norm,
+            more=Variant(
+                v_norm=Norm(c.rms_norm_eps, affine=False),
+                v_is_k=is_full and c.attention_k_eq_v and i < first_reader,
+                kv_from=before[-1] if i >= first_reader else None,
+            ),
+        )
+
+    act, width = activation(c, "hidden_activation"), c.get("hidden_size_per_layer_input", 0)
+    wide = 2 if c.use_double_wide_mlp else 1
+    beside, names = _experts_beside(c)
+    described = plain(
+        c,
+        mixer,
+        lambda i: Mlp(c.intermediate_size * (wide if i >= first_reader else 1), act),
+        layout="sandwich",
+        embed_scale=c.hidden_size**0.5,
+        logit_softcap=c.final_logit_softcapping or 0.0,
+        layer_inputs=LayerInputs(width, c.vocab_size_per_layer_input, act) if width else None,
+        names={**SANDWICH, **_INPUTS, **names, "block.out_scale": LAYER + "layer_scalar"},
+    )
+    blocks = tuple(replace(b, out_scale=True, beside=beside) for b in described.blocks)
+    return replace(described, blocks=blocks)
+
+
+def _sixth(layer: int) -> str:
+    return "sliding_attention" if (layer + 1) % 6 else "full_attention"
