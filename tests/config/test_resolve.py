@@ -50,14 +50,14 @@ def test_a_cpu_gets_its_defaults() -> None:
         "page_size": 16,
         "chunked_prefill_size": 2048,
         "max_running_requests": 64,
-        "mem_fraction_static": 0.6,
         "cpu_threads": 2,
         "random_seed": 7,
     }
+    assert config.memory.mem_fraction_static == 0.6
 
 
 def test_options_typed_as_settled_are_settled() -> None:
-    assert len(AUTO_NAMES) == 15
+    assert len(AUTO_NAMES) == 14
     assert not [name for name in AUTO_NAMES if settle().value(name) is None]
 
 
@@ -66,7 +66,7 @@ def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
         settle()
     lines = [record.getMessage() for record in caplog.records]
     assert "page_size unset -> 16: default on cpu" in lines
-    assert len(lines) == len(AUTO_NAMES)
+    assert len(lines) == len(AUTO_NAMES) + 1  # --mem-fraction-static, open on a GPU
     assert all("\n" not in line for line in lines)
 
 
@@ -143,8 +143,9 @@ def test_a_built_gpu_gets_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolving, "BUILT_ATTENTION", ("cpu", "torch_native", "triton"))
     config = settle(replace(CPU, device="cuda"))
     assert config.execute.attention_backend == "triton"
-    assert (config.memory.page_size, config.schedule.max_running_requests) == (1, 256)
-    assert (config.schedule.chunked_prefill_size, config.memory.mem_fraction_static) == (8192, 0.88)
+    assert (config.memory.page_size, config.schedule.max_running_requests) == (16, 256)
+    assert config.schedule.chunked_prefill_size == 8192
+    assert config.memory.mem_fraction_static is None  # a trial run will tell
 
 
 def test_context_length_comes_from_the_model() -> None:

@@ -3,6 +3,7 @@ from ``begin`` on, the metadata of the step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ class AttentionBackend(Protocol):
 
     name: str
     required_page_size: int | None  # None: any
+    pools: Sequence[KvPool | None]  # a KV group each; None until it is made
 
     def supports(self, page_size: int) -> bool:
         """Whether pages of this many tokens work."""

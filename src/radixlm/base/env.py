@@ -7,6 +7,7 @@ which the reference (or the platform) knows the same setting; our own name wins.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,13 @@ CACHE_DIR = Variable(
     Path.home() / ".cache" / "radixlm",
     Path,
     "Folder for what can be made again: compiled kernels, numpy copies of weights.",
+)
+PROFILER_DIR = Variable(
+    "RADIXLM_PROFILER_DIR",
+    Path(tempfile.gettempdir()),
+    Path,
+    "Folder for profiles that name none.",
+    ("SGLANG_TORCH_PROFILER_DIR",),
 )
 ALLOW_LONGER_CONTEXT = Variable(
     "RADIXLM_ALLOW_LONGER_CONTEXT",

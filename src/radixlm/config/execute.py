@@ -22,14 +22,13 @@ ATTENTION_BACKENDS = (
     "wave",
     "ascend",
 )
-BUILT_ATTENTION = ("cpu", "torch_native")
+BUILT_ATTENTION = ("cpu", "torch_native", "triton")
 _ATTENTION = Flag(
     choices=ATTENTION_BACKENDS,
     built=BUILT_ATTENTION,
     needs="that attention backend",
     old_values=(("intel_amx", "cpu"),),
 )
-_GRAPHS = "steps run without CUDA graphs, which changes no token"
 _TRITON = "tunes a Triton kernel that is not in use"
 _CUDA = "chooses between CUDA kernels that are not in use"
 _DUMPS = "tensor dumps"
@@ -46,12 +45,12 @@ class ExecuteConfig(Group):
         "Where the model runs; a GPU if one is there and supported, else the CPU when unset.",
         Flag(
             choices=("auto", "cuda", "cpu", "xpu", "hpu", "npu"),
-            built=("auto", "cpu"),
+            built=("auto", "cuda", "cpu"),
             needs="an executor for that device",
         ),
     ] = AUTO
     attention_backend: Annotated[
-        str, "Attention kernels; 'cpu' on a CPU when unset.", _ATTENTION
+        str, "Attention kernels; 'cpu' on a CPU and 'triton' on a GPU when unset.", _ATTENTION
     ] = AUTO
     prefill_attention_backend: Annotated[
         str, "Attention kernels of prompts; --attention-backend when unset.", _ATTENTION
@@ -107,30 +106,34 @@ class ExecuteConfig(Group):
     enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
     enable_nan_detection: Annotated[
         bool,
-        "Fail a request whose logits are not numbers.",
-        Flag(state="planned", needs="a check of the logits"),
+        "Fail a request whose logits are not numbers; a CPU always does.",
+        Flag(only="cuda"),
     ] = False
     disable_cuda_graph: Annotated[
-        bool, "Launch each kernel by itself.", Flag(state="no-op", why=_GRAPHS)
+        bool, "Launch each kernel by itself.", Flag(only="cuda")
     ] = False
     cuda_graph_max_bs: Annotated[
         int | None,
-        "Largest batch that has a CUDA graph.",
-        Flag(within=POSITIVE, state="no-op", why=_GRAPHS),
+        "Largest batch that has a CUDA graph; --max-running-requests when unset.",
+        Flag(within=POSITIVE, only="cuda"),
     ] = None
     cuda_graph_bs: Annotated[
         tuple[int, ...] | None,
-        "Batch sizes that have a CUDA graph.",
-        Flag(within=POSITIVE, state="no-op", why=_GRAPHS),
+        "Batch sizes that have a CUDA graph; 1 2 4 8 16 24 32 48 ... when unset.",
+        Flag(within=POSITIVE, only="cuda"),
     ] = None
     disable_cuda_graph_padding: Annotated[
-        bool, "CUDA graphs only for exact sizes.", Flag(state="no-op", why=_GRAPHS)
+        bool,
+        "CUDA graphs only for exact sizes; those up to 160 when no sizes are given.",
+        Flag(only="cuda"),
     ] = False
     enable_profile_cuda_graph: Annotated[
-        bool, "Profile the capture of CUDA graphs.", Flag(state="no-op", why=_GRAPHS)
+        bool,
+        "Write a trace of the capture of CUDA graphs to RADIXLM_PROFILER_DIR.",
+        Flag(only="cuda"),
     ] = False
     enable_cudagraph_gc: Annotated[
-        bool, "Collect garbage during the capture.", Flag(state="no-op", why=_GRAPHS)
+        bool, "Collect garbage during the capture, which then takes longer.", Flag(only="cuda")
     ] = False
     enable_torch_compile: Annotated[
         bool, "Compile the model with torch.compile.", Flag(state="planned", needs=_COMPILE)

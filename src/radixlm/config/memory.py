@@ -18,17 +18,18 @@ class MemoryConfig(Group):
     """Memory."""
 
     mem_fraction_static: Annotated[
-        float,
-        "Share of the memory for weights and KV cache; 0.6 on a CPU, 0.88 on a GPU when unset.",
+        float | None,
+        "Share of the memory for weights and KV cache. When unset 0.6 on a CPU; on a GPU all but "
+        "what the largest steps need, which are tried at start.",
         Flag(within="(0, 1)"),
-    ] = AUTO
+    ] = None
     max_total_tokens: Annotated[
         int | None,
         "Tokens that the KV cache holds; from --mem-fraction-static when unset.",
         Flag(within=POSITIVE),
     ] = None
     page_size: Annotated[
-        int, "Tokens of one KV page; 16 on a CPU, 1 elsewhere when unset.", Flag(within=POSITIVE)
+        int, "Tokens of one KV page; 16 when unset.", Flag(within=POSITIVE)
     ] = AUTO
     kv_cache_dtype: Annotated[
         str,

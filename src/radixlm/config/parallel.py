@@ -86,8 +86,8 @@ class ParallelConfig(Group):
     ] = None
     base_gpu_id: Annotated[
         int,
-        "First GPU to use.",
-        Flag(within=NON_NEGATIVE, state="planned", needs="a CUDA executor"),
+        "GPU to use.",
+        Flag(within=NON_NEGATIVE, only="cuda"),
     ] = 0
     gpu_id_step: Annotated[
         int,

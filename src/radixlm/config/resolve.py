@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from radixlm.base.errors import ConfigError
@@ -31,11 +32,11 @@ CPU_DEFAULTS = {
 }
 """A CPU shares its memory with everything else, and a step of 2048 tokens keeps streams moving."""
 GPU_DEFAULTS = {
-    "page_size": 1,
+    "page_size": 16,
     "chunked_prefill_size": 8192,
     "max_running_requests": 256,
-    "mem_fraction_static": 0.88,
 }
+"""Pages of 16 keep the page tables small, which graphs read whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def fill_backends(config: ServerConfig, facts: Facts, given: frozenset[str]) -> 
 
 
 def _first_gpu_attention() -> str:
-    return "triton" if "triton" in BUILT_ATTENTION else "torch_native"
+    has_triton = find_spec("triton") is not None
+    return "triton" if has_triton and "triton" in BUILT_ATTENTION else "torch_native"
 
 
 def fill_grammar(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:

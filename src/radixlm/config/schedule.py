@@ -75,7 +75,7 @@ class ScheduleConfig(Group):
     disable_overlap_schedule: Annotated[
         bool,
         "Plan the next step only after the results of this one.",
-        Flag(state="no-op", why="a CPU has computed a step when its launch returns"),
+        Flag(only="cuda"),
     ] = False
     num_continuous_decode_steps: Annotated[
         int,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,23 +26,24 @@ from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import needs_memory
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.processors import ProcessorFeature
-from radixlm.engine.modelinfo import ModelInfo
-from radixlm.executor.capacity import (
-    STATES_A_REQUEST,
-    MemoryFacts,
-    PoolSizes,
-    WindowShare,
-    pool_sizes,
-    state_pages,
+from radixlm.engine.gpu import (
+    open_device,
+    record_graphs,
+    sizes_of,
+    try_steps,
+    why_no_graphs,
 )
+from radixlm.engine.memory import MemoryNow, Pools, make_pools, trial_pools
+from radixlm.engine.modelinfo import ModelInfo
+from radixlm.executor.capacity import STATES_A_REQUEST
 from radixlm.executor.controls import TensorControls
+from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import MediaRows
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.runner import Runner
+from radixlm.executor.profile import Profiler
+from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.executor.tables import SlotTables
 from radixlm.kernels.dispatch import Kernels, bind
-from radixlm.kernels.ops import kv
-from radixlm.memory.budget import window_ratio
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.chunk import ChunkCache
@@ -53,7 +54,6 @@ from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.models.fallback import TransformersModel
 from radixlm.models.towers import HfTower
-from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.tensors import SamplingTable
@@ -72,6 +72,8 @@ log = logging.getLogger(__name__)
 # share of a running request's remaining output for which admission keeps room, at
 # --schedule-conservativeness 1
 BASE_RESERVE = 0.4
+# share of a GPU for weights and pools where steps cannot be tried before the pools are made
+UNTRIED_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,10 @@ def assemble(
 ) -> Replica:
     """Load the model and connect everything. ConfigError or CheckpointError if that fails."""
     began_s = time.perf_counter()
-    device = torch.device(config.execute.device or "cpu")
+    opened = open_device(config)
+    device = opened.where
     _set_threads(config, info)
-    free_bytes = _free_bytes(device) // config.parallel.dp_size
+    free_bytes = _free_bytes(opened) // config.parallel.dp_size
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = bind(device.type, overrides)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
@@ -102,20 +105,28 @@ def assemble(
     loaded_s = time.perf_counter()
     name = config.execute.attention_backend or "torch_native"
     attn = make_backend(name, model.kv_groups, kernels, device)
+    sizes = _graph_sizes(config, info, model, attn, kernels)
+    memory = MemoryNow(free_bytes, weight_bytes)
+    if isinstance(opened, CudaDevice):
+        memory = _tried(config, info, model, attn, opened, free_bytes, sizes)
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
-        pools = make_pools(config, info, model, attn, MemoryNow(free_bytes, weight_bytes))
+        pools = make_pools(config, info, model, attn, memory)
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
     if pools.states is not None:
         most = max(1, pools.sizes.num_window // STATES_A_REQUEST)
         limits = replace(limits, max_running=min(limits.max_running, most))
     weight = partial(_weight, model, info.folder, config.model.load_format)
-    controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens)
+    profiler = Profiler(device)
+    controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
     processors, media = _processors(config, info), _media(config, info, device)
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
 
     def make() -> Scheduler:
-        parts = RunnerParts(model, attn, pools, controls, processors, media)
-        runner = _runner(info, parts, device, limits)
+        parts = RunnerParts(model, attn, pools, controls.verbs(), processors, media, profiler)
+        runner = _runner(config, info, parts, opened, limits)
+        if sizes:
+            with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
+                record_graphs(runner, sizes, not config.execute.disable_cuda_graph_padding)
         ledger = _make_ledger(config, pools, limits)
         interval = config.schedule.stream_interval
         return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
@@ -173,10 +184,49 @@ def _set_threads(config: ServerConfig, info: ModelInfo) -> None:
         torch.manual_seed(config.execute.random_seed)
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _free_bytes(device: Device) -> int:
+    if isinstance(device, CudaDevice):
+        return device.free_bytes()
     return int(psutil.virtual_memory().available)
+
+
+def _graph_sizes(
+    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, kernels: Kernels
+) -> tuple[int, ...]:
+    """Batch sizes whose decode steps are recorded as graphs."""
+    if config.execute.device != "cuda" or not model.kv_groups:
+        return ()
+    reason = why_no_graphs(config, model, attn, kernels)
+    if reason:
+        log.info("no CUDA graphs: %s", reason)
+        return ()
+    return sizes_of(config, _limits(config, info, info.context_len, 1))
+
+
+def _tried(
+    config: ServerConfig,
+    info: ModelInfo,
+    model: Model,
+    attn: AttentionBackend,
+    device: CudaDevice,
+    free_bytes: int,
+    sizes: tuple[int, ...],
+) -> MemoryNow:
+    """The memory as it is with the weights on a GPU, and what the largest steps take of it."""
+    device.give_back()
+    weight_bytes = free_bytes - device.free_bytes()
+    if config.memory.mem_fraction_static is not None:
+        return MemoryNow(free_bytes, weight_bytes)
+    is_plain = info.decoder.encoder is None and not any(b.state for b in info.decoder.blocks)
+    if not is_plain or not model.kv_groups:
+        return MemoryNow(free_bytes, weight_bytes, int(free_bytes * (1 - UNTRIED_SHARE)))
+    limits = _limits(config, info, info.context_len, config.memory.page_size or 1)
+    pools = trial_pools(config, info, model, attn)
+    processors = LogitProcessors()
+    parts = RunnerParts(model, attn, pools, {}, processors, None, None)
+    make = partial(_runner, config, info, parts, device, limits)
+    needed = try_steps(device, make, limits, sizes).needed(device.total_bytes())
+    return MemoryNow(free_bytes, weight_bytes, needed)
 
 
 def _load(
@@ -228,7 +278,7 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         max_prefill_tokens=max(schedule.max_prefill_tokens, info.context_len if whole else 1),
         context_len=min(info.context_len, tokens),
         page_size=page_size,
-        depth=0,
+        depth=_depth(config),
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,
         priorities=schedule.enable_priority_scheduling,
@@ -242,6 +292,11 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         rope=rope_lengths(info.ropes),
         log_interval=config.observe.decode_log_interval or 0,
     )
+
+
+def _depth(config: ServerConfig) -> int:
+    """Steps that are launched ahead. A CPU has computed a step when its launch returns."""
+    return int(config.execute.device == "cuda" and not config.schedule.disable_overlap_schedule)
 
 
 def rope_lengths(ropes: tuple[Rope, ...]) -> RopeLengths | None:
@@ -277,9 +332,10 @@ class RunnerParts:
     model: Model
     attn: AttentionBackend
     pools: Pools
-    controls: TensorControls
+    verbs: Mapping[str, Any]
     processors: LogitProcessors
     media: MediaRows | None
+    profiler: Profiler | None
 
 
 def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
@@ -292,13 +348,17 @@ def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor |
     return source.read(name).clone() if name in source.sizes() else None
 
 
-def _runner(info: ModelInfo, parts: RunnerParts, device: torch.device, limits: Limits) -> Runner:
+def _runner(
+    config: ServerConfig, info: ModelInfo, parts: RunnerParts, device: Device, limits: Limits
+) -> Runner:
     model, pools, num_slots = parts.model, parts.pools, limits.max_running
     has_windows = pools.window_tokens > 0
     max_pages = -(-limits.context_len // limits.page_size) + 1
     spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
-    tables = SlotTables(num_slots, max_pages, 1 + has_windows, device)
-    sampling = SamplingTable(num_slots, info.decoder.vocab, device)
+    where, is_shared = device.where, device.is_immediate
+    tables = SlotTables(num_slots, max_pages, 1 + has_windows, where, is_shared)
+    sampling = SamplingTable(num_slots, info.decoder.vocab, where)
+    detects = is_shared or config.execute.enable_nan_detection
     return Runner(
         model,
         parts.attn,
@@ -307,11 +367,13 @@ def _runner(info: ModelInfo, parts: RunnerParts, device: torch.device, limits: L
         spaces,
         limits.page_size,
         info.eos_ids,
-        parts.controls.verbs(),
+        parts.verbs,
         processors=parts.processors,
         pooler=Pooler(head_of(model)),
         media=parts.media,
         states=pools.states,
+        device=device,
+        options=RunnerOptions(limits.step_tokens, detect_bad=detects, profiler=parts.profiler),
     )
 
 
@@ -325,7 +387,8 @@ def _grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
     tokenizer = _tokenizer_loader(config, info)
     if tokenizer is None or config.grammar.grammar_backend == "none":
         return None
-    return GrammarFeature(config.grammar, tokenizer, info.decoder.vocab, info.eos_ids)
+    vocab, overlaps = info.decoder.vocab, _depth(config) == 0
+    return GrammarFeature(config.grammar, tokenizer, vocab, info.eos_ids, overlaps)
 
 
 def _processors(config: ServerConfig, info: ModelInfo) -> LogitProcessors:

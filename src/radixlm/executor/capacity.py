@@ -10,14 +10,28 @@ from radixlm.base.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """``free_bytes`` before the weights were loaded, ``weight_bytes`` after."""
+    """``free_bytes`` before the weights were loaded, ``weight_bytes`` after. Without a fraction all
+    is for weights and KV but what steps need besides (``step_bytes``, measured by a trial)."""
 
     free_bytes: int
     weight_bytes: int
-    mem_fraction_static: float
+    mem_fraction_static: float | None
     max_total_tokens: int | None
     max_running: int
     context_len: int
+    step_bytes: int = 0
+
+    @property
+    def static_bytes(self) -> int:
+        """What weights and KV may take together."""
+        if self.mem_fraction_static is None:
+            return self.free_bytes - self.step_bytes
+        return int(self.free_bytes * self.mem_fraction_static)
+
+    @property
+    def pool_bytes(self) -> int:
+        """What is left of that for the pools."""
+        return max(0, self.static_bytes - self.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +63,7 @@ def pool_sizes(
     ``full_bytes``, ``window_bytes``: of one page over the layers of each kind. Without ``window``
     all layers share one space. ConfigError states needed and available memory and the flag."""
     page_bytes = full_bytes + (int(window.ratio * window_bytes) if window else window_bytes)
-    budget = int(facts.free_bytes * facts.mem_fraction_static) - facts.weight_bytes
-    fits = max(0, budget) // page_bytes - 1
+    fits = facts.pool_bytes // page_bytes - 1
     useful = -(-facts.context_len // page_size) * max(1, facts.max_running)
     if facts.max_total_tokens is not None:
         pages = -(-facts.max_total_tokens // page_size)
@@ -74,14 +87,14 @@ STATE_SHARE = 0.5  # of the pools' memory, when --max-mamba-cache-size does not 
 def state_pages(facts: MemoryFacts, page_bytes: int, wanted: int | None) -> int:
     """Pages of the state pool, page 0 not counted: ``wanted``, else enough for all running
     requests and some snapshots within half of the memory. ConfigError names flag and memory."""
-    budget = max(0, int(facts.free_bytes * facts.mem_fraction_static) - facts.weight_bytes)
+    budget = facts.pool_bytes
     if wanted is not None:
         fits = budget // page_bytes
         if wanted > fits or wanted < STATES_A_REQUEST:
             raise ConfigError(
                 f"--max-mamba-cache-size {wanted}: needs at least {STATES_A_REQUEST}, and "
-                f"{fits} states of {format_bytes(page_bytes)} fit; --mem-fraction-static "
-                f"{facts.mem_fraction_static} leaves {format_bytes(budget)}"
+                f"{fits} states of {format_bytes(page_bytes)} fit: {_share(facts)} leaves "
+                f"{format_bytes(budget)}"
             )
         return wanted
     most = STATES_A_REQUEST * max(1, facts.max_running) + SPARE_STATES
@@ -101,19 +114,26 @@ def _require(
     if wanted <= fits:
         return
     need = facts.weight_bytes + wanted * page_bytes
-    have = int(facts.free_bytes * facts.mem_fraction_static)
+    have = facts.static_bytes
     if flag == "--max-total-tokens":
         advice = f"lower --max-total-tokens to {max(0, fits) * page_size} or less"
     else:
         share = need / max(1, facts.free_bytes)
         advice = (
             f"raise --mem-fraction-static to {min(0.99, share + 0.02):.2f}"
-            if share < 0.97
+            if share < 0.97 and facts.mem_fraction_static is not None
             else "choose a smaller model or a machine with more memory"
         )
     raise ConfigError(
         f"{flag}: weights ({format_bytes(facts.weight_bytes)}) and {wanted * page_size} tokens of "
-        f"KV ({format_bytes(wanted * page_bytes)}) need {format_bytes(need)}; "
-        f"--mem-fraction-static {facts.mem_fraction_static} of the free "
-        f"{format_bytes(facts.free_bytes)} is {format_bytes(have)}: {advice}"
+        f"KV ({format_bytes(wanted * page_bytes)}) need {format_bytes(need)}; {_share(facts)} is "
+        f"{format_bytes(have)}: {advice}"
     )
+
+
+def _share(facts: MemoryFacts) -> str:
+    """Where the figure for weights and KV comes from."""
+    free = format_bytes(facts.free_bytes)
+    if facts.mem_fraction_static is None:
+        return f"the free {free} without the {format_bytes(facts.step_bytes)} that steps need"
+    return f"--mem-fraction-static {facts.mem_fraction_static} of the free {free}"

@@ -1,4 +1,4 @@
-"""Operators' wishes that concern tensors: memory in use, weights by name."""
+"""Operators' wishes that concern tensors: memory in use, weights by name, profiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import psutil
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.executor.profile import Profiler
 
 
 class TensorControls:
@@ -21,8 +22,9 @@ class TensorControls:
         weight_bytes: int,
         kv_bytes: int,
         token_capacity: int,
+        profiler: Profiler,
     ) -> None:
-        self._weight = weight
+        self._weight, self._profiler = weight, profiler
         self._memory = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
@@ -31,7 +33,12 @@ class TensorControls:
         }
 
     def verbs(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {"memory_usage": self._memory_usage, "weights_by_name": self._weights_by_name}
+        return {
+            "memory_usage": self._memory_usage,
+            "weights_by_name": self._weights_by_name,
+            "start_profile": self._profiler.start,
+            "stop_profile": self._profiler.stop,
+        }
 
     def _memory_usage(self, args: dict[str, Any]) -> dict[str, Any]:
         return {**self._memory, "rss_bytes": psutil.Process().memory_info().rss}

@@ -128,8 +128,10 @@ class CudaDevice:
 
     is_immediate = False
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, collects: bool = False) -> None:
+        """``collects``: garbage may be collected in the middle of a recording."""
         self.where = cuda_device(index)
+        self._collects = collects
         torch.cuda.set_device(self.where)
         self._stream = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
@@ -160,7 +162,8 @@ class CudaDevice:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         was_on = gc.isenabled()
-        gc.disable()  # a tensor that is freed in the middle would spoil the recording
+        if not self._collects:
+            gc.disable()  # a recording takes less time
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 work()
@@ -168,6 +171,29 @@ class CudaDevice:
             if was_on:
                 gc.enable()
         return graph
+
+    def free_bytes(self) -> int:
+        """Bytes that can still be allocated: the driver's, and those that torch holds unused."""
+        unused = torch.cuda.memory_reserved(self.where) - torch.cuda.memory_allocated(self.where)
+        return int(torch.cuda.mem_get_info(self.where)[0]) + unused
+
+    def total_bytes(self) -> int:
+        """Bytes of the card."""
+        return int(torch.cuda.mem_get_info(self.where)[1])
+
+    def peak_bytes(self, work: Work) -> int:
+        """What ``work`` allocates at its most, beyond what is allocated before it."""
+        self._stream.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.where)
+        before = torch.cuda.memory_allocated(self.where)
+        work()
+        self._stream.synchronize()
+        return int(torch.cuda.max_memory_allocated(self.where)) - before
+
+    def give_back(self) -> None:
+        """Return unused memory to the driver."""
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def cuda_device(index: int) -> torch.device:

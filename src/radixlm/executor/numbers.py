@@ -107,7 +107,8 @@ class Packer:
     def fill_dummies(self, host: Tensor, count: int) -> None:
         """A step of ``count`` rows that all belong to the dummy slot."""
         head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
-        self._fill_decodes(head, np.full(count, self.tables.dummy), np.zeros(count, np.int32))
+        dummies = np.full(count, self.tables.dummy)
+        self._fill_decodes(head, dummies, np.zeros(count, np.int32), 0)
 
     def _decodes(self, plan: StepPlan, head: Ints, num_padded: int) -> Shape:
         count = len(plan.items)
@@ -116,15 +117,17 @@ class Packer:
         slots[:count] = [item.slot for item in plan.items]
         start = np.zeros(rows, np.int32)
         start[:count] = [item.start for item in plan.items]
-        self._fill_decodes(head, slots, start)
+        self._fill_decodes(head, slots, start, count)
         longest = int(start.max()) + 1
         return Shape(count, count, 0, 1, longest, slots[:count], is_decode=True)
 
-    def _fill_decodes(self, head: Ints, slots: NDArray[np.int64], start: Ints) -> None:
+    def _fill_decodes(self, head: Ints, slots: NDArray[np.int64], start: Ints, count: int) -> None:
+        """Rows of one token each; those from ``count`` on have none, and read nothing."""
         rows = len(slots)
         head[SLOT, :rows] = head[DRAW_SLOT, :rows] = slots
         head[START, :rows] = start
-        head[COUNT, :rows] = head[IS_DECODE, :rows] = 1
+        head[COUNT, :count] = head[IS_DECODE, :rows] = 1
+        head[COUNT, count:rows] = 0
         head[PROMPT_LEN, :rows] = self.tables.prompt_len[slots]
         head[FIRST_TOKEN, : rows + 1] = np.arange(rows + 1)
         head[TOKEN, :rows] = head[FIRST_TOKEN, :rows]

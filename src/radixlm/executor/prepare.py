@@ -47,7 +47,7 @@ class Expander:
 
     def decodes(self, count: int, max_kv_len: int) -> ForwardBatch:
         """``count`` sequences that take one token each from the token table, and emit one. Nothing
-        here depends on more than the count, so it may be part of a graph."""
+        here depends on more than the two arguments, so it may be part of a graph."""
         numbers = self._numbers
         slots_S = numbers.field(n.SLOT, count).long()
         positions_S = numbers.field(n.START, count).long()
@@ -58,7 +58,7 @@ class Expander:
             positions_T=positions_S,
             rope_len_T=torch.maximum(positions_S + 1, numbers.field(n.PROMPT_LEN, count)),
             query_start_S1=first_S1,
-            kv_len_S=numbers.field(n.START, count) + 1,
+            kv_len_S=numbers.field(n.START, count) + numbers.field(n.COUNT, count),
             page_table_GSP=pages,
             store_GT=store,
             logits_rows_R=first_S1[:count].long(),

@@ -29,6 +29,7 @@ from radixlm.executor.media import MediaRows
 from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, is_decode_only
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.prepare import Expander, put_extras
+from radixlm.executor.profile import Profiler
 from radixlm.executor.results import Reader, Step, request_of
 from radixlm.executor.tables import SlotTables
 from radixlm.pools.state import StatePool
@@ -70,6 +71,7 @@ class RunnerOptions:
     max_tokens: int = 4096
     max_updates: int = 4096
     detect_bad: bool = True
+    profiler: Profiler | None = None
 
 
 class Runner:
@@ -96,7 +98,7 @@ class Runner:
         self.states, self.media, self.eos_ids = states, media, eos_ids
         self.device: Device = device or CpuDevice()
         options = options or RunnerOptions()
-        self._detect_bad = options.detect_bad
+        self._detect_bad, self._profiler = options.detect_bad, options.profiler
         self.sampling = sampling
         self.sampler = Sampler(sampling, detect_bad=options.detect_bad)
         self.pooler = pooler or Pooler()
@@ -153,6 +155,8 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Step:
         """Apply the plan's updates to the tables, then launch the model."""
+        if self._profiler is not None:
+            self._profiler.count()
         self._enter(plan)
         decodes = is_decode_only(plan)
         need_hidden = not decodes or any(i.hidden_states for i in plan.items)
@@ -210,7 +214,10 @@ class Runner:
         shape = step.shape
         self.expander.update_tables(shape)
         if shape.is_decode:
-            batch = self.expander.decodes(shape.num_sequences, shape.max_kv_len)
+            # as in a graph where there may be one, so that the numbers are the same without it
+            width = self.tables.max_pages * self.expander.page_size
+            longest = shape.max_kv_len if self.device.is_immediate else width
+            batch = self.expander.decodes(shape.num_sequences, longest)
         else:
             batch = self.expander.mixed(shape)
         put_extras(step.plan, self.tables, batch)

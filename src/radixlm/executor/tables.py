@@ -38,7 +38,7 @@ class SlotTables:
     """Page tables [spaces][slots, pages] and the token table [slots].
 
     One slot more than ``num_slots``, whose pages are all page 0, stands for the rows that fill a
-    step up to the size of a graph.
+    step up to the size of a graph: they write to page 0, which is nobody's, and read nothing.
     """
 
     def __init__(

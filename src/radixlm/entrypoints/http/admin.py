@@ -43,6 +43,22 @@ class SlowDown(Body):
     forward_sleep_time: Annotated[float, Field(ge=0, le=MAX_SLEEP_S)] | None = None
 
 
+class StartProfile(Body):
+    """``activities``: CPU, GPU, MEM, CUDA_PROFILER. Without ``num_steps`` until it is stopped."""
+
+    output_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    start_step: Annotated[Int, Field(ge=0)] | None = None
+    num_steps: Annotated[Int, Field(ge=1)] | None = None
+    activities: list[str] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    profile_by_stage: bool = False
+    profile_stages: list[str] | None = None
+    profile_id: Annotated[str, Field(max_length=200)] | None = None
+    profile_prefix: Annotated[str, Field(max_length=200)] | None = None
+    merge_profiles: bool = False
+
+
 class WeightsByName(Body):
     name: str
     truncate_size: Annotated[Int, Field(ge=0, le=1 << 20)] = 100
@@ -183,6 +199,25 @@ async def freeze_gc(request: Request) -> Response:
     """Take what is alive out of the garbage collector's sight."""
     await state_of(request).intake.control("freeze_gc")
     return PlainTextResponse("Garbage collection frozen.\n")
+
+
+@_both("/start_profile", StartProfile)
+async def start_profile(request: Request) -> Response:
+    """Trace steps of the engine into ``output_dir`` (else RADIXLM_PROFILER_DIR)."""
+    args = await read_args(request, StartProfile)
+    reply = await state_of(request).intake.control("start_profile", **args.model_dump())
+    if not reply.ok:
+        raise InvalidRequest(reply.message)
+    return PlainTextResponse("Start profiling.\n")
+
+
+@_both("/stop_profile")
+async def stop_profile(request: Request) -> Response:
+    """End the trace and write it, which may take a while."""
+    reply = await state_of(request).intake.control("stop_profile")
+    if not reply.ok:
+        raise InvalidRequest(reply.message)
+    return PlainTextResponse("Stop profiling. This will take some time.\n")
 
 
 @_both("/get_weights_by_name", WeightsByName)

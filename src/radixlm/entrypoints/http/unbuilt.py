@@ -15,7 +15,6 @@ _WEIGHTS = "replacing weights while the server runs is not built; restart with -
 _LORA = "adapters are not built (--enable-lora)"
 _EXPERTS = "recording expert distributions is not built (--expert-distribution-recorder-mode)"
 _HICACHE = "the hierarchical cache is not built (--enable-hierarchical-cache)"
-_PROFILE = "profiling is not built; py-spy shows where time goes without a flag"
 _MEMORY = "releasing memory is not built (--enable-memory-saver)"
 _PD = "disaggregation is not built (--disaggregation-mode)"
 _CORPUS = "n-gram speculation is not built (--speculative-algorithm)"
@@ -25,8 +24,6 @@ _GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
 UNBUILT: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("/start_profile", _GET_POST, _PROFILE),
-    ("/stop_profile", _GET_POST, _PROFILE),
     ("/start_expert_distribution_record", _GET_POST, _EXPERTS),
     ("/stop_expert_distribution_record", _GET_POST, _EXPERTS),
     ("/dump_expert_distribution_record", _GET_POST, _EXPERTS),

@@ -1,0 +1,134 @@
+"""What assembly does on a GPU only: open it, try the largest steps, record graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from radixlm.arch.spec import Moe
+from radixlm.attention.base import AttentionBackend
+from radixlm.base.errors import ConfigError
+from radixlm.base.units import format_bytes
+from radixlm.config.root import ServerConfig
+from radixlm.engine.allocation import is_out_of_memory
+from radixlm.executor.device import CpuDevice, CudaDevice, Device
+from radixlm.executor.graphs import DecodeGraphs, graph_sizes
+from radixlm.executor.runner import Runner
+from radixlm.executor.trial import Trial
+from radixlm.kernels.dispatch import REFERENCE, Kernels
+from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
+from radixlm.scheduler.limits import Limits
+
+log = logging.getLogger(__name__)
+
+# what torch cannot use of the card for reasons of its own: fragments, libraries, growing buffers
+SPARE_SHARE = 0.015
+GRAPH_BYTES = 8 << 20  # that a graph takes in the driver, beside the memory of its step
+
+
+def open_device(config: ServerConfig) -> Device:
+    """The device of --device; ConfigError where there is none."""
+    name = config.execute.device or "cpu"
+    if name == "cpu":
+        return CpuDevice()
+    if config.parallel.dp_size > 1:
+        raise ConfigError(
+            f"--dp-size {config.parallel.dp_size}: replicas on GPUs are not built; start a server "
+            "for each with --base-gpu-id"
+        )
+    return CudaDevice(config.parallel.base_gpu_id, config.execute.enable_cudagraph_gc)
+
+
+def why_no_graphs(
+    config: ServerConfig, model: Model, attn: AttentionBackend, kernels: Kernels
+) -> str:
+    """What keeps decode steps from being recorded; "" if nothing does."""
+    if config.execute.disable_cuda_graph:
+        return "--disable-cuda-graph"
+    if attn.name != "triton":
+        return f"--attention-backend {attn.name} reads lengths on the host"
+    if not isinstance(model, DecoderModel):
+        return "the model is not a decoder of ours"
+    if model.state_layers:
+        return "recurrent layers are told of their rows by the host"
+    if any(rope.depends_on_length for rope in model.ropes.ropes):
+        return "a rope depends on lengths that the host must know"
+    blocks = model.decoder.blocks
+    has_experts = any(isinstance(b.ffn, Moe) or b.side or b.beside for b in blocks)
+    if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
+        return "the reference of mixtures of experts counts tokens on the host"
+    return ""
+
+
+def sizes_of(config: ServerConfig, limits: Limits) -> tuple[int, ...]:
+    """Batch sizes that get a graph."""
+    execute = config.execute
+    return graph_sizes(
+        limits.max_running,
+        execute.cuda_graph_bs,
+        execute.cuda_graph_max_bs,
+        not execute.disable_cuda_graph_padding,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """What the largest steps took: of memory that is theirs alone, and of the graphs'."""
+
+    step_bytes: int
+    graph_bytes: int
+
+    def needed(self, total_bytes: int) -> int:
+        """What weights and KV must leave free."""
+        return self.step_bytes + self.graph_bytes + int(total_bytes * SPARE_SHARE)
+
+
+def try_steps(
+    device: CudaDevice, make_runner: Callable[[], Runner], limits: Limits, sizes: tuple[int, ...]
+) -> TrialRun:
+    """Run the largest steps over pools of one page. ConfigError where not even they fit."""
+    try:
+        prompts, decodes = _peaks(
+            device, Trial(make_runner(), limits.max_running, limits.context_len), limits, sizes
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"no memory for a step of {limits.step_tokens} tokens beside the weights: lower "
+            f"--chunked-prefill-size or --max-running-requests ({limits.max_running})"
+        ) from error
+    device.give_back()
+    graphs = decodes + GRAPH_BYTES * len(sizes)
+    log.info(
+        "the largest step needs %s, %d graphs %s",
+        format_bytes(prompts),
+        len(sizes),
+        format_bytes(graphs),
+    )
+    return TrialRun(prompts, graphs)
+
+
+def _peaks(
+    device: CudaDevice, trial: Trial, limits: Limits, sizes: tuple[int, ...]
+) -> tuple[int, int]:
+    """Most bytes of a step full of prompts, and of the largest that is recorded."""
+    trial.decodes(1)  # compiles, and makes what libraries keep
+    prompts = device.peak_bytes(partial(trial.prompts, limits.step_tokens))
+    decodes = device.peak_bytes(partial(trial.decodes, max(sizes))) if sizes else 0
+    return prompts, decodes
+
+
+def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:
+    """Record decode steps; without graphs the steps are the same, launch by launch."""
+    try:
+        runner.capture(DecodeGraphs(runner.device, sizes, pads))
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise ConfigError(
+                "no memory for CUDA graphs: lower --cuda-graph-max-bs or --mem-fraction-static"
+            ) from error
+        log.warning("CUDA graphs could not be recorded, steps run without them: %s", error)

@@ -1,0 +1,159 @@
+"""How the memory is divided between weights and pools, and the pools made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from radixlm.attention.base import AttentionBackend
+from radixlm.base.errors import ConfigError
+from radixlm.config.root import ServerConfig
+from radixlm.engine.modelinfo import ModelInfo
+from radixlm.executor.capacity import (
+    MemoryFacts,
+    PoolSizes,
+    WindowShare,
+    pool_sizes,
+    state_pages,
+)
+from radixlm.kernels.ops import kv
+from radixlm.memory.budget import window_ratio
+from radixlm.models.build import Model
+from radixlm.models.dtype import resolve_dtypes
+from radixlm.pools.state import StatePool, state_nbytes
+from radixlm.weights.dummy import checkpoint_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNow:
+    """Free before the weights were loaded, what they took, and what steps need besides where no
+    fraction of the memory says it."""
+
+    free_bytes: int
+    weight_bytes: int
+    step_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The KV pools as made: their sizes, and the window space if there is one."""
+
+    sizes: PoolSizes
+    page_size: int
+    dtype: torch.dtype
+    num_bytes: int
+    window_tokens: int  # 0: all layers share one page space
+    states: StatePool | None = None  # then the second page space is theirs
+
+    @property
+    def num_tokens(self) -> int:
+        return self.sizes.num_full * self.page_size
+
+
+def trial_pools(
+    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend
+) -> Pools:
+    """Pools of page 0 and one more, to try steps before the memory is divided."""
+    page_size, dtype = checked(config, info, attn)
+    for group in model.kv_groups:
+        attn.make_pool(group, 2, page_size, dtype)
+    has_windows = _window_share(config, info, model) is not None
+    return Pools(PoolSizes(1), page_size, dtype, 0, window_tokens=int(has_windows))
+
+
+def checked(
+    config: ServerConfig, info: ModelInfo, attn: AttentionBackend
+) -> tuple[int, torch.dtype]:
+    """Page size and dtype of the cache; ConfigError where the backend cannot."""
+    page_size = config.memory.page_size or 1
+    if not attn.supports(page_size):
+        raise ConfigError(
+            f"--page-size {page_size}: attention backend {attn.name!r} works with "
+            f"{attn.required_page_size or 'other sizes'}"
+        )
+    dtype = kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
+    if not attn.supports_dtype(dtype):
+        raise ConfigError(f"--kv-cache-dtype: attention backend {attn.name!r} has no {dtype}")
+    return page_size, dtype
+
+
+def make_pools(
+    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, memory: MemoryNow
+) -> Pools:
+    """Divide the memory and allocate."""
+    page_size, dtype = checked(config, info, attn)
+    facts = MemoryFacts(
+        free_bytes=memory.free_bytes,
+        weight_bytes=memory.weight_bytes,
+        mem_fraction_static=config.memory.mem_fraction_static,
+        max_total_tokens=config.memory.max_total_tokens,
+        max_running=config.schedule.max_running_requests or 64,
+        context_len=info.context_len,
+        step_bytes=memory.step_bytes,
+    )
+    states = _make_states(config, info, facts, page_size)
+    if states is not None:
+        taken = states.num_bytes
+        facts = replace(facts, weight_bytes=facts.weight_bytes + taken)
+    share = None if states is not None else _window_share(config, info, model)
+    page_bytes = {"full": 0, "window": 0}
+    for group in model.kv_groups:
+        page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
+    if model.kv_groups:
+        sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
+    else:  # without keys and values pages are numbers only
+        tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
+        sizes = PoolSizes(max(tokens, facts.context_len + 1) // page_size + 1)
+    num_bytes = 0
+    for group in model.kv_groups:
+        in_window = share is not None and group.name == "window"
+        count = sizes.num_window if in_window else sizes.num_full
+        pool = attn.make_pool(group, count + 1, page_size, dtype)
+        num_bytes += pool.nbytes_per_page * count
+    window = max(g.window for g in model.kv_groups) if share is not None else 0
+    if states is not None:
+        sizes = PoolSizes(sizes.num_full, states.num_pages - 1)
+        window, num_bytes = 1, num_bytes + states.num_bytes
+    return Pools(sizes, page_size, dtype, num_bytes, window, states)
+
+
+def _make_states(
+    config: ServerConfig, info: ModelInfo, facts: MemoryFacts, page_size: int
+) -> StatePool | None:
+    """The pool of recurrent layers' states, if the model has such layers."""
+    layers = [block.state.states for block in info.decoder.blocks if block.state is not None]
+    if not layers:
+        return None
+    dtype = torch.bfloat16 if config.memory.mamba_ssm_dtype == "bfloat16" else torch.float32
+    page_bytes = state_nbytes(layers, dtype)
+    count = state_pages(facts, page_bytes, config.memory.max_mamba_cache_size)
+    device = torch.device(config.execute.device or "cpu")
+    return StatePool(layers, count + 1, page_size, dtype, device)
+
+
+def kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> torch.dtype:
+    """The flag's, or what the weights hold: 16 bits for a 16-bit model."""
+    if config.memory.kv_cache_dtype != "auto":
+        return kv.BY_FLAG[config.memory.kv_cache_dtype]
+    stored = checkpoint_dtype(info.folder)
+    compute, weight = resolve_dtypes(config.model.dtype, device, stored)
+    wanted = weight or stored
+    return wanted if wanted in (torch.bfloat16, torch.float16, torch.float32) else compute
+
+
+def _window_share(config: ServerConfig, info: ModelInfo, model: Model) -> WindowShare | None:
+    """How window layers share the memory; None where all layers keep the whole length."""
+    windows = [g.window for g in model.kv_groups if g.name == "window"]
+    if not windows or len(windows) == len(model.kv_groups):
+        return None
+    page_size = config.memory.page_size or 1
+    ratio = window_ratio(
+        config.memory.swa_full_tokens_ratio,
+        config.memory.hybrid_kvcache_ratio,
+        max(windows),
+        info.context_len,
+    )
+    chunk = config.schedule.chunked_prefill_size or 2048
+    step = info.context_len if chunk < 0 else min(chunk, info.context_len)
+    return WindowShare(ratio, -(-(max(windows) + step) // page_size) + 3)

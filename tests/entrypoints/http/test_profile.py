@@ -1,0 +1,44 @@
+"""/start_profile and /stop_profile (NH-15): what reaches the engine, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.fakes.http import Face
+
+from radixlm.base.errors import InvalidRequest
+
+
+async def test_both_verbs_reach_the_engine(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+    control = server.engine.executor.control
+    monkeypatch.setattr(
+        server.engine.executor, "control", lambda v, a: seen.append((v, a)) or control(v, a)
+    )
+    got = await server.post(
+        "/start_profile", output_dir="/tmp/x", num_steps=3, activities=["CPU"], with_stack=True
+    )
+    assert (got.status_code, got.text) == (200, "Start profiling.\n")
+    got = await server.client.get("/stop_profile")
+    assert got.status_code == 200 and got.text.startswith("Stop profiling.")
+    assert [verb for verb, _ in seen] == ["start_profile", "stop_profile"]
+    args = seen[0][1]
+    assert (args["output_dir"], args["num_steps"], args["activities"]) == ("/tmp/x", 3, ["CPU"])
+    assert args["with_stack"] is True and args["start_step"] is None
+
+
+async def test_an_empty_body_and_a_query_will_do(server: Face) -> None:
+    assert (await server.client.post("/start_profile")).status_code == 200
+    assert (await server.client.get("/start_profile?num_steps=2")).status_code == 200
+
+
+async def test_refusals_are_the_clients(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await server.post("/start_profile", num_steps=0)).status_code == 400
+
+    def refuse(verb: str, args: dict[str, Any]) -> None:
+        raise InvalidRequest("no profile is being taken")
+
+    monkeypatch.setattr(server.engine.executor, "control", refuse)
+    got = await server.client.post("/stop_profile")
+    assert got.status_code == 400 and "no profile" in got.text

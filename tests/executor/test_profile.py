@@ -1,0 +1,93 @@
+"""Traces: begun, counted, ended, and what cannot be traced."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.executor.profile import Profiler
+
+
+@pytest.fixture
+def profiler() -> Profiler:
+    return Profiler(torch.device("cpu"))
+
+
+def _names(path: str) -> set[str]:
+    with gzip.open(path) as file:
+        return {event.get("name", "") for event in json.load(file)["traceEvents"]}
+
+
+def _step(profiler: Profiler, size: int) -> None:
+    profiler.count()
+    torch.ones(size).cumsum(0)
+
+
+def test_a_trace_holds_what_ran_between_start_and_stop(profiler: Profiler, tmp_path: Path) -> None:
+    profiler.start({"output_dir": str(tmp_path / "new"), "profile_id": "x"})
+    _step(profiler, 3)
+    (file,) = profiler.stop({})["files"]
+    assert Path(file).name == "x-TP-0.trace.json.gz"
+    assert "aten::cumsum" in _names(file)
+
+
+def test_steps_are_counted(profiler: Profiler, tmp_path: Path) -> None:
+    _step(profiler, 1)
+    profiler.start({"output_dir": str(tmp_path), "start_step": 3, "num_steps": 2})
+    for size in range(2, 7):
+        _step(profiler, size)
+    (file,) = tmp_path.iterdir()
+    with gzip.open(file) as stream:
+        events = json.load(stream)["traceEvents"]
+    # steps 3 and 4 of the engine; the trace has ended by itself
+    assert sum(event.get("name") == "aten::cumsum" for event in events) == 2
+    with pytest.raises(InvalidRequest, match="no profile"):
+        profiler.stop({})
+
+
+def test_one_at_a_time(profiler: Profiler, tmp_path: Path) -> None:
+    profiler.start({"output_dir": str(tmp_path), "num_steps": 1})
+    with pytest.raises(InvalidRequest, match="being taken"):
+        profiler.start({"output_dir": str(tmp_path)})
+    # stopped before its first step: nothing was traced
+    assert profiler.stop({})["files"] == []
+
+
+def test_names_do_not_leave_the_folder(profiler: Profiler, tmp_path: Path) -> None:
+    profiler.start({"output_dir": str(tmp_path), "profile_prefix": "../../a", "profile_id": "/b"})
+    (file,) = profiler.stop({})["files"]
+    assert Path(file) == tmp_path / "a-b-TP-0.trace.json.gz"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"activities": ["RPD"]},
+        {"activities": ["GPU"]},
+        {"profile_by_stage": True},
+        {"output_dir": "/dev/null/x"},
+    ],
+)
+def test_what_cannot_be_is_refused(profiler: Profiler, args: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        profiler.start(args)
+    with pytest.raises(InvalidRequest, match="no profile"):
+        profiler.stop({})
+
+
+def test_graphs_are_traced_only_if_that_is_wanted(
+    profiler: Profiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIXLM_PROFILER_DIR", str(tmp_path))
+    with profiler.of_graphs(False):
+        torch.ones(2).cumsum(0)
+    assert not list(tmp_path.iterdir())
+    with profiler.of_graphs(True):
+        torch.ones(2).cumsum(0)
+    assert len(list(tmp_path.glob("graphs-*.trace.json.gz"))) == 1
