@@ -342,7 +342,10 @@ FAMILIES: dict[str, Callable[[], Tiny]] = {
 def save(tiny: Tiny, folder: Path) -> Any:
     """Write the checkpoint with random weights; its Hugging Face model."""
     torch.manual_seed(0)
-    model = tf.AutoModelForImageTextToText.from_config(tiny.config).float().eval()
+    auto = tf.AutoModelForImageTextToText
+    if type(tiny.config) not in auto._model_mapping:
+        auto = tf.AutoModelForMultimodalLM
+    model = auto.from_config(tiny.config).float().eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -357,9 +360,14 @@ def _save_processor(whole: Any, folder: Path) -> None:
     """Each part, and the options of the whole: a stand-in cannot be saved."""
     kind = type(whole)
     parts = kind.get_attributes()
+    held: dict[str, Any] = {}  # published folders keep ears and eyes in one file
     for part in parts:
         if not isinstance(getattr(whole, part), NoVideos):
             getattr(whole, part).save_pretrained(folder)
+            path = folder / "preprocessor_config.json"
+            if path.exists() and part != "tokenizer":
+                held |= json.loads(path.read_text())
+                path.write_text(json.dumps(held))
     maker = kind.__bases__[0] if kind.__module__ == __name__ else kind
     names = inspect.signature(maker.__init__).parameters
     options = {

@@ -163,7 +163,8 @@ def llama4() -> Tiny:
     names = "<|image|> <|image_start|> <|image_end|> <|patch|> <|tile_x_separator|>"
     tok = tokenizer(*names.split(), "<|tile_y_separator|>")
     tower = {
-        **SMALL, "intermediate_size": 128, "image_size": 28, "vision_output_dim": 48, "projector_input_dim": 48,
+        **SMALL, "intermediate_size": 128, "image_size": 28, "vision_output_dim": 48,
+        "projector_input_dim": 48,
         "projector_output_dim": 48, "pixel_shuffle_ratio": 0.5,
     }  # fmt: skip
     config = tf.Llama4Config(

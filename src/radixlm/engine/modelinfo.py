@@ -58,11 +58,6 @@ class ModelInfo:
         return self.media is not None
 
     @property
-    def image_token_id(self) -> int | None:
-        """Stands for pictures in a prompt."""
-        return self.media.tokens.get("image") if self.media is not None else None
-
-    @property
     def ropes(self) -> tuple[Rope, ...]:
         found: list[Rope] = []
         for block in self.decoder.blocks:

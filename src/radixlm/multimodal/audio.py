@@ -15,6 +15,7 @@ from radixlm.base.errors import InvalidRequest
 
 MIN_SECONDS = 0.1
 MAX_SECONDS = 1800.0
+MAX_CHANNELS = 64
 MAX_RATE = 768_000  # samples a second
 Samples = NDArray[np.float32]
 
@@ -37,8 +38,10 @@ def _wave(data: bytes, where: str) -> tuple[Samples, int]:
         with wave.open(io.BytesIO(data)) as file:
             width, rate, channels = file.getsampwidth(), file.getframerate(), file.getnchannels()
             _check_size(file.getnframes(), rate, where)
+            if not 1 <= width <= 4 or channels > MAX_CHANNELS:
+                raise InvalidRequest(f"{where}: {channels} channels of {width} bytes", where)
             raw = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, ValueError):
+    except (wave.Error, EOFError, ValueError, RuntimeError):
         return _soundfile(data, where)
     count = len(raw) // (width * channels) * channels
     return _scaled(raw[: count * width], width).reshape(-1, channels), rate
@@ -77,7 +80,7 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
     """The same sound at another rate: its spectrum, cut or filled with zeros."""
     count = round(len(samples) * wanted / rate)
     if rate == wanted or not count:
-        return samples.astype(np.float32)
+        return samples[:count].astype(np.float32)
     # twice as long and mirrored: else the end would ring into the beginning
     mirrored = np.concatenate((samples, samples[::-1]))
     spectrum = np.fft.rfft(mirrored)

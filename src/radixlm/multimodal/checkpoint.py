@@ -68,6 +68,8 @@ def _by_hand(folder: Path, transformers: Any) -> Any | None:
             parts[part] = transformers.AutoTokenizer.from_pretrained(folder)
         elif part == "image_processor":
             parts[part] = _image_processor(folder, transformers)
+        elif part == "feature_extractor":
+            parts[part] = transformers.AutoFeatureExtractor.from_pretrained(folder)
         else:
             return None
     options = {k: v for k, v in found[0].items() if k not in (*_NOT_OPTIONS, *_PARTS)}

@@ -20,6 +20,7 @@ TEXT_TYPES = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "glm4v_text": "glm4",
@@ -64,6 +65,8 @@ COMPOSITES = (
     *("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
     *("Glm46VForConditionalGeneration", "PaddleOCRVLForConditionalGeneration"),
     *("AriaForConditionalGeneration", "Ovis2ForConditionalGeneration"),
+    "Qwen2AudioForConditionalGeneration",
+    "Qwen2_5OmniThinkerForConditionalGeneration",
 )
 # whose text model sees its whole prompt forwards too
 PROMPT_SEES_ITSELF = ("PaliGemmaForConditionalGeneration",)

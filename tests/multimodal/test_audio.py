@@ -1,0 +1,91 @@
+"""Sounds: what is read of a file, and the same sound at another rate."""
+
+from __future__ import annotations
+
+import io
+import struct
+import wave
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal.audio import MAX_SECONDS, read_sound, resample
+
+RATE = 8000
+TONE = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE) * 0.5
+
+
+def wav(samples: np.ndarray[Any, Any], width: int = 2, rate: int = RATE) -> bytes:
+    """[samples] or [samples, channels] in -1..1, as integers of so many bytes."""
+    wide = np.round(samples * (2 ** (8 * width - 1) - 1)).astype("<i4")
+    raw = wide.reshape(*wide.shape, 1).view(np.uint8)[..., :width]
+    if width == 1:
+        raw = raw + np.uint8(128)
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(raw.tobytes())
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_every_width_of_integers_is_read(width: int) -> None:
+    found = read_sound(wav(TONE, width), RATE, "here")
+    assert found.dtype == np.float32 and found.shape == TONE.shape
+    assert np.abs(found - TONE).max() < 2.0 ** (2 - 8 * width) + 1e-6
+
+
+def test_channels_are_mixed() -> None:
+    stereo = np.stack((TONE, -TONE / 2), 1)
+    assert np.abs(read_sound(wav(stereo), RATE, "here") - TONE / 4).max() < 1e-3
+
+
+@pytest.mark.parametrize("wanted", [4000, 8000, 16000, 22050])
+def test_a_tone_stays_the_same_tone(wanted: int) -> None:
+    found = read_sound(wav(TONE), wanted, "here")
+    inside = slice(wanted // 10, -wanted // 10)  # a cut tone rings at its ends
+    expected = np.sin(np.arange(wanted) * 2 * np.pi * 440 / wanted) * 0.5
+    assert found.shape == expected.shape
+    assert np.abs(found - expected)[inside].max() < 0.01
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.integers(1, 400), st.integers(1000, 48000), st.integers(1000, 48000))
+def test_a_constant_keeps_its_height_and_length(count: int, rate: int, wanted: int) -> None:
+    found = resample(np.full(count, 0.25, np.float32), rate, wanted)
+    assert len(found) == round(count * wanted / rate)
+    assert np.allclose(found, 0.25, atol=1e-4)
+
+
+def test_what_is_no_sound_is_refused_by_name() -> None:
+    good = wav(TONE)
+    long = bytearray(wav(TONE))
+    struct.pack_into("<I", long, 24, 1)  # one sample a second: hours
+    too_fast = bytearray(good)
+    struct.pack_into("<I", too_fast, 24, 0)
+    for data in (
+        b"", b"RIFF", b"no sound at all", good[:30], wav(TONE[:10]), wav(TONE[:0]), bytes(long),
+        bytes(too_fast), good[:20] + b"\x55" + good[21:],
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=r"^here"):
+            read_sound(data, RATE, "here")
+    assert len(TONE) > MAX_SECONDS
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
+    raw = bytearray(wav(TONE[:2000]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, 60))] = data.draw(st.integers(0, 255))
+    try:
+        found = read_sound(bytes(raw), RATE, "here")
+    except InvalidRequest:
+        return
+    assert found.dtype == np.float32 and np.isfinite(found).all()

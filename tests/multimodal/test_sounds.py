@@ -1,0 +1,84 @@
+"""Families that hear, through the engine's own path, against Hugging Face's generate."""
+
+from __future__ import annotations
+
+import base64
+import io
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.entrypoints.offline import Engine
+
+transformers = pytest.importorskip("transformers")
+
+from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
+from tests.multimodal.tiny import save  # noqa: E402
+from tests.multimodal.tiny_audio import AUDIO  # noqa: E402
+
+NUM_NEW = 12
+RATE = 16_000
+
+
+def sound(seed: int, seconds: float) -> np.ndarray[Any, Any]:
+    """16 bit samples of noise."""
+    return np.random.default_rng(seed).integers(-9000, 9000, int(seconds * RATE), np.int16)
+
+
+def wav(samples: np.ndarray[Any, Any]) -> str:
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(samples.tobytes())
+    return "data:audio/wav;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+SOUNDS = (sound(1, 0.7), sound(2, 1.3), sound(3, 0.4))
+
+
+@pytest.mark.parametrize("name", AUDIO)
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
+    tiny = AUDIO[name]()
+    model = save(tiny, tmp_path)
+    engine = Engine(
+        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
+        chunked_prefill_size=48,
+    )  # fmt: skip
+    sees = hasattr(tiny.config, "vision_config")
+    try:
+        for chosen, picture in (([0], False), ([1, 2], False), ([1], sees)):
+            text = "hear " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
+            given: dict[str, Any] = {
+                "audio": [SOUNDS[i].astype(np.float32) / 32768 for i in chosen]
+            }
+            more: dict[str, Any] = {}
+            if picture:
+                text += " <|vision_bos|><|IMAGE|><|vision_eos|> beside"
+                given["images"], more["image_data"] = [PICTURES[1]], [encoded(PICTURES[1])]
+            inputs = tiny.processor(text=[text], return_tensors="pt", **given)
+            num_prompt = inputs["input_ids"].shape[1]
+            with torch.no_grad():
+                made = model.generate(**inputs, max_new_tokens=NUM_NEW, do_sample=False)
+            for turn in range(2):
+                got = engine.generate(
+                    text,
+                    {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+                    audio_data=[wav(SOUNDS[i]) for i in chosen],
+                    return_logprob=True,
+                    **more,
+                )
+                meta = got["meta_info"]
+                found = [token for _, token, *_ in meta["output_token_logprobs"]]
+                assert meta["prompt_tokens"] == num_prompt
+                assert (chosen, turn, found) == (chosen, turn, made[0, num_prompt:].tolist())
+                if turn:
+                    assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+    finally:
+        engine.shutdown()

@@ -1,0 +1,84 @@
+"""Which media a conversation names, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.media import sources_of
+from radixlm.entrypoints.native import Source, read_generate
+
+
+class Reader:
+    """Stands for a MediaReader."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+
+
+def parts(*content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(content)}]
+
+
+def found(reader: Any, *content: dict[str, Any]) -> list[tuple[Any, str]]:
+    return [(one.value, one.kind) for one in sources_of(parts(*content), reader)]
+
+
+ALL = Reader("image", "video", "audio")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:,a"}}, "data:,a", "image"),
+        ({"type": "image_url", "image_url": "data:,a"}, "data:,a", "image"),
+        ({"type": "input_image", "image_url": "data:,a"}, "data:,a", "image"),
+        ({"type": "image", "image": "data:,a"}, "data:,a", "image"),
+        ({"type": "video_url", "video_url": {"url": "data:,v"}}, "data:,v", "video"),
+        (
+            {"type": "video", "video": ["data:,1", {"url": "data:,2"}]},
+            ("data:,1", "data:,2"),
+            "video",
+        ),
+        ({"type": "audio_url", "audio_url": {"url": "data:,s"}}, "data:,s", "audio"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}},
+            "QUJD",
+            "audio",
+        ),
+    ],
+)
+def test_a_part_names_its_media(part: dict[str, Any], value: Any, kind: str) -> None:
+    assert found(ALL, {"type": "text", "text": "a"}, part) == [(value, kind)]
+
+
+@pytest.mark.parametrize(
+    ("reader", "part", "why"),
+    [
+        (None, {"type": "image_url", "image_url": "a"}, "text only"),
+        (Reader("image"), {"type": "input_audio", "input_audio": {"data": "a"}}, "text and images"),
+        (Reader("audio"), {"type": "image_url", "image_url": "a"}, "text and audio"),
+        (ALL, {"type": "input_file", "file": "a"}, "text only"),
+        (ALL, {"type": "input_audio", "input_audio": {"format": "wav"}}, "must hold"),
+        (ALL, {"type": "input_audio"}, "must hold"),
+        (ALL, {"type": "video_url", "video_url": []}, "must hold"),
+        (ALL, {"type": "image_url", "image_url": ["a"]}, "must hold"),
+    ],
+)
+def test_what_cannot_be_read_is_named(reader: Any, part: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"messages\[0\]\.content\[0\].*{why}"):
+        found(reader, part)
+
+
+def test_native_fields_name_media_for_each_prompt() -> None:
+    batch = read_generate({"text": ["a", "b"], "audio_data": [["x", "y"], None], "image_data": "z"})
+    one = Source("z", "image_data")
+    sounds = [Source(v, "audio_data", "audio") for v in "xy"]
+    assert batch.images == [[one, *sounds], [one]]
+    film = read_generate({"text": "a", "video_data": [["f1", "f2"]]})
+    assert film.images == [[Source(("f1", "f2"), "video_data", "video")]]
+    for bad in ({"audio_data": 3}, {"video_data": [[]]}, {"image_data": [["a"]]}):
+        with pytest.raises(InvalidRequest, match="must hold URLs"):
+            read_generate({"text": "a", **bad})
