@@ -112,3 +112,23 @@ def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> 
     with pytest.raises(InvariantError):
         landing.expect(device, lambda: torch.tensor([7, 8], dtype=torch.int32), 2)
     assert landing.take() == [5, 6]
+
+
+def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> None:
+    bench = LateBench(SimulatedDevice(2), depth=1, admit_every=4)
+    options = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
+    bench.submit("first", [1, 2, 3], False, **options)
+    bench.tick()  # nothing decodes: admitted at once
+    assert [r.rid for r in bench.scheduler.planner.running] == ["first"]
+    bench.submit("second", [4, 5, 6], False, **options)
+    seen = []
+    for _ in range(5):
+        bench.tick()
+        seen.append(len(bench.scheduler.planner.running))
+    assert seen == [1, 1, 1, 2, 2]
+    bench.run()
+    plain = LateBench()
+    for rid, prompt in (("first", [1, 2, 3]), ("second", [4, 5, 6])):
+        plain.submit(rid, prompt, False, **options)
+    plain.run()
+    assert bench.out == plain.out

@@ -79,12 +79,8 @@ class ScheduleConfig(Group):
     ] = False
     num_continuous_decode_steps: Annotated[
         int,
-        "Decode steps between two plans.",
-        Flag(
-            within=POSITIVE,
-            state="no-op",
-            why="every step is planned anew, which costs little and changes no token",
-        ),
+        "Steps between two looks at waiting requests while others decode.",
+        Flag(within=POSITIVE),
     ] = 1
     scheduler_recv_interval: Annotated[
         int,

@@ -279,6 +279,7 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         context_len=min(info.context_len, tokens),
         page_size=page_size,
         depth=_depth(config),
+        admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,
         priorities=schedule.enable_priority_scheduling,

@@ -8,10 +8,13 @@ Legend: R rows, V vocabulary, W mask words (32 tokens each).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
+from radixlm.base.lazy import load
 from radixlm.executor import numbers as n
 from radixlm.executor.numbers import DeviceNumbers
 from radixlm.sampling.noise import draw_keys, gumbel_noise
@@ -19,6 +22,27 @@ from radixlm.sampling.sampler import threshold, unpack_mask
 from radixlm.sampling.tensors import MIN_P, TEMPERATURE
 
 _NO = float("-inf")
+
+
+class Drawer(Protocol):
+    """Draws tokens, int64 [R], and marks rows that hold a NaN or allow nothing, bool [R]."""
+
+    def __call__(
+        self,
+        logits_RV: Tensor,
+        params_PR: Tensor,
+        positions_R: Tensor,
+        mask_RW: Tensor | None = None,
+        next_token: Tensor | None = None,
+        slots_R: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+def fused_drawer(where: torch.device) -> Drawer | None:
+    """The kernels that draw in two launches, where there are any."""
+    if where.type != "cuda" or find_spec("triton") is None:
+        return None
+    return cast(Drawer, load("radixlm.kernels.triton.sample:draw"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.executor import numbers as n
 from radixlm.executor.device import CpuDevice, Device, Landing, Ring
-from radixlm.executor.draw import Kinds, draw
+from radixlm.executor.draw import Kinds, draw, fused_drawer
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.media import MediaRows
 from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, is_decode_only
@@ -114,6 +114,7 @@ class Runner:
         self._num_steps = 0
         self._reader = Reader(model, tables, sampling, self.pooler)
         self.graphs = DecodeGraphs(self.device, ())
+        self._fused = fused_drawer(self.device.where)
         self._controls = dict(controls or {})
 
     def _device_ints(self) -> Tensor:
@@ -284,15 +285,23 @@ class Runner:
         assert step.logits_RV is not None
         if mask_RW is not None:
             mask_RW = mask_RW.to(self.device.where, non_blocking=True)
-        tokens_R = draw(step.logits_RV, self.numbers, kinds, mask_RW)
-        is_bad_R = find_bad(step.logits_RV) if self._detect_bad else None
+        logits_RV, numbers, rows = step.logits_RV, self.numbers, step.shape.num_rows
+        if self._fused is not None:
+            params_PR = numbers.head_FN[n.TEMPERATURE :, :rows]
+            positions_R = numbers.field(n.POSITION, rows)
+            tokens_R, is_bad_R = self._fused(logits_RV, params_PR, positions_R, mask_RW)
+        else:
+            tokens_R = draw(logits_RV, numbers, kinds, mask_RW)
+            is_bad_R = find_bad(logits_RV) if self._detect_bad else tokens_R
         self._keep(step, tokens_R, is_bad_R)
 
     def _keep(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         slots_R = self.numbers.field(n.DRAW_SLOT, step.shape.num_rows).long()
         self.tables.next_token.index_copy_(0, slots_R, tokens_R)
-        parts = [tokens_R] if is_bad_R is None else [tokens_R, is_bad_R.long()]
-        step.drawn_N = torch.cat(parts).int()
+        parts = [tokens_R.int()]
+        if self._detect_bad and is_bad_R is not None:
+            parts.append(is_bad_R.int())
+        step.drawn_N = torch.cat(parts)
 
     def _mask(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
         """int32 [R, W] on the host, where no other step writes."""

@@ -48,6 +48,7 @@ class Limits:
     chunked: bool = True
     is_encoder: bool = False  # nothing is kept of a text: neither chunks nor a prefix cache
     mixed: bool = True
+    admit_every: int = 1  # steps between two looks at the queue while requests decode
     eos_ids: tuple[int, ...] = ()
     vocab: int = 0
     rope: RopeLengths | None = None

@@ -50,7 +50,8 @@ class Planner:
             items = self._decodes()
             if self.limits.mixed:
                 left = self._chunks(items, self.limits.step_tokens - len(items))
-                self._admit(items, left, now_s)
+                if not items or self._index % self.limits.admit_every == 0:
+                    self._admit(items, left, now_s)
         if not items:
             return None
         plan = StepPlan(
