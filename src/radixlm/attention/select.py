@@ -19,6 +19,7 @@ BACKENDS = Registry(
     {
         "torch_native": "radixlm.attention.reference:TorchNativeBackend",
         "cpu": "radixlm.attention.cpu:CpuBackend",
+        "triton": "radixlm.attention.triton:TritonBackend",
     },
 )
 

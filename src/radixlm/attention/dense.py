@@ -1,0 +1,72 @@
+"""Prompts without a prefix, by cuDNN: their K and V are at hand and need not be read from pages.
+
+scaled_dot_product_attention prefers other kernels to cuDNN's, which on Hopper is the fastest that
+torch brings, so it is asked for by name.
+
+Legend: T packed tokens, S sequences, L tokens of each, H query heads, K KV heads, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+MIN_TOKENS = 512  # of a sequence; shorter ones are not worth another kernel
+MAX_DIM = 128
+
+
+def takes(batch: ForwardBatch, site: AttentionSite) -> bool:
+    """Whether the step is plain causal attention over sequences of one length, all of them new.
+    Looks at nothing on the device."""
+    length = batch.max_query_len
+    is_even = batch.num_tokens == batch.num_sequences * length
+    is_new = batch.max_kv_len == length  # the longest has no prefix, so none has
+    return (
+        length >= MIN_TOKENS
+        and is_even
+        and is_new
+        and not batch.mutual
+        and site.stores
+        and not site.latent
+        and site.head_dim == site.v_dim <= MAX_DIM
+        and site.head_dim % 8 == 0
+        and not (site.window and site.window < length)
+        and not (site.chunk and site.chunk < length)
+        and not site.softcap
+        and site.sinks is None
+        and site.slopes is None
+    )
+
+
+def is_available(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> bool:
+    """Whether cuDNN takes such tensors here."""
+    if not q_THC.is_cuda or q_THC.dtype == torch.float32:
+        return False
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THC, k_TKC, v_TKC))
+    grouped = q_THC.shape[1] != k_TKC.shape[1]
+    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, grouped)))
+
+
+def attend(
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    site: AttentionSite,
+    num_sequences: int,
+    backend: SDPBackend = SDPBackend.CUDNN_ATTENTION,
+) -> Tensor:
+    """[T, H * C] of sequences of one length."""
+    q, k, v = (
+        x.unflatten(0, (num_sequences, -1)).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
+    )  # [S, heads, L, C]
+    grouped = site.heads != site.kv_heads
+    with sdpa_kernel([backend]):
+        out_SHLC = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=site.scale, enable_gqa=grouped
+        )
+    return out_SHLC.transpose(1, 2).flatten(0, 1).flatten(1)

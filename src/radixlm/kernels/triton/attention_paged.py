@@ -1,0 +1,335 @@
+"""Attention over a paged KV cache, decode and prefill alike: K and V of all tokens, the step's own
+included, are read from their pages.
+
+A program takes one unit of the plan (attention_plan.py): a block of query tokens of one sequence,
+with all query heads that share a KV head as rows of one tile, and a part of the tokens that they
+read. Where a block's tokens are in one part the program writes the result, else a part of it,
+which ``combine_kernel`` joins.
+
+Rows of a tile: token-major, GROUP heads of the KV head a token (in several programs where there
+are more heads than rows). Softmax runs in base 2. Latent caches (MLA) have one KV head whose first
+V_DIM channels are also V: loaded once.
+
+Legend: T packed tokens, S sequences, M rows of a tile, N keys of a tile, C channels of K, V of V.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from radixlm.kernels.triton.mode import operand
+
+_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+E4M3_BITS: tl.constexpr = tl.constexpr(2)  # KIND of a cache of fp8 e4m3 in bytes, for sm_80
+SCALED: tl.constexpr = tl.constexpr(1)  # int8 with a scale for each token and head
+
+
+@triton.jit
+def _widen(x, dtype: tl.constexpr, KIND: tl.constexpr):
+    """What the cache holds, in the dtype of q."""
+    if KIND == E4M3_BITS:  # sign, 4 bits of exponent (bias 7), 3 of mantissa, as a half / 2^8
+        bits = x.to(tl.uint16)
+        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(dtype)
+    return x.to(dtype)
+
+
+@triton.jit
+def _load_rows(
+    base, slot, inside, dtype: tl.constexpr, KIND: tl.constexpr, MASKED: tl.constexpr,
+    STRIDE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Channels [FIRST, FIRST + BLOCK) of some slots: [N, BLOCK]; zeros outside."""
+    channel = FIRST + tl.arange(0, BLOCK)
+    at = base + slot[:, None] * STRIDE + channel[None, :]
+    if MASKED:
+        x = tl.load(at, mask=inside[:, None] & (channel < DIM)[None, :], other=0.0)
+    elif FIRST + BLOCK > DIM:
+        x = tl.load(at, mask=(channel < DIM)[None, :], other=0.0)
+    else:
+        x = tl.load(at)
+    return _widen(x, dtype, KIND)
+
+
+@triton.jit
+def _seen(
+    place, position, stop, window, chunk, tree, tree_stride, positions, first, prefix, token, live,
+    LOCAL: tl.constexpr, TREE: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Which keys the rows see, and how far a key is ahead of the row's token: [M, N]."""
+    key = place
+    if TREE:
+        step = place - prefix  # of the step's own tokens, from 0
+        is_new = (step >= 0) & (place < stop)
+        key = tl.where(is_new, tl.load(positions + first + step, mask=is_new, other=0), place)
+        key = key.to(tl.int32)
+    ahead = key[None, :] - position[:, None]
+    seen = (place < stop)[None, :]
+    if TREE:
+        at = tree + (first + token).to(tl.int64)[:, None] * tree_stride + (step >> 5)[None, :]
+        word = tl.load(at, mask=live[:, None] & is_new[None, :], other=0)
+        seen = seen & (((word >> (step & 31)[None, :]) & 1 != 0) | (step < 0)[None, :])
+    elif CAUSAL:
+        seen = seen & (ahead <= 0)
+    if LOCAL:
+        seen = seen & (ahead > -window)
+        seen = seen & (key[None, :] // chunk == position[:, None] // chunk)
+    return seen, ahead
+
+
+@triton.jit
+def _page(pages, place, stop, PAGE: tl.constexpr):
+    """Pages of some places, 0 from ``stop`` on: what is there may be out of date."""
+    return tl.load(pages + place // PAGE, mask=place < stop, other=0)
+
+
+@triton.jit
+def _sweep(
+    q1, q2, acc, most, total, start, stop, k, v, k_scale, v_scale, pages,
+    scale, softcap, slope, window, chunk, tree, tree_stride, positions, first, prefix, token,
+    position, live,
+    KIND: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr,
+    CAP: tl.constexpr, SLOPES: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Tiles of KEYS keys of [start, stop), by the recurrence of the online softmax."""
+    dtype: tl.constexpr = q1.dtype
+    k_stride: tl.constexpr = KV_HEADS * DIM
+    v_stride: tl.constexpr = KV_HEADS * V_DIM
+    lane_n = tl.arange(0, KEYS)
+    page = _page(pages, start + lane_n, stop, PAGE)
+    for at in range(start, stop, KEYS):
+        place = at + lane_n
+        inside = place < stop
+        slot = page.to(tl.int64) * PAGE + place % PAGE
+        page = _page(pages, place + KEYS, stop, PAGE)  # of the next tile
+        k1 = _load_rows(k, slot, inside, dtype, KIND, MASKED, k_stride, 0, BLOCK_C, DIM)
+        score = tl.dot(operand(q1), operand(tl.trans(k1)), input_precision="ieee")
+        if BLOCK_R > 0:
+            k2 = _load_rows(k, slot, inside, dtype, KIND, MASKED, k_stride, BLOCK_C, BLOCK_R, DIM)
+            score = tl.dot(operand(q2), operand(tl.trans(k2)), score, input_precision="ieee")
+        if KIND == SCALED:
+            k_row = tl.load(k_scale + slot * KV_HEADS, mask=inside, other=0.0)
+            score = score * k_row[None, :]
+        if CAP:  # tanh(x) = 2 sigmoid(2 x) - 1
+            score = softcap * (2.0 * tl.sigmoid(score * (2.0 * scale / softcap)) - 1.0) * _LOG2E
+        else:
+            score = score * (scale * _LOG2E)
+        if MASKED or SLOPES:
+            seen, ahead = _seen(
+                place, position, stop, window, chunk, tree, tree_stride, positions, first,
+                prefix, token, live, LOCAL, TREE, CAUSAL,
+            )  # fmt: skip
+            if SLOPES:
+                score = score + slope[:, None] * ahead
+            if MASKED:
+                score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(most, tl.max(score, 1))
+        anchor = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+        weight = tl.exp2(score - anchor[:, None])
+        fade = tl.exp2(most - anchor)
+        total = total * fade + tl.sum(weight, 1)
+        most = higher
+        if KIND == SCALED:
+            if LATENT:
+                weight = weight * k_row[None, :]
+            else:
+                v_row = tl.load(v_scale + slot * KV_HEADS, mask=inside, other=0.0)
+                weight = weight * v_row[None, :]
+        acc = acc * fade[:, None]
+        if LATENT:
+            acc = tl.dot(operand(weight.to(dtype)), operand(k1), acc, input_precision="ieee")
+        else:
+            x = _load_rows(v, slot, inside, dtype, KIND, MASKED, v_stride, 0, BLOCK_V, V_DIM)
+            acc = tl.dot(operand(weight.to(dtype)), operand(x), acc, input_precision="ieee")
+    return acc, most, total
+
+
+@triton.jit
+def _reach(
+    low, high, prefix, length, split, part, window, chunk,
+    LOCAL: tl.constexpr, TREE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """[start, stop) of this split for tokens at positions low..high; before ``full`` every token
+    sees every key."""
+    if TREE:
+        low = prefix
+        stop = length
+        full = prefix
+    else:
+        stop = high + 1
+        full = low + 1
+    start = 0
+    if LOCAL:
+        start = tl.maximum(tl.maximum(low - window + 1, low // chunk * chunk), 0)
+        start = start // KEYS * KEYS
+    start = start + split * part
+    stop = tl.minimum(stop, start + part)
+    full = tl.minimum(full, stop)
+    full = start + tl.maximum(full - start, 0) // KEYS * KEYS
+    return start, stop, full
+
+
+@triton.jit
+def _rows_of(
+    unit_number, splits, query_start, row, unit, lane,
+    GROUP: tl.constexpr, HEAD_BLOCKS: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """(split, splits, first query, queries, token block, kv head, head block). The last tokens,
+    which read most, come first."""
+    parts = tl.load(splits + row)
+    number = tl.load(unit_number + unit)
+    first = tl.load(query_start + row)
+    queries = tl.load(query_start + row + 1) - first
+    block = (queries + TOKENS - 1) // TOKENS - 1 - number // parts
+    return number % parts, parts, first, queries, block
+
+
+@triton.jit
+def _load_q(q_row, live, FIRST: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr):
+    """Channels [FIRST, FIRST + BLOCK) of the rows' queries: [M, BLOCK]."""
+    c = FIRST + tl.arange(0, BLOCK)
+    return tl.load(q_row[:, None] + c[None, :], mask=live[:, None] & (c < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _put(
+    acc, most, total, out, partial, lse, o_row, p_row, parts, live,
+    V_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """The result where there is one part, else this part and its weight."""
+    safe = tl.where(total == 0.0, 1.0, total)  # no token at all: zeros
+    acc = acc / safe[:, None]
+    e = tl.arange(0, BLOCK_V)
+    mask = live[:, None] & (e < V_DIM)[None, :]
+    if parts == 1:
+        tl.store(out + o_row[:, None] * V_DIM + e, acc.to(out.dtype.element_ty), mask=mask)
+    else:
+        tl.store(partial + p_row[:, None] * V_DIM + e[None, :], acc, mask=mask)
+        level = tl.where(total == 0.0, float("-inf"), most + tl.log2(safe))
+        tl.store(lse + p_row, level, mask=live)
+
+
+@triton.jit
+def attention_kernel(
+    q, k, v, out, partial, lse, k_scale, v_scale, sinks, slopes, tree, positions,
+    query_start, kv_len, page_table, unit_row, unit_number, splits, split_len, num_units,
+    q_stride, q_head_stride, table_stride, tree_stride, scale, softcap, window, chunk,
+    KIND: tl.constexpr, SPLIT_LOOP: tl.constexpr, LOCAL: tl.constexpr, CAP: tl.constexpr,
+    SINKS: tl.constexpr, SLOPES: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, TOKENS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
+    V_DIM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """One unit of work for one KV head; see the file's head."""
+    unit = tl.program_id(0)
+    lane = tl.program_id(1)
+    if unit >= tl.load(num_units):
+        return
+    row = tl.load(unit_row + unit)
+    split, parts, first, queries, block = _rows_of(
+        unit_number, splits, query_start, row, unit, lane, GROUP, HEAD_BLOCKS, GROUP_BLOCK, TOKENS
+    )
+    length = tl.load(kv_len + row)
+    prefix = length - queries
+    kv_head = lane // HEAD_BLOCKS
+    m = tl.arange(0, ROWS)
+    token = block * TOKENS + m // GROUP_BLOCK
+    group_head = (lane % HEAD_BLOCKS) * GROUP_BLOCK + m % GROUP_BLOCK
+    head = kv_head * GROUP + group_head
+    live = (m < TOKENS * GROUP_BLOCK) & (token < queries) & (group_head < GROUP)
+    position = prefix + token
+    if TREE:
+        position = tl.load(positions + first + token, mask=live, other=0).to(tl.int32)
+    q_row = q + (first + token).to(tl.int64) * q_stride + head * q_head_stride
+    q1 = _load_q(q_row, live, 0, BLOCK_C, DIM)
+    q2 = q1
+    if BLOCK_R > 0:
+        q2 = _load_q(q_row, live, BLOCK_C, BLOCK_R, DIM)
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        if split == 0:
+            most = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * _LOG2E
+            total = tl.full([ROWS], 1.0, tl.float32)
+    slope = most
+    if SLOPES:
+        slope = tl.load(slopes + head, mask=live, other=0.0) * _LOG2E
+    acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
+    low = prefix + block * TOKENS
+    start, stop, full = _reach(
+        low, tl.minimum(low + TOKENS, length) - 1, prefix, length, split,
+        tl.load(split_len + row), window, chunk, LOCAL, TREE, KEYS,
+    )  # fmt: skip
+    pages = page_table + row.to(tl.int64) * table_stride
+    k += kv_head * DIM
+    v += kv_head * V_DIM
+    if SPLIT_LOOP and not LOCAL:
+        acc, most, total = _sweep(
+            q1, q2, acc, most, total, start, full, k, v, k_scale + kv_head, v_scale + kv_head,
+            pages, scale, softcap, slope, window, chunk, tree, tree_stride, positions, first,
+            prefix, token, position, live, KIND, False, False, LOCAL, CAP, SLOPES, TREE, LATENT,
+            KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
+        )  # fmt: skip
+        start = full
+    acc, most, total = _sweep(
+        q1, q2, acc, most, total, start, stop, k, v, k_scale + kv_head, v_scale + kv_head,
+        pages, scale, softcap, slope, window, chunk, tree, tree_stride, positions, first,
+        prefix, token, position, live, KIND, True, True, LOCAL, CAP, SLOPES, TREE, LATENT,
+        KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
+    )  # fmt: skip
+    o_row = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+    p_row = (unit.to(tl.int64) * (KV_HEADS * HEAD_BLOCKS) + lane) * (TOKENS * GROUP_BLOCK) + m
+    _put(acc, most, total, out, partial, lse, o_row, p_row, parts, live, V_DIM, BLOCK_V)
+
+
+@triton.jit
+def combine_kernel(
+    out, partial, lse, query_start, unit_row, unit_number, splits, num_units,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, TOKENS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of one row of a block: the program of its first unit does it."""
+    unit = tl.program_id(0)
+    if unit >= tl.load(num_units):
+        return
+    row = tl.load(unit_row + unit)
+    split, parts, first, queries, block = _rows_of(
+        unit_number, splits, query_start, row, unit, 0, GROUP, HEAD_BLOCKS, GROUP_BLOCK, TOKENS
+    )
+    lane = tl.program_id(1) // (TOKENS * GROUP_BLOCK)
+    m = tl.program_id(1) % (TOKENS * GROUP_BLOCK)
+    token = block * TOKENS + m // GROUP_BLOCK
+    group_head = (lane % HEAD_BLOCKS) * GROUP_BLOCK + m % GROUP_BLOCK
+    if (parts == 1) | (split != 0) | (token >= queries) | (group_head >= GROUP):
+        return
+    e = tl.arange(0, BLOCK_V)
+    most = float("-inf")
+    total = 0.0
+    acc = tl.zeros([BLOCK_V], tl.float32)
+    for at in range(0, parts, BLOCK_P):
+        p = at + tl.arange(0, BLOCK_P)
+        inside = p < parts
+        p_row = ((unit + p).to(tl.int64) * (KV_HEADS * HEAD_BLOCKS) + lane) * (
+            TOKENS * GROUP_BLOCK
+        ) + m
+        level = tl.load(lse + p_row, mask=inside, other=float("-inf"))
+        mask = inside[:, None] & (e < V_DIM)[None, :]
+        x = tl.load(partial + p_row[:, None] * V_DIM + e[None, :], mask=mask, other=0.0)
+        higher = tl.maximum(most, tl.max(level, 0))
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(level - anchor)
+        fade = tl.exp2(most - anchor)
+        acc = acc * fade + tl.sum(x * weight[:, None], 0)
+        total = total * fade + tl.sum(weight, 0)
+        most = higher
+    acc = acc / tl.where(total == 0.0, 1.0, total)
+    head = (lane // HEAD_BLOCKS) * GROUP + group_head
+    o_row = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+    tl.store(out + o_row * V_DIM + e, acc.to(out.dtype.element_ty), mask=e < V_DIM)

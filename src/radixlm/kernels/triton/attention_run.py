@@ -1,0 +1,347 @@
+"""Launches the paged attention kernel: tiles, memory between its two halves, variants.
+
+Legend: T packed tokens, S sequences, P pages a sequence, H query heads, K KV heads, C channels of
+K, V of V, L slots of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from radixlm.kernels.triton import attention_paged as paged
+from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work
+from radixlm.kernels.triton.mode import interpreting
+from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.step.batch import AttentionSite
+
+MAX_DIM = 256  # of a head; latents have 576
+DECODE_LEN = 256  # least tokens of a split
+EXTEND_LEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows (query tokens x heads) and keys of a program, its warps and stages."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# Most channels of K: tiles by the rows they hold, the last for all more. None spills; see
+# variants().
+_HOPPER: dict[int, tuple[Tile, ...]] = {
+    64: (Tile(16, 64, 4, 3), Tile(64, 64, 8, 3), Tile(128, 64, 8, 3)),
+    128: (Tile(16, 64, 4, 3), Tile(64, 64, 8, 3), Tile(128, 64, 8, 3)),
+    256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
+    1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
+}
+_AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in registers
+    128: (Tile(16, 64, 4, 3), Tile(64, 64, 8, 3)),
+    256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
+    1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
+}
+_SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
+    128: (Tile(16, 32, 8, 2), Tile(32, 32, 8, 1)),
+    1024: (Tile(16, 16, 8, 1),),
+}
+
+
+def tiles_of(
+    dim: int, dtype: torch.dtype, has_tree: bool = False, is_hopper: bool = True
+) -> tuple[Tile, ...]:
+    """The tiles for heads of so many channels, smallest first."""
+    table = _HOPPER if is_hopper else _AMPERE
+    if dtype == torch.float32 and not interpreting():  # the interpreter is slow, and has no limits
+        table = _SINGLE
+    tiles = next(tiles for most, tiles in table.items() if dim <= most)
+    return tiles[:2] if has_tree else tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One layer's part of a pool. ``k_LKC`` and ``v_LKV`` (absent: the first channels of K)
+    contiguous; ``scales``: float32 [L, K] of K and of V, where rows have them."""
+
+    k_LKC: Tensor
+    v_LKV: Tensor | None
+    scales: tuple[Tensor, ...]
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Which of the step's own tokens each sees, instead of all before it.
+
+    ``bits_TW``: int32; bit i % 32 of word i // 32: sees token i of its own sequence's new ones.
+    ``positions_T``: int64; a token's distance from the start, which windows and slopes go by.
+    """
+
+    bits_TW: Tensor
+    positions_T: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What all layers of a step share, on the device: int32 but for ``slots``."""
+
+    query_start_S1: Tensor
+    kv_len_S: Tensor
+    page_table_SP: Tensor
+    tree: Tree | None = None
+
+
+def channel_blocks(site: AttentionSite) -> tuple[int, int]:
+    """Channels of K as a power of two and, where that wastes less, a rest: 576 = 512 + 64. V of a
+    latent is within the first."""
+    dim = site.head_dim
+    power = max(16, triton.next_power_of_2(dim))
+    half = power // 2
+    wastes_less = half >= 64 and half < dim <= half + half // 2
+    if not wastes_less or (site.latent and site.v_dim > half):
+        return power, 0
+    return half, max(16, triton.next_power_of_2(dim - half))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A layer as the kernel is compiled for it, with one tile."""
+
+    site: AttentionSite
+    tile: Tile
+
+    @property
+    def head_blocks(self) -> int:
+        """Programs for the query heads of one KV head."""
+        return -(-(self.site.heads // self.site.kv_heads) // self.tile.rows)
+
+    @property
+    def group_block(self) -> int:
+        """Query heads of a program."""
+        return -(-(self.site.heads // self.site.kv_heads) // self.head_blocks)
+
+    @property
+    def tokens(self) -> int:
+        """Query tokens of a program."""
+        return self.tile.rows // self.group_block
+
+    @property
+    def lanes(self) -> int:
+        """Programs for each unit of work."""
+        return self.site.kv_heads * self.head_blocks
+
+    def partial_rows(self, num_units: int) -> int:
+        """Rows of what lies between the two kernels."""
+        return num_units * self.lanes * self.tokens * self.group_block
+
+    def constants(self) -> dict[str, int]:
+        """What both kernels are compiled for."""
+        values = max(16, triton.next_power_of_2(self.site.v_dim))
+        return {
+            "KV_HEADS": self.site.kv_heads,
+            "GROUP": self.site.heads // self.site.kv_heads,
+            "HEAD_BLOCKS": self.head_blocks,
+            "GROUP_BLOCK": self.group_block,
+            "TOKENS": self.tokens,
+            "V_DIM": self.site.v_dim,
+            "BLOCK_V": channel_blocks(self.site)[0] if self.site.latent else values,
+        }
+
+
+def _features(shape: Shape, page_size: int, kind: int, has_tree: bool) -> dict[str, int | bool]:
+    site, tile = shape.site, shape.tile
+    channels, rest = channel_blocks(site)
+    return {
+        "KIND": kind,
+        "SPLIT_LOOP": tile.rows > 32,
+        "LOCAL": bool(site.window or site.chunk),
+        "CAP": bool(site.softcap),
+        "SINKS": site.sinks is not None,
+        "SLOPES": site.slopes is not None,
+        "TREE": has_tree,
+        "LATENT": site.latent,
+        "PAGE": page_size,
+        "DIM": site.head_dim,
+        "BLOCK_C": channels,
+        "BLOCK_R": rest,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+    }
+
+
+def kind_of(dtype: torch.dtype, device: torch.device) -> int:
+    """KIND of a cache: before sm_89 no GPU knows fp8 e4m3."""
+    if dtype == torch.int8:
+        return 1
+    if dtype != torch.float8_e4m3fn or interpreting():
+        return 0
+    return 2 if torch.cuda.get_device_capability(device) < (8, 9) else 0
+
+
+def span_of(site: AttentionSite, shape: Shape, num_ahead: int = 0) -> int:
+    """Most tokens that a block reads."""
+    local = min(site.window or UNBOUNDED, site.chunk or UNBOUNDED)
+    return min(UNBOUNDED, local + shape.tokens + shape.tile.keys + num_ahead)
+
+
+def attend(
+    q_THC: Tensor,
+    out_THV: Tensor,
+    cache: Cache,
+    shape: Shape,
+    step: StepTensors,
+    work: Work,
+    num_units: int,
+    between: tuple[Tensor, Tensor] | None,
+) -> None:
+    """Attention of the units of ``work`` into ``out``. ``between``: float32 rows of V numbers and
+    their weights, for sequences in several splits; None: there are none."""
+    site, tile = shape.site, shape.tile
+    kind = kind_of(cache.k_LKC.dtype, q_THC.device)
+    k, v = cache.k_LKC, cache.k_LKC if cache.v_LKV is None else cache.v_LKV
+    if kind == 2:
+        k, v = k.view(torch.uint8), v.view(torch.uint8)
+    scales = cache.scales or (q_THC,)
+    partial, lse = between or (q_THC, q_THC)
+    tree = step.tree
+    common = shape.constants()
+    plan = (work.unit_row_U, work.unit_number_U, work.splits_S)
+    paged.attention_kernel[(num_units, shape.lanes)](
+        q_THC, k, v, out_THV, partial, lse, scales[0], scales[-1],
+        q_THC if site.sinks is None else site.sinks, q_THC if site.slopes is None else site.slopes,
+        work.splits_S if tree is None else tree.bits_TW,
+        work.splits_S if tree is None else tree.positions_T,
+        step.query_start_S1, step.kv_len_S, step.page_table_SP, *plan, work.split_len_S,
+        work.num_units_1, q_THC.stride(0), q_THC.stride(1), step.page_table_SP.stride(0),
+        0 if tree is None else tree.bits_TW.stride(0), site.scale, site.softcap,
+        site.window or UNBOUNDED, site.chunk or UNBOUNDED,
+        **common, **_features(shape, cache.page_size, kind, tree is not None),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if between is None:
+        return
+    block = 16 if common["BLOCK_V"] > 256 else 32
+    paged.combine_kernel[(num_units, shape.lanes * shape.tokens * shape.group_block)](
+        out_THV, partial, lse, step.query_start_S1, *plan, work.num_units_1,
+        **common, BLOCK_P=block, num_warps=4,
+    )  # fmt: skip
+
+
+def cut_of(
+    shape: Shape,
+    num_processors: int,
+    num_tokens: int,
+    num_rows: int,
+    max_len: int,
+    queries: tuple[int, int] = (1, UNBOUNDED),
+    own_splits: int = 0,
+    num_ahead: int = 0,
+) -> Cut:
+    """How a step is cut for one shape, from what is known without looking at lengths.
+
+    ``num_processors`` of the device; ``max_len``: most tokens that a sequence can have;
+    ``queries``: fewest and most query tokens of the sequences that take part; ``num_ahead``: most
+    of the step's own tokens that a token sees behind itself.
+    """
+    is_small = shape.tile.rows <= 16
+    num_programs = num_processors * (2 if is_small else 1)
+    workers = max(1, num_programs // shape.lanes)
+    least_len = DECODE_LEN if is_small else EXTEND_LEN
+    span = span_of(shape.site, shape, num_ahead)
+    blocks = max(num_rows, num_tokens // shape.tokens) if queries == (1, UNBOUNDED) else 0
+    is_full = not is_small and blocks * shape.lanes >= num_programs
+    if is_full or min(max_len, span) <= least_len:
+        least_len = UNBOUNDED
+    return Cut(
+        shape.tokens, shape.tile.keys, workers, least_len, span, queries[0], queries[1], own_splits
+    )
+
+
+def variants() -> tuple[Variant, ...]:
+    """Every tile for every kind of head and cache, plain and with everything that a site can ask
+    for; groups of heads, page sizes and strides make no difference to registers."""
+    return tuple(_variants())
+
+
+_SITE = AttentionSite(0, 0, 32, 8, 128, 128, 1.0)
+_LATENT = AttentionSite(0, 0, 128, 1, 576, 512, 1.0, latent=True)
+_SITES = tuple(replace(_SITE, head_dim=d, v_dim=d) for d in (128, 64, 80, 96, 112, 192, 256))
+_CACHES = {"same": 0, "i8": 1, "fp8e5": 0, "fp8e4nv": 0, "u8": 2}  # to KIND; u8: e4m3 on sm_80
+_NAMES = ("decode", "short", "extend")
+
+
+def _variants() -> Iterator[Variant]:
+    for site in (*_SITES, _LATENT):
+        for dtype in POINTERS:
+            for is_hopper in (True, False):
+                yield from _tables(site, dtype, is_hopper)
+        yield _combine(site)
+
+
+def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterator[Variant]:
+    weights = torch.zeros(1)
+    scores = replace(site, softcap=1.0, sinks=weights, slopes=weights)
+    sites = {"": site}
+    if site.head_dim in (64, 128, 256):
+        sites |= {"-scores": scores, "-all": replace(scores, window=1)}
+    for cache in _CACHES:
+        arch = 90 if is_hopper else 80
+        if (cache == "u8") == is_hopper or (cache == "fp8e4nv" and not is_hopper):
+            continue
+        for name, tile in zip(_NAMES, tiles_of(site.head_dim, dtype, False, is_hopper)):
+            for suffix, asked in sites.items():
+                if cache in ("same", "fp8e4nv") or not suffix:
+                    yield _variant(asked, tile, dtype, cache, name + suffix, arch)
+        tree = tiles_of(site.head_dim, dtype, True, is_hopper)[-1]
+        yield _variant(site, tree, dtype, cache, "tree", arch, has_tree=True)
+
+
+_POINTERS = dict.fromkeys(("partial", "lse", "k_scale", "v_scale", "sinks", "slopes"), "*fp32")
+_TABLES = dict.fromkeys(
+    "tree query_start kv_len page_table unit_row unit_number splits split_len num_units".split(),
+    "*i32",
+)
+_NUMBERS = {
+    **dict.fromkeys(("q_stride", "q_head_stride"), "i32:16"),
+    **dict.fromkeys(("table_stride", "tree_stride", "window", "chunk"), "i32"),
+    **dict.fromkeys(("scale", "softcap"), "fp32"),
+}
+
+
+def _variant(
+    site: AttentionSite,
+    tile: Tile,
+    dtype: torch.dtype,
+    cache: str,
+    name: str,
+    arch: int,
+    has_tree: bool = False,
+) -> Variant:
+    shape, pointer = Shape(site, tile), POINTERS[dtype]
+    held = pointer if cache == "same" else f"*{cache}"
+    signature = {"q": pointer, "out": pointer, "k": held, "v": held, "positions": "*i64"}
+    kind = _CACHES[cache]
+    return Variant(
+        f"attention-{name}-{pointer[1:]}-{cache}-{site.head_dim}-sm_{arch}",
+        paged.attention_kernel,
+        signature | _POINTERS | _TABLES | _NUMBERS,
+        shape.constants() | _features(shape, 16, kind, has_tree),
+        tile.num_warps,
+        tile.num_stages,
+        wgmma=tile.rows >= 64 and dtype != torch.float32,
+        min_arch=arch,
+    )
+
+
+def _combine(site: AttentionSite) -> Variant:
+    shape = Shape(site, tiles_of(site.head_dim, torch.bfloat16)[0])
+    constants = shape.constants() | {"BLOCK_P": 16 if site.v_dim > 256 else 32}
+    pointers = {"out": "*bf16", "partial": "*fp32", "lse": "*fp32"}
+    name = f"attention-combine-{site.head_dim}"
+    return Variant(name, paged.combine_kernel, pointers | _TABLES, constants, 4, 3)

@@ -1,0 +1,138 @@
+"""Puts the step's K and V into their pages: one kernel for every kind of cache.
+
+Legend: T tokens, K KV heads, C channels of K, V of V, L slots of a layer (page * page_size +
+offset).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
+from radixlm.kernels.triton.variant import Variant
+
+_TOKENS = 16  # of a program
+_SMALLEST = tl.constexpr(1e-30)  # as in kernels/ops/kv.py
+
+
+@triton.jit
+def _store_rows(
+    x, cache, scales, slot, live, stride, head_stride, head,
+    KIND: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One head's rows of a program's tokens. KIND: 0 as they are, 1 int8, 2 clamped (8-bit
+    floats), the largest number being ``scales``."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    c = tl.arange(0, BLOCK)
+    mask = live[:, None] & (c < DIM)[None, :]
+    at = x + token.to(tl.int64)[:, None] * stride + head * head_stride + c[None, :]
+    row = slot * KV_HEADS + head
+    out = cache + row[:, None] * DIM + c[None, :]
+    values = tl.load(at, mask=mask, other=0.0)
+    if KIND == 1:
+        wide = values.to(tl.float32)
+        most = tl.max(tl.abs(wide), 1)
+        is_good = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), 1) == 1
+        bits = ((most / 127.0).to(tl.int32, bitcast=True) + 0x80) & -256
+        scale = tl.where(most < _SMALLEST, 0.0, bits.to(tl.float32, bitcast=True))
+        scale = tl.where(is_good, scale, float("nan"))
+        part = wide / tl.where(scale > 0, scale, 1.0)[:, None]
+        part = tl.where(scale[:, None] > 0, part, 0.0)
+        nearest = tl.floor(part + 0.5)  # then halves to even, as torch rounds
+        is_half = nearest - part == 0.5
+        is_odd = nearest - 2.0 * tl.floor(nearest * 0.5) == 1.0
+        nearest = tl.where(is_half & is_odd, nearest - 1.0, nearest)
+        nearest = tl.minimum(tl.maximum(nearest, -127.0), 127.0)
+        tl.store(out, nearest.to(tl.int8), mask=mask)
+        tl.store(scales + row, scale, mask=live)
+    elif KIND == 2:
+        wide = values.to(tl.float32)
+        capped = tl.where(wide > scales, scales, tl.where(wide < -scales, -scales, wide))
+        tl.store(out, capped.to(cache.dtype.element_ty), mask=mask)
+    else:
+        tl.store(out, values.to(cache.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_kernel(
+    k, v, k_cache, v_cache, k_scales, v_scales, slots, num_tokens,
+    k_stride, k_head_stride, v_stride, v_head_stride,
+    KIND: tl.constexpr, HAS_V: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    V_DIM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """TOKENS tokens of one head. Negative slots are left out."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    live = slot >= 0
+    head = tl.program_id(1)
+    _store_rows(
+        k, k_cache, k_scales, slot, live, k_stride, k_head_stride, head,
+        KIND, KV_HEADS, DIM, BLOCK_C, TOKENS,
+    )  # fmt: skip
+    if HAS_V:
+        _store_rows(
+            v, v_cache, v_scales, slot, live, v_stride, v_head_stride, head,
+            KIND, KV_HEADS, V_DIM, BLOCK_V, TOKENS,
+        )  # fmt: skip
+
+
+def kind_of(dtype: torch.dtype) -> int:
+    """KIND of a cache."""
+    return 1 if dtype == torch.int8 else 2 if dtype.itemsize == 1 else 0
+
+
+def store(
+    k_TKC: Tensor, v_TKV: Tensor | None, k_LKC: Tensor, v_LKV: Tensor | None,
+    scales: tuple[Tensor, ...], slots_T: Tensor,
+) -> None:  # fmt: skip
+    """Write rows at slots of one layer's cache; ``scales`` (float32 [L, K] each) of int8 caches."""
+    num_tokens, kv_heads, dim = k_TKC.shape
+    if not num_tokens:
+        return
+    kind = kind_of(k_LKC.dtype)
+    v, v_cache = (k_TKC, k_LKC) if v_TKV is None or v_LKV is None else (v_TKV, v_LKV)
+    most = torch.finfo(k_LKC.dtype).max if kind == 2 else 0.0
+    k_scales = scales[0] if kind == 1 else most
+    v_scales = scales[-1] if kind == 1 else most
+    tokens = _TOKENS if dim <= 128 else 4
+    store_kernel[(triton.cdiv(num_tokens, tokens), kv_heads)](
+        k_TKC, v, k_LKC, v_cache, k_scales, v_scales, slots_T, num_tokens,
+        k_TKC.stride(0), k_TKC.stride(1), v.stride(0), v.stride(1),
+        KIND=kind, HAS_V=v_TKV is not None, KV_HEADS=kv_heads, DIM=dim, V_DIM=v.shape[2],
+        BLOCK_C=triton.next_power_of_2(dim), BLOCK_V=triton.next_power_of_2(v.shape[2]),
+        TOKENS=tokens, num_warps=4,
+    )  # fmt: skip
+
+
+def variants() -> tuple[Variant, ...]:
+    """Head dims and latents, kinds of cache, dtypes of K and V."""
+    caches = {"same": 0, "i8": 1, "fp8e5": 2, "fp8e4nv": 2}
+    return tuple(
+        _variant(pointer, cache, kind, dim)
+        for dim in (64, 128, 256, 576)
+        for cache, kind in caches.items()
+        for pointer in ("bf16", "fp16", "fp32")
+    )
+
+
+def _variant(pointer: str, cache: str, kind: int, dim: int) -> Variant:
+    has_v, kv_heads = dim != 576, 8 if dim != 576 else 1
+    to = f"*{pointer if cache == 'same' else cache}"
+    scales = {1: "*fp32"}.get(kind, "fp32")
+    signature = dict.fromkeys(("k", "v"), f"*{pointer}") | dict.fromkeys(("k_cache", "v_cache"), to)
+    signature |= dict.fromkeys(("k_scales", "v_scales"), scales) | {"slots": "*i64"}
+    strides = ("k_stride", "k_head_stride", "v_stride", "v_head_stride")
+    signature |= {"num_tokens": "i32"} | dict.fromkeys(strides, "i32:16")
+    block = triton.next_power_of_2(dim)
+    constants = {
+        "KIND": kind, "HAS_V": has_v, "KV_HEADS": kv_heads, "DIM": dim, "V_DIM": dim,
+        "BLOCK_C": block, "BLOCK_V": block, "TOKENS": _TOKENS if dim <= 128 else 4,
+    }  # fmt: skip
+    return Variant(
+        f"store-{pointer}-{cache}-{dim}", store_kernel, signature, constants, num_warps=4,
+        num_stages=3, min_arch=89 if cache == "fp8e4nv" else 80,
+    )  # fmt: skip

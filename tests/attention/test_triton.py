@@ -1,0 +1,261 @@
+"""The Triton backend, interpreted, against torch_native: all kinds of sites, caches and steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.attention.paged_step import make_batch, new_rows, open_backend, run_step
+from tests.fakes.attention_case import CPU, Case
+
+pytest.importorskip("triton")
+
+from radixlm.attention import triton as backend_module
+from radixlm.attention.select import make_backend
+from radixlm.attention.tree import tree_of_masks
+from radixlm.base.errors import ConfigError
+from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.kv import DTYPES
+from radixlm.kernels.triton import attention_run
+from radixlm.kernels.triton.attention_run import UNBOUNDED, tiles_of
+from radixlm.pools.group import KvGroup
+from radixlm.step.batch import AttentionSite
+
+SITE = AttentionSite(layer=1, group=0, heads=4, kv_heads=2, head_dim=16, v_dim=16, scale=0.3)
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.3])
+SITES = {
+    "plain": SITE,
+    "window": replace(SITE, window=5),
+    "chunk": replace(SITE, chunk=7),
+    "gemma2": replace(SITE, window=40, softcap=2.0),
+    "gpt-oss": replace(SITE, window=40, sinks=SINKS),
+    "alibi": replace(SITE, slopes=SLOPES),
+    "everything": replace(SITE, window=9, softcap=1.5, sinks=SINKS, slopes=SLOPES),
+    "one head each": replace(SITE, kv_heads=4),
+    "one for 4": replace(SITE, kv_heads=1),
+    "one for 7": replace(SITE, heads=7, kv_heads=1),
+    "one for 8": replace(SITE, heads=8, kv_heads=1),
+    "one for 20": replace(SITE, heads=20, kv_heads=1),
+    "deepseek": replace(SITE, kv_heads=1, head_dim=144, v_dim=128, latent=True),
+    "small latent": replace(SITE, kv_heads=1, head_dim=24, v_dim=20, latent=True),
+    "narrow values": replace(SITE, v_dim=5),
+    "wide values": replace(SITE, v_dim=40),
+    "80 channels": replace(SITE, head_dim=80, v_dim=80, kv_heads=4),
+    "112 channels": replace(SITE, head_dim=112, v_dim=112, kv_heads=4),
+}
+STEPS = {  # (query tokens, tokens before) of each sequence
+    "decode": [(1, 0), (1, 16), (1, 149)],
+    "guesses": [(3, 80), (5, 0)],
+    "mixed": [(1, 30), (33, 50), (1, 0)],
+}
+FEW_HEADS = ("one head each", "one for 20", "80 channels", "112 channels")  # or slow
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of few tokens, so that short sequences have several."""
+    monkeypatch.setattr(attention_run, "DECODE_LEN", 64)
+    monkeypatch.setattr(attention_run, "EXTEND_LEN", 64)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", SITES)
+def test_equals_torch_native(name: str, step: str) -> None:
+    shapes = STEPS[step][:2] if name in FEW_HEADS else STEPS[step]
+    case = Case.random(SITES[name], shapes, 4, 1)
+    ours, theirs = (run_step(b, case, SITES[name]) for b in ("triton", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+def test_any_page_size(page_size: int) -> None:
+    case = Case.random(SITE, [(1, 90), (20, 11), (1, 0)], page_size, 2)
+    ours, theirs = (run_step(b, case, SITE) for b in ("triton", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "deepseek"])
+@pytest.mark.parametrize("cache", DTYPES, ids=str)
+def test_every_kind_of_cache(cache: torch.dtype, name: str) -> None:
+    """K and V that the cache holds exactly: the interpreter rounds to 16 and 8 bits wrongly."""
+    case = Case.random(SITES[name], [(1, 40), (9, 33)], 4, 3, cache_dtype=cache)
+    if cache != torch.int8:
+        k, v = ([x.to(cache).float() for x in rows] for rows in (case.k, case.v))
+        case = replace(case, k=k, v=v)
+    ours, theirs = (run_step(b, case, SITES[name]) for b in ("triton", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_near_single_precision(dtype: torch.dtype) -> None:
+    case = Case.random(SITE, [(1, 90), (20, 11)], 4, 4, cache_dtype=dtype)
+    ours = run_step("triton", case, SITE, dtype)
+    assert ours.dtype == dtype
+    exact = run_step("torch_native", case, SITE)
+    assert float((ours.float() - exact).norm() / exact.norm()) < 1e-2
+
+
+def test_a_group_of_64_heads_shares_its_latents() -> None:
+    """More heads than a tile has rows; the published shape of a latent: 512 + 64 channels."""
+    site = replace(SITE, heads=64, kv_heads=1, head_dim=576, v_dim=512, latent=True, scale=0.04)
+    case = Case.random(site, [(1, 70), (2, 5)], 16, 5)
+    ours, theirs = (run_step(b, case, site) for b in ("triton", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_sequence_in_a_batch_of_short_ones_is_cut() -> None:
+    case = Case.random(SITE, [(1, 599), *([(1, 2)] * 3)], 16, 6)
+    ours, theirs = (run_step(b, case, SITE) for b in ("triton", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    backend, table = open_backend("triton", case, SITE)
+    backend.begin(make_batch(case, table, backend))
+    backend.run(*new_rows(case, SITE, torch.float32), SITE)
+    (launches,) = backend._launches.values()
+    splits = launches[0].work.splits_S.tolist()
+    assert splits[0] > 1 and splits[1:] == [1] * 3
+
+
+def test_layers_that_store_nothing_read_what_others_stored() -> None:
+    case = Case.random(SITE, [(5, 11), (1, 30)], 4, 7)
+    reader = replace(SITE, heads=8, window=6, stores=False)
+    wide = [torch.randn(len(q), 8, 16) for q in case.q]
+    outs = []
+    for name in ("triton", "torch_native"):
+        backend, table = open_backend(name, case, SITE)
+        backend.begin(make_batch(case, table, backend))
+        backend.run(*new_rows(case, SITE, torch.float32), SITE)
+        outs.append(backend.run(torch.cat(wide), None, None, reader))
+    torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "alibi", "deepseek"])
+def test_guesses_in_a_tree_see_their_branch(name: str) -> None:
+    """Each branch computed as a sequence of its own gives the same."""
+    site = SITES[name]
+    parents = [-1, 0, 0, 1, 1, 2, 5]
+    before, num_new = 21, len(parents)
+    case = Case.random(site, [(num_new, before), (2, 9)], 4, 8)
+    branches = [[0]]
+    for node in range(1, num_new):
+        branches.append([*branches[parents[node]], node])
+    mask = torch.zeros(num_new, num_new, dtype=torch.bool)
+    for node, branch in enumerate(branches):
+        mask[node, branch] = True
+    depth = torch.tensor([before + len(branch) - 1 for branch in branches])
+    tree = tree_of_masks(
+        [mask, torch.ones(2, 2).tril().bool()], torch.cat([depth, torch.tensor([9, 10])])
+    )
+    out = run_step("triton", case, site, prepare=lambda backend: backend.see_tree(tree))
+    for node, branch in enumerate(branches):
+        picked = [*range(before), *(before + i for i in branch)]
+        alone = Case([case.q[0][[node]]], [case.k[0][picked]], [case.v[0][picked]], 4, 9)
+        expected = run_step("torch_native", alone, site)
+        torch.testing.assert_close(out[[node]], expected, rtol=1e-4, atol=1e-5)
+    second = Case(case.q[1:], case.k[1:], case.v[1:], 4, 9)
+    expected = run_step("torch_native", second, site)
+    torch.testing.assert_close(out[num_new:], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "window"])
+def test_runs_of_tokens_that_see_one_another(name: str) -> None:
+    case = Case.random(SITES[name], [(40, 12), (1, 9), (37, 0)], 4, 10)
+    mutual = ((3, 20), (43, 34))
+    ours, theirs = (
+        run_step(b, case, SITES[name], mutual=mutual) for b in ("triton", "torch_native")
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_rows_change_nobodys_numbers() -> None:
+    """As in a graph: rows of no tokens and store slots of -1 behind the batch."""
+    case = Case.random(SITE, [(1, 149), (1, 40)], 4, 11)
+    alone = run_step("triton", case, SITE)
+    backend, table = open_backend("triton", case, SITE)
+    batch = make_batch(case, table, backend)
+    before = backend.pools[0].k_LPBKC.clone()
+    padded = replace(
+        batch,
+        token_ids_T=torch.zeros(4, dtype=torch.int64),
+        positions_T=torch.tensor([149, 40, 0, 0]),
+        query_start_S1=torch.arange(5, dtype=torch.int32),
+        kv_len_S=torch.tensor([150, 41, 0, 0], dtype=torch.int32),
+        page_table_GSP=(torch.cat([table, table.new_full((2, table.shape[1]), 1 << 30)]),),
+        store_GT=(torch.cat([batch.store_GT[0], torch.tensor([-1, -1])]),),
+    )
+    backend.begin(padded)
+    q, k, v = new_rows(case, SITE, torch.float32)
+    rows = [torch.cat([x, torch.full_like(x, 7.0)]) for x in (q, k, v) if x is not None]
+    out = backend.run(*rows, SITE)
+    assert torch.equal(out[:2], alone)
+    assert torch.equal(out[2:], torch.zeros_like(out[2:]))
+    changed = backend.pools[0].k_LPBKC.nan_to_num(9) != before.nan_to_num(9)
+    assert int(changed.any(-1).any(-1).sum()) == 2
+
+
+def test_what_a_graph_would_replay_follows_the_lengths() -> None:
+    """Same launches, same memory, other lengths in it: only what the device holds may count."""
+    case = Case.random(SITE, [(1, 199), (1, 40)], 4, 12)
+    backend, table = open_backend("triton", case, SITE)
+    batch = make_batch(case, table, backend)
+    backend.begin(batch)
+    q, k, v = new_rows(case, SITE, torch.float32)
+    backend.run(q, k, v, SITE)
+    (first,) = backend._launches.values()
+    grid = [(launch.num_units, launch.work.splits_S.data_ptr()) for launch in first]
+    batch.kv_len_S.copy_(torch.tensor([23, 41]))
+    backend.begin(batch)
+    out = backend.run(q, None, None, replace(SITE, stores=False))
+    (again,) = backend._launches.values()
+    assert [(launch.num_units, launch.work.splits_S.data_ptr()) for launch in again] == grid
+    short = Case(case.q, [case.k[0][:23], case.k[1]], [case.v[0][:23], case.v[1]], 4, 12)
+    torch.testing.assert_close(out, run_step("torch_native", short, SITE), rtol=1e-4, atol=1e-5)
+
+
+def test_cut_alone_gives_a_row_the_same_bits_in_every_batch() -> None:
+    case = Case.random(SITE, [(1, 199), (1, 3), (1, 70)], 16, 13)
+    cut: Any = lambda backend: backend.cut_alone(True)  # noqa: E731
+    whole = run_step("triton", case, SITE, prepare=cut)
+    for row in range(3):
+        one = Case([case.q[row]], [case.k[row]], [case.v[row]], 16, 14)
+        assert torch.equal(run_step("triton", one, SITE, prepare=cut)[0], whole[row])
+
+
+def test_a_step_takes_the_smallest_tile_that_holds_its_sequences() -> None:
+    def rows(shapes: list[tuple[int, int]]) -> list[tuple[int, tuple[int, int]]]:
+        case = Case.random(SITE, shapes, 4, 0)
+        backend, table = open_backend("triton", case, SITE)
+        tiles = tiles_of(SITE.head_dim, torch.bfloat16)
+        found = backend_module.phases(SITE, tiles, make_batch(case, table, backend), has_tree=False)
+        return [(tile.rows, queries) for tile, queries in found]
+
+    every = (1, UNBOUNDED)
+    assert rows([(1, 5), (1, 9)]) == [(16, every)]
+    assert rows([(8, 5), (1, 9)]) == [(16, every)]
+    assert rows([(9, 5), (1, 9)]) == [(64, every)]
+    assert rows([(40, 5), (40, 9)]) == [(128, every)]
+    assert rows([(40, 5), (1, 9)]) == [(16, (1, 1)), (128, (2, UNBOUNDED))]
+    assert [tile.rows for tile in tiles_of(576, torch.bfloat16)] == [16, 32]
+
+
+def test_memory_that_a_graph_may_read_is_never_given_back() -> None:
+    memory = backend_module.Memory(CPU)
+    first = memory.take("x", 4, torch.int32)
+    assert memory.take("x", 3, torch.int32).data_ptr() == first.data_ptr()
+    first.fill_(7)
+    assert memory.take("x", 5, torch.int32).data_ptr() != first.data_ptr()
+    assert memory._retired[0].data_ptr() == first.data_ptr()
+
+
+def test_wide_heads_are_refused() -> None:
+    group = KvGroup(0, "full", (0,), 1, 640, 640)
+    with pytest.raises(ConfigError, match=r"heads of 640 .*torch_native"):
+        make_backend("triton", (group,), bind("cpu", {"all": "reference"}), CPU)
+
+
+def test_without_the_interpreter_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "interpreting", lambda: False)
+    with pytest.raises(ConfigError, match=r"backend triton: .*GPU.*torch_native works"):
+        make_backend("triton", (), bind("cpu", {"all": "reference"}), CPU)
