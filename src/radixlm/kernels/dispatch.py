@@ -25,7 +25,7 @@ REFERENCE = "reference"
 # device type -> (extension that must import, modules that announce implementations)
 BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "cpu": (("radixlm._cpu", ("radixlm.kernels.cpu.ops", "radixlm.kernels.cpu_fused")),),
-    "cuda": (("triton", ("radixlm.kernels.triton.ops",)),),
+    "cuda": (("triton", ("radixlm.kernels.triton.ops", "radixlm.kernels.triton.linear")),),
 }
 # (device type, name of its implementations) -> as above, for backends that must be asked for:
 # interpreted kernels (TRITON_INTERPRET=1) are for tests

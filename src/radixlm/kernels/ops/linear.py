@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.embedding import embedding
+from radixlm.kernels.ops.fp8 import ReferenceFp8, is_fp8
 from radixlm.kernels.ops.quantised import ReferenceQuantised
 
 
@@ -50,10 +51,17 @@ class ReferenceLinear:
 
 def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> PackedLinear:
     """An object whose ``run`` is the map. ``fmt`` is "" (the weight's own dtype; the reference
-    packs nothing) or a format of ``ops/quantised``."""
+    packs nothing) or a format of ``ops/quantised`` or ``ops/fp8``."""
     if fmt:
-        return ReferenceQuantised(weight_OI, bias_O, fmt)
+        return _quantised(weight_OI, bias_O, fmt)
     return ReferenceLinear(weight_OI, bias_O)
+
+
+def _quantised(
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str
+) -> ReferenceFp8 | ReferenceQuantised:
+    packed = ReferenceFp8 if is_fp8(fmt) else ReferenceQuantised
+    return packed(weight_OI, bias_O, fmt)
 
 
 class Gated:
@@ -100,7 +108,7 @@ class ReferenceTied(ReferenceLinear):
 
 def pack_tied(table_VD: Tensor, fmt: str = "") -> TiedTable:
     """An object that looks rows up and projects to the vocabulary from one copy of the table."""
-    return ReferenceQuantised(table_VD, None, fmt) if fmt else ReferenceTied(table_VD, None)
+    return _quantised(table_VD, None, fmt) if fmt else ReferenceTied(table_VD, None)
 
 
 class HeadLinear(Protocol):

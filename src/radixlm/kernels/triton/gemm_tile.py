@@ -26,7 +26,7 @@ FP8 = 4  # e4m3, float [E, N]; x e4m3 with float [M]
 FP8_BLOCK = 5  # e4m3, float [E, N / 128, K / 128]; x e4m3 with float [M, K / 128]
 FP8_WIDE = 6  # bytes of e4m3, scales as FP8; x stays float (GPUs older than sm_89)
 FP8_BLOCK_WIDE = 7  # bytes of e4m3, scales as FP8_BLOCK; x stays float
-SCALED_ROWS = (INT8, W8A8, FP8, FP8_WIDE)
+SCALED_ROWS = (INT8, W8A8, FP8, FP8_WIDE)  # a scale for each output
 QUANTISED_X = (W8A8, FP8, FP8_BLOCK)
 FP8_GROUP = 128
 
@@ -92,6 +92,38 @@ def scale_rows(col, num_out, PAIRED: tl.constexpr):
         half = num_out // 2
         return (col % 2) * ((half + _GROUP - 1) // _GROUP) + (col // 2) // _GROUP
     return col // _GROUP
+
+
+@triton.jit
+def unpacked(
+    w_ptr, w_scale_ptr, expert, col, at, num_out, num_in,
+    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Inputs ``at`` of outputs ``col`` of an expert as float32 [col, at], 0 past the last input;
+    scales that are the same for all inputs are left out."""
+    is_in = (at < num_in)[None, :]
+    if KIND == _INT4:
+        chunks = (num_in + CHUNK - 1) // CHUNK
+        byte = at // CHUNK * (CHUNK // 2) + at % (CHUNK // 2)
+        w_at = w_ptr + expert * num_out * chunks * (CHUNK // 2) + col[:, None]
+        packed = tl.load(w_at + byte[None, :] * num_out, mask=is_in, other=0)
+        is_high = (at % CHUNK >= CHUNK // 2)[None, :]
+        w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32) - 8.0
+        scale_at = w_scale_ptr + expert * num_out * (num_in // GROUP) + col[:, None]
+        w *= tl.load(scale_at + (at // GROUP)[None, :] * num_out, mask=is_in, other=0.0)
+    else:
+        w_at = w_ptr + expert * num_out * num_in + col.to(tl.int64)[:, None] * num_in
+        w = tl.load(w_at + at[None, :], mask=is_in, other=0.0)
+        if (KIND == _FP8_WIDE) | (KIND == _FP8_BLOCK_WIDE):
+            w = fp8_widened(w).to(tl.float32) * 256.0
+        w = w.to(tl.float32)
+        if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
+            groups = (num_in + _GROUP - 1) // _GROUP
+            rows = scale_rows(num_out - 1, num_out, PAIRED) + 1
+            scale_row = expert * rows + scale_rows(col, num_out, PAIRED)
+            scale_at = w_scale_ptr + scale_row[:, None] * groups
+            w *= tl.load(scale_at + (at // _GROUP)[None, :], mask=is_in, other=0.0)
+    return w
 
 
 @triton.jit

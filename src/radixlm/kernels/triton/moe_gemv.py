@@ -15,14 +15,10 @@ from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, int4_chunk, signature
-from radixlm.kernels.triton.gemm_tile import ACTS, fp8_widened, gated, scale_rows
+from radixlm.kernels.triton.gemm_tile import ACTS, gated, unpacked
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
-_PLAIN, _INT4 = tl.constexpr(kinds.PLAIN), tl.constexpr(kinds.INT4)
-_FP8_BLOCK, _FP8_WIDE = tl.constexpr(kinds.FP8_BLOCK), tl.constexpr(kinds.FP8_WIDE)
-_FP8_BLOCK_WIDE = tl.constexpr(kinds.FP8_BLOCK_WIDE)
-_GROUP = tl.constexpr(kinds.FP8_GROUP)
 _INPUTS = 256  # of a step
 _BUSY = 264  # programs that keep a GPU of 132 SMs busy
 
@@ -30,44 +26,20 @@ _BUSY = 264  # programs that keep a GPU of 132 SMs busy
 @triton.jit
 def _products(
     x_at, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of x with outputs ``col`` of an expert: float32 [BLOCK_N], scaled."""
     near = tl.minimum(col, num_out - 1)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    k = tl.arange(0, BLOCK_K)
-    if KIND == _INT4:
-        chunks = (num_in + CHUNK - 1) // CHUNK
-        w_at = w_ptr + expert * num_out * chunks * (CHUNK // 2) + near[:, None]
-        scale_at = w_scale_ptr + expert * num_out * (num_in // GROUP) + near[:, None]
-    else:
-        w_at = w_ptr + expert * num_out * num_in + near.to(tl.int64)[:, None] * num_in
-        groups = (num_in + _GROUP - 1) // _GROUP
-        rows = scale_rows(num_out - 1, num_out, PAIRED) + 1
-        scale_at = (
-            w_scale_ptr + (expert * rows + scale_rows(near, num_out, PAIRED))[:, None] * groups
-        )
     for start in range(0, num_in, BLOCK_K):
-        at = start + k
-        is_in = (at < num_in)[None, :]
+        at = start + tl.arange(0, BLOCK_K)
         x = tl.load(x_at + at, mask=at < num_in, other=0.0).to(tl.float32)[None, :]
-        if KIND == _INT4:
-            byte = at // CHUNK * (CHUNK // 2) + at % (CHUNK // 2)
-            packed = tl.load(w_at + byte[None, :] * num_out, mask=is_in, other=0)
-            is_high = (at % CHUNK >= CHUNK // 2)[None, :]
-            w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32) - 8.0
-            w *= tl.load(scale_at + (at // GROUP)[None, :] * num_out, mask=is_in, other=0.0)
-        else:
-            w = tl.load(w_at + at[None, :], mask=is_in, other=0.0)
-            if (KIND == _FP8_WIDE) | (KIND == _FP8_BLOCK_WIDE):
-                w = fp8_widened(w).to(tl.float32) * 256.0
-            w = w.to(tl.float32)
-            if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
-                w *= tl.load(scale_at + (at // _GROUP)[None, :], mask=is_in, other=0.0)
-        acc += w * x
+        acc += x * unpacked(
+            w_ptr, w_scale_ptr, expert, near, at, num_out, num_in, KIND, GROUP, PAIRED, CHUNK
+        )
     y = tl.sum(acc, 1)
-    if (KIND != _PLAIN) & (KIND != _INT4) & (KIND != _FP8_BLOCK) & (KIND != _FP8_BLOCK_WIDE):
+    if SCALED:
         y *= tl.load(w_scale_ptr + expert * num_out + near)
     return y
 
@@ -75,7 +47,8 @@ def _products(
 @triton.jit
 def gemv_up_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, num_out, num_in, x_stride,
-    KIND: tl.constexpr, GROUP: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ACT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (slot, block): act(gate) * up of one token through one of its experts."""
@@ -84,7 +57,7 @@ def gemv_up_kernel(
     expert = tl.load(ids_ptr + slot).to(tl.int64)
     y = _products(
         x_ptr + slot // TOP_K * x_stride, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-        KIND, GROUP, True, BLOCK_N, BLOCK_K, CHUNK,
+        KIND, GROUP, True, SCALED, BLOCK_N, BLOCK_K, CHUNK,
     )  # fmt: skip
     if HAS_BIAS:
         y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
@@ -98,7 +71,8 @@ def gemv_up_kernel(
 @triton.jit
 def gemv_down_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, row_weight_ptr, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (token, block): the weighted sum over the token's experts, in their order."""
@@ -110,7 +84,7 @@ def gemv_down_kernel(
         expert = tl.load(ids_ptr + slot).to(tl.int64)
         y = _products(
             x_ptr + slot * num_in, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-            KIND, GROUP, False, BLOCK_N, BLOCK_K, CHUNK,
+            KIND, GROUP, False, SCALED, BLOCK_N, BLOCK_K, CHUNK,
         )  # fmt: skip
         if HAS_BIAS:
             y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
@@ -137,7 +111,8 @@ def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
     gemv_up_kernel[(num_slots, triton.cdiv(packed.num_out, block_n))](
         x_TD, packed.data, out if packed.scale is None else packed.scale,
         out if packed.bias is None else packed.bias, out, ids_TK, packed.num_out, packed.num_in,
-        x_TD.stride(0), KIND=packed.kind, GROUP=packed.group, TOP_K=top_k,
+        x_TD.stride(0), KIND=packed.kind, GROUP=packed.group,
+        SCALED=packed.kind in kinds.SCALED_ROWS, TOP_K=top_k,
         HAS_BIAS=packed.bias is not None, ACT=ACTS[packed.act], BLOCK_N=block_n, BLOCK_K=block_k,
         CHUNK=int4_chunk(packed.group), num_warps=4,
     )  # fmt: skip
@@ -152,7 +127,8 @@ def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) 
     gemv_down_kernel[(tokens, triton.cdiv(packed.num_out, block_n))](
         h_SI, packed.data, out if packed.scale is None else packed.scale,
         out if packed.bias is None else packed.bias, out, ids_TK, weights_TK, packed.num_out,
-        packed.num_in, KIND=packed.kind, GROUP=packed.group, TOP_K=top_k,
+        packed.num_in, KIND=packed.kind, GROUP=packed.group,
+        SCALED=packed.kind in kinds.SCALED_ROWS, TOP_K=top_k,
         HAS_BIAS=packed.bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
         CHUNK=int4_chunk(packed.group), num_warps=4,
     )  # fmt: skip
@@ -180,6 +156,7 @@ def _uses(kind: int, group: int, pointer: str, block_n: int, block_k: int) -> It
         constants = {
             "KIND": kind,
             "GROUP": group,
+            "SCALED": kind in kinds.SCALED_ROWS,
             "TOP_K": 8,
             "HAS_BIAS": use == "up",
             "BLOCK_N": block_n,

@@ -1,0 +1,123 @@
+"""Quantised weights as 16 bit floats again, for products of many rows, and the end of a product of
+integers. Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.gemm import Packed, int4_chunk, signature
+from radixlm.kernels.triton.gemm_tile import unpacked
+from radixlm.kernels.triton.variant import POINTERS, Variant
+
+_OUTPUTS, _INPUTS = 32, 128  # of a program that widens
+_COLUMNS = 1024  # of a program that scales
+
+
+@triton.jit
+def widen_kernel(
+    w_ptr, w_scale_ptr, out_ptr, num_out, num_in,
+    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program (n, k): a tile of the weights of the first expert, row by row as they lie."""
+    col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    near = tl.minimum(col, num_out - 1)
+    first = tl.zeros((), tl.int64)
+    w = unpacked(w_ptr, w_scale_ptr, first, near, at, num_out, num_in, KIND, GROUP, PAIRED, CHUNK)
+    if SCALED:
+        w *= tl.load(w_scale_ptr + near)[:, None]
+    out_at = out_ptr + col.to(tl.int64)[:, None] * num_in + at[None, :]
+    mask = (col < num_out)[:, None] & (at < num_in)[None, :]
+    tl.store(out_at, w.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def scale_kernel(
+    sums_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, num_out, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, block): sums of integers times the scales of row and output, plus bias."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < num_out
+    y = tl.load(sums_ptr + row * num_out + col, mask=mask, other=0).to(tl.float32)
+    y *= tl.load(x_scale_ptr + row) * tl.load(w_scale_ptr + col, mask=mask, other=0.0)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + col, mask=mask, other=0.0)
+    tl.store(out_ptr + row * num_out + col, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def widen(packed: Packed, dtype: torch.dtype) -> Tensor:
+    """Dense weights [N, K] in ``dtype``, gated ones still interleaved."""
+    scale, shape = packed.scale, (packed.num_out, packed.num_in)
+    out = torch.empty(shape, dtype=dtype, device=packed.data.device)
+    grid = (triton.cdiv(packed.num_out, _OUTPUTS), triton.cdiv(packed.num_in, _INPUTS))
+    widen_kernel[grid](
+        packed.data, out if scale is None else scale, out, packed.num_out, packed.num_in,
+        KIND=packed.kind, GROUP=packed.group, PAIRED=bool(packed.act),
+        SCALED=packed.kind in kinds.SCALED_ROWS, BLOCK_N=_OUTPUTS, BLOCK_K=_INPUTS,
+        CHUNK=int4_chunk(packed.group), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def scaled(sums_MN: Tensor, x_scale_M: Tensor, packed: Packed, dtype: torch.dtype) -> Tensor:
+    """int32 sums of W8A8 as the product they stand for, [M, N]."""
+    rows, num_out = sums_MN.shape
+    out = torch.empty(rows, num_out, dtype=dtype, device=sums_MN.device)
+    bias = packed.bias
+    scale_kernel[(rows, triton.cdiv(num_out, _COLUMNS))](
+        sums_MN, x_scale_M, packed.scale, out if bias is None else bias, out, num_out,
+        HAS_BIAS=bias is not None, BLOCK=_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def variants() -> tuple[Variant, ...]:
+    """Every kind that is widened, for each dtype, and the end of integer products."""
+    return tuple(_variants())
+
+
+def _variants() -> Iterator[Variant]:
+    widening = (kinds.INT8, kinds.INT4, kinds.FP8_WIDE, kinds.FP8_BLOCK_WIDE)
+    for pointer in POINTERS.values():
+        for kind in widening:
+            for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
+                types = signature(kind, pointer)
+                yield Variant(
+                    f"widen-{kind}-{group}-{pointer}",
+                    widen_kernel,
+                    {name: types[name] for name in widen_kernel.arg_names if name in types},
+                    {
+                        "KIND": kind,
+                        "GROUP": group,
+                        "PAIRED": True,
+                        "SCALED": kind in kinds.SCALED_ROWS,
+                        "BLOCK_N": _OUTPUTS,
+                        "BLOCK_K": _INPUTS,
+                        "CHUNK": int4_chunk(group),
+                    },
+                    4,
+                    3,
+                )
+        yield Variant(
+            f"scale-{pointer}",
+            scale_kernel,
+            {
+                "sums_ptr": "*i32",
+                **dict.fromkeys(("x_scale_ptr", "w_scale_ptr", "bias_ptr"), "*fp32"),
+                "out_ptr": pointer,
+                "num_out": "i32:16",
+            },
+            {"HAS_BIAS": True, "BLOCK": _COLUMNS},
+            4,
+            3,
+        )

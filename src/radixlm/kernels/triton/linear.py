@@ -1,0 +1,251 @@
+"""Linear maps on a GPU, and the ops of this package that pack weights, announced.
+
+    16 bit floats       cuBLAS (``gemm_small`` for shapes where it was measured to win)
+    int8wo, int4-, w4a8- our product of few rows; widened once more and cuBLAS for many
+    w8a8                our product up to 16 rows; torch's product of integers for more
+    fp8                 our product up to 64 rows; torch's scaled product for more
+    fp8-128             our product below 256 rows; torch's, where it is right on this GPU, above
+
+Legend: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.kernels.ops import fp8 as reference_fp8
+from radixlm.kernels.ops import linear as reference
+from radixlm.kernels.ops.quantised import FORMATS
+from radixlm.kernels.triton import activation, embedding, moe, moe_route
+from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.gemm import Packed, product
+from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
+from radixlm.kernels.triton.gemm_int import scaled, widen
+from radixlm.kernels.triton.gemm_pack import owned, pack, widened
+from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
+from radixlm.kernels.triton.gemm_tile import ACTS
+from radixlm.kernels.triton.mode import runs_on
+from radixlm.kernels.triton.moe import gated_pairs
+from radixlm.kernels.triton.ops import announce
+from radixlm.kernels.triton.variant import POINTERS
+
+log = logging.getLogger(__name__)
+
+FEW_ROWS = 64  # up to here weights are widened inside the product
+INTEGER_ROWS = 16  # torch's product of integers takes more
+BLOCKWISE_ROWS = 256  # torch's blockwise product is the faster one from here
+_HOPPER = (9, 0)
+
+
+class PlainLinear(reference.ReferenceLinear):
+    """Weights in their own dtype; the bias is in it too, so that a call is one kernel."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        weight_OI = owned(weight_OI)
+        bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
+        super().__init__(weight_OI, bias_O)
+        self._splits = SPLITS.get((weight_OI.shape[0], weight_OI.shape[1]), 0)
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """See PackedLinear."""
+        if self._splits and x_TI.ndim == 2 and 0 < x_TI.shape[0] <= MAX_ROWS:
+            if x_TI.dtype == self.weight_OI.dtype and x_TI.stride(1) == 1:
+                return skinny(x_TI, self.weight_OI, self.bias_O, self._splits)
+        return super().run(x_TI)
+
+
+class TritonGated(reference.Gated):
+    """A linear map and the kernel of its activation."""
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """See PackedLinear."""
+        return activation.activate_gated(self._packed.run(x_TI), self._act)
+
+
+class QuantisedLinear:
+    """Packed weights of any format; ``run`` takes the way of the number of rows."""
+
+    def __init__(self, packed: Packed, dtype: torch.dtype) -> None:
+        self.packed, self._dtype = packed, dtype
+        self.out_features = packed.width
+        self._bias = None if packed.bias is None else packed.bias[0]
+        self._many = _WAYS.get(packed.kind, _run_wide)
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """[T, O] in the dtype of x."""
+        x = x_TI.reshape(-1, x_TI.shape[-1])
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = self._many(self, x)
+        return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` of an 8 bit weight times ``scale``: a quantised token table."""
+        assert self.packed.scale is not None
+        values = self.packed.data[0][ids_T].float()
+        return (values * (self.packed.scale[0][ids_T] * scale)[:, None]).to(dtype)
+
+    def unpack(self) -> Tensor:
+        """The weight [O, I] in the dtype that it was given in."""
+        return widened(self.packed)[0].to(self._dtype)
+
+    def finished(self, y_TO: Tensor) -> Tensor:
+        """A whole product, gated if the weights are."""
+        return gated_pairs(y_TO, self.packed.act) if self.packed.act else y_TO
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """The bias of torch's products."""
+        return None if self._bias is None else self._bias.to(dtype)
+
+
+def _run_wide(linear: QuantisedLinear, x: Tensor) -> Tensor:
+    """Weights are widened: inside the product, or for many rows once before it."""
+    if x.shape[0] <= FEW_ROWS:
+        return product(x, linear.packed, None, x.dtype)
+    weight = widen(linear.packed, x.dtype)
+    return linear.finished(F.linear(x, weight, linear.bias(x.dtype)))
+
+
+def _run_w8a8(linear: QuantisedLinear, x: Tensor) -> Tensor:
+    packed = linear.packed
+    values, scale = quantise_rows(x, torch.int8)
+    is_aligned = packed.num_in % 8 == 0 and packed.num_out % 8 == 0
+    if x.shape[0] <= INTEGER_ROWS or not is_aligned:
+        return product(values, packed, scale, x.dtype)
+    sums = torch._int_mm(values, packed.data[0].t())
+    return linear.finished(scaled(sums, scale, packed, x.dtype))
+
+
+def _run_fp8(linear: QuantisedLinear, x: Tensor) -> Tensor:
+    packed = linear.packed
+    values, scale = quantise_rows(x)
+    is_aligned = packed.num_in % 16 == 0 and packed.num_out % 16 == 0
+    # torch's product by rows writes bfloat16 only
+    if x.shape[0] <= FEW_ROWS or x.dtype != torch.bfloat16 or not (is_aligned and x.is_cuda):
+        return product(values, packed, scale, x.dtype)
+    return linear.finished(by_rows(values, scale, packed, linear.bias(x.dtype)))
+
+
+def by_rows(values: Tensor, scale: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """torch's product of e4m3 with a scale a row of each side, in bfloat16."""
+    assert packed.scale is not None
+    return torch._scaled_mm(
+        values, packed.data[0].t(), scale[:, None], packed.scale, bias,
+        out_dtype=torch.bfloat16, use_fast_accum=False,
+    )  # fmt: skip
+
+
+def _run_fp8_blocks(linear: QuantisedLinear, x: Tensor) -> Tensor:
+    packed = linear.packed
+    values, scale = quantise_groups(x)
+    if (
+        x.shape[0] >= BLOCKWISE_ROWS
+        and not packed.act
+        and x.dtype == torch.bfloat16
+        and packed.num_in % kinds.FP8_GROUP == packed.num_out % kinds.FP8_GROUP == 0
+        and has_blockwise(x.device)
+    ):
+        assert packed.scale is not None
+        y = blockwise(values, scale, packed.data[0], packed.scale[0])
+        bias = linear.bias(y.dtype)
+        return y if bias is None else y.add_(bias)
+    return product(values, packed, scale, x.dtype)
+
+
+_WAYS = {
+    kinds.W8A8: _run_w8a8,
+    kinds.FP8: _run_fp8,
+    kinds.FP8_BLOCK: _run_fp8_blocks,
+}
+
+
+def blockwise(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """torch's product of e4m3 with scales by 1 x 128 and 128 x 128, in bfloat16. Its scales of
+    activations lie column by column."""
+    return F.scaled_mm(
+        values, weight.t(),
+        scale.t().contiguous().t(), F.ScalingType.BlockWise1x128,
+        weight_scale.t(), F.ScalingType.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+@functools.cache
+def has_blockwise(device: torch.device) -> bool:
+    """Whether torch has the product on this GPU and it is right: tried once."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
+        return False
+    x = torch.randn(256, 512, device=device)
+    weight = torch.randn(384, 512, device=device) * torch.arange(1, 385, device=device)[:, None]
+    values, scale = quantise_groups(x)
+    weight_values, weight_scale = reference_fp8.quantise_blocks(weight)
+    want = (
+        reference_fp8.coarsened_x(x, kinds.FP8_GROUP)
+        @ (weight_values.float() * reference_fp8.spread(weight_scale, 384, 512)).t()
+    )
+    try:
+        got = blockwise(values, scale, weight_values, weight_scale)
+    except (RuntimeError, ValueError, AttributeError, NotImplementedError) as error:
+        log.info("no blockwise fp8 product in torch here: %s", str(error).splitlines()[0])
+        return False
+    is_right = bool((got.float() - want).norm() < 1e-2 * want.norm())
+    if not is_right:
+        log.warning("torch's blockwise fp8 product is wrong on this GPU; ours runs instead")
+    return is_right
+
+
+class PlainTied(PlainLinear):
+    """One matrix as token table and output head."""
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """See kernels/ops/embedding.py."""
+        return embedding.embedding(ids_T, self.weight_OI, scale, dtype)
+
+
+def _takes(weight: Tensor, fmt: str) -> bool:
+    known = fmt in FORMATS or fmt in reference_fp8.FORMATS
+    return bool(fmt) and known and runs_on(weight) and weight.dtype in POINTERS
+
+
+def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> reference.PackedLinear:
+    """See kernels/ops/linear.py."""
+    if not fmt:
+        return PlainLinear(weight_OI, bias_O)
+    if not _takes(weight_OI, fmt):
+        return reference.pack_linear(weight_OI, bias_O, fmt)
+    bias = None if bias_O is None else bias_O[None]
+    return QuantisedLinear(pack(weight_OI[None], bias, fmt), weight_OI.dtype)
+
+
+def pack_gated(
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str
+) -> reference.PackedLinear:
+    """See kernels/ops/linear.py."""
+    # Interleaved blocks would shut out torch's blockwise product, which prompts need.
+    if not _takes(weight_OI, fmt) or act not in ACTS or fmt == reference_fp8.FORMATS[1]:
+        return TritonGated(pack_linear(weight_OI, bias_O, fmt), act)
+    bias = None if bias_O is None else bias_O[None]
+    return QuantisedLinear(pack(weight_OI[None], bias, fmt, act), weight_OI.dtype)
+
+
+def pack_tied(table_VD: Tensor, fmt: str = "") -> reference.TiedTable:
+    """See kernels/ops/linear.py."""
+    if not fmt:
+        return PlainTied(table_VD, None)
+    if fmt not in ("int8wo", "w8a8") or not _takes(table_VD, fmt):
+        return reference.pack_tied(table_VD, fmt)
+    return QuantisedLinear(pack(table_VD[None], None, fmt), table_VD.dtype)
+
+
+for _op, _function in {
+    "pack_linear": pack_linear,
+    "pack_gated": pack_gated,
+    "pack_tied": pack_tied,
+    "route": moe_route.route,
+    "pack_experts": moe.pack_experts,
+}.items():
+    announce(_op, _function)
