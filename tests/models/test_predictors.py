@@ -13,14 +13,11 @@ from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 
 from radixlm.arch.hf import describe_draft
 
+JOINT = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens")
 # architecture -> the layer that is copied, where the predictors keep theirs, their other tensors
 CASES = {
-    "DeepseekV3ForCausalLM": (
-        2,
-        "model.layers.3.",
-        ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
-    ),
-    "Glm4MoeForCausalLM": (2, "model.layers.3.", ("eh_proj", "enorm", "hnorm", "embed_tokens")),
+    "DeepseekV3ForCausalLM": (2, "model.layers.3.", JOINT),
+    "Glm4MoeForCausalLM": (2, "model.layers.3.", JOINT),
     "Ernie4_5_MoeForCausalLM": (0, "model.mtp_block.0.", ()),
     "Qwen3NextForCausalLM": (1, "mtp.layers.0.", ()),
     "MiMoV2FlashForCausalLM": (0, "model.mtp.layers.0.", JOINT),

@@ -27,17 +27,17 @@ from radixlm.arch.yarn import yarn_mscale
 
 def routed(c: Config, first: int | None = None, **fields: Any) -> Callable[[int], Ffn]:
     """The feed-forward by layer: ``first`` (or first_k_dense_replace) dense ones, then experts."""
-    first = c.first_k_dense_replace if first is None else first
+    first, bias = c.first_k_dense_replace if first is None else first, fields.pop("bias", False)
     shared = c.get("n_shared_experts", 0) * c.moe_intermediate_size
     fields.setdefault("groups", (c.get("n_group", 1), c.get("topk_group", 1)))
     fields.setdefault("renorm", c.norm_topk_prob)
     sparse = moe(
         c,
         scale=c.routed_scaling_factor,
-        shared=Mlp(shared, activation(c)) if shared else None,
+        shared=Mlp(shared, activation(c), bias=bias) if shared else None,
         **fields,
     )
-    return lambda i: mlp(c) if i < first else sparse
+    return lambda i: mlp(c, bias=bias) if i < first else sparse
 
 
 def latent(c: Config, *, interleaved: bool) -> LatentAttention:
@@ -67,7 +67,7 @@ def deepseek_v2(c: Config) -> Decoder:
     grouped = c.topk_method == "group_limited_greedy"
     groups = (c.n_group, c.topk_group) if grouped else (1, 1)
     # Hugging Face's V2 never renormalises, whatever norm_topk_prob says.
-    ffn = routed(c, groups=groups, group_score="max", renorm=False)
+    ffn = routed(c, groups=groups, group_score="max", renorm=False, bias=c.mlp_bias)
     return plain(c, latent(c, interleaved=True), ffn)
 
 
@@ -82,7 +82,7 @@ def _by_kind(c: Config, **fields: Any) -> Callable[[int], Ffn]:
     kinds, ffn = c.mlp_layer_types, routed(c, 0, score="sigmoid", correction=True, **fields)
     first = c.first_k_dense_replace
     return lambda i: (
-        ffn(i) if (kinds[i] == "sparse" if kinds else i >= first) else mlp(c, bias=c.mlp_bias)
+        ffn(i) if (kinds[i] == "sparse" if kinds else i >= first) else mlp(c)
     )
 
 

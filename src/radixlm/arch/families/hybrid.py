@@ -159,7 +159,8 @@ def jamba(c: Config) -> Decoder:
 
 
 def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
-    c.refuse("mamba_hidden_act", "silu")
+    for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too
+        c.refuse(key, "silu", "swish")
     fields.setdefault("norm", rms(c))
     fields.setdefault("norm_groups", c.mamba_n_groups)
     size = c.get("mamba_d_head", "auto")
@@ -280,7 +281,8 @@ _NEMOTRON_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "
 def nemotron_h(c: Config) -> Decoder:
     """Layers of one branch each: a Mamba, attention, a feed-forward or experts."""
     c.refuse("moe_latent_size")
-    c.refuse("mamba_hidden_act", "silu")
+    for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too
+        c.refuse(key, "silu", "swish")
     kinds = c.get("layers_block_type")
     kinds = kinds or [_NEMOTRON_KINDS.get(one, one) for one in c.hybrid_override_pattern]
     layer, norm = "backbone.layers.{i}.", Norm(c.layer_norm_epsilon)
@@ -293,7 +295,7 @@ def nemotron_h(c: Config) -> Decoder:
         norm,
         c.n_groups,
         conv_bias=c.use_conv_bias,
-        bias=c.mamba_proj_bias,
+        bias=c.use_bias,
         dt_limit=_limit(c),
     )
     act, attends = activation(c, "mlp_hidden_act"), attention(c, rope=None)

@@ -167,6 +167,7 @@ def olmo_hybrid(c: Config) -> Decoder:
 @family("KimiLinearForCausalLM")
 def kimi_linear(c: Config) -> Decoder:
     """Delta nets that forget by channel, and latent attention that does not turn."""
+    c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
     heads, dim = c.linear_num_heads, c.linear_head_dim
     norm = Norm(c.rms_norm_eps)
     state = DeltaNet(

@@ -217,7 +217,8 @@ def aria(c: Config) -> Decoder:
             Named((_MLP + "experts.fc2.weight",), transposed), _MLP + "experts.down_proj"
         ),
     }
-    sparse = moe(c, inner=c.intermediate_size, score="softmax_topk", shared=shared)
+    # hidden_act is the shared expert's alone
+    sparse = moe(c, inner=c.intermediate_size, act="silu", score="softmax_topk", shared=shared)
     return plain(c, attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
 
 
