@@ -69,6 +69,7 @@ class HfTower:
         known = inspect.signature(method).parameters
         given = {}
         for name, array in media.inputs.items():
+            name = name if name in known else name.removesuffix("_videos")
             if name in known:
                 value = torch.from_numpy(array.read().copy()).to(self._device)
                 given[name] = value.to(self._dtype) if value.is_floating_point() else value

@@ -28,7 +28,7 @@ class NoVideos:
     temporal_patch_size = 2
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError("videos need torchvision")
+        raise ImportError("videos need torchvision")
 
 
 def load_processor(folder: Path) -> Any:

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Places [start, start + times * rows * columns) of a prompt as a box."""
+    """Places [start, start + times * rows * columns) of a prompt as a box; ``step``: from a time to
+    the next."""
 
     start: int
     times: int
     rows: int
     columns: int
+    step: float = 1.0
 
 
 def rope_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
@@ -31,6 +33,7 @@ def rope_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
         ids[:, at : grid.start] = np.arange(value, value + grid.start - at)
         value += grid.start - at
         box = np.indices((grid.times, grid.rows, grid.columns)).reshape(3, -1)
+        box[0] = (box[0].astype(np.float32) * np.float32(grid.step)).astype(np.int64)
         at = grid.start + box.shape[1]
         ids[:, grid.start : at] = box + value
         value += max(grid.rows, grid.columns)

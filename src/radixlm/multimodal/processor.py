@@ -36,6 +36,7 @@ DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not s
 Ids = NDArray[np.int32]
 # what a processor makes of the text
 _OF_TEXT = frozenset("input_ids attention_mask mm_token_type_ids token_type_ids labels".split())
+_TYPE_OF_FRAMES = 2  # in mm_token_type_ids
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 _TOKENS = {
     "image": ("image_token", "boi_token"),
@@ -196,14 +197,14 @@ class MediaProcessor:
         kinds = [kind for kind in KINDS if any(piece.kind == kind for piece in pieces)]
         media: list[Media] = []
         for kind in kinds:
-            places = self._places(ids, kind)
+            places = self._places(made, kind)
             if not len(places):
                 raise InvalidRequest(f"{where}: the text has no place for its {kind}", where)
             own = [piece for piece in pieces if piece.kind == kind]
             parts, counts = [made], [len(places)]
             if len(pieces) > 1:
                 alone = [self._call(self.token(kind), [one], False, where) for one in own]
-                sizes = [len(self._places(part["input_ids"].reshape(-1), kind)) for part in alone]
+                sizes = [len(self._places(part, kind)) for part in alone]
                 if sum(sizes) == len(places) and 0 not in sizes:
                     parts, counts = alone, sizes
             bounds = np.cumsum([0, *counts])
@@ -211,10 +212,15 @@ class MediaProcessor:
                 media.append(self._one(kind, part, places[first:last], ids))
         return tuple(sorted(media, key=lambda one: one.spans[0]))
 
-    def _places(self, ids: NDArray[Any], kind: Kind) -> NDArray[np.int64]:
+    def _places(self, made: dict[str, Any], kind: Kind) -> NDArray[np.int64]:
         """Where the tower's rows go."""
         wanted = [self._ids[kind], *self._facts.indicators]
-        return np.flatnonzero(np.isin(ids, [token for token in wanted if token is not None]))
+        ids = made["input_ids"].reshape(-1)
+        found = np.isin(ids, [token for token in wanted if token is not None])
+        if "mm_token_type_ids" in made and kind != "audio":  # frames may bear a picture's id
+            is_frame = made["mm_token_type_ids"].reshape(-1) == _TYPE_OF_FRAMES
+            found = is_frame if kind == "video" else found & ~is_frame
+        return np.flatnonzero(found)
 
     def _one(self, kind: Kind, made: dict[str, Any], places: NDArray[np.int64], ids: Ids) -> Media:
         inputs = {
@@ -231,16 +237,25 @@ class MediaProcessor:
 
     def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
         """Each picture's first place and its grid of places."""
-        return [grid for one in media for grid in _boxes(one, self._merge)]
+        rate = self._facts.places_per_second
+        return [grid for one in media for grid in _boxes(one, self._merge, rate)]
 
 
-def _boxes(media: Media, merge: int) -> Iterator[Grid]:
+def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
+    """A box for each picture and film; for each frame of films whose frames stand apart."""
     held = media.inputs.get(f"{media.kind}_grid_thw")
     places = [place for start, count in media.spans for place in range(start, start + count)]
+    seconds = media.inputs.get("second_per_grid_ts")
+    steps = (seconds.read().reshape(-1) * rate).tolist() if seconds is not None and rate else []
     at = 0
-    for times, rows, columns in held.read().reshape(-1, 3).tolist() if held is not None else ():
-        yield Grid(places[at], times, rows // merge, columns // merge)
-        at += times * rows * columns // merge**2
+    grids = held.read().reshape(-1, 3).tolist() if held is not None else []
+    for index, (times, rows, columns) in enumerate(grids):
+        size = rows * columns // merge**2
+        apart = places[at + times * size - 1] - places[at] != times * size - 1
+        step = steps[index] if index < len(steps) else 1.0
+        for _ in range(times if apart else 1):
+            yield Grid(places[at], 1 if apart else times, rows // merge, columns // merge, step)
+            at += size if apart else times * size
 
 
 def _array(value: Any) -> NDArray[Any]:

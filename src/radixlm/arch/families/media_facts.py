@@ -15,6 +15,8 @@ BY_FORWARD = (
     *("Llama4ForConditionalGeneration", "Ovis2ForConditionalGeneration"),
     *("Qwen2AudioForConditionalGeneration", "Gemma3nForConditionalGeneration"),
 )
+# whose films come with their sound
+NO_FILMS = ("Qwen2_5OmniThinkerForConditionalGeneration",)
 # whose places of a picture see one another
 PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration",)
 
@@ -24,13 +26,15 @@ class MediaFacts:
     """``tokens``: kind -> the id that stands for it in a prompt. ``indicators``: ids beside them
     whose embeddings are the tower's too. ``merge``: so many rows and columns of a tower's grid make
     one place. ``mutual``: which places see one another forwards too: a picture's, or the whole
-    prompt's. ``by_forward``: the rule that joins media and text is in the forward of the class."""
+    prompt's. ``by_forward``: the rule that joins media and text is in the forward of the class.
+    ``places_per_second``: of time in the rope of a film, 0 where a frame is one step."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
     merge: int = 2
     mutual: Mutual = ""
     by_forward: bool = False
+    places_per_second: float = 0.0
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -39,6 +43,8 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         return None
     tokens = {}
     for kind in ("image", "video", "audio"):
+        if kind == "video" and architecture in NO_FILMS:
+            continue
         token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
         if isinstance(token, int):
             tokens[kind] = token
@@ -50,4 +56,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         int(vision.get("spatial_merge_size") or 2),
         "media" if architecture in PICTURES_SEE_THEMSELVES else mutual,
         architecture in BY_FORWARD,
+        float(vision.get("tokens_per_second") or 0),
     )

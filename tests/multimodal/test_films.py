@@ -1,0 +1,141 @@
+"""Families that watch, through the engine's own path, against Hugging Face's generate."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.offline import Engine
+from radixlm.multimodal.video import MAX_FRAMES, read_film
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
+
+from PIL import Image  # noqa: E402
+
+from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
+from tests.multimodal.tiny import FAMILIES, SQUARE, Tiny, save  # noqa: E402
+from tests.multimodal.tiny_more import MORE  # noqa: E402
+
+NUM_NEW = 10
+FPS = 2.0
+
+
+def film(seed: int, count: int, width: int, height: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 255, (count, height, width, 3), np.uint8)
+
+
+FILMS = (film(1, 4, 40, 28), film(2, 6, 28, 56))
+
+
+def qwen(kind: str) -> Any:
+    size = {"shortest_edge": 28 * 28, "longest_edge": 6 * 112 * 112}
+    return getattr(transformers, f"{kind}VideoProcessor")(
+        patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+    )
+
+
+def onevision() -> Any:
+    return transformers.LlavaOnevisionVideoProcessor(size=SQUARE)
+
+
+# family: its video processor, and what stands for a film in a text
+WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
+    "qwen2_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
+    "qwen2_5_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
+    "qwen3_vl": (lambda: qwen("Qwen3VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
+    "glm4v": (lambda: qwen("Glm4v"), "<|begin_of_video|><|video|><|end_of_video|>"),
+    "llava_onevision": (onevision, "<video>"),
+}
+
+
+# Hugging Face itself reads no picture beside a film, and no films of different lengths together
+CASES = {
+    "glm4v": (([0], False), ([1, 0], False)),
+    "llava_onevision": (([0], False), ([1, 1], False), ([1], True)),
+}
+
+
+def metadata(frames: np.ndarray[Any, Any]) -> dict[str, Any]:
+    count = len(frames)
+    return {
+        "total_num_frames": count, "fps": FPS, "duration": count / FPS,
+        "frames_indices": list(range(count)),
+    }  # fmt: skip
+
+
+def expected(tiny: Tiny, model: Any, text: str, films: list[Any], more: dict[str, Any]) -> Any:
+    given = tiny.processor(
+        text=[text], videos=films, video_metadata=[metadata(f) for f in films],
+        do_sample_frames=False, return_tensors="pt", **more,
+    )  # fmt: skip
+    given.pop("second_per_grid_ts", None) if tiny.config.model_type == "qwen2_vl" else None
+    with torch.no_grad():
+        made = model.generate(**given, max_new_tokens=NUM_NEW, do_sample=False)
+    num_prompt = given["input_ids"].shape[1]
+    return num_prompt, made[0, num_prompt:].tolist()
+
+
+@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_a_family_watches_as_hugging_face_does(name: str, tmp_path: Path) -> None:
+    tiny = {**FAMILIES, **MORE}[name]()
+    reader, stand = WATCHING[name]
+    tiny.processor.video_processor = reader()
+    model = save(tiny, tmp_path)
+    engine = Engine(
+        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
+        chunked_prefill_size=48,
+    )  # fmt: skip
+    try:
+        for chosen, has_picture in CASES.get(name, (([0], False), ([1, 0], False), ([1], True))):
+            text = "watch " + " and ".join(stand for _ in chosen) + " now tell"
+            films, more, sent = [FILMS[i] for i in chosen], {}, {}
+            if has_picture:
+                text += f" {tiny.placeholder} beside"
+                more["images"], sent["image_data"] = [PICTURES[1]], [encoded(PICTURES[1])]
+            num_prompt, want = expected(tiny, model, text, films, more)
+            for turn in range(2):
+                got = engine.generate(
+                    text,
+                    {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+                    video_data=[[encoded(Image.fromarray(f)) for f in one] for one in films],
+                    return_logprob=True,
+                    **sent,
+                )
+                meta = got["meta_info"]
+                found = [token for _, token, *_ in meta["output_token_logprobs"]]
+                assert meta["prompt_tokens"] == num_prompt
+                assert (chosen, turn, found) == (chosen, turn, want)
+                if turn:
+                    assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+    finally:
+        engine.shutdown()
+
+
+def test_a_file_gives_its_frames() -> None:
+    av = pytest.importorskip("av")
+    data = io.BytesIO()
+    with av.open(data, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        for shade in range(30):
+            frame = np.full((16, 32, 3), shade * 8, np.uint8)
+            packets = stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24"))
+            container.mux(packets)
+        container.mux(stream.encode())
+    made = read_film(data.getvalue(), 2.0, "here")
+    assert made.frames.shape == (6, 16, 32, 3) and made.fps == 2.0
+    means = made.frames.reshape(6, -1).mean(1)
+    assert np.abs(means - np.arange(0, 30, 5) * 8).max() < 12
+    assert len(means) < MAX_FRAMES
+    with pytest.raises(InvalidRequest, match=r"^here"):
+        read_film(data.getvalue()[:100], 2.0, "here")
