@@ -84,6 +84,12 @@ PROFILER_DIR = Variable(
     "Folder for profiles that name none.",
     ("SGLANG_TORCH_PROFILER_DIR",),
 )
+TRITON_INTERPRET = Variable(
+    "TRITON_INTERPRET",
+    False,
+    read_bool,
+    "Triton's own: its kernels run on CPU tensors, statement by statement. For tests.",
+)
 ALLOW_LONGER_CONTEXT = Variable(
     "RADIXLM_ALLOW_LONGER_CONTEXT",
     False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.observe import is_bucket_rule
@@ -58,7 +59,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair("enable_pdmux", "disaggregation_mode=prefill|decode", "there is only one of the phases"),
     Pair(
         "device=cpu",
-        "attention_backend=triton|flashinfer|fa3|fa4|flashmla|cutlass_mla|trtllm_mla|trtllm_mha"
+        "attention_backend=flashinfer|fa3|fa4|flashmla|cutlass_mla|trtllm_mla|trtllm_mha"
         "|dual_chunk_flash_attn|hybrid_linear_attn|aiter|wave|ascend",
         "its kernels run on a GPU; on a CPU --attention-backend cpu or torch_native work",
     ),
@@ -136,6 +137,16 @@ def attention_problems(config: ServerConfig) -> Iterator[str]:
             )
 
 
+def triton_problems(config: ServerConfig) -> Iterator[str]:
+    """Triton's kernels run on a GPU, or in its interpreter."""
+    e = config.execute
+    if e.device == "cpu" and e.attention_backend == "triton" and not env.TRITON_INTERPRET.get():
+        yield (
+            "--device cpu cannot be combined with --attention-backend triton: its kernels run on a "
+            "GPU; on a CPU --attention-backend cpu or torch_native work"
+        )
+
+
 def bucket_problems(config: ServerConfig) -> Iterator[str]:
     """Rules and lists of histogram buckets."""
     o = config.observe
@@ -188,6 +199,7 @@ Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
     attention_problems,
+    triton_problems,
     pair_problems,
     rank_problems,
     schedule_problems,

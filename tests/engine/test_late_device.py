@@ -1,0 +1,73 @@
+"""A whole engine on a device that is late, with the attention of GPUs in Triton's interpreter: one
+step ahead, decode steps replayed as graphs over padded sizes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+import radixlm
+from radixlm.engine import assemble as assembly
+from radixlm.engine import gpu
+from tests.fakes.device import SimulatedDevice
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+PROMPTS = [[5, 9, 12, 40, 7, 7, 81], [3, 200, 17], [60 + i for i in range(19)]]
+SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}'
+
+
+def _answers(folder: object, is_quick: bool, **options: Any) -> list[Any]:
+    with radixlm.Engine(
+        model_path=str(folder),
+        cpu_threads=1,
+        random_seed=1,
+        log_level="error",
+        max_total_tokens=256,
+        max_running_requests=4,
+        chunked_prefill_size=16,
+        **options,
+    ) as engine:
+        new = 3 if is_quick else 6
+        greedy = {"temperature": 0.0, "max_new_tokens": new, "ignore_eos": True}
+        seeded = {"temperature": 1.0, "top_p": 0.8, "sampling_seed": 4, "max_new_tokens": new}
+        if is_quick:
+            got = engine.generate(input_ids=PROMPTS[:2], sampling_params=[greedy, seeded])
+            return [one["output_ids"] for one in got]
+        json = {"temperature": 0.0, "max_new_tokens": 12, "json_schema": SCHEMA}
+        first = engine.generate(input_ids=PROMPTS, sampling_params=greedy)
+        again = engine.generate(input_ids=PROMPTS[:2], sampling_params=[seeded, json])
+        return [got["output_ids"] for got in (*first, *again)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        ("Qwen3ForCausalLM", (3,)),
+        pytest.param("Qwen3ForCausalLM", (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param("Gemma3ForCausalLM", (1, 2, 4), marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_ahead_of_its_device_says_the_same(
+    architecture: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, is_quick = cached_tiny(architecture, num_hidden_layers=2), len(sizes) == 1
+    want = _answers(folder, is_quick, attention_backend="torch_native")
+    device = SimulatedDevice(1, eagerness=0.3)
+    replayed: list[int] = []
+
+    def record(runner: Any, sizes: tuple[int, ...], pads: bool) -> None:
+        gpu.record_graphs(runner, sizes, pads)
+        replay = runner.graphs.replay
+        runner.graphs.replay = lambda size: (replayed.append(size), replay(size))[1]
+
+    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    monkeypatch.setattr(assembly, "_depth", lambda config: 1)
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)
+    monkeypatch.setattr(assembly, "record_graphs", record)
+    assert _answers(folder, is_quick, attention_backend="triton") == want
+    assert replayed and set(sizes) >= set(replayed)
+    assert device.most_waiting > 1

@@ -1,0 +1,89 @@
+"""The CUDA device behind its protocol, and draws on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.base.errors import ConfigError
+from radixlm.executor.device import CudaDevice, Ring, cuda_device
+from radixlm.executor.draw import Kinds, draw, fused_drawer
+from radixlm.executor.graphs import DecodeGraphs
+from radixlm.executor.numbers import TEMPERATURE, DeviceNumbers, DrawTable, Packer
+from radixlm.executor.tables import SlotTables
+from radixlm.sampling.tensors import SamplingTable
+from radixlm.step.plan import Item, StepPlan
+from radixlm.wire.sampling_params import SamplingParams
+
+VOCAB = 5000
+
+
+@pytest.fixture
+def device() -> CudaDevice:
+    return CudaDevice(0)
+
+
+def test_copies_and_events_keep_their_order(device: CudaDevice) -> None:
+    ring, target = Ring(device, 1 << 20, 3), torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    landing = device.pinned(4)
+    for value in range(10):
+        host = ring.take()
+        host.fill_(value)
+        device.upload(host, target)
+        ring.mark(device.record())
+        device.launch(lambda: target.add_(1))
+    device.download(lambda: target[-4:], landing)
+    device.record().wait()
+    assert landing.tolist() == [10] * 4
+
+
+def test_a_graph_reads_what_lies_at_its_places(device: CudaDevice) -> None:
+    numbers = torch.arange(8, device="cuda")
+    graphs = DecodeGraphs(device, (2, 8))
+    graphs.capture(lambda size: numbers[:size].float()[:, None] * 2)
+    for start in (0, 5):
+        numbers.copy_(torch.arange(start, start + 8))
+        for size in (2, 8):
+            want = [[2.0 * (start + i)] for i in range(size)]
+            assert graphs.replay(size).tolist() == want
+    assert graphs.size_for(3) == 8 and graphs.size_for(9) == 0
+
+
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--base-gpu-id"):
+        cuda_device(torch.cuda.device_count())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> None:
+    """Greedy rows exactly; of the others nearly all, since logarithms differ in their last bit."""
+    drawer = fused_drawer(device.where)
+    if fused and drawer is None:
+        pytest.skip("triton is not installed")
+    rows = 64
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(rows, VOCAB, generator=generator) * 3
+    table, draws = SamplingTable(rows, VOCAB), DrawTable(rows, VOCAB)
+    kinds = [{}, {"top_k": 7}, {"top_p": 0.7}, {"min_p": 0.1}]
+    for slot in range(rows):
+        fields = {"temperature": 0.0} if slot % 5 == 0 else kinds[slot % 4]
+        params = SamplingParams(sampling_seed=slot, **fields)
+        table.set(slot, params, [1])
+        draws.set(slot, table.state(slot), False)
+    tables = SlotTables(rows, 4, 1, torch.device("cpu"))
+    packer = Packer(tables, draws, rows, 8, 8)
+    host = torch.zeros(packer.num_ints, dtype=torch.int32)
+    items = tuple(Item(str(s), s, 3 + s, 1, None, True) for s in range(rows))
+    packer.pack(StepPlan(0, items), host, True)
+    want = draw(logits.clone(), DeviceNumbers(host, packer), Kinds(False, True))
+    numbers = DeviceNumbers(host.cuda(), packer)
+    if fused:
+        assert drawer is not None
+        positions = numbers.field(8, rows)
+        got, is_bad = drawer(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
+        assert not is_bad.any()
+    else:
+        got = draw(logits.cuda(), numbers, Kinds(False, True))
+    same = (got.cpu() == want).numpy()
+    assert same[np.arange(rows) % 5 == 0].all() and same.mean() >= 0.95

@@ -1,0 +1,145 @@
+"""Whole engines on a GPU: the same tokens with and without what makes them fast, numbers near
+those of float32, and memory that is used and does not run out."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import radixlm
+from radixlm.base.errors import EngineError
+from tests.fakes.tiny_checkpoint import cached_tiny, make_tiny, reference_model, write_tokenizer
+
+ARCHITECTURES = ["Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM"]
+# a head of 64 channels and more: what kernels take
+SHAPE = {"hidden_size": 256, "head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def _engine(folder: object, **options: Any) -> radixlm.Engine:
+    options = {"max_total_tokens": 16384, "max_running_requests": 32, **options}
+    return radixlm.Engine(
+        model_path=str(folder), device="cuda", random_seed=1, log_level="error", **options
+    )
+
+
+def _prompts(seed: int, count: int, longest: int = 300) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 250) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def _greedy(folder: object, prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    params = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
+    with _engine(folder, **options) as engine:
+        got = engine.generate(input_ids=prompts, sampling_params=params)
+    return [one["output_ids"] for one in got]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"disable_overlap_schedule": True},
+        {"disable_cuda_graph": True},
+        {"disable_cuda_graph": True, "disable_overlap_schedule": True},
+        {"cuda_graph_bs": (1, 7, 32)},
+        {"disable_cuda_graph_padding": True},
+        {"chunked_prefill_size": 64},
+        {"attention_backend": "torch_native"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_speed_changes_no_token(architecture: str, options: dict[str, Any]) -> None:
+    folder = cached_tiny(architecture, **SHAPE)
+    prompts = _prompts(1, 24)
+    assert _greedy(folder, prompts, **options) == _greedy(folder, prompts)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 1e-2)])
+def test_numbers_are_near_those_of_float32(architecture: str, dtype: str, bound: float) -> None:
+    folder = cached_tiny(architecture, **SHAPE)
+    (prompt,) = _prompts(2, 1, 400)
+    with torch.no_grad():
+        logits = reference_model(folder)(torch.tensor([prompt])).logits[0].float()
+    want = torch.log_softmax(logits, -1)[range(len(prompt) - 1), prompt[1:]]
+    with _engine(folder, dtype=dtype) as engine:
+        got = engine.generate(
+            input_ids=prompt,
+            sampling_params={"temperature": 0.0, "max_new_tokens": 1},
+            return_logprob=True,
+            logprob_start_len=0,
+        )
+    found = torch.tensor([entry[0] for entry in got["meta_info"]["input_token_logprobs"]][1:])
+    assert float((found - want).norm() / want.norm()) < bound
+
+
+def test_grammars_and_seeds_are_the_same_one_step_ahead() -> None:
+    folder = cached_tiny("Qwen3ForCausalLM", **SHAPE)
+    schema = json.dumps({"type": "object", "properties": {"a": {"enum": [1, 22]}}})
+    params = [
+        {"temperature": 0.9, "sampling_seed": 3, "max_new_tokens": 20, "json_schema": schema},
+        {"temperature": 0.9, "sampling_seed": 4, "max_new_tokens": 20, "top_p": 0.9},
+        {"temperature": 0.9, "sampling_seed": 5, "max_new_tokens": 20, "frequency_penalty": 1.0},
+    ]
+    answers = []
+    for is_off in (False, True):
+        with _engine(folder, disable_overlap_schedule=is_off) as engine:
+            got = engine.generate(input_ids=_prompts(3, 3), sampling_params=params)
+            answers.append([one["output_ids"] for one in got])
+    assert answers[0] == answers[1]
+
+
+def test_rows_that_are_not_numbers_fail_where_that_is_wanted(tmp_path: Path) -> None:
+    folder = make_tiny("LlamaForCausalLM", tmp_path, **SHAPE)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(3e38)  # infinities of both signs meet in the head
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    params = {"max_new_tokens": 2, "temperature": 0.0, "ignore_eos": True}
+    with _engine(folder, enable_nan_detection=True) as engine:
+        with pytest.raises(EngineError, match="not finite"):
+            engine.generate(input_ids=[1, 2], sampling_params=params)
+    with _engine(folder) as engine:
+        assert len(engine.generate(input_ids=[1, 2], sampling_params=params)["output_ids"]) == 2
+
+
+def test_memory_is_used_and_does_not_run_out(tmp_path: Path) -> None:
+    """An 8B shape with random weights: less than 5 % of the card is left, and a minute of random
+    load, retractions included, ends well."""
+    if torch.cuda.mem_get_info()[1] < 40 << 30:
+        pytest.skip("a card with less than 40 GiB")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    write_tokenizer(tmp_path)
+    with _engine(tmp_path, load_format="dummy", max_total_tokens=None) as engine:
+        free, total = torch.cuda.mem_get_info()
+        assert free / total < 0.05
+        rng, until_s = random.Random(5), time.monotonic() + 60
+        while time.monotonic() < until_s:
+            prompts = [
+                [rng.randrange(3, 100_000) for _ in range(rng.choice((5, 400, 9000)))]
+                for _ in range(rng.randint(1, 64))
+            ]
+            lengths = [{"max_new_tokens": rng.randint(1, 200), "ignore_eos": True} for _ in prompts]
+            got = engine.generate(input_ids=prompts, sampling_params=lengths)
+            assert all(one["meta_info"]["finish_reason"]["type"] == "length" for one in got)
