@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.scheduler.encoder import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.ledger import KvLedger
 from radixlm.scheduler.limits import Limits
@@ -39,10 +40,12 @@ class Planner:
         self.on_retract: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
+        self._encoder = EncoderBudget(limits.step_tokens)
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         items: list[Item] = []
+        self._encoder.begin()
         alone = self._suspect_alone(items, now_s)
         if not alone and not self.limits.mixed:  # prefill first: the two may not share a step
             self._admit(items, self._chunks(items, self.limits.step_tokens), now_s)
@@ -177,8 +180,12 @@ class Planner:
         """Append the next part of the prompt; its number of tokens, 0 if no page is left."""
         rest = request.base - request.computed
         count = rest if not self.limits.chunked else min(left, rest)
-        end = _uncut(request, request.computed + count)
-        count = end - request.computed
+        end = request.computed + count
+        if request.wire.media:
+            end = self._encoder.cut(request, _uncut(request, end))
+            count = end - request.computed
+            if not count:
+                return 0
         if not self.ledger.take(request, end):
             return 0
         start = request.computed

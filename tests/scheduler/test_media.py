@@ -1,0 +1,112 @@
+"""Places that see one another are computed in one step and found in the cache whole or not."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixlm.wire.media import Array, Media
+from tests.fakes.engine import Bench
+from tests.fakes.executor import reference
+
+PROMPT = [1 + i % 29 for i in range(50)]
+
+
+def media(*runs: tuple[int, int]) -> tuple[Media, ...]:
+    return tuple(Media("image", bytes(32), (run,), {}, (run,)) for run in runs)
+
+
+def parts(bench: Bench, rid: str) -> list[tuple[int, int]]:
+    return [
+        (item.start, item.start + item.count)
+        for plan in bench.executor.steps
+        for item in plan.items
+        if item.rid == rid and item.tokens is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (((3, 7), (12, 10)), [(0, 12), (12, 28), (28, 44), (44, 50)]),
+        (((10, 30),), [(0, 10), (10, 40), (40, 50)]),  # more than a step's budget of 16
+        (((0, 50),), [(0, 50)]),
+        (((0, 16), (16, 16)), [(0, 16), (16, 32), (32, 48), (48, 50)]),
+    ],
+)
+def test_chunks_end_beside_runs(
+    runs: tuple[tuple[int, int], ...], expected: list[tuple[int, int]]
+) -> None:
+    bench = Bench()
+    bench.submit("a", PROMPT, media=media(*runs))
+    bench.run()
+    assert parts(bench, "a") == expected
+    assert bench.out["a"] == reference(PROMPT, 8)
+
+
+@pytest.mark.parametrize(
+    ("run", "hit"), [((20, 16), 20), ((21, 16), 20), ((2, 30), 0), ((4, 20), 48)]
+)
+def test_a_hit_ends_before_or_behind_a_run(run: tuple[int, int], hit: int) -> None:
+    """The other prompt has the first half of the run, or where hit = 48 all of it, in common."""
+    bench = Bench()
+    other = PROMPT if hit == 48 else [*PROMPT[:28], *[30] * 20]
+    bench.submit("a", other)
+    bench.run()
+    bench.submit("b", PROMPT, media=media(run))
+    bench.run()
+    assert bench.cached["b"] == hit
+    assert bench.out["b"] == reference(PROMPT, 8)
+
+
+def test_runs_are_checked() -> None:
+    with pytest.raises(ValueError, match="empty span"):
+        Media("image", bytes(32), ((0, 4),), {"x": Array("uint8", (1,), b"a")}, ((3, 0),))
+
+
+def pictures(seed: int, *spans: tuple[int, int]) -> tuple[Media, ...]:
+    """Of different content, none of whose places see one another."""
+    return tuple(
+        Media("image", bytes([seed, i]) + bytes(30), (span,), {}) for i, span in enumerate(spans)
+    )
+
+
+def begun(bench: Bench, media: dict[str, tuple[Media, ...]]) -> list[int]:
+    """Places of the media that each step's chunks reach first."""
+    steps, seen = [], set()
+    for plan in bench.executor.steps:
+        total = 0
+        for item in plan.items:
+            for one in media.get(item.rid, ()):
+                start, count = one.spans[0]
+                reached = start < item.start + item.count and item.start < start + count
+                if reached and one.digest not in seen:
+                    seen.add(one.digest)
+                    total += count
+        steps.append(total)
+    return steps
+
+
+def test_a_step_encodes_no_more_than_its_budget() -> None:
+    """Six prompts whose pictures begin early: without a budget one step would reach them all."""
+    media = {f"r{i}": pictures(i, (2, 12), (20, 9)) for i in range(6)}
+    media["big"] = pictures(9, (1, 40))
+    bench = Bench(num_pages=200, step_tokens=16)
+    prompts = {rid: [1 + (7 * i + j) % 29 for j in range(45)] for i, rid in enumerate(media)}
+    for rid, prompt in prompts.items():
+        bench.submit(rid, prompt, media=media[rid])
+    bench.run()
+    for rid, prompt in prompts.items():
+        assert bench.out[rid] == reference(prompt, 8)
+    steps = begun(bench, media)
+    assert sum(steps) == 6 * 21 + 40
+    assert max(steps) == 40 and sorted(steps)[-2] <= 16  # the big one goes alone
+
+
+def test_the_same_picture_counts_once() -> None:
+    """Two of 40 places leave no budget for a third, unless it is one of the two."""
+    for third, count in ((1, 20), (2, 2)):
+        bench = Bench(num_pages=200, step_tokens=110, max_prefill_tokens=200)
+        for first, seed in ((1, 0), (2, 1), (3, third)):
+            bench.submit(str(first), [first, *PROMPT[1:45]], media=pictures(seed, (2, 40)))
+        bench.run()
+        assert [item.count for item in bench.executor.steps[0].items] == [45, 45, count]
