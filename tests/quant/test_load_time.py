@@ -10,6 +10,7 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 from radixlm.base.errors import ConfigError
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.fp8 import is_fp8
 from radixlm.quant.load_time import NAMES, QuantizeAtLoad, make_scheme
 from radixlm.quant.scheme import UnquantizedScheme
 
@@ -45,7 +46,7 @@ def test_options() -> None:
 
 
 # Of the spread of the logits; unrelated logits would be off by 1.4.
-BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5}
+BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5, "fp8": 0.15}
 
 
 @pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"])
@@ -62,7 +63,7 @@ def test_logits_stay_near(arch: str, name: str) -> None:
 
 
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n, f in NAMES.items() if n == "fp8" or not is_fp8(f)])
 def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     folder = cached_tiny("Qwen3ForCausalLM", dtype=torch.bfloat16)
     model = load_model(folder, bind("cpu"), scheme=make_scheme(name))
@@ -72,5 +73,6 @@ def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     stepped = torch.cat([alone.step({0: [token]})[0] for token in IDS[0]])
     assert torch.equal(stepped, together[0])
     # Rounding of activations may fall to the other side where the last bits differ.
-    bound = 1e-4 if name == "int8wo" else 3e-2
+    # 8 bit floats: the kernels round weights only, the reference activations too.
+    bound = {"int8wo": 1e-4, "fp8": 0.15}.get(name, 3e-2)
     assert float((together[0] - want[0]).abs().max() / want[0].abs().max()) < bound

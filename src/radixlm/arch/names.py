@@ -182,6 +182,11 @@ _OTHER_HEADS = re.compile(
     r"|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
     r"|visual_projection)\."
 )
+# Of 8 bit floats: read with their weights (``weights/fp8_source.py``), or of inputs and caches.
+_SCALES = re.compile(
+    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale)$"
+    r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?$"
+)
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -196,8 +201,8 @@ def _num_experts(decoder: Decoder) -> float:
 
 def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
-    the copy of a tied head, towers, extra layers that predict further tokens."""
-    if _BUFFERS.search(name) or _BESIDE.match(name):
+    the copy of a tied head, scales, towers, extra layers that predict further tokens."""
+    if _BUFFERS.search(name) or _BESIDE.match(name) or _SCALES.search(name):
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight")):
         return True

@@ -23,6 +23,9 @@ LOAD_FORMATS = (
 )
 AT_LOAD = ("w8a8_int8", "int8wo", "int8dq", "int4wo-32", "int4wo-64", "int4wo-128")
 """Methods that quantise a float checkpoint while it loads (``quant/load_time.py``)."""
+FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+"""Methods of checkpoints in 8 bit floats; the first two quantise floats too."""
+_FP8_TORCHAO = ("fp8dq-per_tensor", "fp8dq-per_row")
 
 QUANTIZATIONS = (
     *AT_LOAD,
@@ -129,7 +132,7 @@ class ModelConfig(Group):
         "Method that quantises the weights at load, or that the checkpoint was quantised with.",
         Flag(
             choices=QUANTIZATIONS,
-            built=AT_LOAD,
+            built=(*AT_LOAD, *FP8),
             needs="quantised kernels and loaders",
         ),
     ] = None
@@ -142,8 +145,8 @@ class ModelConfig(Group):
         str,
         "Quantise at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
         Flag(
-            choices=("", *AT_LOAD, "fp8wo", "fp8dq-per_tensor", "fp8dq-per_row"),
-            built=("", *AT_LOAD),
+            choices=("", *AT_LOAD, "fp8wo", *_FP8_TORCHAO),
+            built=("", *AT_LOAD, *_FP8_TORCHAO),
             needs="fp8 kernels",
         ),
     ] = ""

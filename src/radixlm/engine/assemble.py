@@ -54,6 +54,7 @@ from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.models.fallback import TransformersModel
 from radixlm.models.towers import HfTower
+from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.tensors import SamplingTable
@@ -243,7 +244,9 @@ def _load(
         kernels,
         weight_dtype=weight,
         merge_windows=config.memory.disable_hybrid_swa_memory,
-        scheme=make_scheme(config.model.quantization, config.model.torchao_config),
+        scheme=make_scheme(
+            config.model.quantization, config.model.torchao_config, checkpoint_quant(info.folder)
+        ),
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     return model, report.num_bytes

@@ -22,6 +22,7 @@ from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
+from radixlm.kernels.ops.fp8 import without_fp8
 
 NAME = "native"
 
@@ -124,6 +125,7 @@ def pack_gated(
     weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py."""
+    weight_OI, fmt = without_fp8(weight_OI, fmt)
     is_known = bool(fmt) or weight_OI.dtype in cpu_linear.NATIVE_FORMAT
     if is_known and act in cpu_linear.GATED_CODE:
         return FusedGated(weight_OI, bias_O, fmt, act)
@@ -191,9 +193,10 @@ class NativeExperts:
         for expert in range(up_E2ID.shape[0]):
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-            up, down = up_E2ID[expert].contiguous(), down_EDI[expert].contiguous()
-            ups.append(cpu_linear.pack(up, up_bias, fmts[0], is_paired=True))
-            downs.append(cpu_linear.pack(down, down_bias, fmts[1]))
+            up, up_fmt = without_fp8(up_E2ID[expert].contiguous(), fmts[0])
+            down, down_fmt = without_fp8(down_EDI[expert].contiguous(), fmts[1])
+            ups.append(cpu_linear.pack(up, up_bias, up_fmt, is_paired=True))
+            downs.append(cpu_linear.pack(down, down_bias, down_fmt))
         self.experts = cpu_moe.Experts(ups, downs, act)
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:

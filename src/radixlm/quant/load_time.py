@@ -1,10 +1,20 @@
-"""Quantise a float checkpoint while it loads: ``--quantization`` int8wo, w8a8_int8, int4wo-<group>
-and the same names of ``--torchao-config``."""
+"""Quantise a float checkpoint while it loads: ``--quantization`` int8wo, w8a8_int8, int4wo-<group>,
+fp8 and the names of ``--torchao-config``. Checkpoints in 8 bit floats are widened while they are
+read and come this way too, back to the numbers that they had."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from radixlm.base.errors import ConfigError
+from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.fp8 import BLOCK, is_fp8, rounded_weight
+from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.kernels.ops.quantised import GROUPS
+from radixlm.quant.checkpoint import BY_BLOCK, BY_ROW, CheckpointQuant
+from radixlm.quant.param import Param
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
 # user's name -> format of kernels/ops/quantised
@@ -17,19 +27,36 @@ NAMES = {
     "int4wo-32": "w4a8-32",
     "int4wo-64": "w4a8-64",
     "int4wo-128": "w4a8-128",
+    "fp8": BY_ROW,
+    "w8a8_fp8": BY_ROW,
+    "fp8dq-per_row": BY_ROW,
+    "fp8dq-per_tensor": BY_ROW,  # a scale a row is finer and costs nothing
 }
+# ``--quantization`` of checkpoints that are quantised already: they say themselves how
+FROM_CHECKPOINT = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+_SAMPLE_ROWS = 64
+_MOST_CHANGE = 0.01  # of weights that were 8 bit floats before; others change by 0.025
 
 
-def make_scheme(quantization: str | None, torchao_config: str = "") -> Scheme:
-    """The scheme that the two options name; ConfigError if they disagree or are not built."""
+def make_scheme(
+    quantization: str | None,
+    torchao_config: str = "",
+    checkpoint: CheckpointQuant | None = None,
+) -> Scheme:
+    """The scheme that the two options name, else that of the checkpoint; ConfigError if they
+    disagree or are not built."""
     if quantization and torchao_config and quantization != torchao_config:
         raise ConfigError(
             f"--quantization {quantization} and --torchao-config {torchao_config} contradict each "
             "other; give one of them"
         )
     name = quantization or torchao_config
+    if checkpoint is not None and (not name or name in FROM_CHECKPOINT):
+        return KeepFp8(checkpoint.fmt)
     if not name:
         return UnquantizedScheme()
+    if name in FROM_CHECKPOINT and name not in NAMES:
+        raise ConfigError(f"--quantization {name}: the checkpoint has no 8 bit floats")
     if name not in NAMES:
         flag = "--quantization" if quantization else "--torchao-config"
         raise ConfigError(f"{flag} {name} is not available; choose one of: {', '.join(NAMES)}")
@@ -39,13 +66,15 @@ def make_scheme(quantization: str | None, torchao_config: str = "") -> Scheme:
 class QuantizeAtLoad(UnquantizedScheme):
     """Loads floats and packs integers; the float copy lives as long as its layer loads."""
 
-    head_fmt = "int8wo"  # logits and token rows suffer most: never fewer than 8 bits
-
     def __init__(self, fmt: str) -> None:
         self._fmt = fmt
+        # Logits and token rows suffer most: integers of 8 bits at least, floats of 16.
+        self.head_fmt = "" if is_fp8(fmt) else "int8wo"
 
     def fmt(self, in_features: int) -> str:
         """The asked format, or the nearest finer one that fits the number of inputs."""
+        if self._fmt == BY_BLOCK:
+            return BY_BLOCK if in_features % BLOCK == 0 else BY_ROW
         kind, _, asked = self._fmt.partition("-")
         if not asked:
             return self._fmt
@@ -54,3 +83,24 @@ class QuantizeAtLoad(UnquantizedScheme):
         if group is None:
             return "w8a8" if kind == "w4a8" else "int8wo"
         return f"{kind}-{group}"
+
+
+class KeepFp8(QuantizeAtLoad):
+    """For checkpoints in 8 bit floats: layers that they keep in more bits stay so."""
+
+    def pack(
+        self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
+    ) -> PackedLinear:
+        value = params["weight"].value
+        assert value is not None, "a parameter was used before it was loaded"
+        if was_fp8(value, self.fmt(value.shape[1])):
+            return super().pack(kernels, params, gate_act)
+        return UnquantizedScheme().pack(kernels, params, gate_act)
+
+
+def was_fp8(weight_OI: Tensor, fmt: str) -> bool:
+    """Whether a weight holds numbers of ``fmt``, by a part of it."""
+    rows = BLOCK if fmt == BY_BLOCK else _SAMPLE_ROWS
+    part = weight_OI[:rows].float()
+    change = (rounded_weight(part, fmt) - part).norm()
+    return bool(change <= _MOST_CHANGE * part.norm())

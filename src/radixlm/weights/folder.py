@@ -6,6 +6,9 @@ from pathlib import Path
 
 from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.weights.dummy import checkpoint_dtype
+from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.joined import JoinedSource, present_name
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.pickle_file import PickleSource
@@ -21,6 +24,9 @@ def open_folder(folder: Path, load_format: str) -> TensorSource:
     sentence-transformers folder; CheckpointError if there are none."""
     layers = {name: _open(folder / name, load_format) for name in dense_folders(folder)}
     source = _open(folder, load_format)
+    quant = checkpoint_quant(folder)
+    if quant is not None:
+        source = Fp8Source(source, quant.block, checkpoint_dtype(folder))
     is_old = any(present_name(name) != name for name in source.sizes())
     return JoinedSource(source, layers) if layers or is_old else source
 

@@ -16,6 +16,7 @@ from radixlm.kernels.ops import embedding as reference_embedding
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import norm as reference_norm
 from radixlm.kernels.ops import rope as reference_rope
+from radixlm.kernels.ops.fp8 import without_fp8
 
 NAME = "native"
 
@@ -138,6 +139,7 @@ def pack_linear(
     weight_OI: Tensor, bias_O: Tensor | None, fmt: str
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py; formats of kernels/cpu/linear.py."""
+    weight_OI, fmt = without_fp8(weight_OI, fmt)
     if not fmt and weight_OI.dtype not in linear.NATIVE_FORMAT:
         return reference_linear.pack_linear(weight_OI, bias_O, fmt)
     return NativeLinear(linear.pack(weight_OI.detach(), bias_O, fmt), weight_OI.dtype)

@@ -102,13 +102,22 @@ def coarsened_x(x_TI: Tensor, group: int = 0) -> Tensor:
 
 
 def rounded_weight(weight_OI: Tensor, fmt: str) -> Tensor:
-    """A weight after its way through ``fmt``, in its own dtype again: for devices that compute
-    with wider numbers."""
+    """A weight [O, I] after its way through ``fmt``, in its own dtype again."""
     if fmt == FORMATS[0]:
         values, scale_O = quantise_rows(weight_OI)
         return (values.float() * scale_O[:, None]).to(weight_OI.dtype)
     values, scale = quantise_blocks(weight_OI)
     return (values.float() * spread(scale, *weight_OI.shape)).to(weight_OI.dtype)
+
+
+def without_fp8(weight: Tensor, fmt: str) -> tuple[Tensor, str]:
+    """For devices that compute with wider numbers: a weight [O, I] or [E, O, I] with the numbers
+    of ``fmt``, to be packed as it is; other formats unchanged."""
+    if not is_fp8(fmt):
+        return weight, fmt
+    if weight.ndim == 2:
+        return rounded_weight(weight, fmt), ""
+    return torch.stack([rounded_weight(part, fmt) for part in weight]), ""
 
 
 class ReferenceFp8:

@@ -1,0 +1,87 @@
+"""What a checkpoint's own ``quantization_config`` says, for the methods that are read here: e4m3
+weights with a scale a tensor, a row or a block (fp8, fbgemm_fp8, compressed-tensors, modelopt)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.base.errors import ConfigError
+from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
+
+BY_ROW, BY_BLOCK = FORMATS
+METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+_NESTED = ("text_config", "llm_config", "language_config")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointQuant:
+    """``block``: rows and inputs that share a scale where scales are a matrix. ``fmt``: the format
+    of kernels/ops/fp8.py that keeps the numbers."""
+
+    method: str
+    fmt: str
+    block: tuple[int, int] = (BLOCK, BLOCK)
+
+
+def checkpoint_quant(folder: Path) -> CheckpointQuant | None:
+    """How the weights of ``folder`` are stored; None for floats and for methods that this module
+    does not read (their tensors are then unknown to the loader, which says so). ConfigError for
+    8 bit floats in a layout that cannot be computed."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    stated = config.get("quantization_config") or config.get("compression_config")
+    for key in _NESTED:
+        nested = config.get(key)
+        if not stated and isinstance(nested, dict):
+            stated = nested.get("quantization_config")
+    return parse(stated) if isinstance(stated, dict) else None
+
+
+def parse(stated: Mapping[str, Any]) -> CheckpointQuant | None:
+    """Of a ``quantization_config``; see ``checkpoint_quant``."""
+    method = str(stated.get("quant_method", ""))
+    if method == "fp8":
+        return _sized(method, stated.get("weight_block_size"))
+    if method == "fbgemm_fp8":
+        return CheckpointQuant(method, BY_ROW)
+    if method == "modelopt":
+        is_fp8 = str(stated.get("quant_algo", "")).upper() == "FP8"
+        return CheckpointQuant(method, BY_ROW) if is_fp8 else None
+    if method == "compressed-tensors":
+        return _compressed(stated)
+    return None
+
+
+def _compressed(stated: Mapping[str, Any]) -> CheckpointQuant | None:
+    groups = stated.get("config_groups")
+    values = groups.values() if isinstance(groups, dict) else ()
+    weights = [group.get("weights") for group in values if isinstance(group, dict)]
+    found = [w for w in weights if isinstance(w, dict)]
+    if not found or any((w.get("type"), w.get("num_bits")) != ("float", 8) for w in found):
+        return None
+    strategies = {str(w.get("strategy")) for w in found}
+    if not strategies <= {"tensor", "channel", "block"}:
+        raise ConfigError(
+            "quantization_config: 8 bit floats with scales by "
+            f"{', '.join(sorted(strategies))} cannot be loaded; known: tensor, channel, block"
+        )
+    blocks = [w.get("block_structure") for w in found if w.get("strategy") == "block"]
+    return _sized("compressed-tensors", blocks[0] if blocks else None)
+
+
+def _sized(method: str, block: object) -> CheckpointQuant:
+    if block is None:
+        return CheckpointQuant(method, BY_ROW)
+    match block:
+        case [int(rows), int(inputs)] if rows > 0 and inputs > 0:
+            fmt = BY_BLOCK if (rows, inputs) == (BLOCK, BLOCK) else BY_ROW
+            return CheckpointQuant(method, fmt, (rows, inputs))
+    raise ConfigError(f"quantization_config: a block size has two sizes, not {block!r}")

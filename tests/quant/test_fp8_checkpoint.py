@@ -1,0 +1,184 @@
+"""Checkpoints in 8 bit floats, in every published layout of scales: the model computes with the
+numbers that they hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
+from torch import Tensor
+
+from radixlm.base.errors import ConfigError
+from radixlm.kernels import cpu
+from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops import fp8
+from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant, parse
+from radixlm.quant.load_time import KeepFp8, make_scheme, was_fp8
+from radixlm.weights.fp8_source import widened
+
+IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
+KEPT = (
+    "embed_tokens",
+    "lm_head",
+    "norm",
+    "mlp.gate.",
+    "block_sparse_moe.gate.",
+    "layers.1.self_attn",
+)
+
+
+def compressed(strategy: str, **more: object) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": 8, "strategy": strategy, **more}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "tensor": {"quant_method": "fp8", "activation_scheme": "static"},
+    "block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "channel": compressed("channel"),
+    "compressed block": compressed("block", block_structure=[128, 128]),
+    "power of two": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+}
+
+
+def stored(weight: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """(e4m3, scale) as the layout's own tools write them."""
+    if layout == "tensor":
+        scale = weight.float().abs().max() / 448
+        return fp8.e4m3(weight.float() / scale), scale
+    if layout == "channel":
+        scale = weight.float().abs().amax(1, keepdim=True) / 448
+        return fp8.e4m3(weight.float() / scale), scale
+    rows, cols = (-(-size // 128) for size in weight.shape)
+    padded = torch.zeros(rows * 128, cols * 128)
+    padded[: weight.shape[0], : weight.shape[1]] = weight.float()
+    scale = padded.view(rows, 128, cols, 128).abs().amax((1, 3)) / 448
+    if layout == "power of two":
+        scale = torch.exp2(scale.log2().ceil())
+    return fp8.e4m3(weight.float() / fp8.spread(scale, *weight.shape)), scale
+
+
+def make(arch: str, layout: str, tmp_path: Path) -> tuple[Path, Path]:
+    """(the checkpoint in 8 bits, one with the same numbers in float32)."""
+    source = cached_tiny(arch, dtype=torch.float32)
+    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
+    for folder in (narrow, wide):
+        shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    small, large = dict(tensors), dict(tensors)
+    suffix = ".weight_scale_inv" if "block" in str(CONFIGS[layout]) else ".weight_scale"
+    for name, weight in tensors.items():
+        if weight.ndim != 2 or any(part in name for part in KEPT):
+            continue
+        value, scale = stored(weight, layout)
+        stem = name.removesuffix(".weight")
+        small[name], small[stem + suffix] = value, scale
+        small[stem + ".input_scale"] = torch.ones(())
+        large[name] = widened(value, scale, (128, 128))
+    save_file(small, narrow / "model.safetensors")
+    save_file(large, wide / "model.safetensors")
+    config = json.loads((narrow / "config.json").read_text())
+    config["quantization_config"] = CONFIGS[layout]
+    (narrow / "config.json").write_text(json.dumps(config))
+    return narrow, wide
+
+
+@pytest.mark.parametrize(
+    ("arch", "layout"),
+    [
+        ("Qwen3ForCausalLM", "tensor"),
+        ("Qwen3ForCausalLM", "block"),
+        ("LlamaForCausalLM", "channel"),
+        ("MixtralForCausalLM", "compressed block"),
+        ("Qwen3MoeForCausalLM", "power of two"),
+    ],
+)
+def test_the_numbers_are_those_of_the_checkpoint(arch: str, layout: str, tmp_path: Path) -> None:
+    narrow, wide = make(arch, layout, tmp_path)
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    quant = checkpoint_quant(narrow)
+    assert quant is not None
+    plain = PagedRunner(load_model(narrow)).prefill(IDS)
+    scheme = make_scheme(None, "", quant)
+    coarse = PagedRunner(load_model(narrow, scheme=scheme)).prefill(IDS)
+    native = None
+    if cpu.available:
+        native = PagedRunner(load_model(narrow, bind("cpu"), scheme=scheme)).prefill(IDS)
+    spread = float(want[0].std())
+    for sequence in IDS:
+        assert float((plain[sequence] - want[sequence]).abs().max()) < 1e-4 * spread
+        if native is not None:  # weights exactly; activations stay wide
+            assert float((native[sequence] - want[sequence]).abs().max()) < 1e-3 * spread
+        error_T = (coarse[sequence] - want[sequence]).pow(2).mean(1).sqrt()
+        assert 1e-4 < float(error_T.median()) / spread < 0.15  # activations in 8 bits
+
+
+def test_what_configs_say() -> None:
+    assert parse({"quant_method": "fp8"}) == CheckpointQuant("fp8", "fp8")
+    block = parse({"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert block == CheckpointQuant("fp8", "fp8-128")
+    odd = parse({"quant_method": "fp8", "weight_block_size": [64, 32]})
+    assert odd == CheckpointQuant("fp8", "fp8", (64, 32))
+    assert parse(compressed("channel")) == CheckpointQuant("compressed-tensors", "fp8")
+    assert parse({"quant_method": "modelopt", "quant_algo": "FP8"}) is not None
+    for other in ({"quant_method": "awq"}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}):
+        assert parse(other) is None
+    integers = compressed("channel")
+    integers["config_groups"]["group_0"]["weights"]["type"] = "int"
+    assert parse(integers) is None
+    with pytest.raises(ConfigError, match="by group"):
+        parse(compressed("group"))
+    with pytest.raises(ConfigError, match="two sizes"):
+        parse({"quant_method": "fp8", "weight_block_size": [128]})
+
+
+def test_options_with_a_checkpoint_that_is_quantised() -> None:
+    quant = CheckpointQuant("fp8", "fp8-128")
+    for name in (None, "fp8", "compressed-tensors"):
+        scheme = make_scheme(name, "", quant)
+        assert isinstance(scheme, KeepFp8) and scheme.head_fmt == ""
+        assert (scheme.fmt(256), scheme.fmt(200)) == ("fp8-128", "fp8")
+    assert make_scheme("int8wo", "", quant).fmt(256) == "int8wo"
+    assert make_scheme("fp8").fmt(256) == make_scheme(None, "fp8dq-per_row").fmt(256) == "fp8"
+    with pytest.raises(ConfigError, match="no 8 bit floats"):
+        make_scheme("compressed-tensors")
+
+
+def test_layers_that_were_kept_in_more_bits_are_told_apart() -> None:
+    torch.manual_seed(4)
+    weight = torch.randn(300, 256).bfloat16()
+    for fmt in fp8.FORMATS:
+        assert not was_fp8(weight, fmt)
+        assert was_fp8(fp8.rounded_weight(weight, fmt), fmt)
+    assert was_fp8(torch.zeros(8, 8), "fp8")
+
+
+@pytest.mark.parametrize(
+    ("value", "scale"),
+    [((4, 6), ()), ((4, 6), (4,)), ((4, 6), (4, 1)), ((3, 4, 6), (3,)), ((3, 4, 6), (3, 1, 1)),
+     ((3, 130, 140), (3, 2, 2))],
+)  # fmt: skip
+def test_every_layout_of_scales(value: tuple[int, ...], scale: tuple[int, ...]) -> None:
+    ones = torch.ones(value).to(torch.float8_e4m3fn)
+    scales = torch.rand(scale) + 0.5
+    got = widened(ones, scales, (128, 128))
+    first = scales.reshape(scales.shape[0], -1)[0, 0] if scale else scales
+    assert got.shape == value and float(got.flatten()[0]) == float(first)
+    last = scales.flatten()[-1]
+    assert float(got.flatten()[-1]) == float(last)
+
+
+def test_scales_that_do_not_fit_are_named() -> None:
+    value = torch.ones(130, 8).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"\[3, 1\] do not fit"):
+        widened(value, torch.ones(3, 1), (128, 128))
