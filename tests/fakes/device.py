@@ -92,6 +92,9 @@ class SimulatedDevice:
         work()
         return SimulatedGraph(work)
 
+    def relieve(self) -> bool:
+        return False
+
     def run_to(self, number: int) -> None:
         while self.num_done < number:
             self._run_one()

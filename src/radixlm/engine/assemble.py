@@ -126,8 +126,10 @@ def assemble(
         parts = RunnerParts(model, attn, pools, controls.verbs(), processors, media, profiler)
         runner = _runner(config, info, parts, opened, limits)
         if sizes:
+            free = _free_bytes(opened)
             with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
                 record_graphs(runner, sizes, not config.execute.disable_cuda_graph_padding)
+            controls.note_graphs(free - _free_bytes(opened))
         ledger = _make_ledger(config, pools, limits)
         interval = config.schedule.stream_interval
         return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
@@ -281,7 +283,7 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
         max_prefill_tokens=max(schedule.max_prefill_tokens, info.context_len if whole else 1),
         context_len=min(info.context_len, tokens),
         page_size=page_size,
-        depth=_depth(config),
+        depth=_depth(config, info),
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,
@@ -298,9 +300,12 @@ def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) 
     )
 
 
-def _depth(config: ServerConfig) -> int:
-    """Steps that are launched ahead. A CPU has computed a step when its launch returns."""
-    return int(config.execute.device == "cuda" and not config.schedule.disable_overlap_schedule)
+def _depth(config: ServerConfig, info: ModelInfo) -> int:
+    """Steps that are launched ahead. A CPU has computed a step when its launch returns; the rows of
+    recurrent layers are not tried ahead."""
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    is_ahead = config.execute.device == "cuda" and not has_states
+    return int(is_ahead and not config.schedule.disable_overlap_schedule)
 
 
 def rope_lengths(ropes: tuple[Rope, ...]) -> RopeLengths | None:
@@ -391,7 +396,7 @@ def _grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
     tokenizer = _tokenizer_loader(config, info)
     if tokenizer is None or config.grammar.grammar_backend == "none":
         return None
-    vocab, overlaps = info.decoder.vocab, _depth(config) == 0
+    vocab, overlaps = info.decoder.vocab, _depth(config, info) == 0
     return GrammarFeature(config.grammar, tokenizer, vocab, info.eos_ids, overlaps)
 
 

@@ -25,12 +25,16 @@ class TensorControls:
         profiler: Profiler,
     ) -> None:
         self._weight, self._profiler = weight, profiler
-        self._memory = {
+        self._memory: dict[str, float] = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
             "token_capacity": token_capacity,
             "graph": 0,
         }
+
+    def note_graphs(self, num_bytes: int) -> None:
+        """What the recorded graphs have taken."""
+        self._memory["graph"] = round(max(0, num_bytes) / 2**30, 3)
 
     def verbs(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {

@@ -67,6 +67,10 @@ class Device(Protocol):
         """Record ``work``; it runs in the recording, so its memory is that of the replays."""
         ...
 
+    def relieve(self) -> bool:
+        """After an allocation has failed: whether memory was found that it may have now."""
+        ...
+
 
 class _Done:
     def wait(self) -> None:
@@ -108,6 +112,9 @@ class CpuDevice:
     def capture(self, work: Work) -> Graph:
         work()
         return _Rerun(work)
+
+    def relieve(self) -> bool:
+        return False
 
 
 class _CudaEvent:
@@ -165,7 +172,9 @@ class CudaDevice:
         if not self._collects:
             gc.disable()  # a recording takes less time
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # other threads of the process may use the device meanwhile
+            mode = "thread_local"
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
                 work()
         finally:
             if was_on:
@@ -189,6 +198,12 @@ class CudaDevice:
         work()
         self._stream.synchronize()
         return int(torch.cuda.max_memory_allocated(self.where)) - before
+
+    def relieve(self) -> bool:
+        self._stream.synchronize()
+        before = torch.cuda.memory_reserved(self.where)
+        self.give_back()
+        return torch.cuda.memory_reserved(self.where) < before
 
     def give_back(self) -> None:
         """Return unused memory to the driver."""

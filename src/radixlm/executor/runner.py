@@ -227,8 +227,16 @@ class Runner:
         if states is not None:
             assert self.states is not None
             batch.states = self.states.begin(*states)
-        self.attn.begin(batch)
-        step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
+        try:
+            self.attn.begin(batch)
+            step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
+        except torch.OutOfMemoryError:
+            # what a step writes to the cache it may write again; states it has moved on
+            if states is not None or not self.device.relieve():
+                raise
+            log.warning("out of memory in a step: unused memory was given back, it runs again")
+            self.attn.begin(batch)
+            step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
 
     def _state_rows(self, plan: StepPlan) -> _StateRows | None:
         """Which rows of their pool the recurrent layers read and write: tables, starts, counts."""

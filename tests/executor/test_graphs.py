@@ -1,0 +1,61 @@
+"""Which sizes get a graph, and that a graph's logits are those of its step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixlm.executor.device import CpuDevice
+from radixlm.executor.graphs import DecodeGraphs, graph_sizes
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 600), st.none() | st.integers(1, 700), st.booleans())
+def test_sizes_reach_the_largest_batch(most: int, largest: int | None, pads: bool) -> None:
+    sizes = graph_sizes(most, None, largest, pads)
+    top = min(most, largest or most)
+    assert sizes == tuple(sorted(set(sizes))) and sizes[0] == 1
+    assert sizes[-1] == (top if pads else min(top, 160))
+    if pads:  # a batch is filled up by less than half of it, and by less than 16 rows
+        for count in range(1, top + 1):
+            size = next(s for s in sizes if s >= count)
+            assert size < 2 * count and size - count < 16
+    else:
+        assert len(sizes) == sizes[-1]
+
+
+def test_sizes_that_were_asked_for() -> None:
+    assert graph_sizes(100, (64, 3, 3, 500)) == (3, 64)
+    assert graph_sizes(2, (64,)) == ()
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_rows_take_the_next_size(pads: bool) -> None:
+    graphs = DecodeGraphs(CpuDevice(), (2, 4), pads)
+    assert graphs.size_for(2) == 0  # not recorded yet
+    table = torch.arange(4.0)
+    graphs.capture(lambda size: table[:size, None].clone())
+    assert [graphs.size_for(n) for n in (1, 2, 3, 4, 5)] == (
+        [2, 2, 4, 4, 0] if pads else [0, 2, 0, 4, 0]
+    )
+    table += 7
+    assert graphs.replay(2).flatten().tolist() == [7, 8]
+    assert graphs.replay(4).flatten().tolist() == [7, 8, 9, 10]
+    table += 1
+    assert graphs.replay(2).flatten().tolist() == [8, 9]
+
+
+def test_the_largest_is_recorded_first() -> None:
+    order: list[int] = []
+    DecodeGraphs(CpuDevice(), (1, 8, 4)).capture(
+        lambda size: (order.append(size), torch.zeros(size, 3))[1]
+    )
+    assert order == [8, 4, 1]
+
+
+def test_without_sizes_there_is_none() -> None:
+    graphs = DecodeGraphs(CpuDevice(), ())
+    graphs.capture(lambda size: torch.zeros(size, 1))
+    assert graphs.largest == 0 and graphs.size_for(1) == 0
