@@ -315,7 +315,7 @@ def prepare_qk(
         reference.prepare_qk(q_THD, k_TKD, norm, cos_sin_T2R, interleaved)
 
 
-_SHAPES = ((64, 32), (96, 48), (128, 64), (128, 32), (256, 128), (256, 64), (512, 256), (1024, 512))
+_SHAPES = ((64, 32), (128, 64), (128, 32), (256, 128), (512, 256))
 _STRIDES = ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "cos_sin_token")
 _POOL_STRIDES = ("k_pool_row", "k_pool_head", "v_pool_row", "v_pool_head")
 
@@ -326,13 +326,14 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _variants() -> Iterator[Variant]:
-    for (dim, half), norm, rotation in product(
-        _SHAPES, (_RMS, _NONE, _LAYER), ("half", "none", "pairs")
-    ):
-        for pointer in POINTERS.values():
-            for cache in ("", *dict.fromkeys((pointer, "*fp8e4nv", "*fp8e5"))):
-                if (norm, rotation) != (_NONE, "none") or cache:
-                    yield _variant(dim, half, norm, rotation, pointer, cache)
+    kinds = (*product((_RMS, _NONE, _LAYER), ("half", "none", "pairs")),)
+    for (dim, half), pointer in product(_SHAPES, POINTERS.values()):
+        for norm, rotation in kinds:
+            if (norm, rotation) != (_NONE, "none"):
+                yield _variant(dim, half, norm, rotation, pointer, "")
+        for cache in dict.fromkeys((pointer, "*fp8e4nv", "*fp8e5")):
+            yield _variant(dim, half, _RMS, "half", pointer, cache)
+            yield _variant(dim, half, _NONE, "pairs", pointer, cache)
 
 
 def _variant(dim: int, half: int, norm: int, rotation: str, pointer: str, cache: str) -> Variant:
