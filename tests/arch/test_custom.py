@@ -216,6 +216,17 @@ CASES: dict[str, Case] = {
         ],
         {"attention.query_key_value": QKV},
     ),
+    "TeleFLMForCausalLM": Case(
+        "GraniteForCausalLM",
+        {**LLAMA, "use_mup": True, "input_mult": 3.0, "output_mult": 2.0, "mup_scale_factor": 8.0}
+        | {"tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 4.0,
+            "attention_multiplier": 0.25,
+        },
+    ),
     "DeepseekForCausalLM": Case(
         "LlamaForCausalLM", {**LLAMA, **MOE, **ROUTED_EXPERTS}, experts=True
     ),

@@ -82,8 +82,6 @@ def test_every_family_has_a_tiny_config() -> None:
 
 
 REFUSED = [
-    ("OPTForCausalLM", {"ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before"),
-    ("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim"),
     ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
     ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
     ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -278,6 +278,23 @@ LATER: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "routed_scaling_factor": 1.5,
     },
+    "DiffLlamaForCausalLM": {"num_key_value_heads": 2, "head_dim": 16},
+    "BeamForCausalLM": {
+        **_EXPERTS,
+        **_SLIDING,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "Lfm3ForCausalLM": {
+        **_SLIDING,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+        "conv_L_cache": 4,
+        "conv_bias": True,
+    },
     "DeepseekV32ForCausalLM": {**_LATENT, **_DSA},
     "GlmMoeDsaForCausalLM": {
         **_LATENT,

@@ -63,6 +63,8 @@ def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
         drawn = _drawn(key, value, rng)
         if drawn is not None:
             out[key] = drawn
+    if "word_embed_proj_dim" in held:  # OPT 350M
+        out["word_embed_proj_dim"] = rng.choice([24, 64])
     _shape(base, held, out, rng)
     _rope(held, out, rng)
     return out

@@ -88,7 +88,8 @@ def flops_per_token(decoder: Decoder, context: int) -> int:
     not multiplied), and the attention scores and sums. Latent attention as its plain expansion.
     """
     dim = decoder.dim
-    total = 0 if decoder.pool else 2 * decoder.vocab * dim  # the head, tied or not
+    width = decoder.embed_dim or dim
+    total = 0 if decoder.pool else 2 * decoder.vocab * width  # the head, tied or not
     for block in decoder.blocks:
         matrices = _mixers(block, dim, matrices_only=True)
         for ffn in _ffns(block):
@@ -111,7 +112,7 @@ def _attention_flops(mixer: Attention | LatentAttention, context: int) -> int:
 def _outside(decoder: Decoder) -> int:
     """Embeddings, the last norm and the head."""
     encoder = decoder.encoder or Encoder()
-    width = encoder.embed_dim or decoder.dim
+    width = encoder.embed_dim or decoder.embed_dim or decoder.dim
     tables = decoder.vocab * width * (1 if decoder.tied else 2) + encoder.token_types * width
     if decoder.positions and not decoder.sinusoids:
         tables += decoder.positions[0] * width
@@ -122,6 +123,7 @@ def _outside(decoder: Decoder) -> int:
     if encoder.disentangled:
         tables += 2 * encoder.disentangled.span * decoder.dim
         tables += _norm(encoder.disentangled.norm, decoder.dim) if encoder.disentangled.norm else 0
+    tables += 2 * decoder.embed_dim * decoder.dim
     head_bias = decoder.vocab if decoder.head_bias else 0
     norms = _norm(decoder.norm, decoder.dim) if encoder.has_final_norm else 0
     norms += _norm(decoder.embed_norm, width) if decoder.embed_norm else 0
@@ -190,11 +192,12 @@ def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool 
     more = mixer.more or Variant()
     reads = more.kv_from is not None
     q_heads = mixer.heads * (2 if mixer.gate else 1)
-    kv_row = 0 if reads else mixer.head_dim + (0 if more.v_is_k else mixer.v_dim)
+    v_dim = mixer.v_dim // 2 if more.differs else mixer.v_dim
+    kv_row = 0 if reads else mixer.head_dim + (0 if more.v_is_k else v_dim)
     q_rows, kv_rows = q_heads * mixer.head_dim, mixer.kv_heads * kv_row
     qkv_rows = q_rows + kv_rows
     gate_rows = mixer.heads * {"": 0, "head": 1, "channel": mixer.v_dim}[more.gate]
-    o_columns = mixer.heads * mixer.v_dim
+    o_columns = mixer.heads * v_dim
     matrices = (qkv_rows + gate_rows + o_columns) * dim
     if more.q_rank:
         matrices += more.q_rank * (dim + q_rows) - q_rows * dim
@@ -202,6 +205,7 @@ def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool 
         return matrices
     vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
     vectors += more.q_rank if more.q_rank_norm else 0
+    vectors += 4 * mixer.head_dim * bool(more.differs)
     vectors += gate_rows * more.gate_bias
     if mixer.qk_norm_spec is not None:
         kv_heads = 0 if reads else mixer.kv_heads

@@ -63,6 +63,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mup_use_scaling": True, "mup_width_multiplier": 8.0, "mup_embedding_multiplier": 10.0,
         "mup_attn_multiplier": 1.0, "eos_token_id": 100257, "tie_word_embeddings": True,
     },
+    "TeleFLM": {
+        "architecture": "TeleFLMForCausalLM", "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-05, "use_mup": False,
+    },
     "step3_text": {
         "architecture": "Step3TextForCausalLM", "hidden_size": 7168, "intermediate_size": 18432,
         "num_attention_heads": 64, "num_hidden_layers": 61, "max_position_embeddings": 65536,

@@ -314,6 +314,38 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "zero_expert_num": 256, "expert_ffn_hidden_size": 2048, "routed_scaling_factor": 6.0,
         "rope_theta": 10000000.0,
     },
+    "beam": {
+        "architecture": "BeamForCausalLM", "vocab_size": 151936, "hidden_size": 5120,
+        "intermediate_size": 20480, "num_hidden_layers": 52, "num_attention_heads": 48,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192,
+        "sliding_window": 512, "moe_intermediate_size": 2560, "num_experts": 256,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "mlp_layer_types": None, "n_group": 8,
+        "topk_group": 4, "routed_scaling_factor": 2.5, "final_logit_softcapping": 30.0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": None,
+        },
+    },
+    "lfm3": {
+        "architecture": "Lfm3ForCausalLM", "vocab_size": 128000, "hidden_size": 2048,
+        "intermediate_size": 7680, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 128000,
+        "norm_eps": 1e-05, "eos_token_id": 124900, "tie_word_embeddings": True,
+        "conv_bias": False, "conv_L_cache": 7, "sliding_window": 256, "use_sandwich_norm": True,
+        "use_attention_gate": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": 0.5,
+                "rope_theta": 1000000.0,
+            },
+        },
+    },
+    "diffllama": {
+        "architecture": "DiffLlamaForCausalLM", "vocab_size": 32000, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "rms_norm_eps": 1e-05, "eos_token_id": 2,
+    },
     "deepseek_v32": {
         "architecture": "DeepseekV32ForCausalLM", "vocab_size": 129280, "hidden_size": 7168,
         "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,

@@ -252,7 +252,12 @@ def _rope(
     if not given and defaults["rope_parameters"]:
         given = defaults["rope_parameters"]
     if any(isinstance(given.get(key), dict) for key in _LAYER_TYPES):
-        return {key: _flat(given.get(key) or {}, values, source, key) for key in _LAYER_TYPES}
+        return {
+            key: None  # layers of this type do not turn
+            if key in given and given[key] is None
+            else _flat(given.get(key) or {}, values, source, key)
+            for key in _LAYER_TYPES
+        }
     if "rope_theta_by_type" not in defaults:
         return _flat(given, values, source)
     theta = raw.get("rope_local_base_freq")

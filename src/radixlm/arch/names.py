@@ -78,6 +78,7 @@ DEFAULT: Names = {
     "mixer.q_a_norm": _ATTENTION + "q_a_layernorm",
     "mixer.q_b": _ATTENTION + "q_b_proj",
     "mixer.kv": SPLIT_QKV[1:],
+    **{f"mixer.lambda_{one}": f"{_ATTENTION}lambda_{one}" for one in ("q1", "k1", "q2", "k2")},
     "mixer.index.q": _ATTENTION + "indexer.wq_b",
     "mixer.index.k": _ATTENTION + "indexer.wk",
     "mixer.index.k_norm": _ATTENTION + "indexer.k_norm",

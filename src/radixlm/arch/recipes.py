@@ -156,6 +156,16 @@ class RowScaled:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeated:
+    """Every number of a vector ``times`` times in a row."""
+
+    times: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return cat([tensor.reshape(-1, 1)] * self.times, 1).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
 class Scaled:
     """Every number times ``factor``."""
 

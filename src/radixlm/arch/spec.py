@@ -64,11 +64,12 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class Temperature:
     """Queries grow with their position: times 1 + beta * log(1 + floor((position + offset) /
-    period))."""
+    period)), or times (1 + (position + offset) / period) ** beta."""
 
     beta: float
     period: float
     offset: int = 0
+    is_power: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,9 @@ class Variant:
     gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: times two
     gate_bias: bool = False
     blocks: Blocks | None = None
+    differs: float = 0.0  # of two attentions, each of half the heads with the other half's values
+    # too, a learned share of the second is taken from the first (arXiv:2410.05258), which starts
+    # at this number
     q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
     q_rank_norm: Norm | None = None
 
@@ -376,6 +380,8 @@ class Block:
     # their own, join the feed-forward's normed output before the last norm
     carried: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout "carried":
     # factors of the mixer's normed input and its output, then of the feed-forward's
+    weights: tuple[float, float, float, float] | None = None  # of layout sandwich: factors of the
+    # residual and the mixer's branch, then of the residual and the feed-forward's
 
     @property
     def attention(self) -> Attention | LatentAttention | None:
@@ -497,6 +503,7 @@ class Decoder:
     altup: AltUp | None = None
     layer_inputs: LayerInputs | None = None
     sinusoids: bool = False  # the position table is sines then cosines, not learned
+    embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None
     encoder: Encoder | None = None

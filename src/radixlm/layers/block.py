@@ -155,6 +155,8 @@ class BlockLayer(Module):
         layout: str = "sided" if spec.side is not None else spec.layout
         if spec.beside is not None:
             layout = "beside"
+        if spec.weights is not None:
+            layout = "weighted"
         if lacks_one:
             layout = "none" if lacks_both else "one"
         run = getattr(self, f"_run_{layout}")
@@ -253,6 +255,13 @@ class BlockLayer(Module):
     def _run_bare(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         x_TD += self._feed(self.norm1.add_run(x_TD, self._mix(x_TD, batch, angles)))
         return x_TD
+
+    def _run_weighted(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """A sandwich whose residual and branches have factors."""
+        assert self.spec.weights is not None
+        kept, mixed, kept2, fed = self.spec.weights
+        x_TD = x_TD * kept + self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles)) * mixed
+        return x_TD * kept2 + self.norm4.run(self._feed(self.norm3.run(x_TD))) * fed
 
     def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))

@@ -23,6 +23,8 @@ from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+
 
 class VariantAttentionLayer(Module):
     """qkv -> clamp -> norm and rope in either order -> paged attention -> norm, gate -> o."""
@@ -52,6 +54,11 @@ class VariantAttentionLayer(Module):
             self.sinks = Param((spec.heads,), "float32", Shard(0))
 
     @property
+    def _own_v_dim(self) -> int:
+        """Channels of a projected value; two of them are one value where attentions differ."""
+        return self.spec.v_dim // 2 if self.more.differs else self.spec.v_dim
+
+    @property
     def _reads(self) -> bool:
         """Whether keys and values are another layer's."""
         return self.more.kv_from is not None
@@ -70,14 +77,17 @@ class VariantAttentionLayer(Module):
             rows = ()
         if not self._reads:
             rows += (spec.kv_heads * spec.head_dim,)
-            rows += () if more.v_is_k else (spec.kv_heads * spec.v_dim,)
+            rows += () if more.v_is_k else (spec.kv_heads * self._own_v_dim,)
         self.rows = rows
         linear = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows))
         # the role, and with it the checkpoint's names, says which of q, k, v there are
         roles = {1: "q", 2: "kv" if more.q_rank else "qk", 3: "qkv"}
         setattr(self, roles[len(rows)], linear)
         self._project = linear
-        self.o = context.linear(spec.heads * spec.v_dim, dim, spec.o_bias, Shard(1))
+        self.o = context.linear(spec.heads * self._own_v_dim, dim, spec.o_bias, Shard(1))
+        if more.differs:
+            for name in LAMBDAS:
+                setattr(self, name, Param((spec.head_dim,), "float32"))
         if more.gate:
             width = spec.heads * (spec.v_dim if more.gate == "channel" else 1)
             self.gate = context.linear(dim, width, more.gate_bias, Shard(0))
@@ -89,6 +99,9 @@ class VariantAttentionLayer(Module):
     def finish(self) -> None:
         spec, more = self.spec, self.more
         self._choose = in_blocks(more.blocks, spec.heads) if more.blocks else None
+        if more.differs:
+            q1, k1, q2, k2 = (vars(self)[name].take() for name in LAMBDAS)
+            self._lambda = ((q1 * k1).sum().exp() - (q2 * k2).sum().exp()).item() + more.differs
         norms = None
         if spec.qk_norm and spec.qk_norm_spec is not None:
             norms = (self.q_norm, self.q_norm if self._reads else self.k_norm)
@@ -133,7 +146,10 @@ class VariantAttentionLayer(Module):
         if not kv:
             return q, None, None, gate
         k = kv[0].reshape(-1, spec.kv_heads, spec.head_dim)
-        v = k.clone() if more.v_is_k else kv[1].reshape(-1, spec.kv_heads, spec.v_dim)
+        v = k.clone() if more.v_is_k else kv[1].reshape(-1, spec.kv_heads, self._own_v_dim)
+        if more.differs:  # each half of the heads has the other half's values beside its own
+            halves = v.chunk(2, 1)
+            v = torch.cat([half.repeat(1, 2, 1) for half in halves], -1)
         if more.v_norm is not None:
             v = self.v_norm.run(v.contiguous())
         if more.clips_normed:
@@ -164,9 +180,14 @@ class VariantAttentionLayer(Module):
     def _finished(self, out_TE: Tensor, x_TD: Tensor, own_gate: Tensor | None) -> Tensor:
         """Norm and gates of the heads' output, [T, H * V]."""
         spec, more = self.spec, self.more
+        if more.differs:
+            first, second = out_TE.view(-1, spec.heads, spec.v_dim).chunk(2, 1)
+            out_TE = (first - self._lambda * second).flatten(1)
         if more.out_norm is not None:
             width = spec.v_dim if more.out_norm_heads else spec.heads * spec.v_dim
             out_TE = self.out_norm.run(out_TE.reshape(-1, width)).view(out_TE.shape)
+        if more.differs:
+            out_TE = out_TE * (1 - more.differs)
         if own_gate is not None:
             out_TE = out_TE * self._kernels.sigmoid(own_gate)
         if more.gate:
@@ -186,5 +207,8 @@ def _gate(raw: Tensor, more: Variant) -> Tensor:
 
 def temperatures(spec: Temperature, positions_T: Tensor) -> Tensor:
     """Factor of each token's query: float32 [T]."""
-    periods = torch.floor((positions_T.float() + spec.offset) / spec.period)
+    periods = (positions_T.float() + spec.offset) / spec.period
+    if spec.is_power:
+        return torch.exp(spec.beta * torch.log1p(periods))
+    periods = torch.floor(periods)
     return 1.0 + spec.beta * torch.log1p(periods)

@@ -66,7 +66,11 @@ class DecoderModel(Module):
         ropes = list(dict.fromkeys(rope for b in decoder.blocks if (rope := rope_of(b))))
         self.ropes = RopeTables(ropes, kernels, device)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
-        self.embed = Embedding(decoder.vocab, dim, context, decoder.embed_scale, tied_fmt)
+        width = decoder.embed_dim or dim
+        self.embed = Embedding(decoder.vocab, width, context, decoder.embed_scale, tied_fmt)
+        if decoder.embed_dim:
+            self.embed_in = context.plain_linear(width, dim)
+            self.embed_out = context.plain_linear(dim, width)
         if decoder.positions is not None and not decoder.sinusoids:
             self.positions = Embedding(decoder.positions[0], dim, context)
         if decoder.embed_norm is not None:
@@ -92,7 +96,7 @@ class DecoderModel(Module):
                 made.give_layer_input(own, layer, dim, context)
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if not decoder.tied:
-            self.head = context.head_linear(dim, decoder.vocab, decoder.head_bias)
+            self.head = context.head_linear(width, decoder.vocab, decoder.head_bias)
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         decoder, context = self.decoder, self.context
@@ -165,6 +169,8 @@ class DecoderModel(Module):
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         x_TD = self.embed.run(batch.token_ids_T)
+        if self.decoder.embed_dim:
+            x_TD = self.embed_in.run(x_TD)
         if batch.embeds_TD is not None:
             given = batch.embeds_TD.to(x_TD.dtype)
             if batch.embeds_mask_T is not None:
@@ -182,6 +188,8 @@ class DecoderModel(Module):
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 [R, V], scaled and capped; a new tensor."""
         decoder = self.decoder
+        if decoder.embed_dim:
+            hidden_RD = self.embed_out.run(hidden_RD)
         logits_RV = self._run_head(hidden_RD).float()
         if decoder.logit_scale != 1.0:
             logits_RV = logits_RV * decoder.logit_scale

@@ -20,12 +20,14 @@ _MOE = (
     "router_norm",
     "expert_scale",
 )
-_BLOCK = ("out_scale", "side", "beside")
-_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid", "layer_inputs")
+_BLOCK = ("out_scale", "side", "beside", "weights")
+_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid", "layer_inputs", "embed_dim")
 
 
 def is_plain(decoder: Decoder) -> bool:
     """Whether nothing in the record is beyond the program."""
+    if decoder.norm.kind == "none":
+        return False
     return _has_defaults(decoder, _DECODER) and all(_is_plain(b) for b in decoder.blocks)
 
 

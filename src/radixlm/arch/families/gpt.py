@@ -147,9 +147,10 @@ def _falcon_norms(c: Config) -> tuple[Layout, Names]:
 
 @family("OPTForCausalLM")
 def opt(c: Config) -> Decoder:
-    c.refuse("do_layer_norm_before", True)  # the 350M checkpoint
-    c.refuse("_remove_final_layer_norm", False)
-    c.refuse("word_embed_proj_dim", c.hidden_size)
+    """The checkpoint of 350M has its norms behind, and a narrower token table."""
+    is_before = c.get("do_layer_norm_before", True)
+    width = c.get("word_embed_proj_dim", c.hidden_size)
+    has_last = is_before and not c.get("_remove_final_layer_norm")
     top, layer = "model.decoder.", "model.decoder.layers.{i}."
     bias, dim = c.enable_bias, c.divide("hidden_size", "num_attention_heads")
     return plain(
@@ -169,8 +170,13 @@ def opt(c: Config) -> Decoder:
             bias=c.layer_norm_elementwise_affine,
             affine=c.layer_norm_elementwise_affine,
         ),
+        layout="pre" if is_before else "post_sum",
+        final_norm=None if has_last else Norm(1e-5, "none", affine=False),
         positions=(c.max_position_embeddings + 2, 2),
+        embed_dim=0 if width == c.hidden_size else width,
         names={
+            "embed_in": top + "project_in",
+            "embed_out": top + "project_out",
             "embed": top + "embed_tokens",
             "positions": top + "embed_positions",
             "norm": top + "final_layer_norm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
@@ -18,6 +19,7 @@ from radixlm.arch.families.builders import (
     plain,
     rms,
     rope,
+    window,
 )
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.mixtral import W1_W3_W2
@@ -37,6 +39,7 @@ from radixlm.arch.spec import (
     RgLru,
     ShortConv,
     StateMixer,
+    Variant,
 )
 
 _LINEAR, _ATTENTION, _MLP = LAYER + "linear_attn.", LAYER + "self_attn.", LAYER + "mlp."
@@ -282,37 +285,39 @@ def _minimax_full(c: Config) -> Callable[[int], bool]:
     return lambda i: kinds[i] == "full_attention" if kinds else i % 2 == 0
 
 
+_CONV, _FEED = LAYER + "conv.", LAYER + "feed_forward."
+_LFM2: Names = {
+    "norm": AnyOf("model.embedding_norm", "model.norm"),
+    "norm1": LAYER + "operator_norm",
+    "norm2": LAYER + "ffn_norm",
+    "mixer.o": AnyOf(_ATTENTION + "out_proj", _ATTENTION + "o_proj"),
+    "mixer.q_norm": AnyOf(_ATTENTION + "q_layernorm", _ATTENTION + "q_norm"),
+    "mixer.k_norm": AnyOf(_ATTENTION + "k_layernorm", _ATTENTION + "k_norm"),
+    "state.inp": _CONV + "in_proj",
+    "state.conv": _CONV + "conv",
+    "state.out": _CONV + "out_proj",
+    "ffn.up": AnyOf((_FEED + "w1", _FEED + "w3"), (_FEED + "gate_proj", _FEED + "up_proj")),
+    "ffn.down": AnyOf(_FEED + "w2", _FEED + "down_proj"),
+    "moe.router": _FEED + "gate",
+    "moe.correction": _FEED + "expert_bias",
+    "moe.up": AnyOf(
+        (_FEED + "experts.{e}.w1", _FEED + "experts.{e}.w3"), _FEED + "experts.gate_up_proj"
+    ),
+    "moe.down": AnyOf(_FEED + "experts.{e}.w2", _FEED + "experts.down_proj"),
+}
+
+
 def _lfm2(c: Config, ffn: Ffn | Callable[[int], Ffn]) -> Decoder:
     norm = Norm(c.norm_eps)
     attends = attention(c, qk_norm="head", qk_norm_spec=norm)
     state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
     kinds, listed = c.layer_types, c.get("full_attn_idxs")
-    conv, feed = LAYER + "conv.", LAYER + "feed_forward."
 
     def mixer(i: int) -> Mixer:
         attends_here = kinds[i] != "conv" if kinds else listed is None or i in listed
         return attends if attends_here else state
 
-    names: Names = {
-        "norm": AnyOf("model.embedding_norm", "model.norm"),
-        "norm1": LAYER + "operator_norm",
-        "norm2": LAYER + "ffn_norm",
-        "mixer.o": _ATTENTION + "out_proj",
-        "mixer.q_norm": _ATTENTION + "q_layernorm",
-        "mixer.k_norm": _ATTENTION + "k_layernorm",
-        "state.inp": conv + "in_proj",
-        "state.conv": conv + "conv",
-        "state.out": conv + "out_proj",
-        "ffn.up": (feed + "w1", feed + "w3"),
-        "ffn.down": feed + "w2",
-        "moe.router": feed + "gate",
-        "moe.correction": feed + "expert_bias",
-        "moe.up": AnyOf(
-            (feed + "experts.{e}.w1", feed + "experts.{e}.w3"), feed + "experts.gate_up_proj"
-        ),
-        "moe.down": AnyOf(feed + "experts.{e}.w2", feed + "experts.down_proj"),
-    }
-    return plain(c, mixer, ffn, norm, names=names)
+    return plain(c, mixer, ffn, norm, names=_LFM2)
 
 
 @family("Lfm2ForCausalLM")
@@ -338,6 +343,41 @@ def lfm2_moe(c: Config) -> Decoder:
     )
     dense = Mlp(c.intermediate_size, "silu")
     return _lfm2(c, lambda i: dense if i < c.num_dense_layers else sparse)
+
+
+@family("Lfm3ForCausalLM")
+def lfm3(c: Config) -> Decoder:
+    """LFM2 with sandwiched norms, windows and a gate a head."""
+    norm, bias = Norm(c.norm_eps), c.attention_bias
+    more = Variant(gate="head") if c.use_attention_gate else None
+    state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
+    kinds = c.layer_types or [_lfm3_kind(i) for i in range(c.num_hidden_layers)]
+    c = c.replace(layer_types=kinds)
+
+    def mixer(i: int) -> Mixer:
+        if kinds[i] == "conv":
+            return state
+        fields: dict[str, Any] = {"rope": rope(c, head_dim(c), kinds[i]), "window": window(c, i)}
+        fields |= {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "qk_norm_spec": norm}
+        return attention(c, more=more, **fields)
+
+    gate: Names = {"mixer.gate": AnyOf(_ATTENTION + "g_proj", _ATTENTION + "gate_proj")}
+    sandwich: Names = {
+        "norm2": LAYER + "post_operator_norm",
+        "norm3": LAYER + "ffn_norm",
+        "norm4": LAYER + "post_ffn_norm",
+    }
+    feed_forward = Mlp(c.intermediate_size, "silu")
+    if not c.use_sandwich_norm:
+        return plain(c, mixer, feed_forward, norm, names={**_LFM2, **gate})
+    names: Names = {**_LFM2, **sandwich, **gate}
+    return plain(c, mixer, feed_forward, norm, "sandwich", names=names)
+
+
+def _lfm3_kind(i: int) -> str:
+    if i % 4 == 2:
+        return "full_attention"
+    return "sliding_attention" if i % 4 == 0 and i else "conv"
 
 
 @family("RecurrentGemmaForCausalLM")

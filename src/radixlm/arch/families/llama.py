@@ -3,9 +3,12 @@ and others."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain, rope, window
-from radixlm.arch.spec import Attention, Decoder, Norm
+from radixlm.arch.spec import Attention, Decoder, Norm, Variant
 
 
 @family("LlamaForCausalLM", "TorchNativeLlamaForCausalLM", "IQuestCoderForCausalLM")
@@ -53,6 +56,31 @@ def smollm3(c: Config) -> Decoder:
         return attention(c, qkv_bias=bias, o_bias=bias, rope=position, window=span)
 
     return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+
+
+@family("DiffLlamaForCausalLM")
+def diff_llama(c: Config) -> Decoder:
+    bias, dim = c.attention_bias, head_dim(c)
+    if attention(c).kv_heads % 2:
+        raise c.error("num_key_value_heads", "must be even")
+
+    def mixer(i: int) -> Attention:
+        first = 0.8 - 0.6 * math.exp(-0.3 * i)
+        norm = Norm(c.rms_norm_eps, affine=False)
+        more = Variant(v_dim=2 * dim, differs=first, out_norm=norm, out_norm_heads=True)
+        return attention(c, qkv_bias=bias, o_bias=bias, more=more)
+
+    return plain(c, mixer)
+
+
+@family("TeleFLMForCausalLM")
+def teleflm(c: Config) -> Decoder:
+    """Llama under maximal update parametrisation: scaled embeddings and logits."""
+    described = llama(c)
+    if not c.get("use_mup"):
+        return described
+    scale = c.get("output_mult", 1.0) / c.get("mup_scale_factor", 1.0)
+    return replace(described, embed_scale=float(c.get("input_mult", 1.0)), logit_scale=scale)
 
 
 @family("HeliumForCausalLM")

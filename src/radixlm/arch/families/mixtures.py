@@ -1,9 +1,10 @@
-"""Mixtures of experts of one kind each: Laguna, MiMo V2, HY 3, Flint, Kolibri, Aria, Phi-3.5 MoE,
-DBRX, Grok 1."""
+"""Mixtures of experts of one kind each: Laguna, Beam, MiMo V2, HY 3, Flint, Kolibri, Aria,
+Phi-3.5 MoE, DBRX, Grok 1."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -13,6 +14,7 @@ from radixlm.arch.families.builders import (
     attention,
     family,
     head_dim,
+    is_sliding,
     mlp,
     moe,
     plain,
@@ -22,8 +24,8 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
-from radixlm.arch.recipes import Experts, transposed
-from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Norm, Rope, Variant
+from radixlm.arch.recipes import Experts, Repeated, transposed
+from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Norm, Rope, Temperature, Variant
 
 _MLP = LAYER + "mlp."
 
@@ -80,6 +82,62 @@ def laguna(c: Config) -> Decoder:
 
 def _shared(*prefixes: str) -> AnyOf:
     return AnyOf(*((f"{_MLP}{one}.gate_proj", f"{_MLP}{one}.up_proj") for one in prefixes))
+
+
+@family("BeamForCausalLM")
+def beam(c: Config) -> Decoder:
+    """Layers without rope whose queries grow instead; a gate with a bias a head; the n-th branch
+    weighs as the mean of n would have it."""
+    dim, count = head_dim(c), c.num_hidden_layers
+    if c.layer_types is None:
+        c = c.replace(layer_types=[*(_sixth(i) for i in range(count - 1)), "full_attention"])
+
+    def mixer(i: int) -> Attention:
+        kind = "sliding_attention" if is_sliding(c, i) else "full_attention"
+        turns = c.rope_parameters[kind] is not None
+        grows = None if turns else Temperature(0.1, 2048.0, 1, is_power=True)
+        more = Variant(gate="channel", gate_bias=True, temperature=grows)
+        return attention(
+            c,
+            rope=rope(c, dim, kind) if turns else None,
+            qkv_bias=c.attention_bias,
+            o_bias=c.attention_bias,
+            qk_norm="head",
+            qk_norm_spec=rms(c),
+            window=window(c, i),
+            more=more,
+        )
+
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=c.norm_topk_prob,
+        scale=c.routed_scaling_factor,
+        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
+    )
+    kinds = c.mlp_layer_types or ["dense"] * 3 + ["sparse"] * c.num_hidden_layers
+    bias = Named((LAYER + "self_attn.gate_bias",), Repeated(dim))
+    described = plain(
+        c,
+        mixer,
+        lambda i: sparse if kinds[i] == "sparse" else mlp(c),
+        layout="sandwich",
+        logit_softcap=c.final_logit_softcapping or 0.0,
+        names={**SANDWICH, "mixer.gate.bias": bias},
+    )
+    blocks = (replace(b, weights=_means(2 * i + 2)) for i, b in enumerate(described.blocks))
+    return replace(described, blocks=tuple(blocks))
+
+
+def _sixth(layer: int) -> str:
+    return "sliding_attention" if (layer + 1) % 6 else "full_attention"
+
+
+def _means(n: int) -> tuple[float, float, float, float]:
+    """Factors of the residual and the n-th branch, of the residual and the next."""
+    first, second = ((n - 1) / n) ** 0.5, (n / (n + 1)) ** 0.5
+    return first, n**-0.5, second, (n + 1) ** -0.5
 
 
 @family("MiMoV2FlashForCausalLM")
@@ -249,14 +307,16 @@ def dbrx(c: Config) -> Decoder:
     how, feed = c.attn_config, c.ffn_config
     if feed.get("moe_normalize_expert_weights", 1.0) not in (None, 1, 1.0):
         raise c.error("ffn_config", "normalises expert weights by another norm than the sum")
-    theta = how.get("rope_theta") or c.rope_parameters["rope_theta"]
     dim = c.divide("hidden_size", "num_attention_heads")
+    position = rope(c, dim)
+    if not (c.is_given("rope_parameters") or c.is_given("rope_theta")):
+        position = Rope(dim, float(how.get("rope_theta") or position.theta))
     experts, inner = feed.get("moe_num_experts", 4), feed["ffn_hidden_size"]
     mixer = attention(
         c,
         kv_heads=how.get("kv_n_heads", 1),
         head_dim=dim,
-        rope=Rope(dim, float(theta)),
+        rope=position,
         more=Variant(clip=float(how.get("clip_qkv") or 0.0)),
     )
     sparse = Moe(
