@@ -91,3 +91,25 @@ def test_weights_that_need_a_larger_share_say_which() -> None:
 def test_weights_that_never_fit_say_so() -> None:
     with pytest.raises(ConfigError, match="smaller model"):
         pool_sizes(_facts(weight_bytes=11 * GIB), 16_384, 0, 16, None)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.integers(GIB, 200 * GIB), st.floats(0.0, 0.9), st.floats(0.0, 0.5))
+def test_without_a_fraction_all_is_used_but_what_steps_need(
+    free: int, weights: float, steps: float
+) -> None:
+    facts = _facts(
+        free_bytes=free,
+        weight_bytes=int(free * weights),
+        step_bytes=int(free * steps),
+        mem_fraction_static=None,
+    )
+    page_bytes = 16_384
+    left = free - facts.weight_bytes - facts.step_bytes
+    try:
+        sizes = pool_sizes(facts, page_bytes, 0, 16, None)
+    except ConfigError as error:
+        assert left < 2 * page_bytes and "that steps need" in str(error)
+        return
+    used = (sizes.num_full + 1) * page_bytes
+    assert used <= left and (left - used < page_bytes or sizes.num_full == 1000 * 62_500)

@@ -98,8 +98,8 @@ class SamplingTable:
             seed = self._random.getrandbits(63)
         temperature = 1.0 if params.is_greedy else min(params.temperature, MAX_TEMPERATURE)
         floats = [temperature, params.top_p, params.min_p]
-        self.floats_S3[slot] = torch.tensor(floats, device=self.device)
-        self.ints_S2[slot] = torch.tensor([top_k, seed], dtype=torch.int64, device=self.device)
+        self._write(self.floats_S3[slot], torch.tensor(floats))
+        self._write(self.ints_S2[slot], torch.tensor([top_k, seed], dtype=torch.int64))
         state = SlotState(
             is_greedy=params.is_greedy,
             is_filtered=top_k < self.vocab_size or params.top_p < 1.0,
@@ -126,6 +126,12 @@ class SamplingTable:
                 prompt_ids,
                 output_ids,
             )
+
+    def _write(self, target: Tensor, values: Tensor) -> None:
+        """Copy to the device without waiting for the steps that it has not done yet."""
+        if self.device.type == "cuda":
+            values = values.pin_memory()
+        target.copy_(values, non_blocking=True)
 
     def clear(self, slot: int) -> None:
         """Forget what ``slot`` held."""
