@@ -77,7 +77,7 @@ _WIDENED: Table = (  # weights are widened in registers
     (32, Tile(32, 64, 128, stages=3)),
     (_ANY, Tile(64, 64, 64, stages=3)),
 )
-_FLOAT32: Table = ((16, Tile(16, 64, 32, stages=2)), (_ANY, Tile(32, 64, 32, stages=2)))
+_FLOAT32: Table = ((16, Tile(16, 64, 32, stages=2)), (_ANY, Tile(32, 32, 32, stages=2)))
 TABLES: Mapping[int, Table] = {
     kinds.PLAIN: _WIDE,
     kinds.INT8: _WIDENED,
@@ -96,9 +96,10 @@ def int4_chunk(group: int) -> int:
     return 64 if group == 32 else 128
 
 
-def choose_tile(packed: Packed, rows: int, dtype: torch.dtype) -> Tile:
-    """The tile for so many rows an expert of x in ``dtype``."""
-    return _fit(packed.kind, packed.group, packed.num_out, rows, dtype == torch.float32)
+def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int = 1) -> Tile:
+    """The tile for so many rows an expert of x in ``dtype``, ``num_experts`` at work."""
+    outputs = packed.num_out * num_experts
+    return _fit(packed.kind, packed.group, outputs, rows, dtype == torch.float32)
 
 
 def _fit(kind: int, group: int, num_out: int, rows: int, is_float32: bool) -> Tile:

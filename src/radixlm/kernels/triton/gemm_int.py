@@ -28,10 +28,14 @@ def widen_kernel(
 ):  # fmt: skip
     """Program (n, k): a tile of the weights of the first expert, row by row as they lie."""
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    start = tl.program_id(1) * BLOCK_K
+    at = start + tl.arange(0, BLOCK_K)
     near = tl.minimum(col, num_out - 1)
     first = tl.zeros((), tl.int64)
-    w = unpacked(w_ptr, w_scale_ptr, first, near, at, num_out, num_in, KIND, GROUP, PAIRED, CHUNK)
+    w = unpacked(
+        w_ptr, w_scale_ptr, first, near, start, num_out, num_in, KIND, GROUP, PAIRED, CHUNK,
+        BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     if SCALED:
         w *= tl.load(w_scale_ptr + near)[:, None]
     out_at = out_ptr + col.to(tl.int64)[:, None] * num_in + at[None, :]
@@ -55,15 +59,20 @@ def scale_kernel(
     tl.store(out_ptr + row * num_out + col, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+def _inputs(kind: int) -> int:
+    """Inputs of a program that widens; 4 bit weights stay within a group of any size."""
+    return 32 if kind == kinds.INT4 else _INPUTS
+
+
 def widen(packed: Packed, dtype: torch.dtype) -> Tensor:
     """Dense weights [N, K] in ``dtype``, gated ones still interleaved."""
     scale, shape = packed.scale, (packed.num_out, packed.num_in)
     out = torch.empty(shape, dtype=dtype, device=packed.data.device)
-    grid = (triton.cdiv(packed.num_out, _OUTPUTS), triton.cdiv(packed.num_in, _INPUTS))
+    grid = (triton.cdiv(packed.num_out, _OUTPUTS), triton.cdiv(packed.num_in, _inputs(packed.kind)))
     widen_kernel[grid](
         packed.data, out if scale is None else scale, out, packed.num_out, packed.num_in,
         KIND=packed.kind, GROUP=packed.group, PAIRED=bool(packed.act),
-        SCALED=packed.kind in kinds.SCALED_ROWS, BLOCK_N=_OUTPUTS, BLOCK_K=_INPUTS,
+        SCALED=packed.kind in kinds.SCALED_ROWS, BLOCK_N=_OUTPUTS, BLOCK_K=_inputs(packed.kind),
         CHUNK=int4_chunk(packed.group), num_warps=4,
     )  # fmt: skip
     return out
@@ -102,7 +111,7 @@ def _variants() -> Iterator[Variant]:
                         "PAIRED": True,
                         "SCALED": kind in kinds.SCALED_ROWS,
                         "BLOCK_N": _OUTPUTS,
-                        "BLOCK_K": _INPUTS,
+                        "BLOCK_K": _inputs(kind),
                         "CHUNK": int4_chunk(group),
                     },
                     4,

@@ -96,11 +96,14 @@ def scale_rows(col, num_out, PAIRED: tl.constexpr):
 
 @triton.jit
 def unpacked(
-    w_ptr, w_scale_ptr, expert, col, at, num_out, num_in,
+    w_ptr, w_scale_ptr, expert, col, start, num_out, num_in,
     KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Inputs ``at`` of outputs ``col`` of an expert as float32 [col, at], 0 past the last input;
-    scales that are the same for all inputs are left out."""
+    """BLOCK_K inputs from ``start`` of outputs ``col`` of an expert as float32 [col, input], 0 past
+    the last input; scales that are the same for all inputs are left out. A block of 4 bit weights
+    lies within a group."""
+    at = start + tl.arange(0, BLOCK_K)
     is_in = (at < num_in)[None, :]
     if KIND == _INT4:
         chunks = (num_in + CHUNK - 1) // CHUNK
@@ -110,7 +113,7 @@ def unpacked(
         is_high = (at % CHUNK >= CHUNK // 2)[None, :]
         w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32) - 8.0
         scale_at = w_scale_ptr + expert * num_out * (num_in // GROUP) + col[:, None]
-        w *= tl.load(scale_at + (at // GROUP)[None, :] * num_out, mask=is_in, other=0.0)
+        w *= tl.load(scale_at + tl.minimum(start, num_in - 1) // GROUP * num_out)
     else:
         w_at = w_ptr + expert * num_out * num_in + col.to(tl.int64)[:, None] * num_in
         w = tl.load(w_at + at[None, :], mask=is_in, other=0.0)
@@ -122,7 +125,10 @@ def unpacked(
             rows = scale_rows(num_out - 1, num_out, PAIRED) + 1
             scale_row = expert * rows + scale_rows(col, num_out, PAIRED)
             scale_at = w_scale_ptr + scale_row[:, None] * groups
-            w *= tl.load(scale_at + (at // _GROUP)[None, :], mask=is_in, other=0.0)
+            group = start // _GROUP + tl.arange(0, BLOCK_K // _GROUP)[None, :]
+            scale = tl.load(scale_at + group, mask=group < groups, other=0.0)
+            blocks = tl.reshape(w, (BLOCK_N, BLOCK_K // _GROUP, _GROUP)) * scale[:, :, None]
+            w = tl.reshape(blocks, (BLOCK_N, BLOCK_K))
     return w
 
 
@@ -161,7 +167,7 @@ def _sum_rows(
             w = tl.load(w_at, mask=k[:, None] < num_in - start, other=0.0)
         if KIND == _FP8_WIDE:
             w = fp8_widened(w)
-        if (KIND == _INT8) | (KIND == _FP8_WIDE):
+        if (KIND == _INT8) | (KIND == _FP8_WIDE) | ((KIND == _PLAIN) & (w.dtype != x.dtype)):
             w = _as(w, x)
         acc = _dot(x, w, acc, KIND)
         x_at += BLOCK_K

@@ -75,6 +75,10 @@ class QuantisedLinear:
         self.out_features = packed.width
         self._bias = None if packed.bias is None else packed.bias[0]
         self._many = _WAYS.get(packed.kind, _run_wide)
+        if packed.kind == kinds.FP8_BLOCK:
+            has_blockwise(
+                packed.data.device
+            )  # waits for the device, which a graph's capture cannot
 
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of x."""

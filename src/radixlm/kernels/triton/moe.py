@@ -112,12 +112,11 @@ class TritonExperts:
         weights_TK, ids_TK = weights_TK.float().contiguous(), ids_TK.contiguous()
         if not x_TD.shape[0]:
             return torch.empty_like(x_TD)
-        if self.up.kind == kinds.PLAIN and x_TD.dtype != self.up.data.dtype:
-            return self.run(x_TD.to(self.up.data.dtype), weights_TK, ids_TK).to(x_TD.dtype)
         tokens = x_TD.shape[0]
         if tokens <= GEMV_TOKENS:
             return gemv_down(gemv_up(x_TD, self.up, ids_TK), self.down, ids_TK, weights_TK)
-        if tokens > GROUPED_TOKENS and self._fits_torch and x_TD.is_cuda:
+        is_known = self._fits_torch and x_TD.is_cuda and x_TD.dtype == torch.bfloat16
+        if tokens > GROUPED_TOKENS and is_known:
             return self.run_grouped_mm(x_TD, weights_TK, ids_TK)
         return self.run_sorted(x_TD, weights_TK, ids_TK)
 
@@ -126,8 +125,9 @@ class TritonExperts:
         the weights on the second."""
         tokens, top_k = ids_TK.shape
         rows = -(-tokens * top_k // self.num_experts)
-        up_tile = choose_tile(self.up, rows, x_TD.dtype)
-        down_tile = choose_tile(self.down, rows, x_TD.dtype)
+        busy = min(self.num_experts, tokens * top_k)
+        up_tile = choose_tile(self.up, rows, x_TD.dtype, busy)
+        down_tile = choose_tile(self.down, rows, x_TD.dtype, busy)
         aligned = align(ids_TK, self.num_experts, up_tile.m)
         h_SI = x_TD.new_empty(tokens * top_k, self.up.width)
         x, x_scale = _quantised(x_TD, self.up)

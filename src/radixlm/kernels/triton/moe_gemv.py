@@ -19,7 +19,8 @@ from radixlm.kernels.triton.gemm_tile import ACTS, gated, unpacked
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
-_INPUTS = 256  # of a step
+_SIZE = 4096  # numbers of a step
+STAGES = tl.constexpr(3)  # steps whose weights are on their way
 _BUSY = 264  # programs that keep a GPU of 132 SMs busy
 
 
@@ -27,17 +28,26 @@ _BUSY = 264  # programs that keep a GPU of 132 SMs busy
 def _products(
     x_at, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
     KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, SCALED: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of x with outputs ``col`` of an expert: float32 [BLOCK_N], scaled."""
     near = tl.minimum(col, num_out - 1)
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for start in range(0, num_in, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        x = tl.load(x_at + at, mask=at < num_in, other=0.0).to(tl.float32)[None, :]
-        acc += x * unpacked(
-            w_ptr, w_scale_ptr, expert, near, at, num_out, num_in, KIND, GROUP, PAIRED, CHUNK
-        )
+    k = tl.arange(0, BLOCK_K)
+    if ONE_STEP:
+        x = tl.load(x_at + k, mask=k < num_in, other=0.0).to(tl.float32)[None, :]
+        acc = x * unpacked(
+            w_ptr, w_scale_ptr, expert, near, 0, num_out, num_in, KIND, GROUP, PAIRED, CHUNK,
+            BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+        for start in tl.range(0, num_in, BLOCK_K, num_stages=STAGES):
+            at = start + k
+            x = tl.load(x_at + at, mask=at < num_in, other=0.0).to(tl.float32)[None, :]
+            acc += x * unpacked(
+                w_ptr, w_scale_ptr, expert, near, start, num_out, num_in, KIND, GROUP, PAIRED,
+                CHUNK, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
     y = tl.sum(acc, 1)
     if SCALED:
         y *= tl.load(w_scale_ptr + expert * num_out + near)
@@ -47,7 +57,8 @@ def _products(
 @triton.jit
 def gemv_up_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, num_out, num_in, x_stride,
-    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, TOP_K: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr,
+    TOP_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +68,7 @@ def gemv_up_kernel(
     expert = tl.load(ids_ptr + slot).to(tl.int64)
     y = _products(
         x_ptr + slot // TOP_K * x_stride, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-        KIND, GROUP, True, SCALED, BLOCK_N, BLOCK_K, CHUNK,
+        KIND, GROUP, True, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
     )  # fmt: skip
     if HAS_BIAS:
         y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
@@ -71,7 +82,8 @@ def gemv_up_kernel(
 @triton.jit
 def gemv_down_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, row_weight_ptr, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, TOP_K: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr,
+    TOP_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -79,12 +91,12 @@ def gemv_down_kernel(
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for choice in range(TOP_K):
+    for choice in tl.range(TOP_K, num_stages=STAGES):
         slot = token * TOP_K + choice
         expert = tl.load(ids_ptr + slot).to(tl.int64)
         y = _products(
             x_ptr + slot * num_in, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-            KIND, GROUP, False, SCALED, BLOCK_N, BLOCK_K, CHUNK,
+            KIND, GROUP, False, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
         )  # fmt: skip
         if HAS_BIAS:
             y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
@@ -95,12 +107,12 @@ def gemv_down_kernel(
 
 def _blocks(kind: int, rows: int, num_out: int) -> tuple[int, int]:
     """Outputs and inputs of a step: few outputs where there are few rows, to use every SM."""
+    if kind == kinds.INT4:  # bytes of neighbouring outputs lie side by side; within any group
+        return 64, 32
     if interpreting():  # a program costs much there, its size little
-        return 64, _INPUTS
-    if kind == kinds.INT4:  # bytes of neighbouring outputs lie side by side
-        return (32, 64) if rows * num_out < 64 * _BUSY else (64, 64)
+        return 64, 256
     block = next((n for n in (16, 8) if rows * num_out >= n * _BUSY), 4)
-    return block, _INPUTS
+    return block, _SIZE // block
 
 
 def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
@@ -112,7 +124,7 @@ def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
         x_TD, packed.data, out if packed.scale is None else packed.scale,
         out if packed.bias is None else packed.bias, out, ids_TK, packed.num_out, packed.num_in,
         x_TD.stride(0), KIND=packed.kind, GROUP=packed.group,
-        SCALED=packed.kind in kinds.SCALED_ROWS, TOP_K=top_k,
+        SCALED=packed.kind in kinds.SCALED_ROWS, ONE_STEP=packed.num_in <= block_k, TOP_K=top_k,
         HAS_BIAS=packed.bias is not None, ACT=ACTS[packed.act], BLOCK_N=block_n, BLOCK_K=block_k,
         CHUNK=int4_chunk(packed.group), num_warps=4,
     )  # fmt: skip
@@ -128,7 +140,7 @@ def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) 
         h_SI, packed.data, out if packed.scale is None else packed.scale,
         out if packed.bias is None else packed.bias, out, ids_TK, weights_TK, packed.num_out,
         packed.num_in, KIND=packed.kind, GROUP=packed.group,
-        SCALED=packed.kind in kinds.SCALED_ROWS, TOP_K=top_k,
+        SCALED=packed.kind in kinds.SCALED_ROWS, ONE_STEP=packed.num_in <= block_k, TOP_K=top_k,
         HAS_BIAS=packed.bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
         CHUNK=int4_chunk(packed.group), num_warps=4,
     )  # fmt: skip
@@ -144,12 +156,16 @@ def _variants() -> Iterator[Variant]:
     for kind in range(kinds.FP8_BLOCK_WIDE + 1):
         for pointer in POINTERS.values():
             for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
-                for num_out in (1024, 2560, 65536):
-                    yield from _uses(kind, group, pointer, *_blocks(kind, 1, num_out))
+                blocks = {_blocks(kind, 1, num_out) for num_out in (1024, 2560, 65536)}
+                for block in sorted(blocks):
+                    for is_one in (False, True):
+                        yield from _uses(kind, group, pointer, is_one, *block)
 
 
-def _uses(kind: int, group: int, pointer: str, block_n: int, block_k: int) -> Iterator[Variant]:
-    if kind == kinds.INT4 and (block_n, group) == (64, 32):
+def _uses(
+    kind: int, group: int, pointer: str, is_one_step: bool, block_n: int, block_k: int
+) -> Iterator[Variant]:
+    if kind == kinds.INT4 and is_one_step:
         return
     types = signature(kind, pointer) | {"x_ptr": pointer, "ids_ptr": "*i64"}
     for use, kernel in {"up": gemv_up_kernel, "down": gemv_down_kernel}.items():
@@ -157,6 +173,7 @@ def _uses(kind: int, group: int, pointer: str, block_n: int, block_k: int) -> It
             "KIND": kind,
             "GROUP": group,
             "SCALED": kind in kinds.SCALED_ROWS,
+            "ONE_STEP": is_one_step,
             "TOP_K": 8,
             "HAS_BIAS": use == "up",
             "BLOCK_N": block_n,
@@ -164,7 +181,7 @@ def _uses(kind: int, group: int, pointer: str, block_n: int, block_k: int) -> It
             "CHUNK": int4_chunk(group),
         }
         yield Variant(
-            f"gemv-{use}-{kind}-{group}-{pointer}-{block_n}x{block_k}",
+            f"gemv-{use}-{kind}-{group}-{pointer}-{block_n}x{block_k}{'-one' * is_one_step}",
             kernel,
             {name: kind for name, kind in types.items() if name in kernel.arg_names},
             constants | ({"ACT": 1} if use == "up" else {}),
