@@ -16,10 +16,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "num_heads", "n_heads", "attention_heads"),
     "intermediate_size": ("hidden_dim", "d_ff"),
     "max_position_embeddings": (
-        "n_positions",
-        "seq_length",
-        "max_seq_len",
-        "max_position_embedding",
+        *("n_positions", "seq_length", "max_seq_len", "max_position_embedding"),
     ),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("moe_topk", "moe_k", "num_experts_per_token", "moe_top_k"),

@@ -1,5 +1,5 @@
 """Mixtures of experts of one kind each: Laguna, Beam, MiMo V2, HY 3, Flint, Kolibri, Aria,
-Phi-3.5 MoE, DBRX, Grok 1."""
+Phi-3.5 MoE, DBRX."""
 
 from __future__ import annotations
 
@@ -339,34 +339,3 @@ def dbrx(c: Config) -> Decoder:
         "moe.down": Named((glu + "w2",), Experts(experts, 1, is_transposed=True)),
     }
     return plain(c, mixer, sparse, norm=Norm(1e-5, "layer"), names=names)
-
-
-@family("Grok1ForCausalLM", "Grok1ModelForCausalLM")
-def grok1(c: Config) -> Decoder:
-    """Sandwiched norms, capped attention and routing, scaled embeddings and logits."""
-    cap = float(c.get("attn_logit_softcapping", 30.0))
-    scale = c.get("attn_output_multiplier", 0.08838834764831845)
-    sparse = moe(
-        c,
-        inner=c.get("moe_intermediate_size", c.intermediate_size),
-        act=activation(c) if c.is_given("hidden_act") and c.hidden_act != "gelu" else "gelu_tanh",
-        router_softcap=float(c.get("router_logit_softcapping", 30.0)),
-    )
-    names: Names = {
-        **SANDWICH,
-        **W1_W3_W2,
-        "norm1": LAYER + "pre_attn_norm",
-        "norm2": LAYER + "post_attn_norm",
-        "norm3": LAYER + "pre_moe_norm",
-        "norm4": LAYER + "post_moe_norm",
-    }
-    return plain(
-        c,
-        attention(c, scale=scale, softcap=cap),
-        sparse,
-        layout="sandwich",
-        embed_scale=float(c.get("embedding_multiplier_scale", 1.0)),
-        logit_scale=float(c.get("output_multiplier_scale", 1.0)),
-        logit_softcap=float(c.get("final_logit_softcapping") or 0.0),
-        names=names,
-    )

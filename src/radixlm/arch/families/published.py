@@ -1,5 +1,5 @@
 """More families without a class in transformers, from their published configs: DeciLM (Nemotron
-NAS), Phi-3 small, Step 3, Xverse MoE. The tests write their mathematics out."""
+NAS), Grok 1, Phi-3 small, Step 3, Xverse MoE. The tests write their mathematics out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from radixlm.arch.families.builders import (
     rms,
     rope,
 )
-from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.families.mixtral import W1_W3_W2
+from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, GroupedQkv, interleaved_rows
 from radixlm.arch.spec import (
     Attention,
@@ -192,3 +193,34 @@ def step3(c: Config) -> Decoder:
         "moe.shared.down": shared + "down_proj",
     }
     return plain(c, attention(c, kv_heads=1, more=more), ffn, names=names)
+
+
+@family("Grok1ForCausalLM", "Grok1ModelForCausalLM")
+def grok1(c: Config) -> Decoder:
+    """Sandwiched norms, capped attention and routing, scaled embeddings and logits."""
+    cap = float(c.get("attn_logit_softcapping", 30.0))
+    scale = c.get("attn_output_multiplier", 0.08838834764831845)
+    sparse = moe(
+        c,
+        inner=c.get("moe_intermediate_size", c.intermediate_size),
+        act=activation(c) if c.is_given("hidden_act") and c.hidden_act != "gelu" else "gelu_tanh",
+        router_softcap=float(c.get("router_logit_softcapping", 30.0)),
+    )
+    names: Names = {
+        **SANDWICH,
+        **W1_W3_W2,
+        "norm1": LAYER + "pre_attn_norm",
+        "norm2": LAYER + "post_attn_norm",
+        "norm3": LAYER + "pre_moe_norm",
+        "norm4": LAYER + "post_moe_norm",
+    }
+    return plain(
+        c,
+        attention(c, scale=scale, softcap=cap),
+        sparse,
+        layout="sandwich",
+        embed_scale=float(c.get("embedding_multiplier_scale", 1.0)),
+        logit_scale=float(c.get("output_multiplier_scale", 1.0)),
+        logit_softcap=float(c.get("final_logit_softcapping") or 0.0),
+        names=names,
+    )
