@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from radixlm.multimodal.checkpoint import NoVideos
@@ -33,11 +34,13 @@ PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56]]
 
 @dataclass(frozen=True)
 class Tiny:
-    """A config, its processor, and what stands for a picture in a text."""
+    """A config, its processor, and what stands for a picture in a text. ``renamed``: how names of
+    the saved tensors begin, and how those of published ones do."""
 
     config: Any
     processor: Any
     placeholder: str
+    renamed: tuple[str, str] | None = None
 
 
 def text(kind: str, **more: Any) -> dict[str, Any]:
@@ -352,8 +355,19 @@ def save(tiny: Tiny, folder: Path) -> Any:
                 weight.normal_(0, 0.08)
     model.generation_config = tf.GenerationConfig(eos_token_id=None, pad_token_id=0)
     model.save_pretrained(folder)
+    if tiny.renamed is not None:
+        _rename(folder / "model.safetensors", *tiny.renamed)
     _save_processor(tiny.processor, folder)
     return model
+
+
+def _rename(path: Path, old: str, new: str) -> None:
+    tensors = load_file(path)
+    named = {
+        new + name.removeprefix(old) if name.startswith(old) else name: tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(named, path, {"format": "pt"})
 
 
 def _save_processor(whole: Any, folder: Path) -> None:

@@ -62,4 +62,45 @@ def qwen2_5_omni() -> Tiny:
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
 
 
-AUDIO: dict[str, Callable[[], Tiny]] = {made.__name__: made for made in (qwen2_audio, qwen2_5_omni)}
+def gemma3n() -> Tiny:
+    """Its tower that sees is timm's and large: a small one stands there and is not asked."""
+    names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
+    tok = tokenizer(**names)
+    ids = {
+        "image_token_id": "<image>", "audio_token_id": "<audio>", "boi_token_id": "<boi>",
+        "eoi_token_id": "<eoi>", "boa_token_id": "<boa>", "eoa_token_id": "<eoa>",
+    }  # fmt: skip
+    held = text(
+        "gemma3n_text", head_dim=16, num_hidden_layers=4, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=257, laurel_rank=8, num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0], intermediate_size=[96] * 4,
+        layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=32,
+    )  # fmt: skip
+    ears = {
+        "hidden_size": 32, "input_feat_size": 16, "conf_num_attention_heads": 2,
+        "conf_num_hidden_layers": 2, "conf_attention_chunk_size": 4,
+        "conf_attention_context_left": 5, "conf_attention_context_right": 0,
+        "sscp_conv_channel_size": [8, 8], "vocab_size": 8, "vocab_offset": 392,
+        "conf_reduction_factor": 2,
+    }  # fmt: skip
+    eyes = {
+        "model_type": "gemma3n_vision", "architecture": "test_resnet", "hidden_size": 32,
+        "vocab_size": 8, "vocab_offset": 384, "model_args": None,
+    }  # fmt: skip
+    config = tf.Gemma3nConfig(
+        text_config=held, audio_config=ears, vision_config=eyes, audio_soft_tokens_per_image=20,
+        vision_soft_tokens_per_image=4,
+        **{name: tok.convert_tokens_to_ids(token) for name, token in ids.items()},
+    )  # fmt: skip
+    hears = tf.Gemma3nAudioFeatureExtractor(feature_size=16)
+    whole = processor(
+        tf.Gemma3nProcessor, hears, pictures("Siglip", size={"height": 28, "width": 28}), tok,
+        audio_seq_length=20, image_seq_length=4,
+    )  # fmt: skip
+    return Tiny(config, whole, "<audio>")
+
+
+AUDIO: dict[str, Callable[[], Tiny]] = {
+    made.__name__: made for made in (qwen2_audio, qwen2_5_omni, gemma3n)
+}
+NEEDS = {"gemma3n": "timm"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import transformers as tf
 
+from radixlm.multimodal.checkpoint import NoVideos
 from tests.multimodal.tiny import (
     PIXTRAL,
     SIGLIP,
@@ -52,8 +53,6 @@ def _glm(kind: str, reader: str, **more: Any) -> Tiny:
     config = getattr(tf, f"{kind}Config")(vision_config=tower, text_config=held, **ids)
     size = {"shortest_edge": 28 * 28, "longest_edge": 2 * 112 * 112}
     made = pictures(reader, patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
-    from radixlm.multimodal.checkpoint import NoVideos
-
     whole = processor(getattr(tf, f"{reader}Processor"), made, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|begin_of_image|><|image|><|end_of_image|>")
 
@@ -194,12 +193,100 @@ def cohere2_vision() -> Tiny:
     return Tiny(config, tf.Cohere2VisionProcessor(reader, tok), "<|IMG_PATCH|>")
 
 
+def smolvlm() -> Tiny:
+    tiles = [f"<row_{r}_col_{c}>" for r in range(1, 4) for c in range(1, 4)]
+    tok = tokenizer(
+        *tiles, image_token="<image>", fake_image_token="<fake_token_around_image>",
+        end_of_utterance_token="<end_of_utterance>", global_image_token="<global-img>",
+    )  # fmt: skip
+    config = tf.SmolVLMConfig(
+        vision_config=SMALL, text_config=text("llama"), scale_factor=2,
+        image_token_id=tok.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    reader = pictures("SmolVLM", size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    whole = processor(tf.SmolVLMProcessor, reader, tok, video_processor=NoVideos(), image_seq_len=4)
+    return Tiny(config, whole, "<image>")
+
+
+def minicpmv4_6() -> Tiny:
+    tok = tokenizer(
+        image_token="<|image_pad|>", video_token="<|video_pad|>", image_start_token="<image>",
+        image_end_token="</image>", slice_start_token="<slice>", slice_end_token="</slice>",
+        image_id_start_token="<image_id>", image_id_end_token="</image_id>",
+    )  # fmt: skip
+    tower = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
+    linear = {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "head_dim": 16,
+    }  # fmt: skip
+    config = tf.MiniCPMV4_6Config(
+        vision_config=tower, text_config=text("qwen3_5_text", **linear), insert_layer_id=0,
+        image_token_id=tok.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tok.convert_tokens_to_ids("<|video_pad|>"),
+    )  # fmt: skip
+    reader = pictures("MiniCPMV4_6", scale_resolution=112, max_slice_nums=4, patch_size=14)
+    whole = processor(
+        tf.MiniCPMV4_6Processor, image_processor=reader, video_processor=NoVideos(), tokenizer=tok
+    )
+    return Tiny(config, whole, "<|image_pad|>")
+
+
+def kimi_k25() -> Tiny:
+    tok = tokenizer(
+        "<|media_begin|>", "<|media_end|>", image_token="<|media_pad|>", video_token="<|film|>"
+    )
+    latent = {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+        "v_head_dim": 16, "head_dim": 8, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1,
+        **MIXTURE,
+    }  # fmt: skip
+    tower = {
+        **SMALL, "pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 2,
+        "merge_kernel_size": [2, 2],
+    }  # fmt: skip
+    config = tf.Kimi_K25Config(
+        vision_config=tower, text_config=text("deepseek_v3", **latent), projection_hidden_size=32,
+        image_token_id=tok.convert_tokens_to_ids("<|media_pad|>"),
+        video_token_id=tok.convert_tokens_to_ids("<|film|>"),
+    )  # fmt: skip
+    size = {"max_height": 112, "max_width": 112}
+    reader = quick_pictures("Kimi_K25", patch_size=7, merge_size=2, size=size)
+    whole = processor(tf.Kimi_K25Processor, reader, tok, video_processor=NoVideos())
+    # Hugging Face writes a name that no published checkpoint has
+    renamed = ("language_model.model.blocks.", "language_model.model.layers.")
+    return Tiny(config, whole, "<|media_begin|><|media_pad|><|media_end|>", renamed)
+
+
+def lfm2_vl() -> Tiny:
+    tok = tokenizer(
+        image_token="<image>", image_start_token="<|image_start|>",
+        image_end_token="<|image_end|>", image_thumbnail_token="<|img_thumbnail|>",
+    )  # fmt: skip
+    tower = {
+        "model_type": "siglip2_vision_model", **SMALL, "num_patches": 64, "vision_use_head": False,
+    }  # fmt: skip
+    config = tf.Lfm2VlConfig(
+        vision_config=tower, projector_hidden_size=48,
+        text_config=text("lfm2", layer_types=["conv", "full_attention"], conv_L_cache=3),
+        image_token_id=tok.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    reader = quick_pictures(
+        "Lfm2Vl", do_image_splitting=False, encoder_patch_size=7, min_image_tokens=1,
+        max_image_tokens=16, downsample_factor=2, tile_size=56, max_num_patches=64,
+    )  # fmt: skip
+    return Tiny(config, tf.Lfm2VlProcessor(reader, tok), "<image>")
+
+
 MORE: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         glm4v, glm4v_moe, glm46v, mistral3, pixtral, deepseek_vl_hybrid, aria, ovis2, paddleocr_vl,
-        llama4, cohere2_vision,
+        llama4, cohere2_vision, smolvlm, minicpmv4_6, kimi_k25, lfm2_vl,
     )
 }  # fmt: skip
 # whose processors need a package that is not always there
-NEEDS = dict.fromkeys(("mistral3", "pixtral", "llama4", "cohere2_vision"), "torchvision")
+NEEDS = dict.fromkeys(
+    ("mistral3", "pixtral", "llama4", "cohere2_vision", "kimi_k25", "lfm2_vl"), "torchvision"
+)
+NEEDS["smolvlm"] = "num2words"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,8 @@ _METHODS = {
 }
 # decoder layers, and the lists that must be as long as there are
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
+# names of the language model's own weights
+_OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head|embed_tokens)\.")
 _AUTO = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
 
 
@@ -153,9 +156,19 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
         config = transformers.AutoConfig.from_pretrained(folder)
         _without_layers(config.get_text_config())
         auto = _auto(transformers, config)
-        model = auto.from_pretrained(folder, config=config, dtype=dtype)
+        model, report = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # tables of a language model that has no layers here
+            output_loading_info=True,
+        )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its towers cannot be loaded: {error}") from error
+    wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    wrong = sorted(name for name in wrong if not _OF_TEXT.search(name))
+    if wrong:
+        raise CheckpointError(f"{folder}: weights of the towers are missing or misshapen: {wrong}")
     inner: nn.Module = getattr(model, "model", model)
     for name in ("language_model", "lm_head"):  # an embedding is left in it
         if hasattr(inner, name):

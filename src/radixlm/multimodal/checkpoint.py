@@ -26,6 +26,8 @@ class NoVideos:
 
     merge_size = 2
     temporal_patch_size = 2
+    slice_mode = False
+    downsample_mode = "16x"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise ImportError("videos need torchvision")

@@ -65,7 +65,9 @@ COMPOSITES = (
     *("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
     *("Glm46VForConditionalGeneration", "PaddleOCRVLForConditionalGeneration"),
     *("AriaForConditionalGeneration", "Ovis2ForConditionalGeneration"),
-    "Qwen2AudioForConditionalGeneration",
+    *("Qwen2AudioForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
+    *("Kimi_K25ForConditionalGeneration", "Lfm2VlForConditionalGeneration"),
+    "Gemma3nForConditionalGeneration",
     "Qwen2_5OmniThinkerForConditionalGeneration",
 )
 # whose text model sees its whole prompt forwards too
