@@ -94,7 +94,6 @@ def test_default_depends_on_device_and_page_size() -> None:
     assert default_backend(CPU) == "cpu"
     assert default_backend(CPU, 64) == "cpu"
     assert default_backend(CPU, 1) == "torch_native"
-    assert default_backend(torch.device("cuda")) == "torch_native"
 
 
 def test_other_devices_are_refused() -> None:

@@ -61,8 +61,14 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_run, "EXTEND_LEN", 64)
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", SITES)
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        *((name, "mixed") for name in SITES),
+        *((name, "decode") for name in ("plain", "everything", "one for 7", "deepseek")),
+        *((name, "guesses") for name in ("plain", "everything", "deepseek")),
+    ],
+)
 def test_equals_torch_native(name: str, step: str) -> None:
     shapes = STEPS[step][:2] if name in FEW_HEADS else STEPS[step]
     case = Case.random(SITES[name], shapes, 4, 1)
@@ -70,9 +76,9 @@ def test_equals_torch_native(name: str, step: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 3, 64])
 def test_any_page_size(page_size: int) -> None:
-    case = Case.random(SITE, [(1, 90), (20, 11), (1, 0)], page_size, 2)
+    case = Case.random(SITE, [(1, 90), (9, 11)], page_size, 2)
     ours, theirs = (run_step(b, case, SITE) for b in ("triton", "torch_native"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 

@@ -62,7 +62,7 @@ def attend(
 ) -> Tensor:
     """[T, H * C] of sequences of one length."""
     q, k, v = (
-        x.unflatten(0, (num_sequences, -1)).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
+        x.view(num_sequences, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
     )  # [S, heads, L, C]
     grouped = site.heads != site.kv_heads
     with sdpa_kernel([backend]):

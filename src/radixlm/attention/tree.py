@@ -34,5 +34,5 @@ def tree_of_masks(masks: Sequence[Tensor], positions_T: Tensor) -> Tree:
     width = -(-max(mask.shape[0] for mask in masks) // 32) * 32
     rows = [torch.nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in masks]
     bit_32 = 1 << torch.arange(32, device=positions_T.device)
-    bits_TW = (torch.cat(rows).unflatten(1, (-1, 32)) * bit_32).sum(-1)
+    bits_TW = (torch.cat(rows).view(-1, width // 32, 32) * bit_32).sum(-1)
     return Tree(bits_TW.to(torch.int32), positions_T)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from radixlm.attention import dense
+from radixlm.attention.paged import PagedBackend
 from radixlm.attention.tree import tree_of_runs
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.kv import DTYPES
 from radixlm.kernels.triton.attention_plan import OWN_SPLITS, UNBOUNDED, Cut, Work, make_plan
 from radixlm.kernels.triton.attention_run import (
     MAX_DIM,
@@ -40,7 +40,7 @@ from radixlm.kernels.triton.attention_run import (
 from radixlm.kernels.triton.attention_store import store
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.pools.group import KvGroup
-from radixlm.pools.pool import PagedPool, page_nbytes
+from radixlm.pools.pool import PagedPool
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 _INTERPRETED_PROCESSORS = 4  # so that small tests meet splits
@@ -81,11 +81,11 @@ class Launch:
     between: tuple[Tensor, Tensor] | None
 
 
-class TritonBackend:
-    """The Triton kernels behind the backend protocol."""
+class TritonBackend(PagedBackend):
+    """The Triton kernels behind the backend protocol. Any page size and kind of cache; products
+    are in the dtype of q."""
 
     name = "triton"
-    required_page_size: int | None = None
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         if device.type != "cuda" and not interpreting():
@@ -99,12 +99,10 @@ class TritonBackend:
                 f"--attention-backend triton: heads of {wide[0]} channels are wider than the "
                 f"{MAX_DIM} that its kernels take; torch_native works"
             )
-        self.device = device
-        self.pools: list[PagedPool | None] = [None] * len(groups)
+        super().__init__(groups, device)
         self.num_processors, self.is_hopper = _facts(device)
         self.own_splits = 0
         self._memory = Memory(device)
-        self._batch: ForwardBatch | None = None
         self._tree: Tree | None = None
         self._works: dict[Cut, Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
@@ -113,26 +111,6 @@ class TritonBackend:
         """Cut a sequence by its own length only, so that its numbers are the same in every batch
         of its kind, at some cost where the batch is large. Off at first."""
         self.own_splits = OWN_SPLITS if is_on else 0
-
-    def supports(self, page_size: int) -> bool:
-        """Any page size works."""
-        return page_size >= 1
-
-    def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Floats of 32, 16 and 8 bits, and int8; products are in the dtype of q."""
-        return dtype in DTYPES
-
-    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one page over the group's layers."""
-        return page_nbytes(group, page_size, dtype)
-
-    def make_pool(
-        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
-    ) -> PagedPool:
-        """Allocate and keep the group's pool."""
-        pool = PagedPool(group, num_pages, page_size, dtype, self.device)
-        self.pools[group.index] = pool
-        return pool
 
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch; its plans are made on the device when layers first need them."""
@@ -169,10 +147,12 @@ class TritonBackend:
         )
         table = batch.page_table_GSP[site.group]
         step = StepTensors(batch.query_start_S1, batch.kv_len_S, table, self._tree)
-        for launch in self._launches_of(site, q_THD.dtype, table.shape[1] * pool.page_size):
+        for launch in self._launches_of(site, q_THD.dtype, pool, table.shape[1]):
             shape = Shape(site, launch.tile)
-            between = launch.between
-            attend(q_THD, out_THV, cache, shape, step, launch.work, launch.num_units, between)
+            attend(
+                q_THD, out_THV, cache, shape, step, launch.work, launch.num_units,
+                batch.max_query_len, launch.between,
+            )  # fmt: skip
         return out_THV.flatten(1)
 
     def _is_dense(
@@ -189,22 +169,27 @@ class TritonBackend:
             return False
         return dense.takes(batch, site) and dense.is_available(q_THD, k_TKD, v_TKV)
 
-    def _launches_of(self, site: AttentionSite, dtype: torch.dtype, max_len: int) -> list[Launch]:
+    def _launches_of(
+        self, site: AttentionSite, dtype: torch.dtype, pool: PagedPool, num_pages: int
+    ) -> list[Launch]:
+        max_len = num_pages * pool.page_size
         key = (
             site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window, site.chunk, dtype,
-            max_len,
+            pool.dtype, max_len,
         )  # fmt: skip
         launches = self._launches.get(key)
         if launches is None:
-            launches = self._launches[key] = self._plan(site, dtype, max_len)
+            launches = self._launches[key] = self._plan(site, dtype, pool.dtype, max_len)
         return launches
 
-    def _plan(self, site: AttentionSite, dtype: torch.dtype, max_len: int) -> list[Launch]:
+    def _plan(
+        self, site: AttentionSite, dtype: torch.dtype, cache_dtype: torch.dtype, max_len: int
+    ) -> list[Launch]:
         batch = self._batch
         assert batch is not None
         has_tree = self._tree is not None
         launches = []
-        tiles = tiles_of(site.head_dim, dtype, has_tree, self.is_hopper)
+        tiles = tiles_of(site.head_dim, dtype, has_tree, self.is_hopper, cache_dtype)
         for tile, queries in phases(site, tiles, batch, has_tree):
             shape = Shape(site, tile)
             cut = cut_of(

@@ -293,9 +293,10 @@ def combine_kernel(
     out, partial, lse, query_start, unit_row, unit_number, splits, num_units,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     GROUP_BLOCK: tl.constexpr, TOKENS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of one row of a block: the program of its first unit does it."""
+    """Join the parts of BLOCK_M rows of a block, BLOCK_P at a time: the programs of its first unit
+    do it. Grid: units, lanes, rows."""
     unit = tl.program_id(0)
     if unit >= tl.load(num_units):
         return
@@ -303,33 +304,34 @@ def combine_kernel(
     split, parts, first, queries, block = _rows_of(
         unit_number, splits, query_start, row, unit, 0, GROUP, HEAD_BLOCKS, GROUP_BLOCK, TOKENS
     )
-    lane = tl.program_id(1) // (TOKENS * GROUP_BLOCK)
-    m = tl.program_id(1) % (TOKENS * GROUP_BLOCK)
+    if (parts == 1) | (split != 0):
+        return
+    lane = tl.program_id(1)
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     token = block * TOKENS + m // GROUP_BLOCK
     group_head = (lane % HEAD_BLOCKS) * GROUP_BLOCK + m % GROUP_BLOCK
-    if (parts == 1) | (split != 0) | (token >= queries) | (group_head >= GROUP):
-        return
+    live = (m < TOKENS * GROUP_BLOCK) & (token < queries) & (group_head < GROUP)
     e = tl.arange(0, BLOCK_V)
-    most = float("-inf")
-    total = 0.0
-    acc = tl.zeros([BLOCK_V], tl.float32)
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for at in range(0, parts, BLOCK_P):
         p = at + tl.arange(0, BLOCK_P)
-        inside = p < parts
-        p_row = ((unit + p).to(tl.int64) * (KV_HEADS * HEAD_BLOCKS) + lane) * (
-            TOKENS * GROUP_BLOCK
-        ) + m
+        inside = live[:, None] & (p < parts)[None, :]
+        p_row = (unit + p).to(tl.int64) * (KV_HEADS * HEAD_BLOCKS) + lane
+        p_row = p_row[None, :] * (TOKENS * GROUP_BLOCK) + m[:, None]
         level = tl.load(lse + p_row, mask=inside, other=float("-inf"))
-        mask = inside[:, None] & (e < V_DIM)[None, :]
-        x = tl.load(partial + p_row[:, None] * V_DIM + e[None, :], mask=mask, other=0.0)
-        higher = tl.maximum(most, tl.max(level, 0))
+        mask = inside[:, :, None] & (e < V_DIM)[None, None, :]
+        x = tl.load(partial + p_row[:, :, None] * V_DIM + e[None, None, :], mask=mask, other=0.0)
+        higher = tl.maximum(most, tl.max(level, 1))
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp2(level - anchor)
+        weight = tl.exp2(level - anchor[:, None])
         fade = tl.exp2(most - anchor)
-        acc = acc * fade + tl.sum(x * weight[:, None], 0)
-        total = total * fade + tl.sum(weight, 0)
+        acc = acc * fade[:, None] + tl.sum(x * weight[:, :, None], 1)
+        total = total * fade + tl.sum(weight, 1)
         most = higher
-    acc = acc / tl.where(total == 0.0, 1.0, total)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     head = (lane // HEAD_BLOCKS) * GROUP + group_head
     o_row = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + head
-    tl.store(out + o_row * V_DIM + e, acc.to(out.dtype.element_ty), mask=e < V_DIM)
+    mask = live[:, None] & (e < V_DIM)[None, :]
+    tl.store(out + o_row[:, None] * V_DIM + e, acc.to(out.dtype.element_ty), mask=mask)

@@ -33,8 +33,8 @@ def plan_kernel(
 ):  # fmt: skip
     """Rows with ``fewest`` to ``most`` query tokens, in blocks of TOKENS. What a block reads is at
     most ``span`` long and is cut into parts of a multiple of KEYS, at least ``least_len``.
-    ``own_splits`` > 0: the cut depends on the row's own length only. Rows without a token (padding
-    of a graph) take a unit each, which writes zeros, and change nobody's cut."""
+    ``own_splits`` > 0: the cut depends on the row's own length only. Rows of a token or none
+    (padding of a graph) take a unit each and change nobody's cut."""
     row = tl.arange(0, BLOCK)
     live = row < num_rows
     first = tl.load(query_start + row, mask=live, other=0)
@@ -44,7 +44,8 @@ def plan_kernel(
     queries = last - first
     takes = live & (queries >= fewest) & (queries <= most)
     blocks = tl.where(takes, (queries + TOKENS - 1) // TOKENS, 0)
-    total = tl.sum(blocks.to(tl.int64) * length)
+    counted = tl.where(length > KEYS, length, 0)  # the rest, padding too, is never cut
+    total = tl.sum(blocks.to(tl.int64) * counted)
     share = ((total + workers - 1) // workers).to(tl.int32)
     own = (length + own_splits - 1) // tl.maximum(own_splits, 1)
     part = tl.where(own_splits > 0, own, share)

@@ -54,13 +54,20 @@ _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single 
 
 
 def tiles_of(
-    dim: int, dtype: torch.dtype, has_tree: bool = False, is_hopper: bool = True
+    dim: int,
+    dtype: torch.dtype,
+    has_tree: bool = False,
+    is_hopper: bool = True,
+    cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tile, ...]:
-    """The tiles for heads of so many channels, smallest first."""
+    """The tiles for heads of so many channels and q of ``dtype``, smallest first. Decoding from a
+    cache of 8 bits takes more warps: to widen it takes registers."""
     table = _HOPPER if is_hopper else _AMPERE
     if dtype == torch.float32 and not interpreting():  # the interpreter is slow, and has no limits
         table = _SINGLE
     tiles = next(tiles for most, tiles in table.items() if dim <= most)
+    if cache_dtype is not None and cache_dtype.itemsize == 1:
+        tiles = (replace(tiles[0], num_warps=8), *tiles[1:])
     return tiles[:2] if has_tree else tiles
 
 
@@ -140,6 +147,12 @@ class Shape:
         """Rows of what lies between the two kernels."""
         return num_units * self.lanes * self.tokens * self.group_block
 
+    @property
+    def combine_block(self) -> tuple[int, int]:
+        """Rows of a program that joins parts, and parts at a time."""
+        parts = 16 if self.site.v_dim > 256 else 32
+        return (1, parts) if self.tile.rows <= 16 else (8, parts // 8)
+
     def constants(self) -> dict[str, int]:
         """What both kernels are compiled for."""
         values = max(16, triton.next_power_of_2(self.site.v_dim))
@@ -198,6 +211,7 @@ def attend(
     step: StepTensors,
     work: Work,
     num_units: int,
+    max_query_len: int,
     between: tuple[Tensor, Tensor] | None,
 ) -> None:
     """Attention of the units of ``work`` into ``out``. ``between``: float32 rows of V numbers and
@@ -226,10 +240,11 @@ def attend(
     )  # fmt: skip
     if between is None:
         return
-    block = 16 if common["BLOCK_V"] > 256 else 32
-    paged.combine_kernel[(num_units, shape.lanes * shape.tokens * shape.group_block)](
+    block_m, block_p = shape.combine_block
+    num_rows = min(shape.tokens, max_query_len) * shape.group_block
+    paged.combine_kernel[(num_units, shape.lanes, triton.cdiv(num_rows, block_m))](
         out_THV, partial, lse, step.query_start_S1, *plan, work.num_units_1,
-        **common, BLOCK_P=block, num_warps=4,
+        **common, BLOCK_M=block_m, BLOCK_P=block_p, num_warps=4,
     )  # fmt: skip
 
 
@@ -281,7 +296,9 @@ def _variants() -> Iterator[Variant]:
         for dtype in POINTERS:
             for is_hopper in (True, False):
                 yield from _tables(site, dtype, is_hopper)
-        yield _combine(site)
+    for site in (*_SITES, _LATENT):
+        for tile in tiles_of(site.head_dim, torch.bfloat16):
+            yield _combine(site, tile)
 
 
 def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterator[Variant]:
@@ -294,11 +311,13 @@ def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterato
         arch = 90 if is_hopper else 80
         if (cache == "u8") == is_hopper or (cache == "fp8e4nv" and not is_hopper):
             continue
-        for name, tile in zip(_NAMES, tiles_of(site.head_dim, dtype, False, is_hopper)):
+        held = dtype if cache == "same" else torch.int8
+        tiles = tiles_of(site.head_dim, dtype, False, is_hopper, held)
+        for name, tile in reversed([*zip(_NAMES, tiles, strict=False)]):  # the largest first
             for suffix, asked in sites.items():
                 if cache in ("same", "fp8e4nv") or not suffix:
                     yield _variant(asked, tile, dtype, cache, name + suffix, arch)
-        tree = tiles_of(site.head_dim, dtype, True, is_hopper)[-1]
+        tree = tiles_of(site.head_dim, dtype, True, is_hopper, held)[-1]
         yield _variant(site, tree, dtype, cache, "tree", arch, has_tree=True)
 
 
@@ -339,9 +358,10 @@ def _variant(
     )
 
 
-def _combine(site: AttentionSite) -> Variant:
-    shape = Shape(site, tiles_of(site.head_dim, torch.bfloat16)[0])
-    constants = shape.constants() | {"BLOCK_P": 16 if site.v_dim > 256 else 32}
+def _combine(site: AttentionSite, tile: Tile) -> Variant:
+    shape = Shape(site, tile)
+    block_m, block_p = shape.combine_block
+    constants = shape.constants() | {"BLOCK_M": block_m, "BLOCK_P": block_p}
     pointers = {"out": "*bf16", "partial": "*fp32", "lse": "*fp32"}
-    name = f"attention-combine-{site.head_dim}"
+    name = f"attention-combine-{tile.rows}-{site.head_dim}"
     return Variant(name, paged.combine_kernel, pointers | _TABLES, constants, 4, 3)

@@ -1,0 +1,121 @@
+"""What backends over the plain pool (pools/pool.py: PagedPool) have in common."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import ConfigError
+from radixlm.kernels.ops.kv import DTYPES
+from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import PagedPool, page_nbytes
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+class PagedBackend(ABC):
+    """Pools of the plain layout; two such backends can share them."""
+
+    name = ""
+    required_page_size: int | None = None
+    dtypes: tuple[torch.dtype, ...] = DTYPES  # of caches
+
+    def __init__(self, groups: Sequence[KvGroup], device: torch.device) -> None:
+        self.device = device
+        self.pools: list[PagedPool | None] = [None] * len(groups)
+        self._batch: ForwardBatch | None = None
+
+    def supports(self, page_size: int) -> bool:
+        """Any page size, unless one is required."""
+        return page_size >= 1 and self.required_page_size in (None, page_size)
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Whether the cache may hold this dtype."""
+        return dtype in self.dtypes
+
+    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one page over the group's layers."""
+        return page_nbytes(group, page_size, dtype)
+
+    def make_pool(
+        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
+    ) -> PagedPool:
+        """Allocate and keep the group's pool."""
+        pool = PagedPool(group, num_pages, page_size, dtype, self.device)
+        self.pools[group.index] = pool
+        return pool
+
+    @abstractmethod
+    def begin(self, batch: ForwardBatch) -> None:
+        """Prepare a step: called once, before the first layer."""
+
+    @abstractmethod
+    def run(
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """Store the step's K and V, attend: [T, heads * v_dim] in the dtype of q."""
+
+
+class PluginBackend(PagedBackend):
+    """A backend whose kernels are another package's. ``module`` must import; ``lacks`` are the
+    fields of a site that it has no kernel for."""
+
+    module = ""
+    install = ""
+    lacks: tuple[str, ...] = ()
+
+    def __init__(self, groups: Sequence[KvGroup], device: torch.device) -> None:
+        super().__init__(groups, device)
+        self.package: ModuleType = self._import()
+        if any(group.latent for group in groups):
+            raise self._refuse("latent attention")
+        self._checked: set[int] = set()
+
+    def _import(self) -> ModuleType:
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise ConfigError(
+                f"--attention-backend {self.name} needs the package {self.install} ({error}); "
+                "--attention-backend triton works without"
+            ) from error
+
+    def _refuse(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"--attention-backend {self.name} has no kernel for {what}, which the model needs; "
+            "--attention-backend triton works"
+        )
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Remember the batch."""
+        if batch.mutual:
+            raise self._refuse("tokens that see one another forwards")
+        self._batch = batch
+
+    def open_layer(
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> tuple[ForwardBatch, PagedPool, Tensor, Tensor]:
+        """Check the site, store K and V: the batch, the pool and its layer [P, B, K, C] and
+        [P, B, K, V]."""
+        batch, pool = self._batch, self.pools[site.group]
+        assert batch is not None and pool is not None, "begin() and make_pool() come first"
+        if id(site) not in self._checked:
+            for field in self.lacks:
+                value = getattr(site, field)
+                if isinstance(value, Tensor) or value:
+                    raise self._refuse(field)
+            if pool.dtype != q_THD.dtype:
+                raise ConfigError(
+                    f"--kv-cache-dtype: --attention-backend {self.name} reads a cache of the "
+                    f"model's {q_THD.dtype} and this one is {pool.dtype}; "
+                    "--attention-backend triton works"
+                )
+            self._checked.add(id(site))
+        if k_TKD is not None:
+            pool.store(site.layer, batch.store_GT[site.group], k_TKD, v_TKV)
+        assert pool.v_LPBKV is not None
+        return batch, pool, pool.k_LPBKC[site.layer], pool.v_LPBKV[site.layer]

@@ -1,0 +1,131 @@
+"""The attention kernels by themselves: what is stored, how a step is cut, and that the tiles which
+carry the load compile as promised. What they compute: tests/attention/test_triton.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.triton.test_compile import check, compile_in_process
+
+from radixlm.kernels.ops.kv import DTYPES
+from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work, make_plan
+from radixlm.kernels.triton.attention_run import Shape, channel_blocks, tiles_of
+from radixlm.kernels.triton.attention_store import store
+from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import PagedPool
+from radixlm.step.batch import AttentionSite
+
+CPU = torch.device("cpu")
+
+
+def representable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x as the cache holds it: the interpreter does not round to 16 and 8 bits as a GPU does."""
+    return x if dtype == torch.int8 else x.to(dtype).float()
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_stores_what_the_pool_would_store(dtype: torch.dtype, latent: bool) -> None:
+    group = KvGroup(0, "full", (0, 1), 1 if latent else 2, 24, 20, latent)
+    ours, theirs = (PagedPool(group, 3, 16, dtype, CPU) for _ in range(2))
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randn(37, group.kv_heads, 30, generator=g)[..., :24]  # channels of a wider row
+    k = representable(rows, dtype)
+    v = representable(torch.randn(37, group.kv_heads, 20, generator=g) * 50, dtype)
+    k[3], k[4, 0, 0] = 0, 384.0
+    slots = torch.randperm(48, generator=g)[:37]
+    slots[7] = -1
+    keep = slots >= 0
+    theirs.store(1, slots[keep], k[keep], None if latent else v[keep])
+    v_cache = None if ours.v_LPBKV is None else ours.v_LPBKV[1].flatten(0, 1)
+    scales = tuple(scale[1].flatten(0, 1) for scale in ours.scales)
+    store(k, None if latent else v, ours.k_LPBKC[1].flatten(0, 1), v_cache, scales, slots)
+    assert torch.equal(ours.k_LPBKC.float(), theirs.k_LPBKC.float())
+    if ours.v_LPBKV is not None and theirs.v_LPBKV is not None:
+        assert torch.equal(ours.v_LPBKV.float(), theirs.v_LPBKV.float())
+    for a, b in zip(ours.scales, theirs.scales, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_8_bits_cannot_hold_becomes_their_largest_number() -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        cache, most = torch.zeros(2, 1, 16, dtype=dtype), torch.finfo(dtype).max
+        row = torch.tensor([1e6, -1e6]).repeat(8).view(1, 1, 16)
+        store(row, None, cache, None, (), torch.tensor([1]))
+        assert cache[1].float().unique().tolist() == [-most, most]
+
+
+def test_a_row_that_is_no_number_stays_none_in_int8() -> None:
+    cache, scales = torch.zeros(1, 1, 16, dtype=torch.int8), torch.zeros(1, 1)
+    row = torch.ones(1, 1, 16)
+    row[0, 0, 3] = torch.inf
+    store(row, None, cache, None, (scales,), torch.tensor([0]))
+    assert bool(scales.isnan().all())
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=9),
+    st.sampled_from([1, 4, 16]),
+    st.integers(1, 40),
+    st.sampled_from([0, 4]),
+    st.sampled_from([UNBOUNDED, 64]),
+    st.sampled_from([(1, UNBOUNDED), (1, 1), (2, UNBOUNDED)]),
+)
+def test_a_plan_covers_every_block_of_every_sequence_once(
+    shapes: list[tuple[int, int]], tokens: int, workers: int, own: int, least_len: int,
+    queries: tuple[int, int],
+) -> None:  # fmt: skip
+    cut = Cut(tokens, 16, workers, least_len, UNBOUNDED, *queries, own)
+    counts = torch.tensor([count for count, _ in shapes])
+    starts = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
+    kv_len = torch.tensor([count + before for count, before in shapes], dtype=torch.int32)
+    num_units = cut.max_units(int(counts.sum()), len(shapes))
+    memory = torch.full((Work.num_numbers(num_units, len(shapes)),), -7, dtype=torch.int32)
+    work = Work.within(memory, num_units, len(shapes))
+    make_plan(work, starts, kv_len, cut)
+    used = int(work.num_units_1)
+    assert used <= num_units
+    expected = []
+    for row, (count, before) in enumerate(shapes):
+        if queries[0] <= count <= queries[1]:
+            splits, part = int(work.splits_S[row]), int(work.split_len_S[row])
+            assert splits * part >= count + before > (splits - 1) * part
+            assert part % 16 == 0 and part >= min(64, least_len)
+            blocks = -(-count // tokens)
+            expected += [(row, number) for number in range(blocks * splits)]
+    pairs = zip(work.unit_row_U[:used].tolist(), work.unit_number_U[:used].tolist(), strict=True)
+    assert list(pairs) == expected
+
+
+@given(st.integers(1, 160), st.integers(1, 8))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_every_head_and_token_has_a_row(group: int, kv_heads: int) -> None:
+    site = AttentionSite(0, 0, group * kv_heads, kv_heads, 64, 64, 1.0)
+    for tile in tiles_of(64, torch.bfloat16):
+        shape = Shape(site, tile)
+        assert shape.group_block * shape.head_blocks >= group
+        assert shape.group_block * (shape.head_blocks - 1) < group
+        assert 1 <= shape.tokens * shape.group_block <= tile.rows
+
+
+def test_channels_in_one_or_two_pieces() -> None:
+    pieces = {}
+    for dim in (5, 64, 80, 96, 112, 128, 192, 256):
+        pieces[dim] = channel_blocks(AttentionSite(0, 0, 1, 1, dim, dim, 1.0))
+    assert pieces == {
+        5: (16, 0), 64: (64, 0), 80: (64, 16), 96: (64, 32), 112: (128, 0), 128: (128, 0),
+        192: (128, 64), 256: (256, 0),
+    }  # fmt: skip
+    latent = AttentionSite(0, 0, 16, 1, 576, 512, 1.0, latent=True)
+    assert channel_blocks(latent) == (512, 64)
+    assert channel_blocks(AttentionSite(0, 0, 16, 1, 96, 80, 1.0, latent=True)) == (128, 0)
+
+
+@pytest.mark.parametrize("name", ["decode-bf16-same-128", "decode-bf16-same-576"])
+def test_what_carries_the_load_compiles(name: str) -> None:
+    rows = compile_in_process("attention_run", "--all", "--only", f"attention-{name}-sm_90")
+    check(rows)
+    assert len(rows) == 1
