@@ -10,7 +10,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.executor.device import CudaDevice, Ring, cuda_device
 from radixlm.executor.draw import Kinds, draw, fused_drawer
 from radixlm.executor.graphs import DecodeGraphs
-from radixlm.executor.numbers import TEMPERATURE, DeviceNumbers, DrawTable, Packer
+from radixlm.executor.numbers import POSITION, TEMPERATURE, DeviceNumbers, DrawTable, Packer
 from radixlm.executor.tables import SlotTables
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.plan import Item, StepPlan
@@ -80,7 +80,7 @@ def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> No
     numbers = DeviceNumbers(host.cuda(), packer)
     if fused:
         assert drawer is not None
-        positions = numbers.field(8, rows)
+        positions = numbers.field(POSITION, rows)
         got, is_bad = drawer(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
         assert not is_bad.any()
     else:

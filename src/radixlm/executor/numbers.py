@@ -23,12 +23,13 @@ from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
 
-# of a sequence; FIRST_TOKEN has S + 1 entries
-SLOT, START, COUNT, PROMPT_LEN, IS_DECODE, FIRST_TOKEN = range(6)
+# of a sequence; ROPE_LEN: length that its ropes are turned by at least (of decodes: exactly);
+# FIRST_TOKEN has S + 1 entries
+SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_DECODE, FIRST_TOKEN = range(7)
 # of a row of logits: its token, the slot, the position of the token to draw, sampling parameters
-TOKEN, DRAW_SLOT, POSITION = range(6, 9)
-TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(9, 16)
-FIELDS = 16
+TOKEN, DRAW_SLOT, POSITION = range(7, 10)
+TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(10, 17)
+FIELDS = 17
 NUM_PARAMS = FIELDS - TEMPERATURE
 
 
@@ -126,9 +127,10 @@ class Packer:
         rows = len(slots)
         head[SLOT, :rows] = head[DRAW_SLOT, :rows] = slots
         head[START, :rows] = start
-        head[COUNT, :count] = head[IS_DECODE, :rows] = 1
-        head[COUNT, count:rows] = 0
-        head[PROMPT_LEN, :rows] = self.tables.prompt_len[slots]
+        head[COUNT, :rows] = head[IS_DECODE, :rows] = 1
+        head[KV_LEN, :count] = start[:count] + 1
+        head[KV_LEN, count:rows] = 0
+        np.maximum(start + 1, self.tables.prompt_len[slots], out=head[ROPE_LEN, :rows])
         head[FIRST_TOKEN, : rows + 1] = np.arange(rows + 1)
         head[TOKEN, :rows] = head[FIRST_TOKEN, :rows]
         head[POSITION, :rows] = start + 1
@@ -144,7 +146,8 @@ class Packer:
         first[0] = 0
         np.cumsum(counts, out=first[1 : count + 1])
         head[SLOT, :count], head[START, :count], head[COUNT, :count] = slots, start, counts
-        head[PROMPT_LEN, :count] = self.tables.prompt_len[slots]
+        head[KV_LEN, :count] = start + counts
+        head[ROPE_LEN, :count] = self.tables.prompt_len[slots]
         head[IS_DECODE, :count] = [item.tokens is None for item in items]
         drawn = slots[emit]
         rows = len(drawn)

@@ -32,6 +32,7 @@ class Expander:
     ) -> None:
         self._tables, self._numbers, self._attn = tables, numbers, attn
         self._spaces, self.page_size = space_of_group, page_size
+        self._rows = torch.arange(numbers.head_FN.shape[1], device=tables.device)
         is_power = page_size & (page_size - 1) == 0
         self._shift = page_size.bit_length() - 1 if is_power else None
 
@@ -49,19 +50,19 @@ class Expander:
         """``count`` sequences that take one token each from the token table, and emit one. Nothing
         here depends on more than the two arguments, so it may be part of a graph."""
         numbers = self._numbers
-        slots_S = numbers.field(n.SLOT, count).long()
-        positions_S = numbers.field(n.START, count).long()
+        columns_3S = numbers.head_FN[n.SLOT : n.ROPE_LEN + 1, :count].long()
+        slots_S, positions_S, rope_len_S = columns_3S.unbind(0)
         pages, store = self._places(slots_S, slots_S, positions_S, max_kv_len)
         first_S1 = numbers.field(n.FIRST_TOKEN, count + 1)
         return ForwardBatch(
             token_ids_T=self._tables.next_token[slots_S],
             positions_T=positions_S,
-            rope_len_T=torch.maximum(positions_S + 1, numbers.field(n.PROMPT_LEN, count)),
+            rope_len_T=rope_len_S,
             query_start_S1=first_S1,
-            kv_len_S=numbers.field(n.START, count) + numbers.field(n.COUNT, count),
+            kv_len_S=numbers.field(n.KV_LEN, count),
             page_table_GSP=pages,
             store_GT=store,
-            logits_rows_R=first_S1[:count].long(),
+            logits_rows_R=self._rows[:count],
             attn=self._attn,
             max_query_len=1,
             max_kv_len=max_kv_len,
@@ -71,8 +72,8 @@ class Expander:
     def mixed(self, shape: Shape) -> ForwardBatch:
         """Any step."""
         numbers, count, device = self._numbers, shape.num_sequences, self._tables.device
-        columns_4S = numbers.head_FN[n.SLOT : n.PROMPT_LEN + 1, :count].long()
-        slots_S, start_S, counts_S, prompt_S = columns_4S.unbind(0)
+        columns_4S = numbers.head_FN[n.SLOT : n.COUNT + 1, :count].long()
+        slots_S, start_S, rope_len_S, counts_S = columns_4S.unbind(0)
         first_S1 = numbers.field(n.FIRST_TOKEN, count + 1)
         seq_T = torch.repeat_interleave(
             torch.arange(count, device=device), counts_S, output_size=shape.num_tokens
@@ -88,9 +89,9 @@ class Expander:
             positions_T=positions_T,
             # Prompt tokens turn as at the end of the prompt, output tokens as when they were made:
             # the same whether a token is computed the first time, in chunks, or again.
-            rope_len_T=torch.maximum(positions_T + 1, prompt_S[seq_T]),
+            rope_len_T=torch.maximum(positions_T + 1, rope_len_S[seq_T]),
             query_start_S1=first_S1,
-            kv_len_S=(start_S + counts_S).int(),
+            kv_len_S=numbers.field(n.KV_LEN, count),
             page_table_GSP=pages,
             store_GT=store,
             logits_rows_R=numbers.field(n.TOKEN, shape.num_rows).long(),
