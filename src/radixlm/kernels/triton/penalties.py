@@ -64,7 +64,7 @@ def penalty_kernel(
         tl.store(at, x, mask=seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr"])
 def list_kernel(
     logits_ptr, rows_ptr, positions_ptr, vocab, logits_stride,
     BLOCK: tl.constexpr, LIST: tl.constexpr,
@@ -161,7 +161,7 @@ def variants() -> tuple[Variant, ...]:
     lists = Variant(
         "lists",
         list_kernel,
-        common | {"positions_ptr": "*i32"},
+        common | {"positions_ptr": "*i32:1"},
         {"BLOCK": 2 * _BLOCK, "LIST": _LIST},
         num_warps=8,
         num_stages=3,

@@ -99,7 +99,8 @@ def _key_of(params_ptr, stride, positions_ptr, row):
     return draw_key(low, high, tl.load(positions_ptr + row))
 
 
-@triton.jit
+# views of one table of numbers: their alignment changes, and must not mean another compilation
+@triton.jit(do_not_specialize_on_alignment=["params_ptr", "positions_ptr", "mask_ptr"])
 def chunk_kernel(
     logits_ptr, params_ptr, positions_ptr, mask_ptr, floats_ptr, tokens_ptr,
     vocab, logits_stride, params_stride, mask_stride, num_chunks, MASK: tl.constexpr,
@@ -161,7 +162,7 @@ def _more_likely(logits_ptr, floats_ptr, key, pivot, highest, temperature, vocab
     return count, weight, tl.min(tl.where(best_L == best, winner_L, vocab), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["params_ptr", "positions_ptr", "slots_ptr"])
 def pick_kernel(
     logits_ptr, params_ptr, positions_ptr, floats_ptr, tokens_ptr,
     out_ptr, bad_ptr, next_ptr, slots_ptr,
@@ -273,14 +274,14 @@ def variants() -> tuple[Variant, ...]:
 def _variants() -> Iterator[Variant]:
     common = {
         "logits_ptr": "*fp32",
-        "params_ptr": "*i32",
-        "positions_ptr": "*i32",
+        "params_ptr": "*i32:1",
+        "positions_ptr": "*i32:1",
         "floats_ptr": "*fp32",
         "tokens_ptr": "*i32",
         **dict.fromkeys(("vocab", "logits_stride", "params_stride", "num_chunks"), "i32"),
     }
     for has_mask in (False, True):
-        signature = common | {"mask_ptr": "*i32", "mask_stride": "i32"}
+        signature = common | {"mask_ptr": "*i32:1", "mask_stride": "i32"}
         yield Variant(
             f"chunk{'-mask' * has_mask}", chunk_kernel, signature, {"MASK": has_mask}, _WARPS, 3
         )
@@ -290,7 +291,7 @@ def _variants() -> Iterator[Variant]:
                 "out_ptr": "*i64",
                 "bad_ptr": "*i1",
                 "next_ptr": "*i64",
-                "slots_ptr": "*i32" if next_dtype else "*i64",
+                "slots_ptr": "*i32:1" if next_dtype else "*i64:1",
             }
             constants = {"TO_SLOTS": bool(next_dtype), "BLOCK": block}
             name = f"pick-{block}{'-slots' if next_dtype else ''}"
