@@ -12,7 +12,7 @@ SOURCE = Path(radixlm.__file__).parent
 
 WITHOUT_READER = frozenset(
     """
-    decode_attention_backend model_impl prefill_attention_backend
+    model_impl
     """.split()
 )
 """Options that claim to work although nothing reads them yet. Only ever remove names from here:

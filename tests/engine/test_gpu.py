@@ -157,3 +157,9 @@ def test_replicas_on_gpus_are_refused() -> None:
     config = ServerConfig().with_values({"device": "cuda", "dp_size": 2})
     with pytest.raises(ConfigError, match="--dp-size 2"):
         gpu.open_device(config)
+
+
+def test_phases_may_have_backends_of_their_own_over_one_cache() -> None:
+    """The C++ cache has a layout of its own."""
+    with pytest.raises(ConfigError, match="cannot share a KV cache"):
+        _engine(prefill_attention_backend="torch_native", decode_attention_backend="cpu")

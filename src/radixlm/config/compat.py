@@ -125,22 +125,11 @@ def schedule_problems(config: ServerConfig) -> Iterator[str]:
         yield "--schedule-low-priority-values-first needs --enable-priority-scheduling"
 
 
-def attention_problems(config: ServerConfig) -> Iterator[str]:
-    """One backend serves both phases: prompts and decodes share a step and a pool."""
-    e = config.execute
-    for name in ("prefill_attention_backend", "decode_attention_backend"):
-        value = config.value(name)
-        if value is not None and e.attention_backend is not None and value != e.attention_backend:
-            yield (
-                f"{options()[name].dashed} {value}: prompts and decodes share a step, so it must "
-                f"be --attention-backend {e.attention_backend}"
-            )
-
-
 def triton_problems(config: ServerConfig) -> Iterator[str]:
     """Triton's kernels run on a GPU, or in its interpreter."""
     e = config.execute
-    if e.device == "cpu" and e.attention_backend == "triton" and not env.TRITON_INTERPRET.get():
+    used = (e.attention_backend, e.prefill_attention_backend, e.decode_attention_backend)
+    if e.device == "cpu" and "triton" in used and not env.TRITON_INTERPRET.get():
         yield (
             "--device cpu cannot be combined with --attention-backend triton: its kernels run on a "
             "GPU; on a CPU --attention-backend cpu or torch_native work"
@@ -198,7 +187,6 @@ def name_problems(config: ServerConfig) -> Iterator[str]:
 Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
-    attention_problems,
     triton_problems,
     pair_problems,
     rank_problems,

@@ -22,7 +22,7 @@ ATTENTION_BACKENDS = (
     "wave",
     "ascend",
 )
-BUILT_ATTENTION = ("cpu", "torch_native", "triton")
+BUILT_ATTENTION = ("cpu", "torch_native", "triton", "flashinfer", "fa3", "fa4")
 _ATTENTION = Flag(
     choices=ATTENTION_BACKENDS,
     built=BUILT_ATTENTION,
@@ -53,10 +53,14 @@ class ExecuteConfig(Group):
         str, "Attention kernels; 'cpu' on a CPU and 'triton' on a GPU when unset.", _ATTENTION
     ] = AUTO
     prefill_attention_backend: Annotated[
-        str, "Attention kernels of prompts; --attention-backend when unset.", _ATTENTION
+        str,
+        "Attention kernels of steps with any part of a prompt; --attention-backend when unset.",
+        _ATTENTION,
     ] = AUTO
     decode_attention_backend: Annotated[
-        str, "Attention kernels of decoding; --attention-backend when unset.", _ATTENTION
+        str,
+        "Attention kernels of steps that only decode; --attention-backend when unset.",
+        _ATTENTION,
     ] = AUTO
     sampling_backend: Annotated[
         str,
@@ -109,9 +113,7 @@ class ExecuteConfig(Group):
         "Fail a request whose logits are not numbers; a CPU always does.",
         Flag(only="cuda"),
     ] = False
-    disable_cuda_graph: Annotated[
-        bool, "Launch each kernel by itself.", Flag(only="cuda")
-    ] = False
+    disable_cuda_graph: Annotated[bool, "Launch each kernel by itself.", Flag(only="cuda")] = False
     cuda_graph_max_bs: Annotated[
         int | None,
         "Largest batch that has a CUDA graph; --max-running-requests when unset.",

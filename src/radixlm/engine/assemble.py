@@ -104,8 +104,9 @@ def assemble(
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         model, weight_bytes = _load(config, info, device, kernels)
     loaded_s = time.perf_counter()
-    name = config.execute.attention_backend or "torch_native"
-    attn = make_backend(name, model.kv_groups, kernels, device)
+    execute, name = config.execute, config.execute.attention_backend or "torch_native"
+    phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
+    attn = make_backend(name, model.kv_groups, kernels, device, *phases)
     sizes = _graph_sizes(config, info, model, attn, kernels)
     memory = MemoryNow(free_bytes, weight_bytes)
     if isinstance(opened, CudaDevice):
