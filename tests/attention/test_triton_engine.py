@@ -1,0 +1,40 @@
+"""Whole engines on the Triton backend, interpreted: greedy tokens are torch_native's, with prompts
+in chunks, a batch of two and a prefix that is found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+import radixlm
+
+pytest.importorskip("triton")
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
+
+
+def answers(folder: object, backend: str) -> list[Any]:
+    g = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, 250, (n,), generator=g).tolist() for n in (21, 9)]
+    engine = radixlm.Engine(
+        model_path=str(folder), attention_backend=backend, device="cpu", cpu_threads=1,
+        random_seed=1, log_level="error", max_total_tokens=512, chunked_prefill_size=16,
+        page_size=4,
+    )  # fmt: skip
+    with engine:
+        both = engine.generate(input_ids=prompts, sampling_params=GREEDY)
+        again = engine.generate(input_ids=[*prompts[0], 7], sampling_params=GREEDY)
+    assert again["meta_info"]["cached_tokens"] == 20
+    return [answer["output_ids"] for answer in (*both, again)]
+
+
+# a window and a softcap, sinks, and latents come with the last three
+@pytest.mark.parametrize(
+    "arch", ["LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV2ForCausalLM"]
+)
+def test_the_same_tokens_as_torch_native(arch: str) -> None:
+    folder = cached_tiny(arch, num_hidden_layers=2)
+    assert answers(folder, "triton") == answers(folder, "torch_native")
