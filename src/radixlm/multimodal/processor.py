@@ -24,7 +24,7 @@ from radixlm.multimodal.audio import read_sound
 from radixlm.multimodal.checkpoint import load_processor
 from radixlm.multimodal.image import open_picture
 from radixlm.multimodal.positions import Grid, rope_ids
-from radixlm.multimodal.video import Film, make_film, read_film
+from radixlm.multimodal.video import Film, read_film, read_frames
 from radixlm.wire.media import Array, Media, content_digest, media_ids
 
 log = logging.getLogger(__name__)
@@ -160,8 +160,7 @@ class MediaProcessor:
             return _Piece("audio", read_sound(data, rate, where))
         if isinstance(data, bytes):
             return _Piece("video", read_film(data, FILM_FPS, where))
-        frames = [np.asarray(open_picture(one, where)) for one in data]
-        return _Piece("video", make_film(frames, FILM_FPS, where))
+        return _Piece("video", read_frames(data, FILM_FPS, where))
 
     def _call(
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str

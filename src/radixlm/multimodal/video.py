@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal.image import open_picture
 
 MAX_FRAMES = 768  # that are kept of a film: more are left out evenly
 MAX_READ = 36_000  # frames that are looked at
@@ -52,6 +54,17 @@ def _sampled(container: Any, fps: float, where: str) -> Film:
             if len(frames) * frame.width * frame.height > MAX_PIXELS or len(frames) == MAX_FRAMES:
                 frames, every = frames[::2], every * 2
     return make_film(frames, rate / every, where)
+
+
+def read_frames(files: Sequence[bytes], fps: float, where: str) -> Film:
+    """A film of pictures; InvalidRequest for what is none, and for too many pixels together."""
+    frames, left = [], MAX_PIXELS
+    for data in files:
+        frames.append(np.asarray(open_picture(data, where)))
+        left -= frames[-1].shape[0] * frames[-1].shape[1]
+        if left < 0:
+            raise InvalidRequest(f"{where}: more than {MAX_PIXELS} pixels in all frames", where)
+    return make_film(frames, fps, where)
 
 
 def make_film(frames: list[NDArray[np.uint8]], fps: float, where: str) -> Film:

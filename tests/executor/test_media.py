@@ -1,0 +1,86 @@
+"""Rows of media: made once for a content, put where their places are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.executor.media import MediaRows
+from radixlm.executor.tables import SlotTables
+from radixlm.step.batch import ForwardBatch
+from radixlm.step.plan import Admission, Item, StepPlan
+from radixlm.wire.media import Media
+from radixlm.wire.sampling_params import SamplingParams
+
+DIM = 3
+CPU = torch.device("cpu")
+
+
+class Tower:
+    """Row r of a media is (its number, r, layer)."""
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+
+    def rows(self, media: Media) -> torch.Tensor:
+        number = media.digest[0]
+        self.runs.append(number)
+        made = torch.zeros(2, media.num_places, DIM)
+        made[:, :, 0], made[:, :, 1] = number, torch.arange(media.num_places)
+        made[1, :, 2] = 1
+        return made
+
+
+def media(number: int, *spans: tuple[int, int], mutual: bool = False) -> Media:
+    return Media("image", bytes([number]) * 32, spans, {}, spans if mutual else ())
+
+
+def step(rows: MediaRows, given: tuple[Media, ...], *chunks: tuple[int, int]) -> ForwardBatch:
+    """Chunks (start, count) of slots 0, 1 .. that all have the media ``given``."""
+    tables = SlotTables(4, 4, 1, CPU)
+    ids, items = np.zeros(64, np.int32), []
+    for slot, (start, count) in enumerate(chunks):
+        none = np.zeros(0, np.int32)
+        tables.admit(Admission(f"r{slot}", slot, SamplingParams(), ids, none, media=given))
+        items.append(Item(f"r{slot}", slot, start, count, ids[:count], False))
+    total = sum(count for _, count in chunks)
+    empty = torch.zeros(0, dtype=torch.int64)
+    batch = ForwardBatch(
+        torch.zeros(total, dtype=torch.int64), empty, empty, empty, empty, (), (), empty,
+        None, 0, 0,  # type: ignore[arg-type]  # no attention runs
+    )  # fmt: skip
+    rows.put(StepPlan(0, tuple(items)), tables, batch)
+    return batch
+
+
+def test_a_chunk_gets_the_rows_of_its_places() -> None:
+    batch = step(MediaRows(Tower()), (media(1, (2, 3), (8, 2)),), (4, 6))
+    assert batch.embeds_mask_T is not None and batch.embeds_TD is not None
+    assert batch.embeds_mask_T.tolist() == [True, False, False, False, True, True]
+    assert batch.embeds_TD[batch.embeds_mask_T, 1].tolist() == [2.0, 3.0, 4.0]
+    assert batch.deep_LTD is not None and batch.deep_LTD[0, :, 2].tolist() == [1, 0, 0, 0, 1, 1]
+
+
+def test_content_is_read_once_and_the_oldest_goes_first() -> None:
+    tower = Tower()
+    one = 2 * 4 * DIM * 4  # bytes of a media of four places
+    rows = MediaRows(tower, max_bytes=2 * one)
+    for number in (1, 2, 1, 3, 1, 2):
+        rows.of(media(number, (0, 4)))
+    assert tower.runs == [1, 2, 3, 2]  # 3 drove out 2, which had rested longer than 1
+
+
+def test_runs_that_see_one_another_are_told_in_places_of_the_step() -> None:
+    both = (media(1, (2, 3), mutual=True), media(2, (8, 2), mutual=True))
+    batch = step(MediaRows(Tower()), both, (0, 6), (6, 5))
+    assert batch.mutual == ((2, 3), (8, 2))
+
+
+def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
+    class Short(Tower):
+        def rows(self, media: Media) -> torch.Tensor:
+            return super().rows(media)[:, :-1]
+
+    with pytest.raises(ValueError, match="3 rows of image for 4 places"):
+        MediaRows(Short()).of(media(1, (0, 4)))

@@ -1,0 +1,38 @@
+"""Frames that a client sends: a film of one size, within limits."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal import video
+from radixlm.multimodal.video import read_film, read_frames
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def png(width: int, height: int, shade: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), (shade, 0, 0)).save(data, "PNG")
+    return data.getvalue()
+
+
+def test_frames_keep_their_order() -> None:
+    film = read_frames([png(5, 4, shade) for shade in (3, 1, 2)], 2.0, "here")
+    assert film.frames.shape == (3, 4, 5, 3) and film.fps == 2.0
+    assert film.frames[:, 0, 0, 0].tolist() == [3, 1, 2]
+    assert film.frames.dtype == np.uint8
+
+
+def test_what_is_no_film_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files in ([], [b"no picture"], [png(4, 4, 0), png(4, 5, 0)]):
+        with pytest.raises(InvalidRequest, match=r"^here"):
+            read_frames(files, 2.0, "here")
+    with pytest.raises(InvalidRequest, match=r"^here"):  # without PyAV, which is then named, too
+        read_film(b"no film", 2.0, "here")
+    monkeypatch.setattr(video, "MAX_PIXELS", 30)
+    with pytest.raises(InvalidRequest, match="more than 30 pixels"):
+        read_frames([png(4, 4, 0), png(4, 4, 0)], 2.0, "here")
