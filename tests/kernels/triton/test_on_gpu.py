@@ -1,4 +1,4 @@
-"""Elementwise kernels and draws on a real GPU, at sizes of real models, against the references there:
+"""Elementwise kernels and draws on a real GPU, at sizes of real models, against the references:
 
 TRITON_INTERPRET=0 python -m pytest tests/kernels/triton/test_on_gpu.py -m gpu
 """

@@ -53,7 +53,7 @@ def norm_kernel(
 def _tile(dim: int) -> tuple[int, int, int]:
     """Rows and channels of a program, and its warps."""
     block = max(64, triton.next_power_of_2(dim))
-    return max(1, _TILE // block), block, min(16, max(4, block // 512))
+    return max(1, _TILE // block), block, min(32, max(4, block // 512))
 
 
 def as_rows(x: Tensor) -> Tensor | None:

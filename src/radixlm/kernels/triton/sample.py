@@ -26,7 +26,7 @@ from radixlm.kernels.triton.variant import Variant
 
 _CHUNK = 2048
 _WARPS = 4
-_PICK_WARPS = 16
+_PICK_WARPS = 8
 MAX_CHUNKS = 256
 # rows of the parameter table: floats as their bits, the seed as two halves
 PARAMS = ("temperature", "top_p", "min_p", "top_k", "seed_low", "seed_high", "is_greedy")
