@@ -61,6 +61,18 @@ def _curve(x, ACT: tl.constexpr):
     return y
 
 
+@triton.jit
+def gated(gate, up, ACT: tl.constexpr):
+    """``act(gate) * up`` of float32."""
+    if ACT == 8:
+        gate = tl.minimum(gate, _OAI_LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -_OAI_LIMIT, _OAI_LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        y = (up + 1.0) * gate * tl.sigmoid(gate * _OAI_ALPHA)
+    else:
+        y = _curve(gate, ACT) * up
+    return y
+
+
 @triton.jit(do_not_specialize=["size"])
 def pointwise_kernel(
     x_ptr, out_ptr, size, inner, outer, ACT: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
@@ -85,12 +97,7 @@ def gated_kernel(x_ptr, out_ptr, half, x_stride, ACT: tl.constexpr, BLOCK: tl.co
     mask = col < half
     gate = tl.load(x_ptr + token * x_stride + col, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + token * x_stride + half + col, mask=mask, other=0.0).to(tl.float32)
-    if ACT == 8:
-        gate = tl.minimum(gate, _OAI_LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.clamp(up, -_OAI_LIMIT, _OAI_LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        y = (up + 1.0) * gate * tl.sigmoid(gate * _OAI_ALPHA)
-    else:
-        y = _curve(gate, ACT) * up
+    y = gated(gate, up, ACT)
     tl.store(out_ptr + token * half + col, cast(y, out_ptr.dtype.element_ty), mask=mask)
 
 

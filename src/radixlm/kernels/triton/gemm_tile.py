@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from radixlm.kernels.triton.activation import tanh
+from radixlm.kernels.triton.activation import CODES, gated
 from radixlm.kernels.triton.mode import INTERPRET, operand
 
 # Kinds of weights, and the scales of each
@@ -36,35 +36,7 @@ _FP8_WIDE, _FP8_BLOCK_WIDE = tl.constexpr(FP8_WIDE), tl.constexpr(FP8_BLOCK_WIDE
 _GROUP = tl.constexpr(FP8_GROUP)
 
 # Activations of the gate; 0 is none
-ACTS = {
-    "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
-    "swiglu_oai": 8,
-}  # fmt: skip
-
-
-@triton.jit
-def gated(gate, up, ACT: tl.constexpr):
-    """act(gate) * up, float32; the numbers are those of kernels/ops/activation.py."""
-    if ACT == 1:
-        y = gate * tl.sigmoid(gate) * up
-    elif ACT == 2:
-        y = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
-    elif ACT == 3:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        y = 0.5 * gate * (1.0 + tanh(inner)) * up
-    elif ACT == 4:
-        y = gate * tl.sigmoid(gate * 1.702) * up
-    elif ACT == 5:
-        y = tl.maximum(gate, 0.0) * up
-    elif ACT == 6:
-        y = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0) * up
-    elif ACT == 7:
-        y = tanh(gate) * up
-    else:
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
-        y = (up + 1.0) * gate * tl.sigmoid(gate * 1.702)
-    return y
+ACTS = {name: code + 1 for name, code in CODES.items() if name != "sigmoid"}
 
 
 @triton.jit
@@ -260,7 +232,7 @@ def _store(
     """The finished tile, of gated weights half as wide."""
     if ACT > 0:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        y = gated(gate, up, ACT)
+        y = gated(gate, up, ACT - 1)
         width = num_out // 2
         col = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     else:

@@ -22,10 +22,11 @@ from radixlm.kernels.ops import moe as reference
 from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.activation import gated
 from radixlm.kernels.triton.gemm import Packed, choose_tile, product_by_expert
 from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
 from radixlm.kernels.triton.gemm_pack import pack
-from radixlm.kernels.triton.gemm_tile import ACTS, gated
+from radixlm.kernels.triton.gemm_tile import ACTS
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.moe_align import align
 from radixlm.kernels.triton.moe_gemv import gemv_down, gemv_up
@@ -75,7 +76,7 @@ def gated_pairs_kernel(x_ptr, out_ptr, width, ACT: tl.constexpr, BLOCK: tl.const
     both = pair[:, None] * 2 + tl.arange(0, 2)[None, :]
     x = tl.load(x_ptr + row * 2 * width + both, mask=both < 2 * width, other=0.0)
     gate, up = tl.split(x.to(tl.float32))
-    y = gated(gate, up, ACT).to(out_ptr.dtype.element_ty)
+    y = gated(gate, up, ACT - 1).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * width + pair, y, mask=pair < width)
 
 
@@ -114,11 +115,15 @@ class TritonExperts:
             return torch.empty_like(x_TD)
         tokens = x_TD.shape[0]
         if tokens <= GEMV_TOKENS:
-            return gemv_down(gemv_up(x_TD, self.up, ids_TK), self.down, ids_TK, weights_TK)
+            return self.run_few(x_TD, weights_TK, ids_TK)
         is_known = self._fits_torch and x_TD.is_cuda and x_TD.dtype == torch.bfloat16
         if tokens > GROUPED_TOKENS and is_known:
             return self.run_grouped_mm(x_TD, weights_TK, ids_TK)
         return self.run_sorted(x_TD, weights_TK, ids_TK)
+
+    def run_few(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """Every slot for itself."""
+        return gemv_down(gemv_up(x_TD, self.up, ids_TK), self.down, ids_TK, weights_TK)
 
     def run_sorted(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """Slots sorted by expert and padded to tiles; the activation rides on the first product,

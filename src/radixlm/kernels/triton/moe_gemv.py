@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.activation import gated
 from radixlm.kernels.triton.gemm import Packed, int4_chunk, signature
-from radixlm.kernels.triton.gemm_tile import ACTS, gated, unpacked
+from radixlm.kernels.triton.gemm_tile import ACTS, unpacked
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -73,7 +74,7 @@ def gemv_up_kernel(
     if HAS_BIAS:
         y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
     gate, up = tl.split(tl.reshape(y, (BLOCK_N // 2, 2)))
-    out = gated(gate, up, ACT).to(out_ptr.dtype.element_ty)
+    out = gated(gate, up, ACT - 1).to(out_ptr.dtype.element_ty)
     half = num_out // 2
     at = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     tl.store(out_ptr + slot * half + at, out, mask=at < half)
