@@ -207,7 +207,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 ALIASES = {
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
-    *("IQuestCoderForCausalLM", "PhiMoEForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM"),
+    *("IQuestCoderForCausalLM", "PhiMoEForCausalLM"),
     *("Llama4ForConditionalGeneration", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
 }

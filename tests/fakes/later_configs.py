@@ -279,6 +279,13 @@ LATER: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
     },
     "DiffLlamaForCausalLM": {"num_key_value_heads": 2, "head_dim": 16},
+    "ModernBertDecoderForCausalLM": {
+        "num_key_value_heads": None,
+        "local_attention": 14,
+        "num_hidden_layers": 4,
+        "norm_bias": True,
+        "classifier_bias": True,
+    },
     "BeamForCausalLM": {
         **_EXPERTS,
         **_SLIDING,

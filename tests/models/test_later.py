@@ -14,6 +14,7 @@ from tests.models import later_fuzz
 from tests.models.test_decoder import relative_error
 
 from radixlm.arch.cost import num_parameters
+from radixlm.arch.hf import describe
 
 # has weights that nothing reads; stores one bias a head for all its channels
 PLACE_HOLDERS = {"LongcatFlashForCausalLM", "BeamForCausalLM"}
@@ -53,4 +54,4 @@ def test_the_record_knows_the_number_of_parameters(architecture: str) -> None:
     wanted = sum(
         t.numel() for n, t in held if isinstance(t, torch.nn.Parameter) or n.endswith(buffers)
     )
-    assert num_parameters(load_model(folder).decoder) == wanted
+    assert num_parameters(describe(folder)) == wanted

@@ -124,6 +124,9 @@ def _outside(decoder: Decoder) -> int:
         tables += 2 * encoder.disentangled.span * decoder.dim
         tables += _norm(encoder.disentangled.norm, decoder.dim) if encoder.disentangled.norm else 0
     tables += 2 * decoder.embed_dim * decoder.dim
+    before = decoder.head_layer
+    if before is not None:
+        tables += decoder.dim * (decoder.dim + before.bias) + _norm(before.norm, decoder.dim)
     head_bias = decoder.vocab if decoder.head_bias else 0
     norms = _norm(decoder.norm, decoder.dim) if encoder.has_final_norm else 0
     norms += _norm(decoder.embed_norm, width) if decoder.embed_norm else 0

@@ -346,6 +346,18 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
         "rms_norm_eps": 1e-05, "eos_token_id": 2,
     },
+    "modernbert-decoder": {
+        "architecture": "ModernBertDecoderForCausalLM", "vocab_size": 50368, "hidden_size": 768,
+        "intermediate_size": 1152, "num_hidden_layers": 22, "num_attention_heads": 12,
+        "hidden_activation": "gelu", "max_position_embeddings": 8192, "norm_eps": 1e-05,
+        "norm_bias": False, "eos_token_id": 50282, "decoder_bias": True,
+        "classifier_bias": False, "classifier_activation": "gelu", "local_attention": 128,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+        },
+    },
     "deepseek_v32": {
         "architecture": "DeepseekV32ForCausalLM", "vocab_size": 129280, "hidden_size": 7168,
         "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,

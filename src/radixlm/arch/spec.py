@@ -484,6 +484,15 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """A layer before the output head: norm(act(W x + b))."""
+
+    act: Activation
+    norm: Norm
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """A decoder-only language model; with ``pool`` one that gives vectors or scores, with
     ``encoder`` one that is none."""
@@ -503,6 +512,7 @@ class Decoder:
     altup: AltUp | None = None
     layer_inputs: LayerInputs | None = None
     sinusoids: bool = False  # the position table is sines then cosines, not learned
+    head_layer: HeadLayer | None = None
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None

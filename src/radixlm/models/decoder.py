@@ -95,6 +95,10 @@ class DecoderModel(Module):
             for layer, made in enumerate(self.blocks):
                 made.give_layer_input(own, layer, dim, context)
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
+        if decoder.head_layer is not None:
+            before = decoder.head_layer
+            self.head_dense = context.plain_linear(dim, dim, before.bias)
+            self.head_norm = NormLayer(before.norm, (dim,), kernels, device)
         if not decoder.tied:
             self.head = context.head_linear(width, decoder.vocab, decoder.head_bias)
 
@@ -188,6 +192,10 @@ class DecoderModel(Module):
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 [R, V], scaled and capped; a new tensor."""
         decoder = self.decoder
+        if decoder.head_layer is not None:
+            dense_RD = self.head_dense.run(hidden_RD)
+            act = self.context.kernels.activate
+            hidden_RD = self.head_norm.run(act(dense_RD, decoder.head_layer.act))
         if decoder.embed_dim:
             hidden_RD = self.embed_out.run(hidden_RD)
         logits_RV = self._run_head(hidden_RD).float()

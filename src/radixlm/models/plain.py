@@ -21,7 +21,7 @@ _MOE = (
     "expert_scale",
 )
 _BLOCK = ("out_scale", "side", "beside", "weights")
-_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid", "layer_inputs", "embed_dim")
+_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid", "layer_inputs", "embed_dim", "head_layer")
 
 
 def is_plain(decoder: Decoder) -> bool:

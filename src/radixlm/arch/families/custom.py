@@ -23,6 +23,7 @@ from radixlm.arch.families.builders import (
     rope,
 )
 from radixlm.arch.families.llama import llama
+from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedQkv, unit_rows
 from radixlm.arch.spec import Decoder, Mlp, Norm, Rope, Variant
@@ -32,7 +33,7 @@ _H = "transformer.h.{i}."
 
 @family("XverseForCausalLM")
 def xverse(c: Config) -> Decoder:
-    return plain(c)
+    return plain(c) if c.get("num_experts") is None else xverse_moe(c)
 
 
 @family("OrionForCausalLM")

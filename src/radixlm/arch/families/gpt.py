@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX, OPT, Falcon and gpt-oss."""
+"""GPT-2, GPT-NeoX, OPT, Falcon, gpt-oss and the decoders of ModernBERT."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from radixlm.arch.families.builders import (
     attention,
     family,
     head_dim,
+    mlp,
     moe,
     plain,
     rope,
     window,
 )
-from radixlm.arch.names import LAYER, Named, Names
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import (
     GroupedQkv,
     interleaved,
     interleaved_transposed,
     transposed,
 )
-from radixlm.arch.spec import Attention, Decoder, Layout, Mlp, Norm, Variant
+from radixlm.arch.spec import Attention, Decoder, HeadLayer, Layout, Mlp, Norm, Variant
 
 _H = "transformer.h.{i}."
 
@@ -188,6 +189,51 @@ def opt(c: Config) -> Decoder:
             "ffn.down": layer + "fc2",
         },
     )
+
+
+@family("ModernBertDecoderForCausalLM")
+def modernbert_decoder(c: Config) -> Decoder:
+    """ModernBERT's block, causal: normed embeddings, no norm before the first attention, a layer
+    before the head."""
+    layer, count, bias = "model.layers.{i}.", c.num_hidden_layers, c.attention_bias
+    norm = Norm(c.norm_eps, "layer", bias=c.norm_bias)
+    every = c.get("global_attn_every_n_layers", 3)
+    kinds = c.layer_types or [
+        "sliding_attention" if i % every else "full_attention" for i in range(count)
+    ]
+    span = c.get("sliding_window") or (c.get("local_attention") or 0) // 2
+
+    def mixer(i: int) -> Attention:
+        position = rope(c, head_dim(c), kinds[i])
+        window = span if kinds[i] == "sliding_attention" else 0
+        return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=window)
+
+    names: Names = {
+        "embed": "model.embeddings.tok_embeddings",
+        "embed_norm": "model.embeddings.norm",
+        "norm": "model.final_norm",
+        "norm1": AnyOf(layer + "attn_norm", layer + "mlp_norm"),
+        "norm2": layer + "mlp_norm",
+        "mixer.qkv": tuple(f"{layer}attn.{part}_proj" for part in "qkv"),
+        "mixer.o": layer + "attn.Wo",
+        "ffn.up": layer + "mlp.Wi",
+        "ffn.down": layer + "mlp.Wo",
+        "head_dense": "lm_head.dense",
+        "head_norm": "lm_head.norm",
+        "head": "decoder",
+    }
+    described = plain(
+        c,
+        mixer,
+        mlp(c, bias=c.mlp_bias, act="hidden_activation"),
+        norm,
+        embed_norm=norm,
+        head_bias=c.decoder_bias,
+        head_layer=HeadLayer(activation(c, "classifier_activation"), norm, c.classifier_bias),
+        names=names,
+    )
+    first, *rest = described.blocks
+    return replace(described, blocks=(replace(first, layout="bare"), *rest))
 
 
 @family("GptOssForCausalLM")

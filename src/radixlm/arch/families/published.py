@@ -41,7 +41,7 @@ def xverse_moe(c: Config) -> Decoder:
     sparse = moe(
         c,
         inner=c.intermediate_size,
-        renorm=c.norm_topk_prob,
+        renorm=bool(c.get("norm_topk_prob", False)),
         shared=Mlp(shared, activation(c)) if shared else None,
     )
     has_experts = c.get("num_experts") is not None
