@@ -1,0 +1,32 @@
+"""A profile of a real engine: the steps of a request are in the trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import radixlm
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+
+def test_the_steps_of_a_request_are_traced(tmp_path: Path) -> None:
+    folder = cached_tiny("LlamaForCausalLM")
+    with radixlm.Engine(
+        model_path=str(folder), cpu_threads=1, log_level="error", max_total_tokens=256
+    ) as engine:
+        control = engine._engine.intake.control
+        params = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+        started = engine._wait(
+            control("start_profile", output_dir=str(tmp_path), num_steps=3, with_stack=False)
+        )
+        assert started.ok and started.data == {"output_dir": str(tmp_path)}
+        engine.generate(input_ids=[5, 6, 7], sampling_params=params)
+        refused = engine._wait(control("stop_profile"))
+        assert not refused.ok and "no profile" in refused.message
+    (file,) = tmp_path.glob("*-TP-0.trace.json.gz")
+    with gzip.open(file) as stream:
+        names = [event.get("name") for event in json.load(stream)["traceEvents"]]
+    # three of six steps: each takes the pages of its sequences from the table once, and the first
+    # picks the last row of the prompt besides
+    assert 3 <= names.count("aten::index_select") < 6
