@@ -23,7 +23,16 @@ from tests.multimodal.tiny_more import MORE, NEEDS  # noqa: E402
 
 FAMILIES = {**FIRST, **MORE}
 
-QUICK = ("llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "idefics3")
+QUICK = (
+    "llava_next",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "idefics3",
+    "gemma3",
+    "paligemma",
+    "ovis2",
+    "glm4v_moe",
+)
 WHOLE = ("paligemma",)  # a prompt sees itself whole: nothing less is shared
 NUM_NEW = 16
 
