@@ -62,7 +62,7 @@ def _rank(c: Config, key: str) -> int:
 
 def _limit(c: Config) -> tuple[float, float]:
     """config.time_step_limit, whose infinity JSON writes as an object or a string."""
-    low, high = c.get("time_step_limit", (0.0, math.inf))
+    low, high = c.get("mamba_dt_limit") or c.get("time_step_limit", (0.0, math.inf))
     return float(low), float(high) if isinstance(high, int | float) else math.inf
 
 

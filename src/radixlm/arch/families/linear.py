@@ -46,9 +46,11 @@ _LINEAR, _ATTENTION, _MLP = LAYER + "linear_attn.", LAYER + "self_attn.", LAYER 
 Mixer = Attention | LatentAttention | StateMixer
 
 
-def _full_at(c: Config, every: int) -> Callable[[int], bool]:
-    """Which layers attend: config.layer_types, else each ``every``-th."""
-    kinds = c.layer_types
+def _full_at(c: Config) -> Callable[[int], bool]:
+    """Which layers attend: config.layer_types, else each full_attention_interval-th."""
+    kinds, every = c.layer_types, c.get("full_attention_interval", 4)
+    if not isinstance(every, int) or every < 1:
+        raise c.error("full_attention_interval", f"= {every!r} must be a positive integer")
     return lambda i: kinds[i] == "full_attention" if kinds else (i + 1) % every == 0
 
 
@@ -95,7 +97,7 @@ def _gated_attention(c: Config) -> Attention:
 
 
 def _qwen(c: Config, ffn: Ffn | Callable[[int], Ffn], names: Names) -> Decoder:
-    attends, state, is_full = _gated_attention(c), _delta_net(c), _full_at(c, 4)
+    attends, state, is_full = _gated_attention(c), _delta_net(c), _full_at(c)
     return plain(
         c, lambda i: attends if is_full(i) else state, ffn, rms(c, offset=1.0), names=names
     )
@@ -145,7 +147,7 @@ def olmo_hybrid(c: Config) -> Decoder:
     )
     parts = {"conv": "conv1d", "a_log": "A_log", "dt_bias": "dt_bias", "norm": "o_norm"}
     parts |= {"out": "o_proj", "gate": "g_proj", "beta": "b_proj", "decay": "a_proj"}
-    is_full = _full_at(c, 4)
+    is_full = _full_at(c)
     convs = tuple(f"{_LINEAR}{one}_conv1d" for one in "qkv")
     names: Names = {
         **{f"state.{ours}": _LINEAR + theirs for ours, theirs in parts.items()},
@@ -171,6 +173,7 @@ def olmo_hybrid(c: Config) -> Decoder:
 def kimi_linear(c: Config) -> Decoder:
     """Delta nets that forget by channel, and latent attention that does not turn."""
     c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
+    c = _kimi_keys(c)
     heads, dim = c.linear_num_heads, c.linear_head_dim
     norm = Norm(c.rms_norm_eps)
     state = DeltaNet(
@@ -194,14 +197,32 @@ def kimi_linear(c: Config) -> Decoder:
         groups=(c.num_expert_group, c.topk_group),
         shared=Mlp(shared, activation(c)) if shared else None,
     )
-    is_full = _full_at(c, 4)
+    kinds = c.layer_types
     return plain(
         c,
-        lambda i: attends if is_full(i) else state,
+        lambda i: attends if kinds[i] == "full_attention" else state,
         by_layer_type(c, sparse),
         names=_KIMI,
         tied=False,  # whatever the config says
     )
+
+
+def _kimi_keys(c: Config) -> Config:
+    """The config with the keys that its published form keeps in an object of their own; layers
+    are counted from 1 there."""
+    own, count = c.get("linear_attn_config", {}), c.num_hidden_layers
+    held = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
+    held["linear_conv_kernel_dim"] = "short_conv_kernel_size"
+    values = {key: own.get(theirs, c.get(key)) for key, theirs in held.items()}
+    if c.layer_types is None:
+        full = {i - 1 for i in own["full_attn_layers"]} if "full_attn_layers" in own else None
+        full = set(range(4, count, 4)) if full is None else full
+        kinds = ["full_attention" if i in full else "linear_attention" for i in range(count)]
+        values["layer_types"] = kinds
+    if c.mlp_layer_types is None:
+        first = c.get("first_k_dense_replace", 1)
+        values["mlp_layer_types"] = ["dense" if i < first else "sparse" for i in range(count)]
+    return c.replace(**values)
 
 
 _KIMI_MOE = LAYER + "block_sparse_moe."
@@ -308,6 +329,7 @@ _LFM2: Names = {
 
 
 def _lfm2(c: Config, ffn: Ffn | Callable[[int], Ffn]) -> Decoder:
+    c = c.replace(tie_word_embeddings=c.get("tie_embedding", c.tie_word_embeddings))
     norm = Norm(c.norm_eps)
     attends = attention(c, qk_norm="head", qk_norm_spec=norm)
     state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)

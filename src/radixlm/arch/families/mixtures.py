@@ -144,6 +144,8 @@ def _means(n: int) -> tuple[float, float, float, float]:
 def mimo_v2(c: Config) -> Decoder:
     """Window layers have twice the KV heads, and sinks; values are narrower than keys."""
     more = Variant(v_dim=c.v_head_dim, v_scale=c.get("attention_value_scale", 1.0))
+    before = c.get("sliding_window_size")  # of older configs: tokens before the one that looks
+    span = c.sliding_window if before is None else before + 1
     bias, kinds = c.attention_bias, c.layer_types
 
     def mixer(i: int) -> Attention:
@@ -154,7 +156,7 @@ def mimo_v2(c: Config) -> Decoder:
             kv_heads=c.num_key_value_heads * (2 if slides else 1),
             rope=rope(c, head_dim(c), kind, partial=True),
             qkv_bias=bias,
-            window=c.sliding_window if slides else 0,
+            window=span if slides else 0,
             sinks=slides,
             more=more,
         )

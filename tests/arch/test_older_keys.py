@@ -1,0 +1,92 @@
+"""Keys of published configs that Hugging Face's config classes turn into others when they read
+them: the same record from either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixlm.arch.hf import describe
+
+SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "vocab_size": 128}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+}
+KIMI = {
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_renormalize": True,
+    "num_shared_experts": 1,
+    "num_expert_group": 1,
+    "topk_group": 1,
+}
+KIMI_KINDS = ["linear_attention", "full_attention", "linear_attention"] * 2
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "full_attention_interval": (
+        "Qwen3NextForCausalLM",
+        {**SHAPE, **EXPERTS, **DELTA, "shared_expert_intermediate_size": 24},
+        {"full_attention_interval": 3},
+        {"layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2},
+    ),
+    "linear_attn_config": (
+        "KimiLinearForCausalLM",
+        {**SHAPE, **EXPERTS, **KIMI},
+        {
+            "first_k_dense_replace": 2,
+            "linear_attn_config": {
+                "full_attn_layers": [2, 5],
+                "kda_layers": [1, 3, 4, 6],
+                "num_heads": 2,
+                "head_dim": 16,
+                "short_conv_kernel_size": 3,
+            },
+        },
+        {
+            "layer_types": KIMI_KINDS,
+            "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4,
+            "linear_num_heads": 2,
+            "linear_head_dim": 16,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "tie_embedding": (
+        "Lfm2ForCausalLM",
+        {**SHAPE, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"] * 3},
+        {"tie_embedding": False},
+        {"tie_word_embeddings": False},
+    ),
+    "sliding_window_size": (
+        "MiMoV2FlashForCausalLM",
+        {**SHAPE, **EXPERTS, "head_dim": 24, "num_key_value_heads": 2, "v_head_dim": 16},
+        {"sliding_window_size": 7, "sliding_window": 7},
+        {"sliding_window": 8},
+    ),
+    "mamba_dt_limit": (
+        "NemotronHForCausalLM",
+        {
+            **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
+            "hybrid_override_pattern": "M*M-",
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+        },
+        {"mamba_dt_limit": [0.01, 0.5]},
+        {"time_step_limit": [0.01, 0.5]},
+    ),
+}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_the_older_key_says_the_same(key: str) -> None:
+    architecture, shape, older, newer = CASES[key]
+    common = {"architectures": [architecture], **shape}
+    assert describe({**common, **older}) == describe({**common, **newer})
+    assert describe({**common, **older}) != describe(common)
