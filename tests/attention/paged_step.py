@@ -23,13 +23,15 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 CPU = torch.device("cpu")
 
 
-def open_backend(name: str, case: Case, site: AttentionSite) -> tuple[Any, Tensor]:
+def open_backend(
+    name: str, case: Case, site: AttentionSite, device: torch.device = CPU
+) -> tuple[Any, Tensor]:
     """A backend whose pool holds all tokens but the step's, and its page table."""
     layers = tuple(range(site.layer + 1))
     group = KvGroup(
         0, "full", layers, site.kv_heads, site.head_dim, site.v_dim, site.latent, site.window
     )
-    backend = make_backend(name, (group,), bind("cpu", {"all": "reference"}), CPU)
+    backend = make_backend(name, (group,), bind(device.type, {"all": "reference"}), device)
     size = case.page_size
     counts = [-(-len(k) // size) for k in case.k]
     num_pages = sum(counts) + 3
@@ -37,7 +39,8 @@ def open_backend(name: str, case: Case, site: AttentionSite) -> tuple[Any, Tenso
     nan_k = torch.full((num_pages * size, site.kv_heads, site.head_dim), torch.nan)
     nan_v = None if site.latent else nan_k[..., :1].expand(-1, -1, site.v_dim)
     for layer in layers:
-        pool.write(layer, range(num_pages), nan_k, nan_v)
+        parts = [x if x is None else x.to(device) for x in (nan_k, nan_v)]
+        pool.write(layer, range(num_pages), *parts)
     order = random.Random(case.seed).sample(range(num_pages), num_pages)
     table = torch.full((len(counts), max(counts, default=1)), 1 << 30, dtype=torch.int32)
     for row, count in enumerate(counts):
@@ -45,8 +48,9 @@ def open_backend(name: str, case: Case, site: AttentionSite) -> tuple[Any, Tenso
     for row, (q, k, v) in enumerate(zip(case.q, case.k, case.v, strict=True)):
         before = len(k) - len(q)
         slots = slots_of(table, torch.full((before,), row), torch.arange(before), size)
-        pool.store(site.layer, slots, k[:before], None if site.latent else v[:before])
-    return backend, table
+        rows = [x[:before].to(device) for x in (k, v)]
+        pool.store(site.layer, slots.to(device), rows[0], None if site.latent else rows[1])
+    return backend, table.to(device)
 
 
 def slots_of(table: Tensor, row: Tensor, position: Tensor, page_size: int) -> Tensor:
@@ -63,15 +67,18 @@ def make_batch(
     ranges = [torch.arange(n - c, n) for n, c in zip(kv_len, counts, strict=True)]
     position = torch.cat(ranges)
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    device = table.device
+    starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+    position, owner = position.to(device), owner.to(device)
     return ForwardBatch(
-        token_ids_T=torch.zeros(len(position), dtype=torch.int64),
+        token_ids_T=torch.zeros(len(position), dtype=torch.int64, device=device),
         positions_T=position,
         rope_len_T=position,
-        query_start_S1=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
-        kv_len_S=torch.tensor(kv_len, dtype=torch.int32),
+        query_start_S1=starts.to(device),
+        kv_len_S=torch.tensor(kv_len, dtype=torch.int32, device=device),
         page_table_GSP=(table,),
         store_GT=(slots_of(table, owner, position, case.page_size),),
-        logits_rows_R=torch.arange(len(position)),
+        logits_rows_R=torch.arange(len(position), device=device),
         attn=backend,
         max_query_len=max(counts),
         max_kv_len=max(kv_len),
@@ -79,13 +86,15 @@ def make_batch(
     )
 
 
-def new_rows(case: Case, site: AttentionSite, dtype: torch.dtype) -> Sequence[Tensor | None]:
+def new_rows(
+    case: Case, site: AttentionSite, dtype: torch.dtype, device: torch.device = CPU
+) -> Sequence[Tensor | None]:
     """q, k and v of the step's tokens."""
     parts = [
         (q, k[len(k) - len(q) :], v[len(k) - len(q) :])
         for q, k, v in zip(case.q, case.k, case.v, strict=True)
     ]
-    q, k, v = (torch.cat([part[i] for part in parts]).to(dtype) for i in range(3))
+    q, k, v = (torch.cat([part[i] for part in parts]).to(device, dtype) for i in range(3))
     return q, k, None if site.latent else v
 
 
@@ -96,11 +105,12 @@ def run_step(
     dtype: torch.dtype = torch.float32,
     prepare: Any = None,
     mutual: tuple[tuple[int, int], ...] = (),
+    device: torch.device = CPU,
 ) -> Tensor:
     """[T, heads * v_dim] of the case's step. ``prepare(backend)`` runs behind ``begin``."""
-    backend, table = open_backend(name, case, site)
+    backend, table = open_backend(name, case, site, device)
     backend.begin(make_batch(case, table, backend, mutual))
     if prepare is not None:
         prepare(backend)
-    out: Tensor = backend.run(*new_rows(case, site, dtype), site)
+    out: Tensor = backend.run(*new_rows(case, site, dtype, device), site)
     return out

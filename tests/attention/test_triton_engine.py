@@ -16,13 +16,13 @@ pytest.importorskip("triton")
 GREEDY = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
 
 
-def answers(folder: object, backend: str) -> list[Any]:
+def answers(folder: object, backend: str, **options: str) -> list[Any]:
     g = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 250, (n,), generator=g).tolist() for n in (21, 9)]
     engine = radixlm.Engine(
         model_path=str(folder), attention_backend=backend, device="cpu", cpu_threads=1,
         random_seed=1, log_level="error", max_total_tokens=512, chunked_prefill_size=16,
-        page_size=4,
+        page_size=4, **options,
     )  # fmt: skip
     with engine:
         both = engine.generate(input_ids=prompts, sampling_params=GREEDY)
@@ -38,3 +38,10 @@ def answers(folder: object, backend: str) -> list[Any]:
 def test_the_same_tokens_as_torch_native(arch: str) -> None:
     folder = cached_tiny(arch, num_hidden_layers=2)
     assert answers(folder, "triton") == answers(folder, "torch_native")
+
+
+def test_prompts_by_one_backend_and_decodes_by_another() -> None:
+    folder = cached_tiny("DeepseekV2ForCausalLM", num_hidden_layers=2)
+    expected = answers(folder, "torch_native")
+    assert answers(folder, "torch_native", decode_attention_backend="triton") == expected
+    assert answers(folder, "triton", decode_attention_backend="torch_native") == expected

@@ -20,6 +20,12 @@ import triton.language as tl
 
 from radixlm.kernels.triton.mode import operand
 
+# The step's numbers are views of one buffer, and its sizes change: neither may mean another
+# compilation while requests wait.
+_VIEWS = ["query_start", "kv_len", "page_table", "unit_row", "unit_number", "splits", "split_len",
+          "num_units", "tree", "positions"]  # fmt: skip
+_SIZES = ["table_stride", "tree_stride", "window", "chunk", "scale", "softcap"]
+
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 E4M3_BITS: tl.constexpr = tl.constexpr(2)  # KIND of a cache of fp8 e4m3 in bytes, for sm_80
 SCALED: tl.constexpr = tl.constexpr(1)  # int8 with a scale for each token and head
@@ -214,7 +220,7 @@ def _put(
         tl.store(lse + p_row, level, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
 def attention_kernel(
     q, k, v, out, partial, lse, k_scale, v_scale, sinks, slopes, tree, positions,
     query_start, kv_len, page_table, unit_row, unit_number, splits, split_len, num_units,
@@ -288,7 +294,7 @@ def attention_kernel(
     _put(acc, most, total, out, partial, lse, o_row, p_row, parts, live, V_DIM, BLOCK_V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_VIEWS)
 def combine_kernel(
     out, partial, lse, query_start, unit_row, unit_number, splits, num_units,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_BLOCKS: tl.constexpr,

@@ -22,10 +22,14 @@ from radixlm.kernels.triton.variant import Variant
 
 OWN_SPLITS = 32  # most splits of a sequence where its neighbours have no say
 UNBOUNDED = 1 << 30
-_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-@triton.jit
+_VIEWS = ["query_start", "kv_len", "unit_row", "unit_number", "splits", "split_len", "num_units"]
+_SIZES = ["num_rows", "fewest", "most", "workers", "least_len", "span", "own_splits"]
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
 def plan_kernel(
     query_start, kv_len, unit_row, unit_number, splits, split_len, num_units,
     num_rows, fewest, most, workers, least_len, span, own_splits,
@@ -123,10 +127,9 @@ def _num_warps(block: int) -> int:
 
 
 def variants() -> tuple[Variant, ...]:
-    """Every number of sequences; blocks of tokens and tiles of keys make no difference."""
-    pointers = "query_start kv_len unit_row unit_number splits split_len num_units".split()
-    numbers = "num_rows fewest most workers least_len span own_splits".split()
-    signature = dict.fromkeys(pointers, "*i32") | dict.fromkeys(numbers, "i32")
+    """Numbers of sequences up to 2048 (more work, with a few spilled registers once a step); blocks
+    of tokens and tiles of keys make no difference."""
+    signature = dict.fromkeys(_VIEWS, "*i32:1") | dict.fromkeys(_SIZES, "i32")
     return tuple(
         Variant(
             f"plan-{block}",

@@ -324,7 +324,7 @@ def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterato
 _POINTERS = dict.fromkeys(("partial", "lse", "k_scale", "v_scale", "sinks", "slopes"), "*fp32")
 _TABLES = dict.fromkeys(
     "tree query_start kv_len page_table unit_row unit_number splits split_len num_units".split(),
-    "*i32",
+    "*i32:1",
 )
 _NUMBERS = {
     **dict.fromkeys(("q_stride", "q_head_stride"), "i32:16"),
@@ -344,7 +344,7 @@ def _variant(
 ) -> Variant:
     shape, pointer = Shape(site, tile), POINTERS[dtype]
     held = pointer if cache == "same" else f"*{cache}"
-    signature = {"q": pointer, "out": pointer, "k": held, "v": held, "positions": "*i64"}
+    signature = {"q": pointer, "out": pointer, "k": held, "v": held, "positions": "*i64:1"}
     kind = _CACHES[cache]
     return Variant(
         f"attention-{name}-{pointer[1:]}-{cache}-{site.head_dim}-sm_{arch}",

@@ -57,7 +57,7 @@ def _store_rows(
         tl.store(out, values.to(cache.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots"])
 def store_kernel(
     k, v, k_cache, v_cache, k_scales, v_scales, slots, num_tokens,
     k_stride, k_head_stride, v_stride, v_head_stride,
@@ -124,7 +124,7 @@ def _variant(pointer: str, cache: str, kind: int, dim: int) -> Variant:
     to = f"*{pointer if cache == 'same' else cache}"
     scales = {1: "*fp32"}.get(kind, "fp32")
     signature = dict.fromkeys(("k", "v"), f"*{pointer}") | dict.fromkeys(("k_cache", "v_cache"), to)
-    signature |= dict.fromkeys(("k_scales", "v_scales"), scales) | {"slots": "*i64"}
+    signature |= dict.fromkeys(("k_scales", "v_scales"), scales) | {"slots": "*i64:1"}
     strides = ("k_stride", "k_head_stride", "v_stride", "v_head_stride")
     signature |= {"num_tokens": "i32"} | dict.fromkeys(strides, "i32:16")
     block = triton.next_power_of_2(dim)
