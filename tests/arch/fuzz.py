@@ -227,6 +227,7 @@ BY_LAYER = {"Olmo3ForCausalLM", "Gemma3ForCausalLM"}
 PARTIAL = {
     *("GlmForCausalLM", "Glm4ForCausalLM", "Glm4MoeForCausalLM", "PhiForCausalLM"),
     *("Phi3ForCausalLM", "StableLmForCausalLM", "NemotronForCausalLM", "GPTNeoXForCausalLM"),
+    "PersimmonForCausalLM",
 }
 
 
