@@ -23,8 +23,7 @@ _WARP = 32
 # of activations, as triton writes them
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 CACHE_POINTERS = {**POINTERS, torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5"}
-# of pointers that older GPUs do not know (Triton 3.6 cannot narrow to e5m2 for them either)
-MIN_ARCH = {"*fp8e4nv": 89, "*fp8e5": 89}
+MIN_ARCH = {"*fp8e4nv": 89}  # of pointers that older GPUs do not know
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _IS_INTEGER = re.compile(r"[iu]\d+")
 
@@ -37,7 +36,7 @@ class Variant:
     "fp32"). Pointers are taken as aligned to 16 bytes, as torch's are ("*bf16:1": not); integers
     are not ("i32:16": a multiple of 16). ``constants``: the tl.constexpr parameters, and
     parameters that are always None or 1. ``wgmma``: the PTX for sm_90 must use it. ``min_arch``:
-    the oldest GPU that runs it (89 for 8-bit floats). ``options``: further options of the compiler.
+    the oldest GPU that runs it (89 for fp8 e4m3). ``options``: further options of the compiler.
     """
 
     name: str

@@ -1,0 +1,34 @@
+"""Narrowing in the interpreter, and e5m2 everywhere, against torch: every digit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from radixlm.kernels.triton.mode import cast, interpreting, runs_on
+
+
+@triton.jit
+def narrow_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < size)
+    tl.store(out_ptr + at, cast(x, out_ptr.dtype.element_ty), mask=at < size)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_numbers_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    spread = torch.randn(1500, generator=g) * 2.0 ** torch.randint(-22, 8, (1500,), generator=g)
+    halves = torch.arange(1, 400) / 64  # halfway between two numbers of 8 bits
+    x = torch.cat((spread, halves, -halves, torch.tensor([0.0, 448.0, -448.0]))).clamp(-448, 448)
+    out = torch.zeros(len(x), dtype=dtype)
+    narrow_kernel[(1,)](x, out, len(x), BLOCK=4096)
+    assert torch.equal(out.float(), x.to(dtype).float())
+
+
+def test_this_process_interprets() -> None:
+    assert interpreting() and runs_on(torch.zeros(1))
