@@ -29,7 +29,13 @@ from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
-from radixlm.wire.requests import AbortRequest, GrammarSpec, TokenizedRequest, pack_ids
+from radixlm.wire.requests import (
+    AbortRequest,
+    GrammarSpec,
+    LogprobNeed,
+    TokenizedRequest,
+    pack_ids,
+)
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.engine import LIMITS
 
@@ -137,12 +143,21 @@ class LateBench:
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
+        self.logprobs: dict[str, list[Any]] = {}
 
-    def submit(self, rid: str, prompt: list[int], has_grammar: bool, **sampling: Any) -> None:
-        self.out[rid] = []
+    def submit(
+        self,
+        rid: str,
+        prompt: list[int],
+        has_grammar: bool,
+        need: LogprobNeed | None = None,
+        **sampling: Any,
+    ) -> None:
+        self.out[rid], self.logprobs[rid] = [], []
         grammar = GrammarSpec("regex", "x") if has_grammar else None
         params = SamplingParams(**sampling)
-        self.mine.send(TokenizedRequest(rid, pack_ids(prompt), params, grammar=grammar))
+        wire = TokenizedRequest(rid, pack_ids(prompt), params, grammar=grammar, logprobs=need)
+        self.mine.send(wire)
 
     def abort(self, rid: str) -> None:
         self.mine.send(AbortRequest(rids=[rid]))
@@ -152,6 +167,8 @@ class LateBench:
         for reply in self.mine.receive(0):
             for delta in reply.deltas if isinstance(reply, StepReply) else ():
                 self.out[delta.rid].extend(delta.tokens)
+                if delta.logprobs is not None:
+                    self.logprobs[delta.rid].extend(delta.logprobs.chosen)
                 if delta.finish:
                     self.finish[delta.rid] = delta.finish
 

@@ -3,6 +3,8 @@ every request gets the tokens that it gets alone, one step at a time."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from radixlm.base.errors import InvariantError
 from radixlm.executor.device import CpuDevice, Landing, Ring
 from radixlm.executor.runner import RunnerOptions
+from radixlm.sampling.cuda import DeviceDraw, DrawKernels
+from radixlm.wire.requests import LogprobNeed
 from tests.executor.late import LateBench, workload
 from tests.fakes.device import NONSENSE, SimulatedDevice
 
@@ -132,3 +136,23 @@ def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> Non
         plain.submit(rid, prompt, False, **options)
     plain.run()
     assert bench.out == plain.out
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_log_probabilities_are_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels of GPUs, which leave them on the device until the step is read."""
+    options = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0.0}
+
+    def run(bench: LateBench) -> list[tuple[float, int]]:
+        bench.submit("r", [1, 2, 3], False, LogprobNeed(), **options)
+        bench.submit("other", [4, 5], False, **options)
+        bench.run()
+        return bench.logprobs["r"]
+
+    want = run(LateBench())
+    late = LateBench(SimulatedDevice(4), depth=1)
+    sampler = late.runner.sampler
+    monkeypatch.setattr(sampler, "_gpu", DeviceDraw(late.runner.sampling, DrawKernels()))
+    got = run(late)
+    assert [token for _, token in got] == [token for _, token in want] == late.out["r"]
+    assert [p for p, _ in got] == pytest.approx([p for p, _ in want], abs=1e-4)

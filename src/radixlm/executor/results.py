@@ -18,6 +18,7 @@ from radixlm.executor.numbers import Shape
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.tables import SlotTables
 from radixlm.sampling import logprobs as lp
+from radixlm.sampling.cuda import DeviceLogprobs
 from radixlm.sampling.tensors import SamplingTable, SlotState
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
@@ -46,7 +47,7 @@ class Step:
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
     logits_RV: Tensor | None = None
     drawn_N: Tensor | None = None  # int32: R tokens, then marks of rows that are not finite
-    logprobs: lp.Logprobs | None = None
+    logprobs: lp.Logprobs | DeviceLogprobs | None = None
     errors: dict[int, str] = field(default_factory=dict)  # of rows with logits
     landing: Landing | None = None
     done: Event | None = None  # behind the hidden states, where they are wanted
@@ -69,6 +70,8 @@ class Reader:
         tokens, bad = drawn[:rows], drawn[rows:] or [0] * rows
         if step.done is not None:
             step.done.wait()
+        if isinstance(step.logprobs, DeviceLogprobs):  # their copies lie before the tokens'
+            step.logprobs = step.logprobs.read()
         if step.shape.is_decode and step.hidden_TD is None and step.logprobs is None:
             if not step.errors and not any(bad):
                 return StepResult([ItemResult((token,)) for token in tokens])
@@ -96,6 +99,7 @@ class Reader:
             got.tokens = (token,)
             if step.logprobs is not None and item.logprobs is not None:
                 got.logprobs = Logprobs(chosen=[], top=[], asked=[])
+                assert isinstance(step.logprobs, lp.Logprobs)
                 _append(got.logprobs, step.logprobs, row, token, item.logprobs)
 
     def _extras(self, step: Step, item: Item, at: int, got: ItemResult) -> None:

@@ -100,7 +100,7 @@ class Runner:
         options = options or RunnerOptions()
         self._detect_bad, self._profiler = options.detect_bad, options.profiler
         self.sampling = sampling
-        self.sampler = Sampler(sampling, detect_bad=options.detect_bad)
+        self.sampler = Sampler(sampling, detect_bad=options.detect_bad, defers=True)
         self.pooler = pooler or Pooler()
         self.processors = processors or LogitProcessors()
         self.draws = DrawTable(tables.num_slots, sampling.vocab_size)
@@ -274,7 +274,7 @@ class Runner:
 
     @torch.inference_mode()
     def _sample(self, step: Step, mask_RW: Tensor | None, has_needs: bool) -> None:
-        """By the sampler, which knows everything and may wait for the device."""
+        """By the sampler, which knows everything; logit processors wait for the device."""
         assert step.logits_RV is not None
         wanted = None
         if has_needs:

@@ -53,6 +53,13 @@ class DeviceLogprobs:
     top_RN: tuple[Tensor, Tensor]
     given_RK: Tensor
 
+    def begin_read(self) -> DeviceLogprobs:
+        """The same on the host, in pinned memory whose copies are launched, not awaited: ``read``
+        it behind an event of the stream."""
+        values, ids = (_begin_copy(part) for part in self.top_RN)
+        chosen, given = _begin_copy(self.chosen_R), _begin_copy(self.given_RK)
+        return DeviceLogprobs(self.wanted, chosen, (values, ids), given)
+
     def read(self) -> Logprobs:
         """Bring them to the host (waits for the device)."""
         chosen, given = self.chosen_R.tolist(), self.given_RK.tolist()
@@ -64,6 +71,13 @@ class DeviceLogprobs:
             found.top.append((values[row][:top], ids[row][:top]))
             found.given.append((given[row][: len(asked)], list(asked)))
         return found
+
+
+def _begin_copy(source: Tensor) -> Tensor:
+    if source.device.type != "cuda":
+        return source
+    host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    return host.copy_(source, non_blocking=True)
 
 
 class DeviceDraw:

@@ -58,7 +58,7 @@ class SampleResult:
     ``errors``: why the logit processor of a row failed."""
 
     tokens_R: Tensor
-    logprobs: Logprobs | None = None
+    logprobs: Logprobs | cuda.DeviceLogprobs | None = None
     is_bad_R: Tensor | None = None
     errors: dict[int, str] = field(default_factory=dict)
 
@@ -74,8 +74,11 @@ class Sampler:
         table: SamplingTable,
         logprobs_mode: LogprobsMode = "raw",
         detect_bad: bool = False,
+        defers: bool = False,
     ) -> None:
-        self._table = table
+        """``detect_bad``: mark rows that cannot be drawn from. ``defers``: log-probabilities may
+        be given as ``DeviceLogprobs`` whose copies are under way."""
+        self._table, self._defers = table, defers
         self._mode = logprobs_mode
         self._detect_bad = detect_bad
         self._is_cpu = table.device.type == "cpu"
@@ -130,12 +133,13 @@ class Sampler:
             self._table.penalties.record(slots, tokens_R)
         if record:
             self._remember(slots, tokens_R)
-        logprobs = None
+        logprobs: Logprobs | cuda.DeviceLogprobs | None = None
         if wanted is not None:
             if self._mode == "processed":
                 raw_RV = logits_RV / self._parameters(slots)[0][:, TEMPERATURE, None]
             if gpu is not None:
-                logprobs = gpu.logprobs(raw_RV, tokens_R, wanted).read()
+                found = gpu.logprobs(raw_RV, tokens_R, wanted)
+                logprobs = found.begin_read() if self._defers else found.read()
             else:
                 logprobs = _logprobs(raw_RV, tokens_R, wanted)
         return SampleResult(tokens_R, logprobs, is_bad_R, errors)
