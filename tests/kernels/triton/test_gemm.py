@@ -53,32 +53,35 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, fmt: str, act: str, wi
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("rows", [1, 17, 70])
+@pytest.mark.parametrize("rows", [17, 70])
 def test_ragged_shapes(fmt: str, rows: int) -> None:
     torch.manual_seed(rows)
     num_in = 192 if "-" in fmt and fmt != "int4-128" and fmt != "fp8-128" else 256
     num_in = 200 if fmt in ("", "int8wo", "w8a8", "fp8", "fp8-128") and rows == 17 else num_in
-    x, weight = torch.randn(rows, num_in), torch.randn(90, num_in)
-    check(x, weight, torch.randn(90) if rows == 17 else None, fmt, "", False)
+    x, weight = torch.randn(rows, num_in), torch.randn(70, num_in)
+    check(x, weight, torch.randn(70) if rows == 17 else None, fmt, "", False)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fmt", "dtype"),
+    [(fmt, torch.bfloat16) for fmt in FORMATS if not fmt.startswith("int4-")]
+    + [("int4-64", torch.bfloat16), ("", torch.float16)],
+)
 def test_gated_with_bias_in_16_bits(fmt: str, dtype: torch.dtype) -> None:
     torch.manual_seed(5)
-    x, weight = torch.randn(3, 256).to(dtype), (torch.randn(300, 256) / 8).to(dtype)
-    check(x, weight, torch.randn(300), fmt, "silu", False)
+    x, weight = torch.randn(3, 256).to(dtype), (torch.randn(76, 256) / 8).to(dtype)
+    check(x, weight, torch.randn(76), fmt, "silu", False)
 
 
 @pytest.mark.parametrize("fmt", ["fp8", "fp8-128"])
 @pytest.mark.parametrize("act", ["", "silu"])
 def test_fp8_where_the_gpu_has_none(fmt: str, act: str) -> None:
     torch.manual_seed(6)
-    check(torch.randn(5, 256), torch.randn(300, 256), None, fmt, act, True)
+    check(torch.randn(5, 256), torch.randn(144, 256), None, fmt, act, True)
 
 
-@pytest.mark.parametrize("act", kinds.ACTS)
-def test_every_activation(act: str) -> None:
+@pytest.mark.parametrize("act", ["relu2", "gelu", "swiglu_oai"])  # others: test_activation
+def test_activations(act: str) -> None:
     torch.manual_seed(7)
     check(torch.randn(4, 64), torch.randn(64, 64), None, "", act, False)
 
@@ -87,7 +90,7 @@ def test_every_activation(act: str) -> None:
 @pytest.mark.parametrize("act", ["", "gelu"])
 def test_packing_keeps_the_weights(fmt: str, act: str) -> None:
     torch.manual_seed(8)
-    weight = torch.randn(2, 260, 256)
+    weight = torch.randn(2, 140, 128)
     error = (widened(pack(weight, None, fmt, act)) - weight).norm() / weight.norm()
     bound = {"": 0, "int4-32": 0.1, "int4-64": 0.12, "int4-128": 0.13}.get(fmt, 0.03)
     assert float(error) <= bound

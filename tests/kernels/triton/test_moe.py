@@ -35,8 +35,9 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want.float()).norm() / want.float().norm())
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("tokens", "top_k"), [(1, 4), (3, 2), (9, 3), (40, 1), (70, 4)])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "has_bias"), [(1, 4, False), (3, 2, True), (9, 3, True), (50, 1, False)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_the_reference(dtype: torch.dtype, tokens: int, top_k: int, has_bias: bool) -> None:
     act = "swiglu_oai" if has_bias else "silu"
@@ -50,8 +51,10 @@ def test_equals_the_reference(dtype: torch.dtype, tokens: int, top_k: int, has_b
     assert error(got, want.run(x.float(), *chosen)) < bound
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tokens", [2, 20])
+@pytest.mark.parametrize(
+    ("fmt", "tokens"),
+    [*((fmt, 2) for fmt in FORMATS), *((fmt, 20) for fmt in ("w8a8", "w4a8-64", "fp8", "fp8-128"))],
+)
 def test_quantised_experts(fmt: str, tokens: int) -> None:
     up, down, *_ = weights(torch.float32, False)
     x = torch.randn(tokens, DIM)
@@ -66,7 +69,7 @@ def test_quantised_experts(fmt: str, tokens: int) -> None:
 def test_all_tokens_on_one_expert_and_an_expert_twice() -> None:
     experts = pack_experts(*weights(torch.float32, False), "silu")
     want = reference.pack_experts(*weights(torch.float32, False), "silu")
-    for tokens in (3, 70):
+    for tokens in (3, 20):
         x = torch.randn(tokens, DIM)
         same = torch.full((tokens, 2), 4)
         assert error(experts.run(x, *(c := (torch.rand(tokens, 2), same))), want.run(x, *c)) < 1e-5
@@ -86,9 +89,9 @@ def test_torchs_grouped_product_gives_the_same() -> None:
 
 def test_a_token_does_not_feel_its_neighbours() -> None:
     experts = pack_experts(*weights(torch.float16, True), "silu")
-    x, chosen = torch.randn(40, DIM).half(), choices(40, 2)
+    x, chosen = torch.randn(12, DIM).half(), choices(12, 2)
     together = experts.run(x, *chosen)
-    order = torch.randperm(40)
+    order = torch.randperm(12)
     assert torch.equal(experts.run(x[order], *(c[order] for c in chosen)), together[order])
     few = experts.run(x[:3], *(c[:3] for c in chosen))
     alone = experts.run(x[2:3], *(c[2:3] for c in chosen))
