@@ -81,9 +81,7 @@ def _by_kind(c: Config, **fields: Any) -> Callable[[int], Ffn]:
     """The feed-forward by mlp_layer_types, or after first_k_dense_replace dense ones."""
     kinds, ffn = c.mlp_layer_types, routed(c, 0, score="sigmoid", correction=True, **fields)
     first = c.first_k_dense_replace
-    return lambda i: (
-        ffn(i) if (kinds[i] == "sparse" if kinds else i >= first) else mlp(c)
-    )
+    return lambda i: ffn(i) if (kinds[i] == "sparse" if kinds else i >= first) else mlp(c)
 
 
 def _indexed(c: Config, *, interleaved: bool, shared: Callable[[int], bool]) -> Decoder:
