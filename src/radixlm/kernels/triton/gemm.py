@@ -15,6 +15,7 @@ from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm_tile import ACTS, gemm_kernel
+from radixlm.kernels.triton.mode import interpreting
 from radixlm.kernels.triton.moe_align import Aligned
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -94,6 +95,11 @@ _NARROW_OUT = 64 * 132  # outputs that leave some of 132 SMs idle with tiles of 
 def int4_chunk(group: int) -> int:
     """Inputs whose halves are the two nibbles of a byte: a half has one scale."""
     return 64 if group == 32 else 128
+
+
+def fits(kind: int, dtype: torch.dtype) -> bool:
+    """Whether x in ``dtype`` can be multiplied: 4 bits with float32 overflow the registers."""
+    return interpreting() or kind != kinds.INT4 or dtype != torch.float32
 
 
 def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int = 1) -> Tile:
@@ -195,7 +201,7 @@ def _variants() -> Iterator[Variant]:
     for kind, name in _NAMES.items():
         for dtype, pointer in POINTERS.items():
             is_float32 = dtype == torch.float32
-            if is_float32 and kind in kinds.QUANTISED_X:
+            if is_float32 and kind in (*kinds.QUANTISED_X, kinds.INT4):
                 continue
             for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
                 tiles = {

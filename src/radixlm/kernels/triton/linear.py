@@ -23,7 +23,7 @@ from radixlm.kernels.ops import linear as reference
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm import Packed, product
+from radixlm.kernels.triton.gemm import Packed, fits, product
 from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
 from radixlm.kernels.triton.gemm_int import scaled, widen
 from radixlm.kernels.triton.gemm_pack import owned, pack, widened
@@ -108,7 +108,7 @@ class QuantisedLinear:
 
 def _run_wide(linear: QuantisedLinear, x: Tensor) -> Tensor:
     """Weights are widened: inside the product, or for many rows once before it."""
-    if x.shape[0] <= FEW_ROWS:
+    if x.shape[0] <= FEW_ROWS and fits(linear.packed.kind, x.dtype):
         return product(x, linear.packed, None, x.dtype)
     weight = widen(linear.packed, x.dtype)
     return linear.finished(F.linear(x, weight, linear.bias(x.dtype)))

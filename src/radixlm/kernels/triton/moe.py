@@ -23,7 +23,7 @@ from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import gated
-from radixlm.kernels.triton.gemm import Packed, choose_tile, product_by_expert
+from radixlm.kernels.triton.gemm import Packed, choose_tile, fits, product_by_expert
 from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
 from radixlm.kernels.triton.gemm_pack import pack
 from radixlm.kernels.triton.gemm_tile import ACTS
@@ -200,7 +200,9 @@ def pack_experts(
     """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py."""
     known = ("", *FORMATS, *FP8_FORMATS)
     is_known = act in ACTS and up_E2ID.dtype in POINTERS and set(fmts) <= set(known)
-    if not (is_known and runs_on(up_E2ID)):
+    has_int4 = any("int4" in fmt or "w4a8" in fmt for fmt in fmts)
+    is_fit = not has_int4 or fits(kinds.INT4, up_E2ID.dtype)
+    if not (is_known and is_fit and runs_on(up_E2ID)):
         return reference.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
     up = pack(up_E2ID, up_bias_E2I, fmts[0], act)
     return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1]))
