@@ -311,6 +311,8 @@ def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterato
         arch = 90 if is_hopper else 80
         if (cache == "u8") == is_hopper or (cache == "fp8e4nv" and not is_hopper):
             continue
+        if cache == "u8" and dtype == torch.float32:
+            continue  # no test for it: compiled for sm_90, where it never runs, it spills
         held = dtype if cache == "same" else torch.int8
         tiles = tiles_of(site.head_dim, dtype, False, is_hopper, held)
         for name, tile in reversed([*zip(_NAMES, tiles, strict=False)]):  # the largest first
