@@ -49,7 +49,7 @@ _AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in
 }
 _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
     128: (Tile(16, 32, 8, 2), Tile(32, 32, 8, 1)),
-    1024: (Tile(16, 16, 8, 1),),
+    1024: (Tile(16, 16, 16, 1),),
 }
 
 
@@ -67,7 +67,7 @@ def tiles_of(
         table = _SINGLE
     tiles = next(tiles for most, tiles in table.items() if dim <= most)
     if cache_dtype is not None and cache_dtype.itemsize == 1:
-        tiles = (replace(tiles[0], num_warps=8), *tiles[1:])
+        tiles = (replace(tiles[0], num_warps=max(8, tiles[0].num_warps)), *tiles[1:])
     return tiles[:2] if has_tree else tiles
 
 
