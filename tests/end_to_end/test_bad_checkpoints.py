@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 
 WEIGHTS = "model.safetensors"

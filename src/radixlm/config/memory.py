@@ -28,9 +28,7 @@ class MemoryConfig(Group):
         "Tokens that the KV cache holds; from --mem-fraction-static when unset.",
         Flag(within=POSITIVE),
     ] = None
-    page_size: Annotated[
-        int, "Tokens of one KV page; 16 when unset.", Flag(within=POSITIVE)
-    ] = AUTO
+    page_size: Annotated[int, "Tokens of one KV page; 16 when unset.", Flag(within=POSITIVE)] = AUTO
     kv_cache_dtype: Annotated[
         str,
         "Type of the KV cache; 'auto' is the model's. int8 keeps a scale for every token and head.",

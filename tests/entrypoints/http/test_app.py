@@ -120,7 +120,10 @@ async def test_flush_is_refused_while_a_request_runs(server: Face) -> None:
 
 
 async def test_what_is_not_built_says_so(server: Face) -> None:
-    for path, flag in (("/set_trace_level", "--enable-trace"), ("/load_lora_adapter", "--enable-lora")):
+    for path, flag in (
+        ("/set_trace_level", "--enable-trace"),
+        ("/load_lora_adapter", "--enable-lora"),
+    ):
         got = await server.post(path)
         assert got.status_code == 501 and flag in got.json()["error"]["message"]
 
