@@ -359,7 +359,8 @@ VECTORS = [
 # built by other tests' servers, or features of their own with tests of their own
 ELSEWHERE = {
     "NH-14": "501 below", "NH-15": "test_profile.py beside this", "NH-17": "501 below",
-    "NH-18": "501 below", "NH-19": "501 below", "NH-20": "501 below", "NH-21": "501 below", "NH-22": "501 below",
+    "NH-18": "501 below", "NH-19": "501 below", "NH-20": "501 below", "NH-21": "501 below",
+    "NH-22": "501 below",
     "NH-25": "501 below", "NH-27": "501 below", "NH-28": "501 below", "NH-40": "501 below",
     "NH-41": "501 below", "OA-09": "501 below",
     "NH-36": "test_app.py: only with --enable-metrics",
