@@ -1,0 +1,117 @@
+"""Stage 3: decode steps over random caches, no prompt computed, beside the roofline."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gpu import roofline
+from gpu.replica import TINY, Engine, opened
+from gpu.roofline import SHAPES, Shape
+from gpu.session import Session
+from gpu.steps import kernels_of, time_steps
+
+MODELS = (("0.6B", "bf16"), ("8B", "bf16"), ("8B", "fp8"), ("30B-A3B", "bf16"), ("30B-A3B", "fp8"))
+BATCHES = (1, 8, 64, 256)
+CONTEXT, LONG = 1024, 32768
+SPARE = 1.25  # memory beside the weights: KV of the smaller batches, and a layer as it is packed
+# weights are drawn with 16 bits a layer at a time; what is kept has 8 where they are fp8
+SECONDS = {"0.6B": 10, "8B": 15, "30B-A3B": 25}  # that a model takes, estimated
+
+
+def shape_of(s: Session, name: str) -> Shape:
+    """The published shape, or a tiny one of its kind in a trial."""
+    return TINY[name] if s.is_smoke else SHAPES[name]
+
+
+def weights_fit(s: Session, shape: Shape, weights: str) -> bool:
+    """Whether the device can hold them."""
+    if s.device.type != "cuda":
+        return weights == "bf16"
+    total = s.record["device_facts"]["memory"]
+    ffn = 3 * shape.dim * shape.inner * (shape.experts or 1)
+    inner = shape.layers * (shape.mixer + ffn) * (1 if weights == "fp8" else 2)
+    return bool((inner + 4 * shape.dim * shape.vocab) * SPARE < total)
+
+
+def flags_of(s: Session, weights: str, batches: tuple[int, ...]) -> list[str]:
+    """Server options of a measured model."""
+    flags = ["--max-running-requests", str(max(batches)), "--disable-radix-cache"]
+    if weights == "fp8":
+        flags += ["--quantization", "fp8"]
+    if s.is_smoke:
+        return [*flags, "--chunked-prefill-size", "128"]
+    return [*flags, "--chunked-prefill-size", "8192", "--cuda-graph-bs", *map(str, batches)]
+
+
+def models_of(s: Session) -> tuple[tuple[str, str], ...]:
+    """Which models a stage measures."""
+    return MODELS[:2] if s.quick else MODELS
+
+
+def run(s: Session) -> None:
+    """Every model that fits device and time."""
+    batches = (1, 3) if s.is_smoke else BATCHES
+    for name, weights in models_of(s):
+        shape = shape_of(s, name)
+        if not weights_fit(s, shape, weights):
+            s.add(model=name, weights=weights, skipped="does not fit the device")
+        elif not s.is_smoke and s.left_s() < SECONDS[name]:
+            s.add(model=name, weights=weights, skipped="no time is left")
+        else:
+            with opened(s, shape, *flags_of(s, weights, batches)) as engine:
+                engine.fill_cache()
+                _model(s, engine, shape, weights, batches)
+
+
+def _model(
+    s: Session, engine: Engine, shape: Shape, weights: str, batches: tuple[int, ...]
+) -> None:
+    context = 48 if s.is_smoke else CONTEXT
+    for batch in batches:
+        _point(s, engine, shape, weights, batch, context)
+        if batch in (1, 3, 64):
+            _profile(s, engine, shape, weights, batch)
+    if shape.name == "8B" and weights == "bf16":
+        for batch in (1, 16) if not s.is_smoke else (1,):
+            _point(s, engine, shape, weights, batch, 200 if s.is_smoke else LONG)
+
+
+def _point(
+    s: Session, engine: Engine, shape: Shape, weights: str, batch: int, context: int
+) -> None:
+    where = {"model": shape.name, "weights": weights, "batch": batch, "context": context}
+    if not engine.takes(batch, context):
+        s.add(**where, skipped=f"the cache holds {engine.num_tokens} tokens")
+        return
+    runner = engine.runner
+    runner.tables.next_token.random_(0, engine.vocab)
+    times = time_steps(s, engine, engine.enter(batch, context), engine.decodes(batch, context))
+    size = runner.graphs.size_for(batch)
+    graph_ms = s.median_ms(partial(runner.graphs.replay, size)) if size else None
+    least_ms = 1e3 * roofline.decode_s(
+        shape, batch, context, s.ceilings, 1 if weights == "fp8" else 2
+    )
+    goal = roofline.verdict(shape.name, weights, batch, times.gpu_ms) if context == CONTEXT else ""
+    s.add(
+        **where,
+        gpu_ms=times.gpu_ms,
+        graph_ms=graph_ms,
+        draw_ms=times.draw_ms,
+        period_ms=times.period_ms,
+        host_us=times.host_us,
+        tok_s=1e3 * batch / times.period_ms,
+        roofline_ms=least_ms,
+        share=least_ms / times.gpu_ms,
+        goal=goal,
+    )
+
+
+def _profile(s: Session, engine: Engine, shape: Shape, weights: str, batch: int) -> None:
+    """The kernels of one replay, which reads the numbers of the step before."""
+    size = engine.runner.graphs.size_for(batch)
+    if size:
+        found = kernels_of(s, partial(engine.runner.graphs.replay, size))
+    else:
+        items = engine.decodes(batch, 2)
+        found = kernels_of(s, partial(time_steps, s, engine, engine.enter(batch, 2), items, 1))
+    s.add(model=shape.name, weights=weights, batch=batch, kernels=found)

@@ -1,0 +1,142 @@
+"""Engines with random weights made on the device, and steps that need no prompts computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu.roofline import Shape
+from gpu.session import Session
+from radixlm.config.options import parse
+from radixlm.engine.assemble import Replica, assemble
+from radixlm.engine.modelinfo import resolved
+from radixlm.executor.runner import Runner
+from radixlm.quant.param import Param
+from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
+from radixlm.weights import load
+from radixlm.weights.feeder import DummyFeeder
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.sampling_params import SamplingParams
+
+_NO_IDS = np.zeros(0, np.int32)
+TINY = {
+    "0.6B": Shape("0.6B", 2, 64, 4, 2, 16, 512, 96, tied=True),
+    "8B": Shape("8B", 2, 64, 4, 2, 16, 512, 96, architecture="LlamaForCausalLM"),
+    "30B-A3B": Shape("30B-A3B", 2, 64, 4, 2, 16, 512, 32, 8, 2, "Qwen3MoeForCausalLM"),
+}
+
+
+class DeviceFeeder(DummyFeeder):
+    """Numbers of the sizes that ``--load-format dummy`` has, drawn where they will be."""
+
+    def __init__(self, device: torch.device, folder: Path) -> None:
+        super().__init__(folder)
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(1)
+
+    def feed(self, path: str, param: Param) -> Tensor:
+        value = torch.empty(param.shape, dtype=self._dtype, device=self._device)
+        if len(param.shape) == 1:
+            mean = 1.0 if "norm" in path else 0.0
+            return value.normal_(mean, 0.02, generator=self._generator)
+        return value.normal_(0.0, 1 / math.sqrt(param.shape[-1]), generator=self._generator)
+
+
+@contextlib.contextmanager
+def opened(s: Session, shape: Shape, *flags: str, folder: Path | None = None) -> Iterator[Engine]:
+    """An engine of the shape with random weights, or of ``folder``, closed and freed behind."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = folder or Path(scratch)
+        if folder is None:
+            dtype = "float32" if s.is_smoke else "bfloat16"
+            (path / "config.json").write_text(json.dumps(shape.config(dtype, _context(s))))
+        engine = Engine(s, path, (() if folder else ("--load-format", "dummy")) + flags)
+        try:
+            yield engine
+        finally:
+            engine.close()
+            s.free()
+
+
+def _context(s: Session) -> int:
+    return 256 if s.is_smoke else 40960
+
+
+class Engine:
+    """A replica, driven by hand: by its scheduler, or its runner alone."""
+
+    def __init__(self, s: Session, path: Path, flags: Sequence[str]) -> None:
+        common = [
+            "--model-path", str(path), "--device", s.device.type, "--skip-tokenizer-init",
+            "--random-seed", "1",
+        ]  # fmt: skip
+        if s.is_smoke:
+            common += ["--max-total-tokens", "8192", "--cpu-threads", "1"]
+        config, info = resolved(*parse([*common, *flags], prog="bench/gpu"))
+        self.mine, theirs = MemoryChannel.pair()
+
+        def feeder(folder: Path) -> DeviceFeeder:
+            return DeviceFeeder(s.device, folder)
+
+        with mock.patch.object(load, "DummyFeeder", feeder):
+            self.replica: Replica = assemble(config, info, theirs)
+        self.vocab = info.decoder.vocab
+        self.scheduler = self.replica.scheduler
+        executor = self.scheduler.executor
+        assert isinstance(executor, Runner)
+        self.runner: Runner = executor
+        self.page_size = int(self.replica.facts["page_size"])
+        self.num_tokens = int(self.replica.facts["max_total_num_tokens"])
+
+    def close(self) -> None:
+        """Drop every reference to tensors."""
+        self.runner.graphs = None  # type: ignore[assignment]
+        del self.replica, self.scheduler, self.runner
+
+    @torch.inference_mode()
+    def fill_cache(self) -> None:
+        """Random keys and values everywhere."""
+        for pool in self.runner.attn.pools:  # type: ignore[attr-defined]
+            for tensor in (pool.k_LPBKC, pool.v_LPBKV) if hasattr(pool, "k_LPBKC") else ():
+                if tensor is not None and tensor.dtype.itemsize > 1:
+                    tensor.normal_()
+
+    def takes(self, batch: int, tokens: int) -> bool:
+        """Whether so many sequences of so many tokens fit the cache and the slots."""
+        pages = batch * -(-tokens // self.page_size)
+        fits = pages <= self.num_tokens // self.page_size
+        limits = self.scheduler.limits
+        return fits and batch <= limits.max_running and tokens <= limits.context_len
+
+    def enter(self, batch: int, tokens: int) -> StepPlan:
+        """A plan without items that gives slots 0, 1, ... pages for ``tokens`` each, in a random
+        order."""
+        draw, per = np.random.default_rng(1), -(-tokens // self.page_size)
+        pages = 1 + draw.permutation(self.num_tokens // self.page_size)[: batch * per]
+        rows = pages.astype(np.int32).reshape(batch, per)
+        prompt = draw.integers(0, self.vocab, 8, np.int32)
+        sampling = SamplingParams(max_new_tokens=1 << 20, temperature=0.0, ignore_eos=True)
+        admissions = [Admission(f"{b}", b, sampling, prompt, _NO_IDS) for b in range(batch)]
+        updates = [PageUpdate(0, b, 0, rows[b]) for b in range(batch)]
+        return StepPlan(0, (), tuple(admissions), pages=tuple(updates))
+
+    def decodes(self, batch: int, length: int) -> tuple[Item, ...]:
+        """Items that each make the token behind ``length`` known ones."""
+        return tuple(Item(f"{b}", b, length - 1, 1, None, True) for b in range(batch))
+
+    def prompts(self, batch: int, count: int, prefix: int) -> tuple[Item, ...]:
+        """Items that each compute ``count`` random tokens behind ``prefix`` cached ones."""
+        draw = np.random.default_rng(2)
+        return tuple(
+            Item(f"{b}", b, prefix, count, draw.integers(0, self.vocab, count, np.int32), True)
+            for b in range(batch)
+        )
