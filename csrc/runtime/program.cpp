@@ -10,9 +10,6 @@
 
 namespace radix {
 
-// Fewer would stream the weights from memory too often, more would not fit into the cache.
-constexpr int64_t ROWS_AT_ONCE = 128;
-
 struct Program::Call {
     int64_t tokens, num_rows;
     Address ids, positions;
@@ -257,83 +254,6 @@ void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
     run_experts(k, op.experts, assignment, ctx);
 }
 
-bool Program::reads(const Op& op, int buffer) {
-    const bool adds = op.kind == MOE || op.kind == EMBEDS || (op.kind == MIX && op.mix.mode != 2);
-    return op.x == buffer || op.residual == buffer || op.logits == buffer || (adds && op.y == buffer);
-}
-bool Program::writes(const Op& op, int buffer) {
-    const bool in_place = op.kind == STORE && op.x == buffer;
-    return op.y == buffer || op.hidden == buffer || op.out == buffer || in_place || (op.kind == NORM && op.residual == buffer);
-}
-bool Program::is_scratch(const Chain& chain, int buffer) const {
-    size_t i = chain.first;
-    while (i < chain.last && !reads(ops[i], buffer) && !writes(ops[i], buffer)) i++;
-    if (i == chain.last || reads(ops[i], buffer)) return false;
-    for (i = chain.last; i < ops.size(); i++) {
-        if (reads(ops[i], buffer)) return false;
-        if (writes(ops[i], buffer)) return true;
-    }
-    return true;
-}
-void Program::make_chains() {
-    chains.clear();
-    auto is_by_row = [](const Op& op) {
-        return !op.selected && (op.kind == NORM || op.kind == LINEAR || op.kind == STORE || op.kind == MIX || op.kind == ACT);
-    };
-    for (size_t i = 0; i < ops.size(); i++) {
-        if (!is_by_row(ops[i])) continue;
-        Chain chain{i, i, {}};
-        while (chain.last < ops.size() && is_by_row(ops[chain.last])) chain.last++;
-        i = chain.last;
-        for (size_t b = 0; b < buffers.size(); b++) chain.scratch.push_back(is_scratch(chain, int(b)));
-        chains.push_back(chain);
-    }
-    num_chained = ops.size();
-}
-
-// `op` for rows [first, first + count) of the step.
-Program::Op Program::part(const Op& op, const Chain& chain, int64_t first, int64_t count) const {
-    auto skip = [&](int b) { return b < 0 || chain.scratch[size_t(b)] ? 0 : first * buffers[size_t(b)].stride; };
-    const int64_t x = skip(op.x), y = skip(op.y), residual = skip(op.residual);
-    Op p = op;
-    switch (op.kind) {
-        case NORM:
-            p.norm.x += x, p.norm.y += y, p.norm.rows = count;
-            if (p.norm.residual) p.norm.residual += residual;
-            break;
-        case LINEAR:
-            p.linear.x += x, p.linear.y += y, p.linear.m = count;
-            if (p.linear.residual) p.linear.residual += residual;
-            break;
-        case STORE:
-            p.store.q += x, p.store.k += x, p.store.v += x, p.store.slots += first, p.store.tokens = count;
-            if (p.store.positions) p.store.positions += first;
-            else if (p.store.cos_sin) p.store.cos_sin += first * p.store.rotary;
-            break;
-        case ACT: p.act.x += x, p.act.y += y, p.act.rows = count; break;
-        default: p.mix.x += x, p.mix.y += y, p.mix.rows = count;
-    }
-    return p;
-}
-
-void Program::execute_all(int64_t tokens, const Kernels& k, const Ctx& ctx) {
-    auto run_one = [&](const Op& op) {
-        if (!profiling) return execute(op, k, ctx);
-        auto t0 = std::chrono::steady_clock::now();
-        execute(op, k, ctx);
-        if (ctx.tid == 0) seconds[op.kind] += std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
-    };
-    size_t at = 0;
-    for (const Chain& chain : chains) {
-        for (; at < chain.first; at++) run_one(ops[at]);
-        for (int64_t first = 0; first < tokens; first += ROWS_AT_ONCE) {
-            const int64_t count = std::min(ROWS_AT_ONCE, tokens - first);
-            for (at = chain.first; at < chain.last; at++) run_one(count == tokens ? ops[at] : part(ops[at], chain, first, count));
-        }
-    }
-    for (; at < ops.size(); at++) run_one(ops[at]);
-}
-
 void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
     switch (op.kind) {
         case EMBED: k.embed(op.embed, ctx); break;
@@ -385,8 +305,17 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
             shared = std::max(shared, experts_shared(k, op.experts));
             local = std::max(local, experts_local(k, op.experts, n));
         }
-    if (num_chained != ops.size()) make_chains();
-    run_team(n, shared, local, [&](const Ctx& ctx) { execute_all(tokens, k, ctx); });
+    run_team(n, shared, local, [&](const Ctx& ctx) {
+        if (!profiling) {
+            for (const Op& op : ops) execute(op, k, ctx);
+            return;
+        }
+        for (const Op& op : ops) {
+            auto t0 = std::chrono::steady_clock::now();
+            execute(op, k, ctx);
+            if (ctx.tid == 0) seconds[op.kind] += std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
+        }
+    });
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {

@@ -63,16 +63,8 @@ class Program {
         int rows_per_token;
         float* data = nullptr;
     };
-    // Ops [first, last) that treat every row by itself. Rows go through them in blocks, so that what
-    // only these ops read (`scratch`, by buffer) stays in second-level cache: one block of memory.
-    struct Chain {
-        size_t first, last;
-        std::vector<bool> scratch;
-    };
     struct Call;
     std::vector<Op> ops;
-    std::vector<Chain> chains;
-    size_t num_chained = 0;  // ops that `chains` is made of
     std::vector<Buffer> buffers;
     std::vector<AttnPlan> plans;
     std::vector<int> plan_of;  // op index that a plan was made for
@@ -85,12 +77,6 @@ class Program {
     void grow(int64_t tokens);
     void bind(const Call& c);
     double cost_flops(const Call& c, double& bytes) const;
-    void make_chains();
-    static bool reads(const Op& op, int buffer);
-    static bool writes(const Op& op, int buffer);
-    bool is_scratch(const Chain& chain, int buffer) const;
-    Op part(const Op& op, const Chain& chain, int64_t first, int64_t count) const;
-    void execute_all(int64_t tokens, const Kernels& k, const Ctx& ctx);
     void execute(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_moe(const Op& op, const Kernels& k, const Ctx& ctx);
 };

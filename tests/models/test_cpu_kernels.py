@@ -52,19 +52,6 @@ def check_invariance(model: Model, ids: dict[int, list[int]], expected: torch.Te
     assert torch.equal(torch.cat(rows), together[0]), "decoded one by one or prefilled"
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
-def test_blocks_of_rows_change_nothing(arch: str) -> None:
-    """A program takes 128 rows at a time through the ops between two attentions."""
-    model = load_model(cached_tiny(arch), bind("cpu"))
-    if not (model.use_program and is_covered(model)):
-        pytest.skip("no program covers it")
-    ids = prompts(model.decoder.vocab, (60, 41, 60, 1, 60, 58, 40))  # two blocks and the rest
-    at_once = PagedRunner(model, "cpu", 16).prefill(ids)
-    assert model.program is not None
-    in_parts = PagedRunner(model, "cpu", 16, seed=1).prefill(ids, num_chunks=4)
-    assert all(torch.equal(at_once[s], in_parts[s]) for s in ids)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_weights_and_cache(dtype: torch.dtype) -> None:
     folder = cached_tiny("Qwen3ForCausalLM", dtype=dtype)
