@@ -18,7 +18,7 @@ import psutil
 class RunningServer:
     """``radixlm serve`` on a checkpoint; leaving the context ends it and all its children."""
 
-    def __init__(self, *args: str, model: str | None = None, timeout_s: float = 120.0) -> None:
+    def __init__(self, *args: str, model: str | None = None, timeout_s: float = 240.0) -> None:
         model_args = ("--model-path", model) if model else ()
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--cpu-threads", "1"]
         self.process = subprocess.Popen(

@@ -209,6 +209,21 @@ def test_signal_drains_and_exits_0(signum: int) -> None:
         assert server.process.wait(60) == 0
 
 
+def test_a_port_in_use_and_the_collector(server: RunningServer) -> None:
+    port = server.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "radixlm", "serve", "--port", port]
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    done = subprocess.run(
+        [*command, "--model-path", model], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"--port {port}" in done.stderr and "--port 0" in done.stderr
+    body = _body(3)
+    before = server.post("/generate", **body).json()["output_ids"]
+    assert server.client.post("/freeze_gc").status_code == 200
+    assert server.post("/generate", **body).json()["output_ids"] == before
+
+
 def test_bad_options_and_checkpoints_exit_2(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
     cases = {

@@ -114,6 +114,8 @@ class DecoderModel(Module):
         head: PackedLinear | TiedTable
         head = self.embed.tied if self.decoder.tied else self.head.packed
         self.packed_head, self._run_head = head, head.run
+        # on the device: a list would be copied there in each step
+        self._unsaid = torch.tensor(self.decoder.unsaid, device=self.context.device).long()
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
         self._program_backend: object = None
@@ -204,5 +206,5 @@ class DecoderModel(Module):
         if decoder.logit_softcap:
             logits_RV = self.context.kernels.softcap(logits_RV, decoder.logit_softcap)
         if decoder.unsaid:
-            logits_RV[:, list(decoder.unsaid)] = -torch.inf
+            logits_RV.index_fill_(1, self._unsaid, -torch.inf)
         return logits_RV
