@@ -21,21 +21,23 @@ PACKAGES = ("kernels", "attention", "pools", "models", "executor", "scheduler", 
 def run(s: Session) -> None:
     """Bandwidth, products, launches, copies; the bandwidth that decodes see is that of reading."""
     _imports(s)
+    bandwidth, bf16, fp8 = _bandwidth(s), _bf16(s), _fp8(s)
+    if not s.is_smoke:
+        s.ceilings = Ceilings(bandwidth * 1e9, bf16 * 1e12, (fp8 or 2 * bf16) * 1e12)
+    _launches(s)
+    _host_copies(s)
+
+
+def _bandwidth(s: Session) -> float:
+    """GB/s: the better of copying and reading."""
     num_bytes = 1 << 22 if s.is_smoke else 4 << 30
     x = s.normal(num_bytes // 2)
     y = torch.empty_like(x)
-    ms = s.median_ms(lambda: y.copy_(x), 10)
-    s.add(what="copy", GB_s=2 * num_bytes / ms / 1e6)
-    ms = s.median_ms(lambda: x.view(1024, -1).amax(1), 10)
-    read = s.add(what="read", GB_s=num_bytes / ms / 1e6)["GB_s"]
-    copied = s.rows[-2]["GB_s"]
-    del x, y
-    bf16 = _bf16(s)
-    fp8 = _fp8(s)
-    if not s.is_smoke:
-        s.ceilings = Ceilings(max(read, copied) * 1e9, bf16 * 1e12, (fp8 or 2 * bf16) * 1e12)
-    _launches(s)
-    _host_copies(s)
+    copied = 2 * num_bytes / s.median_ms(lambda: y.copy_(x), 10) / 1e6
+    read = num_bytes / s.median_ms(lambda: x.view(1024, -1).amax(1), 10) / 1e6
+    s.add(what="copy", GB_s=copied)
+    s.add(what="read", GB_s=read)
+    return max(copied, read)
 
 
 def _imports(s: Session) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from gpu import roofline
-from gpu.replica import TINY, Engine, opened
-from gpu.roofline import SHAPES, Shape
+from gpu.replica import Engine, opened
+from gpu.roofline import SHAPES, TINY, Shape
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
 

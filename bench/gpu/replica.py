@@ -27,12 +27,8 @@ from radixlm.weights.feeder import DummyFeeder
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.sampling_params import SamplingParams
 
+MOST_LEFT_BYTES = 1 << 30
 _NO_IDS = np.zeros(0, np.int32)
-TINY = {
-    "0.6B": Shape("0.6B", 2, 64, 4, 2, 16, 512, 96, tied=True),
-    "8B": Shape("8B", 2, 64, 4, 2, 16, 512, 96, architecture="LlamaForCausalLM"),
-    "30B-A3B": Shape("30B-A3B", 2, 64, 4, 2, 16, 512, 32, 8, 2, "Qwen3MoeForCausalLM"),
-}
 
 
 class DeviceFeeder(DummyFeeder):
@@ -65,6 +61,13 @@ def opened(s: Session, shape: Shape, *flags: str, folder: Path | None = None) ->
         finally:
             engine.close()
             s.free()
+            _check_freed(s)
+
+
+def _check_freed(s: Session) -> None:
+    """Say so where an engine left tensors behind: the next one would miss them."""
+    if s.device.type == "cuda" and (held := torch.cuda.memory_allocated()) > MOST_LEFT_BYTES:
+        s.add(what="left behind by an engine", bytes=held)
 
 
 def _context(s: Session) -> int:
@@ -80,7 +83,7 @@ class Engine:
             "--random-seed", "1",
         ]  # fmt: skip
         if s.is_smoke:
-            common += ["--max-total-tokens", "8192", "--cpu-threads", "1"]
+            common += ["--max-total-tokens", "8192", "--cpu-threads", "1", "--dtype", "float32"]
         config, info = resolved(*parse([*common, *flags], prog="bench/gpu"))
         self.mine, theirs = MemoryChannel.pair()
 

@@ -86,6 +86,14 @@ SHAPES = {
 }
 
 
+# the same kinds, for trials of the program
+TINY = {
+    "0.6B": Shape("0.6B", 2, 64, 4, 2, 16, 512, 96, tied=True),
+    "8B": Shape("8B", 2, 64, 4, 2, 16, 512, 96, architecture="LlamaForCausalLM"),
+    "30B-A3B": Shape("30B-A3B", 2, 64, 4, 2, 16, 512, 32, 8, 2, "Qwen3MoeForCausalLM"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Bytes and operations a second; an H200's, as measured."""

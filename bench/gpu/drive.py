@@ -1,0 +1,198 @@
+"""Requests through a whole scheduler in this thread, and what its steps cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from gpu.replica import Engine
+from gpu.requests import Wish
+from gpu.session import Mark
+from radixlm.base.errors import EngineError
+from radixlm.executor.numbers import is_decode_only
+from radixlm.executor.runner import Runner
+from radixlm.step.plan import StepPlan
+from radixlm.wire.replies import StepReply
+from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
+
+STUCK_S = 120.0  # without a token
+
+
+@dataclass(slots=True)
+class Drive:
+    """What became of the wishes. ``host_us``: of ticks that decoded, without the waiting."""
+
+    tokens: list[list[int]]
+    seconds: float = 0.0
+    num_steps: int = 0
+    cached_tokens: int = 0
+    host_us: list[float] = field(default_factory=list)
+    gap_share: float | None = None  # of the device between decode steps, by events
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def num_out(self) -> int:
+        return sum(map(len, self.tokens))
+
+
+class Watched:
+    """A runner that notes when its steps begin (with the copy of their numbers) and end on the
+    device, and how long it waits for results."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._device = runner, runner.device.where
+        self._upload = runner.device.upload
+        self._first = Mark(self._device)
+        runner.device.upload = self._note  # type: ignore[method-assign]
+        self.marks: list[tuple[Mark, Mark, int]] = []  # rows; 0 where not all are decodes
+        self.waited_s = 0.0
+        self.rows = 0
+
+    def close(self) -> None:
+        """The runner is as it was."""
+        self._runner.device.upload = self._upload  # type: ignore[method-assign]
+
+    def _note(self, host: Tensor, target: Tensor) -> None:
+        self._first = Mark(self._device)
+        self._upload(host, target)
+
+    def forward(self, plan: StepPlan) -> Any:
+        self.rows = len(plan.items) if is_decode_only(plan) else 0
+        return self._runner.forward(plan)
+
+    def sample(self, step: Any, masks: Any) -> None:
+        self._runner.sample(step, masks)
+        self.marks.append((self._first, Mark(self._device), self.rows))
+
+    def read(self, step: Any) -> Any:
+        began_s = time.perf_counter()
+        if step.landing is not None and step.landing._event is not None:
+            step.landing._event.wait()
+        self.waited_s += time.perf_counter() - began_s
+        return self._runner.read(step)
+
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        return self._runner.control(verb, args)
+
+    def gap_share(self, least_rows: int) -> float | None:
+        """Time between two decode steps of at least so many rows, over all time of such steps."""
+        idle = busy = 0.0
+        for (_, end, rows), (first, last, following) in zip(
+            self.marks, self.marks[1:], strict=False
+        ):
+            if min(rows, following) >= least_rows:
+                idle += max(0.0, first.since_ms(end))
+                busy += last.since_ms(first)
+        return idle / (idle + busy) if busy else None
+
+
+def flush(engine: Engine) -> None:
+    """Empty the prefix cache and the channel."""
+    engine.mine.send(Control("flush", "flush_cache"))
+    engine.scheduler.tick(wait=False)
+    engine.mine.receive(0)
+
+
+def drive(engine: Engine, wishes: Sequence[Wish], least_rows: int = 1) -> Drive:
+    """All wishes at once, greedily and to their full length."""
+    scheduler, found = engine.scheduler, Drive([[] for _ in wishes])
+    watched = Watched(engine.runner)
+    scheduler.executor = watched
+    for index, wish in enumerate(wishes):
+        sampling = SamplingParams(max_new_tokens=wish.output, temperature=0.0, ignore_eos=True)
+        engine.mine.send(TokenizedRequest(f"{index}", pack_ids(wish.ids), sampling))
+    before, open_ones = scheduler.num_steps, len(wishes)
+    began_s = told_s = time.perf_counter()
+    try:
+        while open_ones:
+            open_ones -= _tick(engine, watched, found)
+            if time.perf_counter() - told_s > 1 and found.num_out == 0:
+                _check(began_s)
+    finally:
+        scheduler.executor = engine.runner
+        watched.close()
+    if engine.runner.device.where.type == "cuda":
+        torch.cuda.synchronize()
+    found.seconds = time.perf_counter() - began_s
+    while scheduler.inflight:
+        scheduler.tick(wait=False)
+    found.num_steps = scheduler.num_steps - before
+    found.gap_share = watched.gap_share(least_rows)
+    return found
+
+
+def _check(began_s: float) -> None:
+    if time.perf_counter() - began_s > STUCK_S:
+        raise EngineError(f"no token in {STUCK_S:.0f} s")
+
+
+def _tick(engine: Engine, watched: Watched, found: Drive) -> int:
+    """One turn of the loop; how many wishes have ended."""
+    waited_s, num_steps, began_s = watched.waited_s, len(watched.marks), time.perf_counter()
+    engine.scheduler.tick(wait=False)
+    host_s = time.perf_counter() - began_s - (watched.waited_s - waited_s)
+    if len(watched.marks) > num_steps and watched.rows:
+        found.host_us.append(host_s * 1e6)
+        found.rows.append(watched.rows)
+    ended = 0
+    for reply in engine.mine.receive(0):
+        for delta in reply.deltas if isinstance(reply, StepReply) else ():
+            found.tokens[int(delta.rid)].extend(delta.tokens)
+            if delta.finish is not None:
+                if delta.finish.kind in ("error", "abort"):
+                    raise EngineError(f"a request failed: {delta.finish.message}")
+                ended += 1
+                found.cached_tokens += delta.cached_tokens
+    return ended
+
+
+def host_us(found: Drive, least_rows: int) -> float | None:
+    """Median of the ticks that decoded at least so many rows."""
+    pairs = zip(found.host_us, found.rows, strict=True)
+    chosen = [us for us, rows in pairs if rows >= least_rows]
+    return statistics.median(chosen) if chosen else None
+
+
+def idle_share(engine: Engine, wishes: Sequence[Wish], skip: int, count: int) -> float | None:
+    """Share of ``count`` steps behind the first ``skip`` in which no kernel and no copy runs, by
+    the profiler, whose own cost makes it somewhat larger than it is."""
+    if engine.runner.device.where.type != "cuda":
+        return None
+    for index, wish in enumerate(wishes):
+        sampling = SamplingParams(max_new_tokens=wish.output, temperature=0.0, ignore_eos=True)
+        engine.mine.send(TokenizedRequest(f"{index}", pack_ids(wish.ids), sampling))
+    for _ in range(skip):
+        engine.scheduler.tick(wait=False)
+    with profile(activities=[ProfilerActivity.CUDA]) as traced:
+        for _ in range(count):
+            engine.scheduler.tick(wait=False)
+        torch.cuda.synchronize()
+    while engine.scheduler.planner.running or engine.scheduler.inflight:
+        engine.scheduler.tick(wait=False)
+    engine.mine.receive(0)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in traced.events() or ()
+        if event.device_type == DeviceType.CUDA
+    )
+    return uncovered(spans)
+
+
+def uncovered(spans: Sequence[tuple[float, float]]) -> float | None:
+    """Share of the time from the first to the last that lies in none of the sorted spans."""
+    if not spans:
+        return None
+    begin, reached, idle = spans[0][0], spans[0][1], 0.0
+    for start, end in spans[1:]:
+        idle += max(0.0, start - reached)
+        reached = max(reached, end)
+    return idle / (reached - begin) if reached > begin else None
