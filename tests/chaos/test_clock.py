@@ -19,7 +19,8 @@ SOURCE = Path(radixlm.__file__).parent
 # where a wall clock belongs: dates that clients and people read
 DATES = frozenset(
     """
-    engine/crashdump.py entrypoints/http/batches/files.py entrypoints/http/batches/runner.py
+    engine/crashdump.py executor/profile.py entrypoints/http/batches/files.py
+    entrypoints/http/batches/runner.py
     entrypoints/http/info.py entrypoints/http/openai/chat.py entrypoints/http/openai/completions.py
     entrypoints/http/pooled.py entrypoints/http/responses/events.py
     entrypoints/http/responses/store.py entrypoints/http/state.py

@@ -73,8 +73,8 @@ def test_pages_take_the_bytes_that_memory_is_divided_by(
     from radixlm.engine import assemble
 
     made: list[assemble.Pools] = []
-    make = assemble._make_pools
-    monkeypatch.setattr(assemble, "_make_pools", lambda *a: made.append(make(*a)) or made[0])
+    make = assemble.make_pools
+    monkeypatch.setattr(assemble, "make_pools", lambda *a: made.append(make(*a)) or made[0])
     folder = cached_tiny("Qwen3ForCausalLM")
     _answers(folder, kv_dtype, [5, 6, 7], attention_backend=backend)
     assert made[0].num_bytes == made[0].num_tokens * NBYTES[kv_dtype]
