@@ -2,6 +2,7 @@
 
 A family (``arch/families``) turns a checkpoint's config.json into a ``Decoder``; memory, config,
 adapters, quantisation, kernels and benchmarks ask these records instead of testing a name.
+Over 500 lines: it is one vocabulary, looked up as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Encoders: BERT and its relatives, as embedding models and as cross-encoders."""
+"""Encoders: BERT and its relatives, as embedding models and as cross-encoders. Over 500 lines:
+many short functions that vary one another."""
 
 from __future__ import annotations
 
