@@ -12,10 +12,10 @@
 6 hf          transformers: generate with a static cache, generate_batch on the same requests
 7 flashinfer  its kernels beside ours, where it is installed
 
-Stages 2 to 5 need the packages of the engine: msgspec, pyzmq, psutil, safetensors, tokenizers, tqdm.
-A stage starts if its estimate fits what is left of the budget; one that fails is noted and the
-next goes on. ``gpu.json`` in --out is written after every result. ``--device cpu`` runs all code
-that a CPU can run in tiny shapes: a test of this program, not of a machine.
+Stages 1 to 5 and 7 need packages of the engine: msgspec, pyzmq, psutil, safetensors, tokenizers,
+tqdm. A stage starts if its estimate fits what is left of the budget; one that fails is noted and
+the next goes on. ``gpu.json`` in --out is written after every result. ``--device cpu`` runs all
+code that a CPU can run in tiny shapes: a test of this program, not of a machine.
 """
 
 from __future__ import annotations
