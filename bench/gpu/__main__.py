@@ -60,7 +60,7 @@ STAGES = (
     Stage("models", "gpu.models", 45),
     Stage("decode", "gpu.decode", 70),
     Stage("prefill", "gpu.prefill", 40),
-    Stage("engine", "gpu.engine", 60),
+    Stage("engine", "gpu.engine", 75),
     Stage("hf", "gpu.rivals", 40),
     Stage("flashinfer", "gpu.plugins", 60),
 )

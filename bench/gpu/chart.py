@@ -20,12 +20,14 @@ def table(record: Mapping[str, Any]) -> str:
         why = f": {stage['why']}" if "why" in stage else ""
         lines.append(f"{name}: {stage['state']} ({stage.get('seconds', 0)} s){why}")
         lines += [f"  {line}" for row in stage["rows"] if (line := _line(row))]
+        good = sum(row.get("ok") is True for row in stage["rows"])
+        lines += [f"  {good} checks are good"] if good else []
     return "\n".join(lines)
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """The row without its long parts."""
-    if "kernels" in row:
+    """The row without its long parts; nothing for what is only as it should be."""
+    if "kernels" in row or row.get("ok") is True:
         return ""
     if "gpu_ms" in row:
         place = f"+{row['prefix']}" if "prefix" in row else ""

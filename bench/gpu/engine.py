@@ -40,7 +40,7 @@ def _load(s: Session, engine: Engine, wishes: list[Wish], way: str) -> None:
     assert [len(tokens) for tokens in found.tokens] == [wish.output for wish in wishes]
     flush(engine)
     # as many decodes as there may be, behind their prompts
-    share = idle_share(engine, [Wish(wish.ids[:64], 100) for wish in wishes], 40, 40)
+    share = idle_share(engine, [Wish(wish.ids[:256], 120) for wish in wishes], 50, 40)
     us = host_us(found, 2 if s.is_smoke else 200)
     rate = found.num_out / found.seconds
     s.add(

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ class Session:
         return self.deadline_s - time.monotonic()
 
     def add(self, **row: Any) -> Row:
-        """Note a result of the stage, at once in the file."""
+        """Note a result of the stage, at once in the file, where numbers that JSON has not are
+        words."""
+        row = {k: str(v) if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
         self.rows.append(row)
         print("  " + json.dumps(row), flush=True)
         self.write()
@@ -78,7 +81,7 @@ class Session:
         """Median time of one of ``runs``, which a graph launches one after another."""
         if self.device.type != "cuda":
             return self.median_ms(runs[0], count)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for run in runs:
@@ -105,7 +108,7 @@ class Mark:
         self._event: Any = None
         self._s = 0.0
         if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._event.record()
         else:
             self._s = time.perf_counter()
