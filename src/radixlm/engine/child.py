@@ -27,7 +27,10 @@ class Child:
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         environment = {**WAITING, **os.environ}
-        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        # a group of its own: Ctrl-C in a terminal is for the server, which ends its engine
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=environment, process_group=0
+        )
         self.pid = self._popen.pid
         self.send_signal, self.kill = self._popen.send_signal, self._popen.kill
 
