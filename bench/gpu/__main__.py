@@ -23,8 +23,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import platform
+import subprocess
 import sys
 import time
 import traceback
@@ -40,6 +42,7 @@ sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parents[1] / "src")]
 
 import torch  # noqa: E402
 
+from gpu.roofline import Ceilings  # noqa: E402
 from gpu.session import Session  # noqa: E402
 
 _PARTS = ("torch", "triton", "transformers", "numpy", "flashinfer")
@@ -77,6 +80,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a record and do no more")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -87,19 +91,47 @@ def main(argv: Sequence[str]) -> int:
         print(importlib.import_module("gpu.chart").plot(args.plot))
         return 0
     if args.worker is not None:
-        importlib.import_module("gpu.hf").work(args.worker)
+        given = json.loads(args.worker)
+        importlib.import_module(f"gpu.{given['work']}").work(given)
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         print("no NVIDIA GPU: --device cpu tries the program in tiny shapes", file=sys.stderr)
         return 2
-    chosen = [int(n) for n in args.stages.split(",")] if args.stages else range(len(STAGES))
+    chosen: Sequence[int] = (
+        [int(n) for n in args.stages.split(",")] if args.stages else range(len(STAGES))
+    )
     s = open_session(args)
-    s.record["command"] = ["bench/gpu", *argv]
-    for number in chosen:
+    if args.resume:
+        s.record = json.loads(s.out.read_text())
+        s.ceilings = Ceilings(**s.record["ceilings"])
+    else:
+        s.record["command"] = ["bench/gpu", *argv]
+    for at, number in enumerate(chosen):
         run_stage(s, STAGES[number])
+        if is_broken(s.device) and at + 1 < len(chosen):
+            s.write()
+            return go_on(s, chosen[at + 1 :])
     print("\n" + importlib.import_module("gpu.chart").table(s.record))
     states = [stage["state"] for stage in s.record["stages"].values()]
     return int("failed" in states)
+
+
+def is_broken(device: torch.device) -> bool:
+    """Whether a kernel has left the device unusable for this process."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def go_on(s: Session, stages: Sequence[int]) -> int:
+    """The other stages in a new process."""
+    numbers = ",".join(map(str, stages))
+    command = [sys.executable, str(FOLDER), "--resume", "--out", str(s.out.parent)]
+    command += ["--budget", f"{s.left_s():.0f}", "--stages", numbers, "--device", s.device.type]
+    return subprocess.run(command + ["--quick"] * s.quick, check=False).returncode
 
 
 def open_session(args: argparse.Namespace) -> Session:
@@ -162,7 +194,8 @@ def run_stage(s: Session, stage: Stage) -> None:
         "flops_bf16": s.ceilings.flops_bf16,
         "flops_fp8": s.ceilings.flops_fp8,
     }
-    s.free()
+    if not is_broken(s.device):
+        s.free()
     s.write()
 
 

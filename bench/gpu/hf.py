@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from gpu.requests import requests
 from gpu.roofline import SHAPES, TINY, Shape
+from gpu.workers import say
 
 
-def work(spec: str) -> None:
-    """Run the case that ``spec``, JSON, names."""
-    given = json.loads(spec)
+def work(given: dict[str, Any]) -> None:
+    """Run the case that is given."""
     way, name = given["case"].split()
     is_smoke, device = given["is_smoke"], torch.device(given["device"])
     shape = TINY[name] if is_smoke else SHAPES[name]
@@ -40,7 +40,7 @@ def _model(shape: Shape, device: torch.device) -> Any:
 
 
 def _say(**row: Any) -> None:
-    print(json.dumps({"hf": transformers.__version__} | row), flush=True)
+    say(hf=transformers.__version__, **row)
 
 
 def _wait(model: Any) -> None:

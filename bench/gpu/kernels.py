@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from gpu.paged import Case, Heads
-from gpu.session import Session, relative
+from gpu.session import Row, Session, relative
+from gpu.workers import ask, say
 from radixlm.arch.spec import Moe
 from radixlm.attention.select import default_backend
 from radixlm.kernels.ops import activation as ops_activation
@@ -23,23 +26,46 @@ from radixlm.sampling.sampler import threshold
 BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 # of 99.9 % of draws at 6 degrees of freedom
 MOST_CHI_SQUARE = 22.5
+LIMIT_S = 120.0  # of all checks, which run side by side
 PROBS = (0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01)
 
 
 def run(s: Session) -> None:
     """Attention with its store, norms, ropes, gates, draws, products, experts. Fails at the end
     where a kernel is off."""
-    torch.manual_seed(1)
-    for check in (_attention, _norms, _rope, _gates, _draws, _products, _experts):
-        try:
-            for name, error, bound in check(s):
-                s.add(kernel=name, error=error, bound=bound, ok=error <= bound)
-        except Exception as error:  # the others are tried all the same
-            s.add(kernel=check.__name__.strip("_"), error=str(error)[:300], bound=0, ok=False)
-        s.free()
+    if s.is_smoke:
+        for check in CHECKS:
+            for row in rows_of(s, check):
+                s.add(**row)
+    else:
+        specs = [{"work": "kernels", "check": name} for name in CHECKS]
+        for name, rows in zip(
+            CHECKS, ask(s, specs, max(30.0, min(LIMIT_S, s.left_s()))), strict=True
+        ):
+            for row in rows:
+                s.add(**({"kernel": name, "ok": False} | row))
+            s.rows.extend([] if rows else [{"kernel": name, "ok": False, "error": "no result"}])
     off = [row["kernel"] for row in s.rows if not row["ok"]]
     if off:
         raise AssertionError(f"off: {', '.join(off)}")
+
+
+def rows_of(s: Session, name: str) -> Iterator[Row]:
+    """The results of one check, an error among them where it stops."""
+    torch.manual_seed(1)
+    try:
+        for kernel, error, bound in CHECKS[name](s):
+            yield {"kernel": kernel, "error": error, "bound": bound, "ok": error <= bound}
+    except Exception as error:  # the others are tried all the same
+        yield {"kernel": name, "error": str(error)[:300], "ok": False}
+
+
+def work(given: dict[str, Any]) -> None:
+    """In a process of its own: one check."""
+    device = torch.device(given["device"])
+    s = Session(device, 0.0, Path("unused"), is_smoke=given["is_smoke"])
+    for row in rows_of(s, given["check"]):
+        say(**row)
 
 
 Found = Iterator[tuple[str, float, float]]
@@ -120,7 +146,7 @@ def _rope(s: Session) -> Found:
 
 
 def _gates(s: Session) -> Found:
-    for act in ("silu", "gelu_tanh"):
+    for act in ("silu",) if s.is_smoke else ("silu", "gelu_tanh"):
         x = s.normal(*((5, 64) if s.is_smoke else (65, 2 * 3072)), dtype=_dtype(s))
         want = ops_activation.activate_gated(x.double(), act)
         yield f"gate {act}", relative(activation.activate_gated(x, act), want), BOUND[_dtype(s)]
@@ -185,3 +211,14 @@ def _experts(s: Session) -> Found:
             chosen = route(s.normal(tokens, experts, dtype=_dtype(s)), None, spec)
             error = relative(packed.run(x, *chosen), exact.run(x.float(), *chosen))
             yield f"experts {fmt or 'plain'}, {tokens} tokens", error, bound
+
+
+CHECKS: dict[str, Callable[[Session], Found]] = {
+    "attention": _attention,
+    "norms": _norms,
+    "ropes": _rope,
+    "gates": _gates,
+    "draws": _draws,
+    "products": _products,
+    "experts": _experts,
+}

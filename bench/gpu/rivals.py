@@ -3,14 +3,10 @@ compiles, and what has come when its time is over is kept."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 from gpu.session import Session
+from gpu.workers import ask
 
 # case -> seconds that it may take
 CASES = {"static 0.6B": 60.0, "static 8B": 60.0, "batch 0.6B": 75.0, "eager 0.6B": 30.0}
@@ -25,33 +21,9 @@ def run(s: Session) -> None:
         if limit_s < LEAST_S:
             s.add(case=case, skipped="no time is left")
             continue
-        for row in _ask(s, case, limit_s):
+        (rows,) = ask(s, [{"work": "hf", "case": case}], limit_s)
+        for row in rows:
             s.add(case=case, **_beside(s, row))
-
-
-def _ask(s: Session, case: str, limit_s: float) -> list[dict[str, Any]]:
-    """What the process has printed by the end or its limit, with what went wrong."""
-    spec = json.dumps({"case": case, "device": s.device.type, "is_smoke": s.is_smoke})
-    output = s.out.with_name(f"hf-{case.replace(' ', '-')}.log")
-    folder = str(Path(__file__).parent)
-    with output.open("w") as file:
-        worker = subprocess.Popen(
-            [sys.executable, folder, "--worker", spec], stdout=file, stderr=subprocess.STDOUT,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = worker.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(worker.pid, 9)
-            worker.wait()
-            code = -9
-    lines = output.read_text(errors="replace").splitlines()
-    rows = [json.loads(line) for line in lines if line.startswith('{"hf":')]
-    if code:
-        why = f"killed after {limit_s:.0f} s" if code == -9 else f"exit {code}"
-        rows.append({"hf": case, "error": f"{why}: {' | '.join(lines[-4:])[-600:]}"})
-    return rows
 
 
 def _beside(s: Session, row: dict[str, Any]) -> dict[str, Any]:

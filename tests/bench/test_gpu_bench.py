@@ -12,7 +12,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -98,6 +98,39 @@ def test_a_stage_that_fails_or_does_not_fit_is_noted(tmp_path: Path, monkeypatch
     assert [stage["state"] for stage in stages.values()] == ["failed", "failed", "skipped"]
     assert stages["a"]["rows"] == [{"what": "inf"}] and "ZeroDivisionError" in stages["a"]["why"]
     assert "gpu.absent" in stages["b"]["why"] and "60 s" in stages["c"]["why"]
+
+
+def test_what_a_broken_stage_leaves_goes_on_elsewhere(tmp_path: Path, monkeypatch: Any) -> None:
+    main, broken = part("__main__"), []
+    for name, run in {"gpu.one": lambda s: broken.append(1), "gpu.two": lambda s: None}.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules[name].run = run  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        main, "STAGES", (main.Stage("a", "gpu.one", 1), main.Stage("b", "gpu.two", 1))
+    )
+    monkeypatch.setattr(main, "is_broken", lambda device: bool(broken))
+
+    def again(command: list[str], check: bool) -> Any:
+        broken.clear()
+        return SimpleNamespace(returncode=main.main(command[2:]))
+
+    monkeypatch.setattr(main.subprocess, "run", again)
+    assert main.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert {n: stage["state"] for n, stage in record["stages"].items()} == {
+        "a": "done",
+        "b": "done",
+    }
+    assert record["command"] == ["bench/gpu", "--device", "cpu", "--out", str(tmp_path)]
+
+
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
+    workers = part("workers")
+    s = session.Session(torch.device("cpu"), 0.0, tmp_path / "gpu.json", is_smoke=True)
+    (rows,) = workers.ask(s, [{"work": "absent"}], 60)
+    assert len(rows) == 1 and rows[0]["error"].startswith("exit 1")
+    assert "No module named 'gpu.absent'" in rows[0]["error"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_leaves_nothing_behind(tmp_path: Path) -> None:
