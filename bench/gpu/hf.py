@@ -72,7 +72,7 @@ def _single(model: Any, shape: Shape, is_static: bool, is_smoke: bool) -> None:
         )
 
 
-@torch.inference_mode()
+@torch.no_grad()  # tensors of inference mode could not be used by the manager's thread
 def _batch(model: Any, shape: Shape, is_smoke: bool) -> None:
     """The requests of stage 5 by transformers' continuous batching."""
     wishes = requests(shape.vocab, *((6, 4, 20) if is_smoke else (256, 100, 1024)))

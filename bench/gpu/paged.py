@@ -120,7 +120,7 @@ class Case:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
         group = self.heads.heads // self.heads.kv_heads
-        scores = torch.einsum("qkgc,nkc->kgqn", q.unflatten(1, (-1, group)), k) * self.site.scale
+        scores = torch.einsum("qkgc,nkc->kgqn", q.unflatten(1, (-1, group)), k) * self.site.scale  # type: ignore[no-untyped-call]
         ahead = torch.arange(len(k), device=q.device) - (
             torch.arange(len(q), device=q.device)[:, None] + before
         )

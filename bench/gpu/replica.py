@@ -108,7 +108,7 @@ class Engine:
     @torch.inference_mode()
     def fill_cache(self) -> None:
         """Random keys and values everywhere."""
-        for pool in self.runner.attn.pools:  # type: ignore[attr-defined]
+        for pool in self.runner.attn.pools:
             for tensor in (pool.k_LPBKC, pool.v_LPBKV) if hasattr(pool, "k_LPBKC") else ():
                 if tensor is not None and tensor.dtype.itemsize > 1:
                     tensor.normal_()
