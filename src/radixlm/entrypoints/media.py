@@ -13,7 +13,7 @@ from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.native import Batch, Source
 from radixlm.multimodal.fetch import FetchRules, fetch
-from radixlm.multimodal.processor import Given, MediaProcessor, Prompt
+from radixlm.multimodal.processor import Given, Kind, MediaProcessor, Prompt
 from radixlm.multimodal.video import MAX_FRAMES
 
 MAX_PICTURES = 256
@@ -52,15 +52,43 @@ class MediaReader:
         return value if isinstance(value, bytes) else fetch(value, self._rules, where)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[Kind, ...]:
         """What the model reads besides text."""
         return self._processor.kinds
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """Kind -> what stands for a piece of it in a text, as the checkpoint's processor has it.
+        Asked of the processor when read: ``ready`` first, where that may not wait."""
+        return _Placeholders(self._processor)
+
+    async def ready(self) -> None:
+        """Wait, without blocking others, until the processor is loaded. CheckpointError or
+        ConfigError if it cannot be."""
+        await asyncio.to_thread(self._processor.load)
 
     async def prompt(
         self, text: str, sources: Sequence[Source], add_special_tokens: bool
     ) -> Prompt:
         """``read`` in a thread."""
         return await asyncio.to_thread(self.read, text, sources, add_special_tokens)
+
+
+class _Placeholders(Mapping[str, str]):
+    def __init__(self, processor: MediaProcessor) -> None:
+        self._processor = processor
+
+    def __getitem__(self, kind: str) -> str:
+        found = next((one for one in self._processor.kinds if one == kind), None)
+        if found is None:
+            raise KeyError(kind)
+        return self._processor.token(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._processor.kinds)
+
+    def __len__(self) -> int:
+        return len(self._processor.kinds)
 
 
 def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:

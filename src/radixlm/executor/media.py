@@ -8,18 +8,24 @@ Legend: N rows of one media, T tokens of a step, D model channels, L layers with
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from radixlm.executor.pictures import Pictures
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 from radixlm.wire.media import Media
 
+log = logging.getLogger(__name__)
+
 CACHE_BYTES = 256 << 20
+# what a tower raises for inputs that do not fit it
+_OF_TOWERS = (ValueError, RuntimeError, IndexError, KeyError, TypeError, AssertionError)
 
 
 class Tower(Protocol):
@@ -33,21 +39,29 @@ class Tower(Protocol):
 class MediaRows:
     """Rows by content, the least recently used go first."""
 
-    def __init__(self, tower: Tower, max_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, tower: Tower, max_bytes: int = CACHE_BYTES, crossed_token: int | None = None
+    ) -> None:
+        """``crossed_token``: the token in the one place of a picture that layers attend to."""
         self._tower, self._max_bytes, self._num_bytes = tower, max_bytes, 0
         self._held: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._crossed_token, self._pictures = crossed_token, Pictures(self._made)
 
     def of(self, media: Media) -> Tensor:
         """[1 + L, N, D]; ValueError where the tower makes another number of rows than places."""
+        rows = self._made(media)
+        if rows.shape[1] != media.num_places:
+            raise ValueError(
+                f"the tower made {rows.shape[1]} rows of {media.kind} for {media.num_places} places"
+            )
+        return rows
+
+    def _made(self, media: Media) -> Tensor:
         found = self._held.get(media.digest)
         if found is not None:
             self._held.move_to_end(media.digest)
             return found
         rows = self._tower.rows(media)
-        if rows.shape[1] != media.num_places:
-            raise ValueError(
-                f"the tower made {rows.shape[1]} rows of {media.kind} for {media.num_places} places"
-            )
         self._held[media.digest] = rows
         self._num_bytes += rows.nbytes
         while self._num_bytes > self._max_bytes and len(self._held) > 1:
@@ -55,23 +69,38 @@ class MediaRows:
             self._num_bytes -= old.nbytes
         return rows
 
-    def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
-        """Write the rows of the media places of this step into the batch."""
+    def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> dict[str, str]:
+        """Write the rows of the media places of this step into the batch. Request id -> why its
+        media have no rows: such a request fails alone."""
+        failed: dict[str, str] = {}
         at, mutual = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
-                self._put_one(media, item, at, batch)
+                try:
+                    self._put_one(media, item, at, batch)
+                except (torch.OutOfMemoryError, torch.AcceleratorError):
+                    raise  # of the device, not of this media
+                except _OF_TOWERS as error:
+                    log.warning("request %s: %s", item.rid, error)
+                    failed[item.rid] = f"the {media.kind} cannot be read by its tower: {error}"
                 end = item.start + item.count
                 runs = [run for run in media.mutual if item.start <= run[0] < end]
                 mutual += [(at + start - item.start, count) for start, count in runs]
             at += item.count
         batch.mutual = tuple(mutual)
+        if self._crossed_token is not None:
+            batch.sights = self._pictures.sights(plan, tables, failed)
+        return failed
 
     def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
+        if self._crossed_token is not None:
+            self._pictures.of(media)
         row, end = 0, item.start + item.count
         for start, count in media.spans:
             first, last = max(start, item.start), min(start + count, end)
-            if first < last:
+            if first < last and self._crossed_token is not None:
+                batch.token_ids_T[at + first - item.start : at + last - item.start] = self._crossed_token
+            elif first < last:
                 made = self.of(media)[:, row + first - start : row + last - start]
                 _write(batch, at + first - item.start, made)
             row += count

@@ -49,6 +49,7 @@ class Step:
     drawn_N: Tensor | None = None  # int32: R tokens, then marks of rows that are not finite
     logprobs: lp.Logprobs | DeviceLogprobs | None = None
     errors: dict[int, str] = field(default_factory=dict)  # of rows with logits
+    failed: dict[str, str] = field(default_factory=dict)  # of requests, by id
     landing: Landing | None = None
     done: Event | None = None  # behind the hidden states, where they are wanted
 
@@ -84,6 +85,8 @@ class Reader:
                 row += 1
             if item.targets is not None or item.hidden_states or item.pooling:
                 self._extras(step, item, at, got)
+            if item.rid in step.failed:
+                got = ItemResult(error=step.failed[item.rid])
             at += item.count
             results.append(got)
         return StepResult(results)

@@ -35,7 +35,9 @@ FILM_FPS = 2.0  # frames a second that are looked at
 DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not say
 Ids = NDArray[np.int32]
 # what a processor makes of the text
-_OF_TEXT = frozenset("input_ids attention_mask mm_token_type_ids token_type_ids labels".split())
+_OF_TEXT = frozenset(
+    "input_ids attention_mask cross_attention_mask mm_token_type_ids token_type_ids labels".split()
+)
 _TYPE_OF_FRAMES = 2  # in mm_token_type_ids
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 _TOKENS = {
@@ -88,11 +90,15 @@ class MediaProcessor:
 
     def warm(self) -> None:
         """Load the processor; what is wrong with it is said by the first request that needs it."""
+        try:
+            self.load()
+        except RadixError as error:
+            log.warning("%s", error)
+
+    def load(self) -> None:
+        """Load the processor, once. CheckpointError or ConfigError if that cannot be."""
         with self._lock:
-            try:
-                _ = self._processor
-            except RadixError as error:
-                log.warning("%s", error)
+            _ = self._processor
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -135,6 +141,8 @@ class MediaProcessor:
             media = self._media(made, pieces, ids, where)
         rule = self._facts.mutual
         media = _mutual(media, len(ids), rule)
+        if self._facts.is_crossed and media and media[0].spans[0][0]:
+            media = tuple(msgspec.structs.replace(one, is_seen_before=True) for one in media)
         # where a whole prompt sees itself, nothing but the same prompt may share its cache
         seal = b"".join((ids.tobytes(), *(one.digest for one in media)))
         plain, ids = ids, ids.copy()

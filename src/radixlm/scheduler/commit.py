@@ -82,6 +82,7 @@ class Committer:
     def _advance(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
         """A part of the prompt was computed."""
         if got.error is not None:
+            request.done = item.start  # what this step wrote is not shared
             return self.end(request, Finish("error", message=got.error, status=500))
         self.planner.ledger.insert(request)
         self.planner.ledger.slide(request)

@@ -57,7 +57,7 @@ class ChatTemplate:
         self._template = Template(source)
         self._tool_template = Template(tool_source) if tool_source is not None else self._template
         self._special_tokens = dict(special_tokens or {})
-        self._media = dict(media or {})
+        self._media: Mapping[str, str] = media if media is not None else {}
         self.source = source
         self.stops = stops
         self.adds_special_tokens = adds_special_tokens

@@ -187,8 +187,7 @@ def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     state.media = make_reader(state.config, state.info)
     if state.media is not None:
         state.media.warm()
-    places = state.info.media.tokens if state.info.media is not None else {}
-    media = {kind: tokenizer.id_to_piece(place) or "" for kind, place in places.items()} or None
+    media = state.media.placeholders if state.media is not None else None
     template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
     state.template = template
     state.tool_format = _tool_format(serve.tool_call_parser, template)

@@ -141,7 +141,7 @@ def _extras(dialog: Dialog, output: Output) -> dict[str, Any]:
     if body.return_token_ids:
         extras["token_ids"] = extras["response_token_ids"] = output.token_ids
     if body.return_prompt_token_ids:
-        extras["prompt_token_ids"] = dialog.request.input_ids
+        extras["prompt_token_ids"] = _prompt_ids(dialog)
     if body.return_meta_info:
         extras["meta_info"] = {
             "id": output.rid,
@@ -152,6 +152,12 @@ def _extras(dialog: Dialog, output: Output) -> dict[str, Any]:
             "weight_version": dialog.state.weight_version,
         }
     return extras
+
+
+def _prompt_ids(dialog: Dialog) -> list[int] | None:
+    """With the checkpoint's own placeholder in the places of media."""
+    made = dialog.request.prompt
+    return dialog.request.input_ids if made is None else made.plain.tolist()
 
 
 # ---- streams -------------------------------------------------------------------------------

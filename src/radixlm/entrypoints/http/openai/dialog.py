@@ -115,6 +115,8 @@ async def make_dialog(state: ServerState, body: ChatRequest) -> Dialog:
     model = state.check_model(body.model)
     check_messages(body.messages)
     sources = sources_of(body.messages, state.media)
+    if sources and state.media is not None:
+        await state.media.ready()  # its placeholders stand in the prompt
     chosen = _tools(state, body)
     variables = template_variables(state, body)
     prompt = _render(state, body, chosen, variables)
