@@ -223,7 +223,7 @@ class Runner:
             batch = self.expander.mixed(shape)
         put_extras(step.plan, self.tables, batch)
         if self.media is not None:
-            self.media.put(step.plan, self.tables, batch)
+            step.failed = self.media.put(step.plan, self.tables, batch)
         if states is not None:
             assert self.states is not None
             batch.states = self.states.begin(*states)
