@@ -32,6 +32,15 @@ async def test_orders_come_late() -> None:
     assert await new.wait() == 5
 
 
+async def test_threads_wait_asleep_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    found = "'GOMP_SPINCOUNT'] == '7' and os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"
+    told = Child((sys.executable, "-S", "-c", f"import os; assert os.environ[{found}"))
+    told.give({})
+    assert await told.wait() == 0
+
+
 async def test_orders_to_the_dead_are_not_heard() -> None:
     dead = Child()
     dead.kill()

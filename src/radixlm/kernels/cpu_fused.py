@@ -177,33 +177,6 @@ def pack_head_linear(weight_HOI: Tensor) -> reference_linear.HeadLinear:
     return NativeHeadLinear(weight_HOI)
 
 
-class NativeExperts:
-    """Every expert's two weights packed; rows are grouped by expert inside the kernel."""
-
-    def __init__(
-        self,
-        up_E2ID: Tensor,
-        down_EDI: Tensor,
-        up_bias_E2I: Tensor | None,
-        down_bias_ED: Tensor | None,
-        act: str,
-        fmts: tuple[str, str],
-    ) -> None:
-        ups, downs = [], []
-        for expert in range(up_E2ID.shape[0]):
-            up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
-            down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-            up, up_fmt = without_fp8(up_E2ID[expert].contiguous(), fmts[0])
-            down, down_fmt = without_fp8(down_EDI[expert].contiguous(), fmts[1])
-            ups.append(cpu_linear.pack(up, up_bias, up_fmt, is_paired=True))
-            downs.append(cpu_linear.pack(down, down_bias, down_fmt))
-        self.experts = cpu_moe.Experts(ups, downs, act)
-
-    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """See kernels/ops/moe.py; float32."""
-        return self.experts.run(x_TD.float().contiguous(), weights_TK, ids_TK)
-
-
 @implements("pack_experts", name=NAME, device="cpu")
 def pack_experts(
     up_E2ID: Tensor,
@@ -216,4 +189,12 @@ def pack_experts(
     """See kernels/ops/moe.py."""
     if up_E2ID.dtype not in cpu_linear.NATIVE_FORMAT or act not in cpu_linear.GATED_CODE:
         return reference_moe.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
-    return NativeExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
+    ups, downs = [], []
+    for expert in range(up_E2ID.shape[0]):
+        up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
+        down_bias = None if down_bias_ED is None else down_bias_ED[expert]
+        up, up_fmt = without_fp8(up_E2ID[expert].contiguous(), fmts[0])
+        down, down_fmt = without_fp8(down_EDI[expert].contiguous(), fmts[1])
+        ups.append(cpu_linear.pack(up, up_bias, up_fmt, is_paired=True))
+        downs.append(cpu_linear.pack(down, down_bias, down_fmt))
+    return cpu_moe.Experts(ups, downs, act)

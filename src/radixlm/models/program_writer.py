@@ -56,8 +56,7 @@ def packed_of(linear: object) -> PackedLinear | None:
 
 def experts_of(layer: MoeLayer) -> Experts | None:
     """The C++ experts of a layer; None if something else runs them."""
-    experts = getattr(layer.experts, "experts", None)
-    return experts if isinstance(experts, Experts) else None
+    return layer.experts if isinstance(layer.experts, Experts) else None
 
 
 def is_covered(model: ProgramSource) -> bool:

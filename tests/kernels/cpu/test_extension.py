@@ -8,7 +8,7 @@ import torch
 
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.cpu import available, describe, extension, isa, reason
-from radixlm.kernels.cpu.extension import native, waiting_defaults
+from radixlm.kernels.cpu.extension import native
 
 WITHOUT = """
 import sys
@@ -36,12 +36,6 @@ def test_the_best_supported_instruction_set_runs() -> None:
 def test_a_missing_extension_is_told_not_raised() -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert run.stdout.strip() == "refused", run.stderr
-
-
-def test_waiting_defaults_respect_the_user() -> None:
-    environ = {"GOMP_SPINCOUNT": "7"}
-    waiting_defaults(environ)
-    assert environ == {"GOMP_SPINCOUNT": "7", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def test_the_environment_picks_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

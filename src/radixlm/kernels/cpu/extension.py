@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import MutableMapping
 from types import ModuleType
 from typing import Any
 
@@ -73,16 +72,6 @@ def describe() -> dict[str, object]:
 def set_num_threads(count: int) -> None:
     """Threads that a kernel may use at most; small work uses fewer."""
     native().set_max_threads(count)
-
-
-def waiting_defaults(environ: MutableMapping[str, str]) -> None:
-    """Set how OpenMP threads wait, where the user has not: call before torch is imported.
-
-    A short spin keeps the hand-over between two ops under a microsecond; after it threads sleep,
-    so that an idle server uses no core and a busy machine is not slowed by spinning.
-    """
-    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 def address(tensor: torch.Tensor | None) -> int:

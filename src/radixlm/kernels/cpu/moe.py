@@ -30,8 +30,9 @@ class Experts:
         )
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, num_threads: int = 0) -> Tensor:
-        """Sum over the chosen experts of weight * expert(x): float32 [T, D]. Ids must be within
-        the experts: they are not checked."""
+        """Sum over the chosen experts of weight * expert(x): float32 [T, D], from any float x. Ids
+        must be within the experts: they are not checked."""
+        x_TD = x_TD.float().contiguous()
         x, ldx = rows_of(x_TD, "x")
         out = torch.empty(x_TD.shape[0], self.dim)
         ids = ids_TK.to(torch.int32).contiguous()
