@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from gpu import roofline
@@ -48,9 +49,11 @@ def models_of(s: Session) -> tuple[tuple[str, str], ...]:
     return MODELS[:2] if s.quick else MODELS
 
 
-def run(s: Session) -> None:
-    """Every model that fits device and time."""
-    batches = (1, 3) if s.is_smoke else BATCHES
+def each_model(
+    s: Session, flags: Callable[[str], list[str]]
+) -> Iterator[tuple[Engine, Shape, str]]:
+    """A stage's models that fit device and time, opened one after another with random caches:
+    (engine, shape, weights). ``flags`` are the server options for such weights."""
     for name, weights in models_of(s):
         shape = shape_of(s, name)
         if not weights_fit(s, shape, weights):
@@ -58,9 +61,16 @@ def run(s: Session) -> None:
         elif not s.is_smoke and s.left_s() < SECONDS[name]:
             s.add(model=name, weights=weights, skipped="no time is left")
         else:
-            with opened(s, shape, *flags_of(s, weights, batches)) as engine:
+            with opened(s, shape, *flags(weights)) as engine:
                 engine.fill_cache()
-                _model(s, engine, shape, weights, batches)
+                yield engine, shape, weights
+
+
+def run(s: Session) -> None:
+    """Every model that fits device and time."""
+    batches = (1, 3) if s.is_smoke else BATCHES
+    for engine, shape, weights in each_model(s, lambda weights: flags_of(s, weights, batches)):
+        _model(s, engine, shape, weights, batches)
 
 
 def _model(

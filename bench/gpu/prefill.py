@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpu import roofline
-from gpu.decode import SECONDS, flags_of, models_of, shape_of, weights_fit
-from gpu.replica import Engine, opened
+from gpu.decode import each_model, flags_of
+from gpu.replica import Engine
 from gpu.roofline import Shape
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
@@ -16,18 +16,12 @@ TINY_POINTS = ((1, 64, 0), (2, 16, 0), (1, 16, 48))
 
 def run(s: Session) -> None:
     """Every model that fits device and time."""
-    for name, weights in models_of(s):
-        shape = shape_of(s, name)
-        if not weights_fit(s, shape, weights):
-            s.add(model=name, weights=weights, skipped="does not fit the device")
-        elif not s.is_smoke and s.left_s() < SECONDS[name]:
-            s.add(model=name, weights=weights, skipped="no time is left")
-        else:
-            flags = [*flags_of(s, weights, (8,)), "--max-total-tokens", "16384"]
-            with opened(s, shape, *flags) as engine:
-                engine.fill_cache()
-                for point in TINY_POINTS if s.is_smoke else POINTS:
-                    _point(s, engine, shape, weights, *point)
+    room = ("--max-total-tokens", "16384")
+    for engine, shape, weights in each_model(
+        s, lambda weights: [*flags_of(s, weights, (8,)), *room]
+    ):
+        for point in TINY_POINTS if s.is_smoke else POINTS:
+            _point(s, engine, shape, weights, *point)
 
 
 def _point(

@@ -7,14 +7,10 @@ Legend: T packed tokens, H query heads, K KV heads, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from radixlm.attention.paged import PluginBackend
-from radixlm.kernels.dispatch import Kernels
-from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -28,9 +24,6 @@ class Fa3Backend(PluginBackend):
     install = "flash_attn_interface (flash-attention/hopper, for sm_90)"
     dtypes = HALVES
     lacks = ("sinks", "slopes")
-
-    def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
-        super().__init__(groups, device)
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -64,9 +57,6 @@ class Fa4Backend(PluginBackend):
     required_page_size = 128
     dtypes = HALVES
     lacks = ("slopes", "chunk")
-
-    def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
-        super().__init__(groups, device)
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite

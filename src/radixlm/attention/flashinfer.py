@@ -35,7 +35,7 @@ class FlashinferBackend(PluginBackend):
     lacks = ("sinks", "slopes", "chunk")
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
-        super().__init__(groups, device)
+        super().__init__(groups, kernels, device)
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrappers: dict[tuple[object, ...], Any] = {}  # kept: they own memory
         self._planned: dict[tuple[object, ...], Any] = {}  # in this step

@@ -8,19 +8,16 @@ import torch
 from torch import Tensor
 
 from radixlm.attention.paged import PagedBackend
-from radixlm.attention.reference import TorchNativeBackend
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool, PagedPool
 from radixlm.step.batch import AttentionSite, ForwardBatch
-
-Part = PagedBackend | TorchNativeBackend
 
 
 class MixedBackend:
     """``prefill`` and ``decode`` by turns. Its name is the decoding one's, on which depends
     whether decode steps can be recorded as graphs."""
 
-    def __init__(self, prefill: Part, decode: Part) -> None:
+    def __init__(self, prefill: PagedBackend, decode: PagedBackend) -> None:
         self.prefill, self.decode = prefill, decode
         self.name = decode.name
         self.required_page_size = prefill.required_page_size or decode.required_page_size

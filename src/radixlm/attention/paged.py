@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
+from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import DTYPES
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import PagedPool, page_nbytes
@@ -24,7 +25,7 @@ class PagedBackend(ABC):
     required_page_size: int | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of caches
 
-    def __init__(self, groups: Sequence[KvGroup], device: torch.device) -> None:
+    def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.device = device
         self.pools: list[PagedPool | None] = [None] * len(groups)
         self._batch: ForwardBatch | None = None
@@ -68,8 +69,8 @@ class PluginBackend(PagedBackend):
     install = ""
     lacks: tuple[str, ...] = ()
 
-    def __init__(self, groups: Sequence[KvGroup], device: torch.device) -> None:
-        super().__init__(groups, device)
+    def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
+        super().__init__(groups, kernels, device)
         self.package: ModuleType = self._import()
         if any(group.latent for group in groups):
             raise self._refuse("latent attention")

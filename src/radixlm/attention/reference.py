@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from radixlm.attention.paged import PagedBackend
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.kv import DTYPES
 from radixlm.pools.group import KvGroup
-from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
@@ -51,38 +50,15 @@ class Span:
         return self.kv_len - (self.num_ahead or 0) - self.num_queries
 
 
-class TorchNativeBackend:
-    """The reference backend."""
+class TorchNativeBackend(PagedBackend):
+    """The reference backend; K and V are widened when read."""
 
     name = "torch_native"
-    required_page_size: int | None = None
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
-        self.device = device
-        self.pools: list[PagedPool | None] = [None] * len(groups)
-        self._batch: ForwardBatch | None = None
+        super().__init__(groups, kernels, device)
         self._spans: list[Span] = []
         self._pieces: dict[tuple[int, int, int], list[Piece]] = {}  # (group, window, chunk)
-
-    def supports(self, page_size: int) -> bool:
-        """Any page size works."""
-        return page_size >= 1
-
-    def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Floats of 32, 16 and 8 bits, and int8; K and V are widened when read."""
-        return dtype in DTYPES
-
-    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one page over the group's layers."""
-        return page_nbytes(group, page_size, dtype)
-
-    def make_pool(
-        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
-    ) -> PagedPool:
-        """Allocate and keep the group's pool."""
-        pool = PagedPool(group, num_pages, page_size, dtype, self.device)
-        self.pools[group.index] = pool
-        return pool
 
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch; pieces are made when a layer first needs them."""

@@ -9,9 +9,8 @@ from typing import cast
 import torch
 
 from radixlm.attention.base import AttentionBackend
-from radixlm.attention.mixed import MixedBackend, Part
+from radixlm.attention.mixed import MixedBackend
 from radixlm.attention.paged import PagedBackend
-from radixlm.attention.reference import TorchNativeBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.registry import Registry
 from radixlm.kernels import cpu
@@ -64,9 +63,9 @@ def _make(
     return cast(AttentionBackend, backend(tuple(kv_groups), kernels, device))
 
 
-def _plain(backend: AttentionBackend, prefill: str, decode: str) -> Part:
+def _plain(backend: AttentionBackend, prefill: str, decode: str) -> PagedBackend:
     """The backend, if its pool has the plain layout."""
-    if isinstance(backend, PagedBackend | TorchNativeBackend):
+    if isinstance(backend, PagedBackend):
         return backend
     raise ConfigError(
         f"--prefill-attention-backend {prefill} and --decode-attention-backend {decode} cannot "

@@ -99,7 +99,7 @@ class TritonBackend(PagedBackend):
                 f"--attention-backend triton: heads of {wide[0]} channels are wider than the "
                 f"{MAX_DIM} that its kernels take; torch_native works"
             )
-        super().__init__(groups, device)
+        super().__init__(groups, kernels, device)
         self.num_processors, self.is_hopper = _facts(device)
         self.own_splits = 0
         self._memory = Memory(device)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixlm.kernels.ops.widened import WidenedLinear
+
 FP8_MOST = 448.0
 BLOCK = 128
 FORMATS = ("fp8", f"fp8-{BLOCK}")
@@ -120,35 +122,21 @@ def without_fp8(weight: Tensor, fmt: str) -> tuple[Tensor, str]:
     return torch.stack([rounded_weight(part, fmt) for part in weight]), ""
 
 
-class ReferenceFp8:
-    """Holds e4m3; widens weight and activations on every call."""
+class ReferenceFp8(WidenedLinear):
+    """Holds e4m3; rounds activations as the format says."""
+
+    formats = FORMATS
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
-        if fmt not in FORMATS:
-            raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMATS)}")
-        self.bias_O, self.out_features = bias_O, int(weight_OI.shape[0])
+        super().__init__(weight_OI, bias_O, fmt)
         self._group = 0 if fmt == FORMATS[0] else BLOCK
-        self._dtype = weight_OI.dtype
         quantise = quantise_blocks if self._group else quantise_rows
         self._values, self._scale = quantise(weight_OI)
 
-    def run(self, x_TI: Tensor) -> Tensor:
-        """[T, O] in the dtype of x."""
-        x = coarsened_x(x_TI.reshape(-1, x_TI.shape[-1]), self._group)
-        y_TO = x @ self._widened().T
-        if self.bias_O is not None:
-            y_TO = y_TO + self.bias_O.float()
-        return y_TO.to(x_TI.dtype).view(*x_TI.shape[:-1], self.out_features)
+    def product(self, x_TI: Tensor) -> Tensor:
+        return coarsened_x(x_TI, self._group) @ self.widened().T
 
-    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` of the weight times ``scale``: a quantised token table."""
-        return (self._widened()[ids_T] * scale).to(dtype)
-
-    def unpack(self) -> Tensor:
-        """What the numbers stand for, [O, I]."""
-        return self._widened().to(self._dtype)
-
-    def _widened(self) -> Tensor:
+    def widened(self) -> Tensor:
         if not self._group:
             return self._values.float() * self._scale[:, None]
         return self._values.float() * spread(self._scale, *self._values.shape)

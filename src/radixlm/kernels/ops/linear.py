@@ -13,6 +13,7 @@ from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.embedding import embedding
 from radixlm.kernels.ops.fp8 import ReferenceFp8, is_fp8
 from radixlm.kernels.ops.quantised import ReferenceQuantised
+from radixlm.kernels.ops.widened import WidenedLinear
 
 
 class PackedLinear(Protocol):
@@ -57,9 +58,7 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> PackedLin
     return ReferenceLinear(weight_OI, bias_O)
 
 
-def _quantised(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str
-) -> ReferenceFp8 | ReferenceQuantised:
+def _quantised(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> WidenedLinear:
     packed = ReferenceFp8 if is_fp8(fmt) else ReferenceQuantised
     return packed(weight_OI, bias_O, fmt)
 

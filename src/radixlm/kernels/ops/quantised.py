@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixlm.kernels.ops.widened import WidenedLinear
+
 INT8_MOST = 127.0
 GROUPS = (32, 64, 128)
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
@@ -50,45 +52,31 @@ def coarsened(x_TI: Tensor, group: int) -> Tensor:
     return (whole.float() * scale).view(x_TI.shape)
 
 
-class ReferenceQuantised:
-    """Holds the integers; widens them on every call."""
+class ReferenceQuantised(WidenedLinear):
+    """Holds the integers."""
+
+    formats = FORMATS
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
-        if fmt not in FORMATS:
-            raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMATS)}")
-        self.bias_O, self.out_features = bias_O, int(weight_OI.shape[0])
+        super().__init__(weight_OI, bias_O, fmt)
         kind, _, group = fmt.partition("-")
         self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
-        self._dtype = weight_OI.dtype
         if self._group:
             self._values, self._scale = quantise_int4(weight_OI, self._group)
         else:
             self._values, self._scale = quantise_int8(weight_OI)
 
-    def run(self, x_TI: Tensor) -> Tensor:
-        """[T, O] in the dtype of x."""
+    def product(self, x_TI: Tensor) -> Tensor:
         if self._group:
             x = coarsened(x_TI, self._group) if self._is_dynamic else x_TI.float()
-            y_TO = x @ self._widened().T
-        elif self._is_dynamic:
+            return x @ self.widened().T
+        if self._is_dynamic:
             x_whole, x_scale = quantise_rows(x_TI)
             sums_TO = (x_whole @ self._values.double().T).float()
-            y_TO = sums_TO * (x_scale * self._scale)
-        else:
-            y_TO = x_TI.float() @ self._widened().T
-        if self.bias_O is not None:
-            y_TO = y_TO + self.bias_O.float()
-        return y_TO.to(x_TI.dtype)
+            return sums_TO * (x_scale * self._scale)
+        return x_TI.float() @ self.widened().T
 
-    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` of the weight times ``scale``: a quantised token table."""
-        return (self._widened()[ids_T] * scale).to(dtype)
-
-    def unpack(self) -> Tensor:
-        """What the integers stand for, [O, I]."""
-        return self._widened().to(self._dtype)
-
-    def _widened(self) -> Tensor:
+    def widened(self) -> Tensor:
         if not self._group:
             return self._values.float() * self._scale[:, None]
         grouped = self._values.float().view(self.out_features, -1, self._group) - 8
