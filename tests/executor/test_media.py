@@ -36,7 +36,12 @@ def media(number: int, *spans: tuple[int, int], mutual: bool = False) -> Media:
     return Media("image", bytes([number]) * 32, spans, {}, spans if mutual else ())
 
 
-def step(rows: MediaRows, given: tuple[Media, ...], *chunks: tuple[int, int]) -> ForwardBatch:
+def step(
+    rows: MediaRows,
+    given: tuple[Media, ...],
+    *chunks: tuple[int, int],
+    failed: dict[str, str] | None = None,
+) -> ForwardBatch:
     """Chunks (start, count) of slots 0, 1 .. that all have the media ``given``."""
     tables = SlotTables(4, 4, 1, CPU)
     ids, items = np.zeros(64, np.int32), []
@@ -50,7 +55,11 @@ def step(rows: MediaRows, given: tuple[Media, ...], *chunks: tuple[int, int]) ->
         torch.zeros(total, dtype=torch.int64), empty, empty, empty, empty, (), (), empty,
         None, 0, 0,  # type: ignore[arg-type]  # no attention runs
     )  # fmt: skip
-    rows.put(StepPlan(0, tuple(items)), tables, batch)
+    found = rows.put(StepPlan(0, tuple(items)), tables, batch)
+    assert failed is not None or not found
+    if failed is not None:
+        failed.clear()
+        failed |= found
     return batch
 
 
@@ -84,3 +93,25 @@ def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
 
     with pytest.raises(ValueError, match="3 rows of image for 4 places"):
         MediaRows(Short()).of(media(1, (0, 4)))
+
+
+def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
+    class Picky(Tower):
+        def rows(self, media: Media) -> torch.Tensor:
+            if media.digest[0] == 2:
+                raise RuntimeError("no such shape")
+            return super().rows(media)[:, : -(media.digest[0] == 3) or None]
+
+    rows = MediaRows(Picky())
+    failed: dict[str, str] = {}
+    for number in (1, 2, 3):
+        step(rows, (media(number, (2, 3)),), (0, 6), (6, 2), failed=failed)
+        expected = {
+            1: {},
+            2: {"r0": "the image cannot be read by its tower: no such shape"},
+            3: {
+                "r0": "the image cannot be read by its tower: the tower made 2 rows of image for "
+                "3 places"
+            },
+        }[number]
+        assert failed == expected

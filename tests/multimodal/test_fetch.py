@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import ipaddress
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,6 +17,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal.fetch import FetchRules, fetch
 
 DATA = b"\x89PNG some bytes"
+STOP = threading.Event()
 OPEN = FetchRules(max_bytes=1000, timeout_s=5, allow_private=True)
 
 
@@ -28,6 +32,18 @@ class Pages(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", "file:///etc/passwd")
             self.end_headers()
+            return
+        if self.path == "/inside":
+            self.send_response(302)
+            self.send_header("Location", "http://10.0.0.1/x.png")
+            self.end_headers()
+            return
+        if self.path == "/drips":  # a line of its head at a time, and no end of it
+            self.send_response(200)
+            self.flush_headers()
+            with contextlib.suppress(OSError):
+                while not STOP.wait(0.02):
+                    self.wfile.write(b"X-More: 1\r\n")
             return
         body = {"/ok": DATA, "/big": b"x" * 5000}.get(self.path)
         self.send_response(200 if body else 404)
@@ -44,6 +60,7 @@ def site() -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
+    STOP.set()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -56,6 +73,10 @@ def test_data_and_base64() -> None:
     assert fetch("data:,a%20b", FetchRules(), "x") == b"a b"
 
 
+def test_base64_spelt_for_a_uri() -> None:
+    assert fetch("data:image/png;base64,%2B%2F8%3D", FetchRules(), "x") == b"\xfb\xff"
+
+
 def test_the_web(site: str) -> None:
     assert fetch(f"{site}/ok", OPEN, "x") == DATA
 
@@ -64,6 +85,25 @@ def test_the_web(site: str) -> None:
 def test_what_a_site_must_not_do(site: str, path: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
         fetch(site + path, OPEN, "there")
+
+
+def test_a_redirect_into_the_network_is_refused(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first host counts as public here, so that what refuses is the look at the second."""
+    public = ipaddress.IPv4Address.is_global.fget  # type: ignore[attr-defined]
+    here = ipaddress.IPv4Address("127.0.0.1")
+    counts = property(lambda ip: ip == here or public(ip))
+    monkeypatch.setattr(ipaddress.IPv4Address, "is_global", counts)
+    assert fetch(f"{site}/ok", FetchRules(timeout_s=5), "x") == DATA
+    with pytest.raises(InvalidRequest, match="there: addresses of this network"):
+        fetch(f"{site}/inside", FetchRules(timeout_s=5), "there")
+
+
+def test_a_server_that_drips_is_left_in_time(site: str) -> None:
+    began_s = time.monotonic()
+    rules = FetchRules(timeout_s=0.4, allow_private=True)
+    with pytest.raises(InvalidRequest, match=r"^there"):
+        fetch(f"{site}/drips", rules, "there")
+    assert time.monotonic() - began_s < 5
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from radixlm.wire.media import Array, Media
@@ -110,3 +112,32 @@ def test_the_same_picture_counts_once() -> None:
             bench.submit(str(first), [first, *PROMPT[1:45]], media=pictures(seed, (2, 40)))
         bench.run()
         assert [item.count for item in bench.executor.steps[0].items] == [45, 45, count]
+
+
+def test_a_run_larger_than_the_window_pool_is_refused() -> None:
+    bench = Bench(num_pages=64, window=8, num_window=10)  # of 4 tokens, one is the null page
+    bench.submit("fits", PROMPT, media=media((4, 28)))
+    bench.submit("never", [7, *PROMPT], media=media((4, 40)))
+    bench.run()
+    assert bench.out["fits"] == reference(PROMPT, 8)
+    refused = bench.finish["never"]
+    assert refused.status == 400 and "11 pages of the window layers' cache" in refused.message
+
+
+@pytest.mark.parametrize("seed", [*range(8), 91, 370])  # the last two: all wait for one another
+def test_runs_that_need_the_same_window_pages_take_turns(seed: int) -> None:
+    """Each prompt holds its window and needs more for its next run than the others leave."""
+    draw = Random(seed)
+    bench = Bench(300, window=8, num_window=draw.randint(14, 24), step_tokens=8, max_running=4)
+    asked: dict[str, tuple[list[int], int]] = {}
+    for i in range(5):
+        runs, end = [], draw.randint(0, 10)
+        for _ in range(3):
+            runs.append((end, draw.randint(4, 32)))
+            end += runs[-1][1] + draw.randint(0, 12)
+        prompt = [draw.randint(1, 29) for _ in range(runs[-1][0] + runs[-1][1] + 3)]
+        asked[f"r{i}"] = prompt, draw.choice([1, 8, 20])
+        bench.submit(f"r{i}", prompt, asked[f"r{i}"][1], media=media(*runs))
+    bench.run()
+    for rid, (prompt, max_new) in asked.items():
+        assert bench.out[rid] == reference(prompt, max_new)

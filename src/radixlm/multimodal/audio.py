@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal.extras import extra
 
 MIN_SECONDS = 0.1
 MAX_SECONDS = 1800.0
@@ -62,11 +63,7 @@ def _check_size(num_samples: int, rate: int, where: str) -> None:
 
 
 def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
-    try:
-        import soundfile  # noqa: PLC0415  (an extra)
-    except ImportError:
-        message = f"{where}: WAV is read; other sounds need soundfile on the server"
-        raise InvalidRequest(message, where) from None
+    soundfile = extra("soundfile", where, "WAV is read; other sounds need soundfile on the server")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_size(len(file), file.samplerate, where)

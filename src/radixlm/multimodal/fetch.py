@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +63,8 @@ def _data(source: str, rules: FetchRules, where: str) -> bytes:
 def _base64(text: str, rules: FetchRules, where: str) -> bytes:
     if len(text) > rules.max_bytes * 4 // 3 + 4:
         raise _too_large(rules, where)
+    if "%" in text:  # a data URI may spell +, / and = so
+        text = unquote(text)
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -120,6 +124,31 @@ def _get(url: str, rules: FetchRules, where: str, deadline_s: float) -> tuple[by
     address = _address(host, port, rules, where)
     timeout_s = max(0.1, deadline_s - time.monotonic())
     raw = socket.create_connection((address, port), timeout_s)
+    # a timeout of the socket is one of each read: a server may send a byte now and then for hours
+    line = raw.dup()  # TLS takes the first
+    watch = threading.Timer(timeout_s, _hang_up, (line,))
+    watch.daemon = True
+    watch.start()
+    try:
+        return _asked(raw, url, rules, where, deadline_s)
+    finally:
+        watch.cancel()
+        line.close()
+        raw.close()
+
+
+def _hang_up(line: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _asked(
+    raw: socket.socket, url: str, rules: FetchRules, where: str, deadline_s: float
+) -> tuple[bytes | None, str]:
+    """What the other end of ``raw`` answers."""
+    parts = urlsplit(url)
+    host, timeout_s = parts.hostname or "", raw.gettimeout()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     if parts.scheme == "https":
         raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -148,6 +177,8 @@ def _body(
         if time.monotonic() > deadline_s:
             raise InvalidRequest(f"{where}: took longer than {rules.timeout_s:g} s", where)
         parts.append(chunk)
+    if time.monotonic() > deadline_s:
+        raise InvalidRequest(f"{where}: took longer than {rules.timeout_s:g} s", where)
     return b"".join(parts)
 
 

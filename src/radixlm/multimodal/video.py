@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal.extras import extra
 from radixlm.multimodal.image import open_picture
 
 MAX_FRAMES = 768  # that are kept of a film: more are left out evenly
@@ -29,11 +30,8 @@ class Film:
 def read_film(data: bytes, fps: float, where: str) -> Film:
     """About ``fps`` frames a second; InvalidRequest for what is no film or too large, and where
     PyAV is not installed."""
-    try:
-        import av  # noqa: PLC0415  (an extra)
-    except ImportError:
-        message = f"{where}: films need PyAV on the server (pip install av); send a list of frames"
-        raise InvalidRequest(message, where) from None
+    needs = "films need PyAV on the server (pip install av); send a list of frames"
+    av = extra("av", where, needs)
     try:
         with av.open(io.BytesIO(data)) as container:
             return _sampled(container, fps, where)

@@ -66,6 +66,11 @@ class KvLedger:
     def num_used_tokens(self) -> int:
         return (self.pages.num_total - self.num_available) * self.page_size
 
+    @property
+    def num_window_pages(self) -> int:
+        """All that there are, 0 without window layers."""
+        return self.window.pages.num_total if self.window is not None else 0
+
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
@@ -118,7 +123,17 @@ class KvLedger:
         if self.window is None:
             return True
         need = self.pages_for(min(request.base + 1, self.window.table.window_tokens)) + 2
+        need = max(need, self.run_pages(request))
         return need <= self.window.pages.num_free + self.cache.num_window_evictable
+
+    def run_pages(self, request: Request) -> int:
+        """Window pages that the longest run of places which see one another needs: it is computed
+        in one step."""
+        if self.window is None or self.window.is_state:
+            return 0
+        table = self.window.table
+        runs = (run for media in request.wire.media for run in media.mutual)
+        return max((table.num_live_pages(*run) for run in runs), default=0)
 
     def take(self, request: Request, num_tokens: int) -> bool:
         """Hold pages for the first ``num_tokens`` tokens; False if they cannot be had."""

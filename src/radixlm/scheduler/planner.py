@@ -56,7 +56,7 @@ class Planner:
                 if not items or self._index % self.limits.admit_every == 0:
                     self._admit(items, left, now_s)
         if not items:
-            return None
+            return self.plan(now_s) if self._free_one() else None
         plan = StepPlan(
             index=self._index,
             items=tuple(items),
@@ -68,6 +68,17 @@ class Planner:
         self._index += 1
         self._admissions, self.releases, self.ledger.updates = [], [], []
         return plan
+
+    def _free_one(self) -> bool:
+        """Where each running request holds pages that another needs, the latest gives way. Places
+        that see one another want their pages all at once, so that it can come to this."""
+        if len(self.running) < 2 or any(r.inflight for r in self.running):
+            return False
+        victim = self._victim()
+        if victim is None or not any(r.is_prefilling for r in self.running):
+            return False
+        self.retract(victim)
+        return True
 
     def _suspect_alone(self, items: list[Item], now_s: float) -> bool:
         """A request that may have killed an engine computes its prompt in steps of its own, so that
@@ -322,6 +333,13 @@ class Planner:
                 f"the prompt has {request.base} tokens, the KV cache holds {most}: "
                 "raise --max-total-tokens or --mem-fraction-static",
                 param="input_ids",
+            )
+        run, most = self.ledger.run_pages(request), self.ledger.num_window_pages
+        if run > most:
+            return InvalidRequest(
+                f"a picture of this prompt needs {run} pages of the window layers' cache at once, "
+                f"which has {most}: raise --max-total-tokens or --swa-full-tokens-ratio",
+                param="messages",
             )
         return None
 

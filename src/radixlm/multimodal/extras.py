@@ -1,0 +1,16 @@
+"""Packages that only some media need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from radixlm.base.errors import InvalidRequest
+
+
+def extra(name: str, where: str, needs: str) -> Any:
+    """The module; InvalidRequest naming ``where`` with what it ``needs`` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InvalidRequest(f"{where}: {needs}", where) from None
