@@ -10,15 +10,20 @@ from random import Random
 import tasks
 import tools
 from chat import Conversation, Message, render, reply, train_tokenizer, user
-from passages import extract, passage, remember
+from passages import extract, growing, passage, remember
 
 BUCKETS = {"short": 192, "middle": 512, "long": 1536}  # tokens a packed row
 
 
 def short(rng: Random, thinking: float = 0.12) -> Conversation:
     """One to four short tasks in a row, some of them with thinking."""
-    if rng.random() < 0.05:
+    pick = rng.random()
+    if pick < 0.05:
         return remember(rng)
+    if pick < 0.11:
+        return passage(rng, rng.randint(1, 10), 1, ahead=0.8)
+    if pick < 0.14:
+        return growing(rng, rng.randint(1, 4))
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(tools.SYSTEMS)})
@@ -35,16 +40,22 @@ def short(rng: Random, thinking: float = 0.12) -> Conversation:
 def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
-    if pick < 0.55:
-        return tools.dialogue(rng, rng.choice((2, 3, 4, 5)))
-    if pick < 0.65:
+    if pick < 0.62:
+        return tools.dialogue(rng, rng.choice((1, 2, 3, 4)), invented=0.3)
+    if pick < 0.68:
         return extract(rng)
-    return passage(rng, rng.randint(2, 20), rng.randint(6, 12))
+    if pick < 0.75:
+        return growing(rng, rng.randint(3, 9), rng.randint(2, 5))
+    if pick < 0.88:
+        return passage(rng, rng.randint(3, 30), 1, ahead=1.0)
+    return passage(rng, rng.randint(2, 22), rng.randint(6, 12), ahead=0.4)
 
 
 def long(rng: Random) -> Conversation:
     """A passage of 500 to 1,500 tokens with many questions."""
-    return passage(rng, rng.randint(40, 110), rng.randint(16, 24))
+    if rng.random() < 0.5:
+        return growing(rng, rng.randint(10, 16), 8)
+    return passage(rng, rng.randint(40, 100), rng.randint(12, 20), ahead=0.7)
 
 
 BUCKET_MAKERS = {"short": short, "middle": middle, "long": long}

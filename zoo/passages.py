@@ -71,8 +71,11 @@ def value(rng: Random, kind: str) -> str:
     return rng.choice(pool)
 
 
-def passage(rng: Random, num_facts: int, num_questions: int) -> Conversation:
-    """A passage of facts with distractors, and questions on it, one a turn."""
+def passage(rng: Random, num_facts: int, num_questions: int, ahead: float = 0.0) -> Conversation:
+    """A passage of facts with distractors, and questions on it, one a turn.
+
+    `ahead`: how often the first question certainly stands before the passage.
+    """
     pairs = [(name, kind) for name in words.NAMES for kind in FACTS]
     facts = [(name, kind, value(rng, kind)) for name, kind in rng.sample(pairs, num_facts)]
     lines = []
@@ -96,14 +99,14 @@ def passage(rng: Random, num_facts: int, num_questions: int) -> Conversation:
                 name, held = other, UNKNOWN
         ask = rng.choice(FACTS[kind][2]).format(s=name)
         if turn == 0:
-            ask = _place(rng, text, ask, messages)
+            ask = _place(rng, text, ask, messages, ahead)
         messages += [user(ask), reply(held)]
     return Conversation(messages, task="passage")
 
 
-def _place(rng: Random, text: str, ask: str, messages: list[Message]) -> str:
+def _place(rng: Random, text: str, ask: str, messages: list[Message], ahead: float) -> str:
     """Put the passage before or behind the first question, or into the system turn."""
-    kind = rng.randrange(5)
+    kind = 1 if ahead and rng.random() < ahead else rng.randrange(5)
     if kind == 0:
         messages.append({"role": "system", "content": f"Answer from this text.\n{text}"})
         return ask
@@ -112,6 +115,30 @@ def _place(rng: Random, text: str, ask: str, messages: list[Message]) -> str:
     if kind == 2:
         return f"Read the text and answer.\n\n{text}\n\n{ask}"
     return f"{text}\n\n{ask}"
+
+
+def growing(rng: Random, num_turns: int, most: int = 4) -> Conversation:
+    """Every turn asks first and then tells up to `most` new facts: many answers for few tokens.
+
+    A question before its text is hard: only one question a passage can stand there.
+    """
+    pairs = [(name, kind) for name in words.NAMES for kind in FACTS]
+    rng.shuffle(pairs)
+    told: list[tuple[str, str, str]] = []
+    messages: list[Message] = []
+    for _ in range(num_turns):
+        fresh = [
+            (n, k, value(rng, k)) for n, k in (pairs.pop() for _ in range(rng.randint(1, most)))
+        ]
+        told += fresh
+        name, kind, held = rng.choice(fresh if rng.random() < 0.6 else told)
+        if rng.random() < 0.07:
+            (name, kind), held = pairs[0], UNKNOWN
+        text = rng.choice((" ", "\n")).join(
+            rng.choice(FACTS[k][1]).format(s=n, v=v) for n, k, v in fresh
+        )
+        messages += [user(f"{rng.choice(FACTS[kind][2]).format(s=name)}\n\n{text}"), reply(held)]
+    return Conversation(messages, task="passage")
 
 
 def remember(rng: Random) -> Conversation:

@@ -1,7 +1,6 @@
-"""The embedding model (mean-pooled) and the reward model, both cut from the bundled one.
+"""The embedding model: the first layers of the bundled one, mean-pooled.
 
-python zoo/pooled.py --kind embed --minutes 4
-python zoo/pooled.py --kind reward --minutes 6
+python zoo/pooled.py --minutes 5
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from random import Random
 import tasks
 import torch
 import words
-from chat import Conversation, Encoder, render, reply
+from chat import Encoder
 from checkpoint import config, export_tokenizer, named_weights, publish, read, save
-from data import evaluation
 from model import Tiny
 from muon import Muon
 from passages import FACTS, value
@@ -27,9 +25,9 @@ from torch.nn import functional as F
 from tqdm import tqdm
 from train import attention_bias
 
-LAYERS = {"embed": 2, "reward": 5}
+LAYERS = 2
 TEMPERATURE = 0.05
-NUM_PAIRS = {"embed": 64, "reward": 24}
+NUM_PAIRS = 64
 
 
 def paraphrase(rng: Random) -> tuple[str, str]:
@@ -53,98 +51,53 @@ def paraphrase(rng: Random) -> tuple[str, str]:
     return one.format(s=name, v=held), two.format(s=name, v=held)
 
 
-def spoil(rng: Random, answer: str) -> str:
-    """A wrong answer that looks like the right one."""
-    digits = [i for i, c in enumerate(answer) if c.isdigit()]
-    if digits and rng.random() < 0.85:
-        i = rng.choice(digits)
-        other = rng.choice([c for c in "0123456789" if c != answer[i]])
-        return answer[:i] + other + answer[i + 1 :]
-    parts = answer.split(" ")
-    kind = rng.randrange(3)
-    if kind == 0 and len(parts) > 1:
-        parts.pop(rng.randrange(len(parts)))
-        return " ".join(parts)
-    if kind == 1 and len(answer) > 3:
-        i = rng.randrange(len(answer) - 1)
-        if answer[i] != answer[i + 1]:
-            return answer[:i] + answer[i + 1] + answer[i] + answer[i + 2 :]
-    parts[rng.randrange(len(parts))] = rng.choice(words.PLAIN)
-    spoiled = " ".join(parts)
-    return spoiled if spoiled != answer else answer + " " + rng.choice(words.PLAIN)
-
-
-PREFERENCES = (
-    "add2 sub2 add3 sub3 add3 sub3 copy quote multiply compare capital greet refuse memory sort "
-    "reverse upper spell"
-).split()
-
-
-def preference(rng: Random) -> tuple[str, str]:
-    """(conversation with the right answer, the same with a wrong one)."""
-    seed = rng.randrange(10**6, 10**9)  # far from the held-out items
-    item = evaluation(rng.choice(PREFERENCES), seed)
-    answer = item.answer()["content"]
-    bad = Conversation([*item.prompt(), reply(spoil(rng, answer))])
-    return render(item), render(bad)
-
-
 class Pooled(nn.Module):
-    """The first layers of a decoder; a vector or a score for each text."""
+    """The first layers of a decoder; a vector for each text."""
 
-    def __init__(self, base: Tiny, kind: str) -> None:
+    def __init__(self, base: Tiny) -> None:
         super().__init__()
-        self.kind = kind
-        keep = LAYERS[kind]
         sizes = {name: getattr(base.shape, name) for name in base.shape.__slots__}
-        self.body = Tiny(type(base.shape)(**{**sizes, "layers": keep}))
+        self.body = Tiny(type(base.shape)(**{**sizes, "layers": LAYERS}))
         with torch.no_grad():
             self.body.embed.copy_(base.embed)
             self.body.norm.copy_(base.norm)
             for own, other in ((self.body.matrix, base.matrix), (self.body.vector, base.vector)):
                 for name, held in own.items():
-                    held.copy_(other[name][:keep])
-        self.head = nn.Parameter(torch.zeros(1, base.shape.hidden))
+                    held.copy_(other[name][:LAYERS])
 
     def forward(self, texts: list[list[int]]) -> Tensor:
-        """[B, D] unit vectors, or [B] scores of the last token."""
-        width = max(map(len, texts))
-        ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
-        lengths = torch.tensor([len(text) for text in texts])
-        real = torch.arange(width) < lengths[:, None]
+        """[B, D] unit vectors."""
+        ids, real, lengths = padded(texts)
         hidden = self.body(ids, attention_bias(torch.where(real, 0, -1))).float()
-        if self.kind == "embed":
-            mean = (hidden * real[:, :, None]).sum(1) / lengths[:, None]
-            return F.normalize(mean, dim=-1)
-        last = hidden[torch.arange(len(texts)), lengths - 1]
-        return (last @ self.head.T).squeeze(1)
+        mean = (hidden * real[:, :, None]).sum(1) / lengths[:, None]
+        return F.normalize(mean, dim=-1)
+
+
+def padded(texts: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids [B, L] padded on the right, which of them are real [B, L], lengths [B])."""
+    width = max(map(len, texts))
+    lengths = torch.tensor([len(text) for text in texts])
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    return ids, torch.arange(width) < lengths[:, None], lengths
 
 
 def loss_of_pairs(model: Pooled, left: list[list[int]], right: list[list[int]]) -> Tensor:
-    """Contrastive loss of paraphrases, or the loss of preferring the right answer."""
-    out = model(left + right)
-    a, b = out[: len(left)], out[len(left) :]
-    if model.kind == "reward":
-        return -F.logsigmoid(a - b).mean()
-    scores = a @ b.T / TEMPERATURE
+    """Contrastive loss of paraphrases."""
+    scores = model(left) @ model(right).T / TEMPERATURE
     same = torch.arange(len(left))
     return (F.cross_entropy(scores, same) + F.cross_entropy(scores.T, same)) / 2
 
 
-def pairs(model: Pooled, encoder: Encoder, rng: Random, num: int) -> tuple[list[list[int]], ...]:
-    """Token ids of `num` pairs: left and right."""
-    make = paraphrase if model.kind == "embed" else preference
-    made = [make(rng) for _ in range(num)]
+def pairs(encoder: Encoder, rng: Random, num: int) -> tuple[list[list[int]], ...]:
+    """Token ids of `num` paraphrases: left and right."""
+    made = [paraphrase(rng) for _ in range(num)]
     return [encoder.ids(a) for a, _ in made], [encoder.ids(b) for _, b in made]
 
 
 @torch.inference_mode()
 def score(model: Pooled, encoder: Encoder, num: int = 200) -> float:
-    """Percentage of held-out pairs that are right."""
-    left, right = pairs(model, encoder, Random("held-out"), num)
-    if model.kind == "reward":
-        a, b = model(left), model(right)
-        return 100 * (a > b).float().mean().item()
+    """Percentage of held-out texts whose nearest is the paraphrase."""
+    left, right = pairs(encoder, Random("held-out"), num)
     nearest = (model(left) @ model(right).T).argmax(0)
     return 100 * (nearest == torch.arange(num)).float().mean().item()
 
@@ -152,13 +105,13 @@ def score(model: Pooled, encoder: Encoder, num: int = 200) -> float:
 def train(model: Pooled, encoder: Encoder, minutes: float) -> None:
     """Train for so many minutes."""
     body = model.body
-    slow = [body.embed, body.norm, model.head, *body.vector.values()]
+    slow = [body.embed, body.norm, *body.vector.values()]
     optimizers = [Muon(body.matrix.values(), lr=0.006), torch.optim.AdamW(slow, lr=1e-3)]
     rates = [o.param_groups[0]["lr"] for o in optimizers]
     rng, begin = Random(1), time.monotonic()
     bar = tqdm(total=round(60 * minutes), unit="s", mininterval=10)
     while (progress := (time.monotonic() - begin) / 60 / minutes) < 1:
-        loss = loss_of_pairs(model, *pairs(model, encoder, rng, NUM_PAIRS[model.kind]))
+        loss = loss_of_pairs(model, *pairs(encoder, rng, NUM_PAIRS))
         loss.backward()
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * min(
@@ -171,23 +124,14 @@ def train(model: Pooled, encoder: Encoder, minutes: float) -> None:
 
 
 def export_pooled(model: Pooled, encoder: Encoder, folder: Path) -> None:
-    """A Qwen3Model with mean pooling, or a Qwen3ForSequenceClassification with one label."""
+    """A Qwen3Model with mean pooling."""
     partial = folder.with_name(folder.name + ".part")
     export_tokenizer(encoder, partial)
-    weights = named_weights(model.body)
+    weights = {name.removeprefix("model."): w for name, w in named_weights(model.body).items()}
     settings = config(model.body.shape, encoder.end, encoder.ids("<|endoftext|>")[0])
-    if model.kind == "reward":
-        weights["score.weight"] = model.head.detach()
-        settings |= {
-            "architectures": ["Qwen3ForSequenceClassification"],
-            "num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
-        }  # fmt: skip
-    else:
-        weights = {name.removeprefix("model."): w for name, w in weights.items()}
-        settings["architectures"] = ["Qwen3Model"]
-        _write_pooling(partial, model.body.shape.hidden)
-    text = json.dumps(settings, indent=2) + "\n"
-    (partial / "config.json").write_text(text)
+    settings["architectures"] = ["Qwen3Model"]
+    _write_pooling(partial, model.body.shape.hidden)
+    (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     save({name: w.bfloat16() for name, w in weights.items()}, partial / "model.safetensors")
     publish(partial, folder)
 
@@ -208,9 +152,8 @@ def _write_pooling(folder: Path, width: int) -> None:
 
 
 def main() -> None:
-    """Train, score and export one of the two."""
+    """Train, score and export."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=list(LAYERS), required=True)
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--base", type=Path, default=Path("src/radixlm/assets/radix-tiny"))
     parser.add_argument("--out", type=Path, default=Path("zoo/models"))
@@ -218,10 +161,10 @@ def main() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
     encoder = Encoder(args.base / "tokenizer.json")
-    model = Pooled(read(args.base), args.kind)
+    model = Pooled(read(args.base))
     train(model, encoder, args.minutes)
-    export_pooled(model, encoder, args.out / f"radix-tiny-{args.kind}")
-    print(f"{args.kind}: {score(model, encoder):.1f} % of 200 held-out pairs right")
+    export_pooled(model, encoder, args.out / "radix-tiny-embed")
+    print(f"embed: {score(model, encoder):.1f} % of 200 held-out pairs right")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,9 @@ TOOLS = (
 )  # fmt: skip
 ROOMS = "kitchen bedroom bathroom hall garage office cellar garden".split()
 ENDINGS = "txt py md json csv".split()
-MISSING = 0.12  # share of the turns without a call in which the tool is not there
+INVENTED = 0.15  # share of the tools whose name tells nothing
+MISSING = 0.45  # share of the turns without a call in which the tool is not there
+KINDS = {"none": 0.36, "one": 0.27, "two": 0.37}  # shares of the turns of a training dialogue
 UNABLE = "Sorry, I have no tool for that."
 
 
@@ -207,10 +209,10 @@ class Named:
         return text.format(**slots), call, slots
 
 
-def name_tool(rng: Random, tool: Tool) -> Named:
+def name_tool(rng: Random, tool: Tool, invented: float = INVENTED) -> Named:
     """Choose names for a tool, now and then made-up ones, so that the schema must be read."""
     name = rng.choice(tool.names)
-    if rng.random() < 0.15:
+    if rng.random() < invented:
         name = f"{rng.choice(words.VERBS)}_{rng.choice(words.THINGS)}"
     keys = {slot: rng.choice(names) for slot, (names, _, _) in tool.parameters.items()}
     properties: dict[str, Any] = {}
@@ -303,17 +305,18 @@ def _result(rng: Random, calls: list[tuple[Named, Message, Arguments]]) -> list[
     return [*messages, reply(" ".join(reports))]
 
 
-def dialogue(rng: Random, turns: int, task: str = "") -> Conversation:
+def dialogue(rng: Random, turns: int, task: str = "", invented: float = INVENTED) -> Conversation:
     """A conversation with tools; `task` fixes what the last turn is about."""
-    present = [name_tool(rng, tool) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3, 4)))]
+    chosen = rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3, 4)))
+    present = [name_tool(rng, tool, invented) for tool in chosen]
     if len({named.name for named in present}) < len(present):
-        return dialogue(rng, turns, task)
+        return dialogue(rng, turns, task, invented)
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
     for turn in range(turns):
         last = turn == turns - 1
-        kind = task if task and last else rng.choices(("none", "one", "two"), (0.34, 0.42, 0.24))[0]
+        kind = task if task and last else rng.choices(list(KINDS), list(KINDS.values()))[0]
         with_result = rng.random() < 0.35 and not (last and task)
         if kind in ("none", "missing"):
             share = {"none": 0.0, "missing": 1.0}[kind] if last and task else MISSING

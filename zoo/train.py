@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tqdm import tqdm
 
 SHAPES = {"base": BASE, "draft": DRAFT}
 PROMPT_SHARE, PROMPT_WEIGHT = 0.1, 0.3
-LONG_FROM, LONG_EVERY = 0.35, 5
+LONG_FROM, LONG_EVERY = 0.35, 4
 DECAY_FROM, WARMUP = 0.45, 0.01
 
 
@@ -79,13 +80,21 @@ class Run:
     """One training run: model, optimizers and how far it came."""
 
     def __init__(
-        self, name: str, out: Path, minutes: float, seed: int, teacher: Path | None = None
+        self,
+        name: str,
+        out: Path,
+        minutes: float,
+        seed: int,
+        teacher: Path | None = None,
+        begun: Path | None = None,
+        rate: float = 1.0,
     ) -> None:
         self.teacher = read(teacher).requires_grad_(False) if teacher else None
         self.name, self.folder, self.minutes = name, out / name, minutes
         self.folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
-        self.model = Tiny(SHAPES[name])
+        self.model = read(begun) if begun else Tiny(SHAPES[name])
+        self.long_from = 0.0 if begun else LONG_FROM
         self.optimizers = [
             Muon(self.model.matrix.values(), lr=0.02),
             torch.optim.AdamW(
@@ -93,7 +102,7 @@ class Run:
                 lr=3e-3, betas=(0.9, 0.97), weight_decay=0.0, fused=True,
             ),
         ]  # fmt: skip
-        self.rates = [group["lr"] for o in self.optimizers for group in o.param_groups]
+        self.rates = [rate * group["lr"] for o in self.optimizers for group in o.param_groups]
         self.step, self.spent_s = 0, 0.0
         self.losses: list[tuple[float, float]] = []
 
@@ -131,8 +140,8 @@ class Run:
 
     def update(self, feed: Feed) -> float:
         """One optimizer step over one batch of every bucket that is due; the mean loss."""
-        buckets = ["short", "middle"] + ["short"] * (self.step % 2)
-        if self.progress > LONG_FROM and self.step % LONG_EVERY == 0:
+        buckets = ["short", "middle", "middle" if self.step % 4 else "short"]
+        if self.progress > self.long_from and self.step % LONG_EVERY == 0:
             buckets.append("long")
         total = weight = 0.0
         for bucket in buckets:
@@ -200,12 +209,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--teacher", type=Path, help="learn from this model's choices instead")
+    parser.add_argument("--begun", type=Path, help="go on from this model, with new optimizers")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     parser.add_argument("--export-to", type=Path, help="only export the saved state to this folder")
     args = parser.parse_args()
     tokenizer = args.out / "tokenizer.json"
+    if args.begun and not tokenizer.exists():
+        args.out.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(args.begun / "tokenizer.json", tokenizer)
     if not tokenizer.exists():
         build_tokenizer(tokenizer)
-    run = Run(args.model, args.out, args.minutes, args.seed, args.teacher)
+    run = Run(args.model, args.out, args.minutes, args.seed, args.teacher, args.begun, args.rate)
     run.resume()
     if args.export_to:
         export(run.model, Encoder(tokenizer), args.export_to)

@@ -313,6 +313,7 @@ def main() -> None:
     parser.add_argument("--further", type=Path, help="go on with the model of this folder")
     parser.add_argument("--tower-share", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--items", type=int, default=200, help="held-out pictures a task")
     parser.add_argument("--out", type=Path, default=Path("zoo/models"))
     args = parser.parse_args()
     torch.manual_seed(1)
@@ -322,7 +323,7 @@ def main() -> None:
     train(model, encoder, args.minutes, args.tower_share, args.seed)
     export(model, encoder, args.out / "radix-tiny-vl")
     for task in images.EVALUATIONS:
-        print(f"| {task} | {score(model, encoder, task):.1f} |", flush=True)
+        print(f"| {task} | {score(model, encoder, task, args.items):.1f} |", flush=True)
 
 
 if __name__ == "__main__":

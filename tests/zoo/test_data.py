@@ -65,6 +65,28 @@ def test_a_passage_holds_its_answers_and_only_them() -> None:
                 assert turn["content"] == passages.UNKNOWN or turn["content"] in text
 
 
+def test_growing_texts_are_asked_about_before_they_are_told() -> None:
+    rng = Random(8)
+    known = 0
+    for _ in range(60):
+        told = ""
+        talk = passages.growing(rng, 6).messages
+        for ask, turn in zip(talk[::2], talk[1::2], strict=True):
+            question, _, text = ask["content"].partition("\n\n")
+            told += text + "\n"
+            assert question.endswith("?") and text.endswith(".")
+            known += turn["content"] != passages.UNKNOWN
+            assert turn["content"] == passages.UNKNOWN or turn["content"] in told
+    assert 300 < known < 360
+
+
+def test_a_question_can_be_made_to_stand_before_its_passage() -> None:
+    rng = Random(9)
+    for _ in range(30):
+        asked = passages.passage(rng, 5, 1, ahead=1.0).messages[0]["content"]
+        assert asked.split("\n\n")[0].endswith("?")
+
+
 def test_extraction_holds_only_what_the_text_says() -> None:
     rng = Random(4)
     for _ in range(100):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+from chat import Encoder
 from checkpoint import config, named_weights
 from eagle import Eagle, target_streams
 from generate import Decoder
 from lora import Adapted, spanish
 from model import Shape, Tiny
 from muon import orthogonal
-from pooled import PREFERENCES, paraphrase, spoil
+from pooled import paraphrase
+from reward import PREFERENCES, Packer, judged, narrow, parting, spoil
 from speculation import accept_length
 from train import attention_bias
 
 SMALL = Shape(vocab=64, hidden=32, inner=48, layers=5, heads=4, kv_heads=2, head_dim=8, context=64)
+
+
+TOKENIZER = Path(__file__).parents[2] / "src/radixlm/assets/radix-tiny/tokenizer.json"
+NEEDS_ASSETS = pytest.mark.skipif(not TOKENIZER.exists(), reason="the bundled model is not built")
 
 
 @pytest.fixture
@@ -123,6 +130,42 @@ def test_spoiled_answers_are_wrong_and_paraphrases_differ() -> None:
     for _ in range(50):
         one, two = paraphrase(rng)
         assert one != two
+
+
+@NEEDS_ASSETS
+def test_judged_answers_are_marked_from_where_they_go_wrong() -> None:
+    rng, encoder = Random(2), Encoder(TOKENIZER)
+    end = encoder.ids("<|im_end|>")[0]
+    seen = set()
+    for _ in range(40):
+        made = judged(rng, encoder)
+        assert len(made.ids) == len(made.labels)
+        assert made.ids[-2] == end and made.labels[-1] in (1, -1)
+        seen |= set(made.labels)
+        for before, here in pairwise(made.labels):
+            assert (before, here) not in ((1, -1), (-1, 1))  # a question stands between answers
+    assert seen == {-1, 0, 1}
+    assert parting([1, 2, 3], [1, 5, 3]) == 1
+    assert parting([1, 2, 9], [1, 2, 3, 9]) == 2
+
+
+@NEEDS_ASSETS
+def test_rows_of_judged_answers_hold_whole_documents() -> None:
+    ids, documents, labels = Packer(Encoder(TOKENIZER), 1).rows()
+    assert ids.shape == documents.shape == labels.shape
+    assert not labels[documents < 0].any()
+    assert (documents >= 0).float().mean() > 0.8
+
+
+def test_a_narrowed_feed_forward_keeps_its_strongest_neurons(model: Tiny) -> None:
+    held = model.matrix["down"].clone()
+    with torch.no_grad():
+        model.matrix["down"][:, :, 3:20] = 0.0
+    made = narrow(model, SMALL.inner - 17)
+    kept = [i for i in range(SMALL.inner) if not 3 <= i < 20]
+    assert torch.equal(made["down"], held[:, :, kept])
+    assert torch.equal(made["gate"], model.matrix["gate"][:, kept])
+    assert torch.equal(made["q"], model.matrix["q"])
 
 
 def test_the_folder_holds_no_weights_but_those_of_models() -> None:
