@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -14,6 +15,9 @@ import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+if __name__ == "__main__":
+    gc.disable()  # imports and weights leave no garbage worth the looking, until it serves
 
 # torch before anything that links OpenMP: there must be one runtime in the process
 import torch  # noqa: F401
@@ -78,6 +82,8 @@ def main() -> int:
 
     signal.signal(STOP_SIGNAL, stop)
     GcWatch(config.observe.gc_warning_threshold_secs).install()
+    gc.freeze()
+    gc.enable()
     channel.send(Ready(replica.facts))
     serving.run()
     channel.close()

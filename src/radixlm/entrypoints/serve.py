@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from radixlm.base.lazy import load
 from radixlm.config.options import parse
 from radixlm.engine.child import start_early
@@ -10,7 +12,11 @@ from radixlm.engine.child import start_early
 def main(argv: list[str]) -> int:
     """Serve until a signal; the exit status."""
     config, given = parse(argv, prog="radixlm serve")
-    if not config.serve.engine_in_process:
-        start_early(config.parallel.dp_size)
-    run = load("radixlm.entrypoints.http.server:run")
-    return int(run(config, given))
+    gc.disable()  # imports leave no garbage worth the looking, until the server listens
+    try:
+        if not config.serve.engine_in_process:
+            start_early(config.parallel.dp_size)
+        run = load("radixlm.entrypoints.http.server:run")
+        return int(run(config, given))
+    finally:
+        gc.enable()

@@ -22,6 +22,7 @@ from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.base.units import format_seconds
 from radixlm.config.root import ServerConfig
+from radixlm.engine.ahead import read_ahead
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.modelinfo import ModelInfo, resolved
 from radixlm.observe.gcwatch import GcWatch
@@ -54,8 +55,11 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
     began_s = time.monotonic()
     set_up_logging("server", config.observe.log_level, config.observe.log_level_http)
     config, info = resolved(config, given)
+    if config.model.load_format != "dummy":
+        read_ahead(info.folder)
     sock = listen(config)
     if config.serve.tokenizer_worker_num > 1:
+        gc.enable()
         serve_many = load("radixlm.entrypoints.http.workers:serve_many")
         return int(serve_many(config, given, sock))
     return int(uvloop.run(Server(config, given, info, sock, began_s).serve()))
@@ -116,6 +120,7 @@ class Server:
         GcWatch(self.config.observe.gc_warning_threshold_secs).install()
         gc.collect()
         gc.freeze()  # what is alive now lives for ever: the collector need not look at it again
+        gc.enable()
         await self.uvicorn.serve(sockets=[self.sock])
         if intake.failure is not None:
             if self.is_first:

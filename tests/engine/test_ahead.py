@@ -1,0 +1,41 @@
+"""Reading ahead asks for what is there and leaves the rest to the loader."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from radixlm.engine import ahead
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
+def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.safetensors", "b.safetensors", "c.bin"):
+        (tmp_path / name).write_bytes(b"weights")
+    asked: list[tuple[str, int]] = []
+
+    def note(opened: int, start: int, length: int, advice: int) -> None:
+        asked.append((Path(f"/proc/self/fd/{opened}").resolve().name, advice))
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    thread = ahead.read_ahead(tmp_path)
+    assert thread is not None
+    thread.join()
+    wanted = os.POSIX_FADV_WILLNEED
+    assert asked == [("a.safetensors", wanted), ("b.safetensors", wanted)]
+
+
+def test_nothing_is_asked_without_files_or_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ahead.read_ahead(tmp_path) is None
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    assert ahead.read_ahead(tmp_path) is None
+    (tmp_path / "gone.safetensors").unlink()
+    (tmp_path / "a.safetensors").write_bytes(b"weights")
+    full = psutil.virtual_memory()._replace(available=8)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
+    assert ahead.read_ahead(tmp_path) is None
