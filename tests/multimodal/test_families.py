@@ -19,9 +19,10 @@ from PIL import Image  # noqa: E402
 
 from tests.multimodal.tiny import FAMILIES as FIRST  # noqa: E402
 from tests.multimodal.tiny import Tiny, save  # noqa: E402
+from tests.multimodal.tiny_later import LATER  # noqa: E402
 from tests.multimodal.tiny_more import MORE, NEEDS  # noqa: E402
 
-FAMILIES = {**FIRST, **MORE}
+FAMILIES = {**FIRST, **MORE, **LATER}
 
 QUICK = (
     "llava_next",

@@ -353,6 +353,8 @@ def save(tiny: Tiny, folder: Path) -> Any:
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(0, 0.08)
+            elif weight.shape == (1,):  # a gate, shut at the start
+                weight.fill_(0.7)
     model.generation_config = tf.GenerationConfig(eos_token_id=None, pad_token_id=0)
     model.save_pretrained(folder)
     if tiny.renamed is not None:

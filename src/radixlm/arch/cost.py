@@ -8,6 +8,7 @@ from radixlm.arch.cost_state import state_parameters
 from radixlm.arch.spec import (
     Attention,
     Block,
+    CrossAttention,
     Decoder,
     Encoder,
     LatentAttention,
@@ -27,6 +28,7 @@ _NUM_NORMS = {
     "parallel2": 2,
     "carried": 2,
     "bare": 1,
+    "crossed": 2,
 }
 
 
@@ -180,6 +182,10 @@ def _mixers(block: Block, dim: int, *, matrices_only: bool = False) -> int:
     if block.state is not None:
         matrices, vectors = state_parameters(block.state, dim)
         total += matrices if matrices_only else matrices + vectors
+    if isinstance(block.mixer, CrossAttention):
+        q_rows, kv_rows = block.mixer.rows
+        total += 2 * dim * (q_rows + kv_rows)
+        total += 0 if matrices_only else 2 * _norm(block.mixer.norm, block.mixer.head_dim) + 2
     if isinstance(block.mixer, Straight):
         total += dim * (dim + block.mixer.bias * (not matrices_only))
     return total

@@ -427,5 +427,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "activation_sparsity_pattern": None, "rope_theta": 1000000.0,
         "rope_theta_by_type": {"sliding_attention": 10000.0},
     },
+    "mllama_text_model": {
+        "architecture": "MllamaForCausalLM", "vocab_size": 128256, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "rms_norm_eps": 1e-05,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0,
+        "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+    },
 }
-# fmt: on

@@ -15,7 +15,9 @@ from typing import Literal
 Activation = Literal[
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
 ]
-Layout = Literal["pre", "post", "post_sum", "sandwich", "parallel", "parallel2", "bare", "carried"]
+Layout = Literal[
+    "pre", "post", "post_sum", "sandwich", "parallel", "parallel2", "bare", "carried", "crossed"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,23 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Attention to the rows that a tower makes of a prompt's pictures, without positions. A token
+    sees the pictures of the last run of neighbouring ones that has begun; one that stands before
+    them all sees all of them."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm: Norm  # of q and k, a head
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Outputs of the projections: q; k and v each."""
+        return self.heads * self.head_dim, self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class Straight:
     """One square matrix in place of a mixer or a feed-forward."""
 
@@ -368,9 +387,10 @@ class Moe:
 class Block:
     """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
     parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
-    mixer's norm."""
+    mixer's norm; crossed is pre with a learned gate for each branch, skipped in a prompt without
+    pictures (and its feed-forward by tokens that stand before them)."""
 
-    mixer: Attention | LatentAttention | StateMixer | Pair | Straight | None
+    mixer: Attention | LatentAttention | StateMixer | Pair | CrossAttention | Straight | None
     ffn: Mlp | Moe | Straight | None  # only layout "pre" may lack the one or the other, or both
     norm: Norm
     layout: Layout = "pre"
@@ -515,6 +535,7 @@ class Decoder:
     sinusoids: bool = False  # the position table is sines then cosines, not learned
     head_layer: HeadLayer | None = None
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
+    unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None
     encoder: Encoder | None = None

@@ -19,7 +19,7 @@ from radixlm.executor.pictures import Pictures
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
-from radixlm.wire.media import Media
+from radixlm.wire.media import ROWS, Media
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class MediaRows:
         """[1 + L, N, D]; ValueError where the tower makes another number of rows than places."""
         rows = self._made(media)
         if rows.shape[1] != media.num_places:
+            self._num_bytes -= self._held.pop(media.digest).nbytes
             raise ValueError(
                 f"the tower made {rows.shape[1]} rows of {media.kind} for {media.num_places} places"
             )
@@ -61,7 +62,8 @@ class MediaRows:
         if found is not None:
             self._held.move_to_end(media.digest)
             return found
-        rows = self._tower.rows(media)
+        given = media.inputs.get(ROWS)
+        rows = self._tower.rows(media) if given is None else torch.from_numpy(given.read().copy())
         self._held[media.digest] = rows
         self._num_bytes += rows.nbytes
         while self._num_bytes > self._max_bytes and len(self._held) > 1:
@@ -99,7 +101,9 @@ class MediaRows:
         for start, count in media.spans:
             first, last = max(start, item.start), min(start + count, end)
             if first < last and self._crossed_token is not None:
-                batch.token_ids_T[at + first - item.start : at + last - item.start] = self._crossed_token
+                batch.token_ids_T[at + first - item.start : at + last - item.start] = (
+                    self._crossed_token
+                )
             elif first < last:
                 made = self.of(media)[:, row + first - start : row + last - start]
                 _write(batch, at + first - item.start, made)

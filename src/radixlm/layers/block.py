@@ -41,6 +41,7 @@ NUM_NORMS = {
     "parallel2": 2,
     "bare": 1,
     "carried": 2,
+    "crossed": 2,
 }
 
 

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Block, Decoder, Rope
+from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
 from radixlm.kernels import cpu
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.layers.altup import AltUpBlock, AltUpEnds, LayerInputsMaker
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
+from radixlm.layers.cross import CrossBlock
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -67,7 +68,9 @@ class DecoderModel(Module):
         self.ropes = RopeTables(ropes, kernels, device)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
         width = decoder.embed_dim or dim
-        self.embed = Embedding(decoder.vocab, width, context, decoder.embed_scale, tied_fmt)
+        self.embed = Embedding(
+            decoder.vocab + decoder.unspoken, width, context, decoder.embed_scale, tied_fmt
+        )
         if decoder.embed_dim:
             self.embed_in = context.plain_linear(width, dim)
             self.embed_out = context.plain_linear(dim, width)
@@ -105,6 +108,8 @@ class DecoderModel(Module):
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         decoder, context = self.decoder, self.context
         spec, dim = decoder.blocks[layer], decoder.dim
+        if isinstance(spec.mixer, CrossAttention):
+            return CrossBlock(spec, dim, context, layer)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
         return BlockLayer(spec, dim, context, rope, place, state)

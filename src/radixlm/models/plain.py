@@ -21,7 +21,16 @@ _MOE = (
     "expert_scale",
 )
 _BLOCK = ("out_scale", "side", "beside", "weights")
-_DECODER = ("embed_norm", "sinusoids", "altup", "unsaid", "layer_inputs", "embed_dim", "head_layer")
+_DECODER = (
+    "embed_norm",
+    "sinusoids",
+    "altup",
+    "unsaid",
+    "layer_inputs",
+    "embed_dim",
+    "head_layer",
+    "unspoken",
+)
 
 
 def is_plain(decoder: Decoder) -> bool:

@@ -48,6 +48,7 @@ class HfTower:
         self._device, self._dtype = device, dtype
         model, dim = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)
+        self._model = model
         self._forward = _Forward(model, dim) if by_forward else None
         self._methods = {
             kind: getattr(model, name) for kind, name in _METHODS.items() if hasattr(model, name)
@@ -59,6 +60,8 @@ class HfTower:
         if self._forward is not None:
             return self._forward.rows(self._arguments(self._forward.model.forward, media))
         method = self._methods.get(media.kind)
+        if method is None and media.kind == "image" and hasattr(self._model, "vision_model"):
+            return self._beside(media)
         if method is None:
             raise ValueError(f"this model has no tower for {media.kind}")
         made = method(**self._arguments(method, media))
@@ -66,6 +69,12 @@ class HfTower:
         deep = getattr(made, "deepstack_features", None)
         layers = [rows, *(_joined(one) for one in deep or ())]
         return torch.stack([layer.float() for layer in layers])
+
+    def _beside(self, media: Media) -> Tensor:
+        """[1, N, D] of a class without a rule of joining: layers attend to the projected rows."""
+        model: Any = self._model
+        made = model.vision_model(**self._arguments(model.vision_model.forward, media))
+        return _joined(model.multi_modal_projector(made.last_hidden_state)).float()[None]
 
     def _arguments(self, method: Callable[..., Any], media: Media) -> dict[str, Tensor]:
         """What the processor has made and the method asks for."""

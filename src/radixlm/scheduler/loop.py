@@ -188,12 +188,15 @@ class Scheduler:
             self._timed[wire.rid] = request
 
     def _request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
-        rope = self.limits.rope
+        rope, key = self.limits.rope, wire.extra_key
+        seen = [media.digest.hex() for media in wire.media if media.is_seen_before]
+        if seen:
+            key = "\0".join((key or "", *seen))
         if rope is None:
-            return Request(wire, stop_ids, wire.extra_key)
+            return Request(wire, stop_ids, key)
         prompt_len = len(wire.input_ids) // 4 - wire.num_emitted
         variant = rope.variant(prompt_len)
-        key = wire.extra_key if variant is None else f"{wire.extra_key or ''}\0{variant}"
+        key = key if variant is None else f"{key or ''}\0{variant}"
         return Request(wire, stop_ids, key, rope.share_limit(prompt_len))
 
     def _refusal(self, request: Request) -> RequestError | None:

@@ -7,7 +7,7 @@ R rows whose logits are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,6 +55,48 @@ class AttentionRunner(Protocol):
         ...
 
 
+class PreparingRunner(AttentionRunner, Protocol):
+    """One that also does what comes before: norms and rotation of q and k and the store of K and V
+    in one launch."""
+
+    def prepare_and_run(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKV: Tensor,
+        site: AttentionSite,
+        norm: Any,
+        cos_sin_T2R: Tensor | None,
+        interleaved: bool,
+    ) -> Tensor:
+        """``prepare_qk`` of the kernels (``norm`` is its ``QkNorm``, q and k change in place), then
+        ``run``."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Picture:
+    """What layers that attend to a picture need of it: ``rows()`` of its tower, float32 [N, D], in
+    ``num_parts`` equal parts of which the first ``num_true`` show something; and what each layer
+    has made of them."""
+
+    rows: Callable[[], Tensor]
+    num_true: int
+    num_parts: int
+    made: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Tokens [first, first + count) of the step and the pictures that they see: their true rows, or
+    all rows where the tokens stand ``before`` them."""
+
+    first: int
+    count: int
+    pictures: tuple[Picture, ...]
+    is_before: bool
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """One step for the model. Sequences are packed one after another along T.
@@ -88,7 +130,9 @@ class ForwardBatch:
     # runs (first token in T, count) whose tokens see one another forwards too, in order; a run is
     # never cut by the end of a step
     mutual: tuple[tuple[int, int], ...] = ()
+    sights: tuple[Sight, ...] = ()  # of the tokens whose prompts have pictures to attend to
     extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook
+    preparing: PreparingRunner | None = None  # ``attn``, where it is one
     is_decode: bool = False  # one token a sequence; the host knows no more than an upper length
 
     @property

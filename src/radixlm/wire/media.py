@@ -11,6 +11,8 @@ import numpy as np
 # Token ids from here on stand for media in a prompt: two prompts share a cached prefix where their
 # media are the same. No vocabulary reaches so far.
 FIRST_MEDIA_ID = 1 << 30
+# among a media's inputs: the rows themselves, float32 [1 + L, N, D], which no tower need make
+ROWS = "rows"
 _DTYPES = ("float32", "float16", "int64", "int32", "uint8", "bool")
 
 
@@ -46,6 +48,8 @@ class Media(msgspec.Struct, frozen=True):
     in order; together they are filled by the rows that the tower makes of ``inputs``, the arrays
     that the checkpoint's processor has made. ``digest`` names the content. ``mutual``: runs (first
     place, number of places) whose tokens see one another forwards too; a step computes a run whole.
+    ``is_seen_before``: tokens before it depend on it: only a prompt with the same media may share
+    its cache.
     """
 
     kind: str
@@ -53,6 +57,7 @@ class Media(msgspec.Struct, frozen=True):
     spans: tuple[tuple[int, int], ...]
     inputs: dict[str, Array]
     mutual: tuple[tuple[int, int], ...] = ()
+    is_seen_before: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video", "audio") or len(self.digest) != 32:

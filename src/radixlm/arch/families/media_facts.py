@@ -15,6 +15,8 @@ BY_FORWARD = (
     *("Llama4ForConditionalGeneration", "Ovis2ForConditionalGeneration"),
     *("Qwen2AudioForConditionalGeneration", "Gemma3nForConditionalGeneration"),
 )
+# whose text attends to pictures in layers of their own
+CROSSED = ("MllamaForConditionalGeneration",)
 # whose films come with their sound
 NO_FILMS = ("Qwen2_5OmniThinkerForConditionalGeneration",)
 # whose places of a picture see one another
@@ -27,7 +29,9 @@ class MediaFacts:
     whose embeddings are the tower's too. ``merge``: so many rows and columns of a tower's grid make
     one place. ``mutual``: which places see one another forwards too: a picture's, or the whole
     prompt's. ``by_forward``: the rule that joins media and text is in the forward of the class.
-    ``places_per_second``: of time in the rope of a film, 0 where a frame is one step."""
+    ``places_per_second``: of time in the rope of a film, 0 where a frame is one step.
+    ``is_crossed``: a picture has one place, and layers of their own attend to what its tower
+    makes (``spec.CrossAttention``)."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -35,11 +39,12 @@ class MediaFacts:
     mutual: Mutual = ""
     by_forward: bool = False
     places_per_second: float = 0.0
+    is_crossed: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
-    if architecture not in COMPOSITES and architecture not in TOWERED:
+    if architecture not in (*COMPOSITES, *TOWERED, *CROSSED):
         return None
     tokens = {}
     for kind in ("image", "video", "audio"):
@@ -57,4 +62,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         "media" if architecture in PICTURES_SEE_THEMSELVES else mutual,
         architecture in BY_FORWARD,
         float(vision.get("tokens_per_second") or 0),
+        architecture in CROSSED,
     )

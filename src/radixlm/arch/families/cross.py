@@ -1,0 +1,38 @@
+"""Decoders some of whose layers attend to pictures and not to the text (Llama 3.2 Vision)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import attention, family, mlp, plain, rms
+from radixlm.arch.names import LAYER, Names
+from radixlm.arch.spec import Block, CrossAttention, Decoder
+
+_CROSS = LAYER + "cross_attn."
+NAMES: Names = {
+    "cross.q": _CROSS + "q_proj",
+    "cross.kv": (_CROSS + "k_proj", _CROSS + "v_proj"),
+    "cross.o": _CROSS + "o_proj",
+    "cross.q_norm": _CROSS + "q_norm",
+    "cross.k_norm": _CROSS + "k_norm",
+    "block.cross_gate": LAYER + "cross_attn_attn_gate",
+    "block.ffn_gate": LAYER + "cross_attn_mlp_gate",
+}
+# tokens of pictures and the like have rows behind those of the vocabulary
+NUM_UNSPOKEN = 8
+
+
+@family("MllamaForConditionalGeneration", "MllamaForCausalLM")
+def mllama(c: Config) -> Decoder:
+    own = attention(c)
+    decoder = plain(c, own, mlp(c), names=NAMES, unspoken=NUM_UNSPOKEN)
+    layers = c.cross_attention_layers
+    if not isinstance(layers, list) or not all(0 <= i < c.num_hidden_layers for i in layers):
+        raise c.error("cross_attention_layers", f"= {layers!r} must be a list of layers")
+    cross = CrossAttention(own.heads, own.kv_heads, own.head_dim, rms(c))
+    blocks = tuple(
+        Block(cross, block.ffn, block.norm, "crossed") if i in layers else block
+        for i, block in enumerate(decoder.blocks)
+    )
+    return replace(decoder, blocks=blocks, tied=False)

@@ -1,0 +1,111 @@
+"""Layers that attend to a prompt's pictures and not to its text (Llama 3.2 Vision).
+
+What a layer makes of a picture's rows is kept beside them (``step.batch.Picture``), so that it is
+computed once however many chunks, steps and requests see the picture.
+
+Legend: T tokens, D model channels, H query heads, K KV heads, C head channels, N rows of pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.arch.spec import Block, CrossAttention
+from radixlm.layers.block import BlockLayer
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param, Shard
+from radixlm.step.batch import ForwardBatch, Picture, Sight
+
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks go in pieces
+
+
+class CrossAttentionLayer(Module):
+    """q of the tokens, k and v of the pictures' rows; both normed, nothing turned."""
+
+    def __init__(self, spec: CrossAttention, dim: int, context: LayerContext, layer: int) -> None:
+        """``layer`` names the layer among those that keep something of a picture."""
+        self.spec, self._layer, self._dtype = spec, layer, context.compute_dtype
+        q_rows, kv_rows = spec.rows
+        self.q = context.linear(dim, q_rows, shard=Shard(0))
+        self.kv = context.linear(dim, 2 * kv_rows, shard=Shard(0, (kv_rows, kv_rows)))
+        self.o = context.linear(q_rows, dim, shard=Shard(1))
+        self.q_norm, self.k_norm = (
+            NormLayer(spec.norm, (spec.head_dim,), context.kernels, context.device)
+            for _ in range(2)
+        )
+
+    def finish(self) -> None:
+        self._version = object()  # what was made with other weights is of no use
+
+    def run(self, x_TD: Tensor, sights: Sequence[Sight]) -> Tensor:
+        """The mixer's branch [T, D]; zeros for tokens that no sight has."""
+        spec = self.spec
+        q_THC = self.q_norm.run(self.q.run(x_TD).view(-1, spec.head_dim))
+        q_THC = q_THC.view(-1, spec.heads, spec.head_dim)
+        out_THC = torch.zeros_like(q_THC)
+        for sight in sights:
+            self._look(q_THC, sight, out_THC)
+        return self.o.run(out_THC.flatten(1))
+
+    def _look(self, q_THC: Tensor, sight: Sight, out_THC: Tensor) -> None:
+        seen = [self._of(picture, sight.is_before) for picture in sight.pictures]
+        k_KNC, v_KNC = (
+            (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)
+            for parts in zip(*seen, strict=True)
+        )
+        step = max(1, MAX_SCORES // (self.spec.heads * k_KNC.shape[1]))
+        for first in range(sight.first, sight.first + sight.count, step):
+            rows = slice(first, min(first + step, sight.first + sight.count))
+            q_HTC = q_THC[rows].transpose(0, 1)
+            grouped = q_HTC.reshape(self.spec.kv_heads, -1, q_HTC.shape[2])
+            out = F.scaled_dot_product_attention(grouped, k_KNC, v_KNC)
+            out_THC[rows] = out.view(q_HTC.shape).transpose(0, 1)
+
+    def _of(self, picture: Picture, all_rows: bool) -> tuple[Tensor, Tensor]:
+        """k and v [N, K, C] of a picture."""
+        held = picture.made.get(self._layer)
+        if held is None or held[0] is not self._version:
+            spec = self.spec
+            rows_ND = picture.rows().to(self._dtype)
+            k, v = self.kv.run(rows_ND).chunk(2, -1)
+            k = self.k_norm.run(k.reshape(-1, spec.head_dim))
+            shape = (-1, spec.kv_heads, spec.head_dim)
+            held = (self._version, k.view(shape), v.reshape(shape))
+            picture.made[self._layer] = held
+        num = held[1].shape[0]
+        if not all_rows:
+            num = num // picture.num_parts * picture.num_true
+        return held[1][:num], held[2][:num]
+
+
+class CrossBlock(BlockLayer):
+    """A block of layout "crossed"; the stream passes by where no prompt has pictures."""
+
+    def __init__(self, spec: Block, dim: int, context: LayerContext, layer: int) -> None:
+        assert isinstance(spec.mixer, CrossAttention)
+        super().__init__(spec, dim, context, -1, (-1, -1))
+        self.cross = CrossAttentionLayer(spec.mixer, dim, context, layer)
+        self.cross_gate, self.ffn_gate = Param((1,), "float32"), Param((1,), "float32")
+
+    def finish(self) -> None:
+        super().finish()
+        self._gates = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
+
+    def _run_crossed(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        if not batch.sights:
+            return x_TD
+        cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._gates)
+        x_TD += self.cross.run(self.norm1.run(x_TD), batch.sights) * cross_gate
+        fed = self._feed(self.norm2.run(x_TD)) * ffn_gate
+        for sight in batch.sights:
+            if not sight.is_before:
+                rows = slice(sight.first, sight.first + sight.count)
+                x_TD[rows] += fed[rows]
+        return x_TD
