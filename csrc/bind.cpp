@@ -68,8 +68,7 @@ struct Attention {
         int n = threads > 0 ? threads : threads_for(plan.bytes, plan.flops);
         run_team(n, plan.partial_floats * 4, local_for(k, c), [&](const Ctx& ctx) {
             AttnArgs mine = c;
-            mine.tasks = plan.tasks.data(), mine.num_tasks = plan.num_tasks, mine.num_merges = plan.num_merges;
-            mine.partials = (float*)ctx.shared();
+            plan.give(mine, ctx.shared());
             run_attention(k, mine, ctx);
         });
     }

@@ -87,6 +87,13 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
 
 struct AttnTask {
     int32_t seq, q0, qn, kv_head, split0, split1, partial;  // partial < 0: write the output
+    int32_t from = 0;      // the block to begin at; inside a split, its rows' states lie ready
+    int32_t readers = -1;  // shared: the first of `qn` readers, which see blocks [from, end)
+    int32_t end = 0;
+};
+// A sequence that shares reading. Row i of a split of a KV head: base + (kv_head * splits + split) * group + i.
+struct AttnMember {
+    int32_t seq, base, splits;
 };
 
 struct AttnArgs {
@@ -108,7 +115,9 @@ struct AttnArgs {
     const uint8_t* tree = nullptr;     // [tokens][tree_ld]: may query i see new token j of its sequence
     int64_t tree_ld = 0;
     const AttnTask* tasks = nullptr;
-    int num_tasks = 0, num_merges = 0;  // merges follow the tasks
+    int num_shared = 0, num_tasks = 0, num_merges = 0;  // one kind behind the other
+    const AttnMember* members = nullptr;
+    const int32_t* readers = nullptr;  // of members
     float* partials = nullptr;
 };
 
@@ -236,6 +245,7 @@ inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) {
 inline size_t local_for(const Kernels& k, const AttnArgs& a) { return (is_tiled(k, a) ? k.tiles.attention_local : k.attention_local)(a); }
 
 constexpr int TASK_ROWS = 96;  // rows of an attention task: query heads of one KV head, of several tokens
+constexpr int ATTN_BLOCK = 64;  // tokens of one turn of the online softmax
 constexpr int SPLIT = 512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 
 }  // namespace radix

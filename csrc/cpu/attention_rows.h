@@ -4,14 +4,15 @@
 // One arithmetic for all: tokens of the cache stand in splits of 512 and blocks of 64 at absolute
 // positions. A split runs an online softmax over its blocks from an empty state; splits merge in
 // order. A block that a row may not see leaves its state as it is, bit for bit, so a row's result
-// depends neither on the rows computed beside it nor on how its sequence was cut into chunks.
+// depends neither on the rows computed beside it nor on how its sequence was cut into chunks. Rows of
+// several sequences may therefore read what their first pages have in common together.
 #pragma once
 #include "softmax.h"
 
 namespace radix {
 namespace RADIX_ISA {
 
-// Rows of a task: query major, the KV head's query heads inside.
+// Rows of a task: query major (of a shared task, reader major), the KV head's query heads inside.
 struct Rows {
     int count, first_new, kv_len, lo, hi;  // [lo, hi): what any of them sees
     int64_t token0;
@@ -27,8 +28,19 @@ inline int rows_of_task(const AttnArgs& a) {
 }
 inline size_t rows_floats(const Shape& s, int rows) { return size_t(rows) * (2 * s.state + 2); }
 
+// All see all of [from, end).
+static Rows open_shared(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int most) {
+    Rows r{};
+    r.now = memory, r.total = r.now + int64_t(most) * s.state;
+    r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
+    r.count = task.qn * s.group;
+    r.lo = task.from * BLOCK, r.hi = r.kv_len = task.end * BLOCK;
+    for (int i = 0; i < r.count; i++) r.row_lo[i] = r.lo, r.row_hi[i] = r.hi;
+    return r;
+}
 static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int most) {
     Rows r{};
+    if (task.readers >= 0) return open_shared(a, s, task, memory, most);
     const int q_len = a.query_start[task.seq + 1] - a.query_start[task.seq];
     r.now = memory, r.total = r.now + int64_t(most) * s.state;
     r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
@@ -41,14 +53,15 @@ static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, f
     for (int i = 0; i < r.count; i++) {
         const int pos = r.position(i, s.group);
         r.row_hi[i] = a.causal && !a.tree ? pos + 1 : r.kv_len;
-        r.row_lo[i] = first_seen(a, pos);
+        r.row_lo[i] = std::max(first_seen(a, pos), task.from * BLOCK);
         r.lo = r.row_lo[i] < r.lo ? r.row_lo[i] : r.lo;
         r.hi = r.row_hi[i] > r.hi ? r.row_hi[i] : r.hi;
     }
     return r;
 }
 inline const float* query_of(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& r, int i) {
-    return a.q + (r.token0 + i / s.group) * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * a.q_head;
+    const int64_t token = task.readers < 0 ? r.token0 + i / s.group : a.query_start[a.members[a.readers[task.readers + i / s.group]].seq];
+    return a.q + token * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * a.q_head;
 }
 
 // What row i makes of its scores of a block: weights in place.
@@ -57,6 +70,16 @@ inline void soften_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv_
     const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f;
     const Seen seen{r.row_lo[i] - block0, r.row_hi[i] - block0, slope, float(block0 - r.position(i, s.group))};
     soften(a, s, p, k_scale, v_scale, r.now + int64_t(i) * s.state, seen);
+}
+
+// Where the state of row i after a split, or within it, is kept for those who go on.
+inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, int count, int split, int i) {
+    int64_t row = task.partial + int64_t(split - task.split0) * count + i;
+    if (task.readers >= 0) {
+        const AttnMember& m = a.members[a.readers[task.readers + i / s.group]];
+        row = m.base + (int64_t(task.kv_head) * m.splits + split) * s.group + i % s.group;
+    }
+    return a.partials + row * s.state;
 }
 
 // Block(a, shape, task, rows, memory) prepares the queries; run(block0) adds a block to the states.
@@ -72,13 +95,15 @@ static void run_task(const AttnArgs& a, const AttnTask& task, char* local) {
         for (int i = 0; i < rows.count; i++) clear_state(rows.total + int64_t(i) * s.state, s);
     for (int split = task.split0; split < task.split1; split++) {
         for (int i = 0; i < most && i < (rows.count + 15) / 16 * 16; i++) clear_state(rows.now + int64_t(i) * s.state, s);
+        if (task.readers < 0 && task.from * BLOCK > split * SPLIT)
+            for (int i = 0; i < rows.count; i++) std::memcpy(rows.now + int64_t(i) * s.state, kept_row(a, s, task, rows.count, split, i), size_t(s.state) * 4);
         for (int block0 = split * SPLIT; block0 < (split + 1) * SPLIT; block0 += BLOCK)
             if (block0 < rows.hi && block0 + BLOCK > rows.lo) block.run(block0);
         for (int i = 0; i < rows.count; i++) {
             float* now = rows.now + int64_t(i) * s.state;
-            close_split(s, now);
+            if (task.readers < 0 || rows.hi == (split + 1) * SPLIT) close_split(s, now);
             if (direct) merge(s, rows.total + int64_t(i) * s.state, now);
-            else std::memcpy(a.partials + (task.partial + int64_t(split - task.split0) * rows.count + i) * s.state, now, size_t(s.state) * 4);
+            else std::memcpy(kept_row(a, s, task, rows.count, split, i), now, size_t(s.state) * 4);
         }
     }
     if (!direct) return;
@@ -93,7 +118,7 @@ static void run_merge(const AttnArgs& a, const AttnTask& task, char* local) {
     for (int i = 0; i < count; i++) {
         clear_state(total, s);
         for (int split = task.split0; split < task.split1; split++)
-            merge(s, total, a.partials + (task.partial + int64_t(split - task.split0) * count + i) * s.state);
+            merge(s, total, kept_row(a, s, task, count, split, i));
         int64_t token = a.query_start[task.seq] + task.q0 + i / s.group;
         write_row(a, s, total, token, task.kv_head * s.group + i % s.group);
     }
@@ -101,13 +126,18 @@ static void run_merge(const AttnArgs& a, const AttnTask& task, char* local) {
 
 template <class Block>
 static void run_attention(const AttnArgs& a, const Ctx& ctx) {
-    ctx.each(a.num_tasks, 1, [&](int64_t i0, int64_t i1) {
-        for (int64_t i = i0; i < i1; i++) run_task<Block>(a, a.tasks[i], ctx.local());
-    });
-    ctx.barrier();
+    const AttnTask* task = a.tasks;
+    for (int count : {a.num_shared, a.num_tasks}) {
+        if (count == 0) continue;
+        ctx.each(count, 1, [&](int64_t i0, int64_t i1) {
+            for (int64_t i = i0; i < i1; i++) run_task<Block>(a, task[i], ctx.local());
+        });
+        ctx.barrier();
+        task += count;
+    }
     if (a.num_merges == 0) return;
     ctx.each(a.num_merges, 1, [&](int64_t i0, int64_t i1) {
-        for (int64_t i = i0; i < i1; i++) run_merge(a, a.tasks[a.num_tasks + i], ctx.local());
+        for (int64_t i = i0; i < i1; i++) run_merge(a, task[i], ctx.local());
     });
     ctx.barrier();
 }

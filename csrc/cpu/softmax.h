@@ -5,7 +5,7 @@
 namespace radix {
 namespace RADIX_ISA {
 
-constexpr int BLOCK = 64, TILES = BLOCK / TILE;
+constexpr int BLOCK = ATTN_BLOCK, TILES = BLOCK / TILE;
 constexpr float EMPTY = -3.0e38f;  // finite: exp(EMPTY - EMPTY) is 1, exp(EMPTY - score) is 0
 
 // A row's state: [v_pad] sums, [16] partial weights, [0] the maximum.

@@ -263,8 +263,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
         case STORE: k.store(op.store, ctx); break;
         case ATTENTION: {
             AttnArgs a = op.attention;
-            const AttnPlan& p = plans[size_t(op.plan)];
-            a.tasks = p.tasks.data(), a.num_tasks = p.num_tasks, a.num_merges = p.num_merges, a.partials = (float*)ctx.shared();
+            plans[size_t(op.plan)].give(a, ctx.shared());
             run_attention(k, a, ctx);
             break;
         }

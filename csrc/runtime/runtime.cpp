@@ -9,6 +9,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include <algorithm>
 #include <cstdio>
@@ -174,8 +177,17 @@ static char* grow(char* old, size_t& have, size_t need) {
     return (char*)p;
 }
 
+// Under the sanitizer only what a call asked for may be touched, not what an earlier one left.
+static void fence([[maybe_unused]] char* data, [[maybe_unused]] size_t have, [[maybe_unused]] size_t need) {
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(data, need);
+    ASAN_POISON_MEMORY_REGION(data + need, have - need);
+#endif
+}
+
 void Workspace::reserve(size_t shared_need, size_t local_need, int num_threads) {
     if (shared_need > shared_bytes) shared = grow(shared, shared_bytes, shared_need);
+    const size_t asked = local_need;
     local_need = (local_need + 4095) / 4096 * 4096 + 4096;
     if (local_need > local_bytes || num_threads > threads) {
         size_t each = std::max(local_need, local_bytes), all = 0;
@@ -183,6 +195,8 @@ void Workspace::reserve(size_t shared_need, size_t local_need, int num_threads) 
         local = grow(local, all, each * size_t(n));
         local_bytes = each, threads = n;
     }
+    fence(shared, shared_bytes, shared_need);
+    for (int t = 0; t < threads; t++) fence(local + size_t(t) * local_bytes, local_bytes, asked);
 }
 
 Workspace& workspace() {
@@ -205,60 +219,12 @@ Memory::Memory(size_t n) {
     if (begin > first) munmap(got, begin - first);
     if (end > begin + bytes) munmap((void*)(begin + bytes), end - begin - bytes);
     data = (void*)begin;
+    fence((char*)data, bytes, n);
     if (n >= huge) madvise(data, bytes, MADV_HUGEPAGE);
 }
-Memory::~Memory() { munmap(data, bytes); }
-
-// Extends are cut into blocks of queries; short ones (decode) into splits when they are few.
-void AttnPlan::make(const AttnArgs& a, int threads) {
-    tasks.clear();
-    std::vector<AttnTask> merges;
-    std::vector<AttnTask> short_tasks;
-    const int heads = a.cache.kv_heads, group = a.heads / heads, state = (a.cache.v_dim + 15) / 16 * 16 + 32;
-    const int block = std::max(1, TASK_ROWS / group), few = std::max(TASK_ROWS, group);  // rows of one task
-    int64_t partial_rows = 0, short_units = 0;
-    bytes = flops = 0;
-    const int element = a.cache.dtype == 0 ? 4 : a.cache.dtype >= 3 ? 1 : 2;
-    for (int s = 0; s < a.num_seqs; s++) {
-        int q = a.query_start[s + 1] - a.query_start[s];
-        if (q * group <= few && q > 0) short_units += heads;
-    }
-    for (int s = 0; s < a.num_seqs; s++) {
-        const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
-        if (q <= 0 || kv <= 0) continue;
-        const int first = std::max(0, first_seen(a, kv - q));
-        bytes += double(kv - first) * heads * (a.cache.k_dim + (a.cache.latent ? 0 : a.cache.v_dim)) * element;
-        flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
-        if (q * group <= few) {
-            int s0 = first / SPLIT, s1 = (kv + SPLIT - 1) / SPLIT;
-            // Enough sequences keep every thread busy without a merge.
-            int want = short_units >= 4 * threads ? 1 : int((4 * threads + short_units - 1) / short_units);
-            int pieces = std::min(s1 - s0, want);
-            if (s1 - s0 > 16 && q * group <= 16) pieces = std::max(pieces, (s1 - s0) / 16);
-            for (int h = 0; h < heads; h++) {
-                if (pieces <= 1) {
-                    short_tasks.push_back({s, 0, q, h, s0, s1, -1});
-                    continue;
-                }
-                merges.push_back({s, 0, q, h, s0, s1, int32_t(partial_rows)});
-                for (int i = 0; i < pieces; i++) {
-                    int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
-                    short_tasks.push_back({s, 0, q, h, a0, a1, int32_t(partial_rows + int64_t(a0 - s0) * q * group)});
-                }
-                partial_rows += int64_t(s1 - s0) * q * group;
-            }
-            continue;
-        }
-        for (int q0 = (q - 1) / block * block; q0 >= 0; q0 -= block) {
-            int qn = std::min(block, q - q0), last = a.causal && !a.tree ? kv - q + q0 + qn : kv;
-            const int lo = std::max(0, first_seen(a, kv - q + q0));
-            for (int h = 0; h < heads; h++) tasks.push_back({s, q0, qn, h, lo / SPLIT, (last + SPLIT - 1) / SPLIT, -1});
-        }
-    }
-    tasks.insert(tasks.end(), short_tasks.begin(), short_tasks.end());
-    num_tasks = int(tasks.size()), num_merges = int(merges.size());
-    tasks.insert(tasks.end(), merges.begin(), merges.end());
-    partial_floats = size_t(partial_rows) * state;
+Memory::~Memory() {
+    fence((char*)data, bytes, bytes);
+    munmap(data, bytes);
 }
 
 }  // namespace radix

@@ -40,13 +40,21 @@ void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
     }
 }
 
-// Work items of one attention call, made once a step and shared by its layers.
+// Work items of one attention call, made once a step and shared by its layers: tasks that several
+// sequences share, tasks of one sequence, merges.
 struct AttnPlan {
     std::vector<AttnTask> tasks;
-    int num_tasks = 0, num_merges = 0;
+    std::vector<AttnMember> members;
+    std::vector<int32_t> readers;
+    int num_shared = 0, num_tasks = 0, num_merges = 0;
+    int64_t partial_rows = 0;
     size_t partial_floats = 0;
     double bytes = 0, flops = 0;
     void make(const AttnArgs& a, int threads);
+    void give(AttnArgs& a, void* shared) const;  // what the kernels read; `shared` holds the partial rows
+
+  private:
+    void add_short(const AttnArgs& a, int s, int first, int from, int member, int want, std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges);
 };
 
 }  // namespace radix

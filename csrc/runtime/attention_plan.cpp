@@ -1,0 +1,168 @@
+// How the work of one attention call is cut into tasks.
+#include <algorithm>
+
+#include "runtime.h"
+
+namespace radix {
+
+static double bytes_of_token(const Cache& c) {
+    return double(c.kv_heads) * (c.k_dim + (c.latent ? 0 : c.v_dim)) * (c.dtype == 0 ? 4 : c.dtype >= 3 ? 1 : 2);
+}
+
+// Sequences with one new token whose first pages are the same, read together: a block of keys is
+// brought up once for the rows of all. Rows do not know of each other, so nothing else changes.
+class Sharing {
+  public:
+    Sharing(AttnPlan& plan, const AttnArgs& args) : a(args), p(plan), group(a.heads / a.cache.kv_heads), per_task(std::max(TASK_ROWS, group) / group) {
+        from.assign(size_t(a.num_seqs), 0), member_of.assign(size_t(a.num_seqs), -1);
+        const bool plain = a.causal && !a.tree && !a.slopes && a.window == 0 && a.chunk == 0;
+        if (!plain || per_task < 2) return;
+        for (int s = 0; s < a.num_seqs; s++)
+            if (a.query_start[s + 1] - a.query_start[s] == 1 && blocks_before(s) >= LEAST_BLOCKS) order.push_back(s);
+        if (order.size() < 2) return;
+        std::sort(order.begin(), order.end(), [&](int s, int t) {
+            const int32_t *x = pages(s), *y = pages(t);
+            return std::lexicographical_compare(x, x + num_pages(s), y, y + num_pages(t));
+        });
+        same.assign(order.size(), 0);
+        for (size_t i = 1; i < order.size(); i++) same[i] = common(order[i - 1], order[i]);
+        choose(0, order.size(), 0);
+        for (const Range& r : ranges) {
+            for (size_t m = r.first; m < r.last; m++) join(order[m], r.end);
+            for (size_t m = r.first; m < r.last; m += size_t(per_task)) read(m, std::min(r.last, m + size_t(per_task)), r.from, r.end);
+        }
+    }
+    std::vector<int> from;       // of a sequence: the block where its own work begins
+    std::vector<int> member_of;  // its place in the plan's members, or -1
+
+  private:
+    static constexpr int LEAST_BLOCKS = 2, IN_SPLIT = SPLIT / ATTN_BLOCK;
+    const AttnArgs& a;
+    AttnPlan& p;
+    const int group, per_task;
+    struct Range {
+        size_t first, last;  // of the order
+        int from, end;       // blocks
+    };
+    std::vector<Range> ranges;
+    std::vector<int> order, same;  // sequences sorted by their pages; blocks shared with the one before
+
+    const int32_t* pages(int s) const { return a.page_table + int64_t(s) * a.ldp; }
+    int num_pages(int s) const { return (a.kv_len[s] - 1) / a.cache.page_size; }  // full before the new token
+    int blocks_before(int s) const { return num_pages(s) * a.cache.page_size / ATTN_BLOCK; }
+    int common(int s, int t) const {
+        const int32_t* x = pages(s);
+        const int n = std::min(num_pages(s), num_pages(t));
+        return int(std::mismatch(x, x + n, pages(t)).first - x) * a.cache.page_size / ATTN_BLOCK;
+    }
+
+    // Sequences [i, j) of the order share what follows block `done`: all of them up to where the first
+    // two differ, or up to a split's beginning, where parts of them go on (a split that is shared halfway
+    // has one kind of reader). What saves more; the number of blocks that are not read.
+    int64_t choose(size_t i, size_t j, int done) {
+        const size_t mark = ranges.size();
+        const int all = *std::min_element(same.begin() + int64_t(i) + 1, same.begin() + int64_t(j)), whole_splits = std::max(done, all / IN_SPLIT * IN_SPLIT);
+        const int64_t others = int64_t(j - i) - 1;
+        if (whole_splits > done) ranges.push_back({i, j, done, whole_splits});
+        int64_t saved = others * (whole_splits - done);
+        for (size_t m = i; m < j;) {
+            size_t end = m + 1;
+            while (end < j && same[end] > all) end++;
+            if (end - m > 1) saved += choose(m, end, whole_splits);
+            m = end;
+        }
+        if (all - done < LEAST_BLOCKS || others * (all - done) <= saved) return saved;
+        ranges.resize(mark);
+        ranges.push_back({i, j, done, all});
+        return others * (all - done);
+    }
+    void join(int s, int blocks) {
+        from[size_t(s)] = blocks;
+        if (member_of[size_t(s)] >= 0) return;
+        const int splits = (a.kv_len[s] + SPLIT - 1) / SPLIT;
+        member_of[size_t(s)] = int(p.members.size());
+        p.members.push_back({s, int32_t(p.partial_rows), splits});
+        p.partial_rows += int64_t(a.cache.kv_heads) * splits * group;
+    }
+    void read(size_t i, size_t j, int first, int end) {
+        const int at = int(p.readers.size());
+        for (size_t m = i; m < j; m++) p.readers.push_back(member_of[size_t(order[m])]);
+        for (int b = first; b < end; b = b / IN_SPLIT * IN_SPLIT + IN_SPLIT)
+            for (int h = 0; h < a.cache.kv_heads; h++) {
+                AttnTask t{order[i], 0, int32_t(j - i), h, b / IN_SPLIT, b / IN_SPLIT + 1, 0};
+                t.readers = at, t.from = b, t.end = std::min(end, b / IN_SPLIT * IN_SPLIT + IN_SPLIT);
+                p.tasks.push_back(t);
+            }
+        p.bytes -= bytes_of_token(a.cache) * double(j - i - 1) * (end - first) * ATTN_BLOCK;
+    }
+};
+
+// Whole work of a sequence in splits; a member of a shared reading has its rows' places from split 0 on,
+// where others wrote the first ones.
+void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int member, int want, std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges) {
+    const int q = a.query_start[s + 1] - a.query_start[s], heads = a.cache.kv_heads, group = a.heads / heads;
+    const int s0 = std::max(first, from * ATTN_BLOCK) / SPLIT, s1 = (a.kv_len[s] + SPLIT - 1) / SPLIT;
+    int pieces = std::min(s1 - s0, want);
+    if (s1 - s0 > 16 && q * group <= 16) pieces = std::max(pieces, (s1 - s0) / 16);
+    for (int h = 0; h < heads; h++) {
+        if (pieces <= 1 && member < 0) {
+            short_tasks.push_back({s, 0, q, h, s0, s1, -1});
+            continue;
+        }
+        const int32_t begin = member < 0 ? s0 : 0;
+        const int64_t base = member < 0 ? partial_rows : members[size_t(member)].base + int64_t(h) * s1 * group;
+        if (member < 0) partial_rows += int64_t(s1 - s0) * q * group;
+        merges.push_back({s, 0, q, h, begin, s1, int32_t(base)});
+        for (int i = 0; i < pieces; i++) {
+            const int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
+            short_tasks.push_back({s, 0, q, h, a0, a1, int32_t(base + int64_t(a0 - begin) * q * group)});
+            if (i == 0) short_tasks.back().from = from;
+        }
+    }
+}
+
+// Extends are cut into blocks of queries; short ones (decode) into splits when they are few.
+void AttnPlan::make(const AttnArgs& a, int threads) {
+    tasks.clear(), members.clear(), readers.clear();
+    std::vector<AttnTask> merges, short_tasks, long_tasks;
+    const int heads = a.cache.kv_heads, group = a.heads / heads, state = (a.cache.v_dim + 15) / 16 * 16 + 32;
+    const int block = std::max(1, TASK_ROWS / group), few = std::max(TASK_ROWS, group);  // rows of one task
+    int64_t short_units = 0;
+    partial_rows = 0, bytes = flops = 0;
+    const Sharing sharing(*this, a);
+    num_shared = int(tasks.size());
+    for (int s = 0; s < a.num_seqs; s++) {
+        int q = a.query_start[s + 1] - a.query_start[s];
+        if (q * group <= few && q > 0) short_units += heads;
+    }
+    // Enough sequences keep every thread busy without a merge.
+    const int want = short_units >= 4 * threads ? 1 : int((4 * threads + short_units - 1) / std::max<int64_t>(1, short_units));
+    for (int s = 0; s < a.num_seqs; s++) {
+        const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
+        if (q <= 0 || kv <= 0) continue;
+        const int first = std::max(0, first_seen(a, kv - q));
+        bytes += double(kv - first) * bytes_of_token(a.cache);
+        flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
+        if (q * group <= few) {
+            add_short(a, s, first, sharing.from[size_t(s)], sharing.member_of[size_t(s)], want, short_tasks, merges);
+            continue;
+        }
+        for (int q0 = (q - 1) / block * block; q0 >= 0; q0 -= block) {
+            int qn = std::min(block, q - q0), last = a.causal && !a.tree ? kv - q + q0 + qn : kv;
+            const int lo = std::max(0, first_seen(a, kv - q + q0));
+            for (int h = 0; h < heads; h++) long_tasks.push_back({s, q0, qn, h, lo / SPLIT, (last + SPLIT - 1) / SPLIT, -1});
+        }
+    }
+    tasks.insert(tasks.end(), long_tasks.begin(), long_tasks.end());
+    tasks.insert(tasks.end(), short_tasks.begin(), short_tasks.end());
+    num_tasks = int(tasks.size()) - num_shared, num_merges = int(merges.size());
+    tasks.insert(tasks.end(), merges.begin(), merges.end());
+    partial_floats = size_t(partial_rows) * size_t(state);
+}
+
+void AttnPlan::give(AttnArgs& a, void* shared) const {
+    a.tasks = tasks.data(), a.num_shared = num_shared, a.num_tasks = num_tasks, a.num_merges = num_merges;
+    a.members = members.data(), a.readers = readers.data(), a.partials = (float*)shared;
+}
+
+}  // namespace radix

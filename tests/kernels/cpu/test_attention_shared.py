@@ -1,0 +1,75 @@
+"""Sequences that read a common prefix together get what each of them gets alone, bit for bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.cpu.test_attention import Case, World
+
+SHAPES = [
+    Case(()),
+    Case((), dtype=torch.bfloat16, heads=6, kv_heads=1, dim=64, v_dim=48, page_size=32),
+    Case((), dtype=torch.int8, softcap=3.0, has_sinks=True, page_size=64),
+    Case((), dtype=torch.float8_e4m3fn, page_size=128),
+    Case((), dtype=torch.bfloat16, heads=40, kv_heads=1),
+    Case((), window=200, dtype=torch.bfloat16),
+    Case((), has_slopes=True),
+]
+
+
+def forked(case: Case, forks: list[tuple[int, int, int]], seed: int) -> World:
+    """A world where sequence i has the first pages of an earlier one: ``forks`` are (total tokens,
+    which of the earlier, tokens of it in percent)."""
+    world = World(replace(case, lens=tuple((1, total) for total, _, _ in forks)), seed)
+    for s, (total, earlier, percent) in enumerate(forks):
+        if s == 0:
+            continue
+        parent = earlier % s
+        tokens = min(total, world.total[parent]) * percent // 100
+        num = tokens // case.page_size
+        world.pages[s, :num] = world.pages[parent, :num]
+    return world
+
+
+def assert_same(world: World, lens: list[tuple[int, int]], threads: int) -> None:
+    together = world.run(lens, threads)
+    for s, (new, total) in enumerate(lens):
+        alone = world.layer.run(
+            world.q[s][total - new : total], *world.caches, world.pages[s : s + 1],
+            torch.tensor([0, new], dtype=torch.int32), torch.tensor([total], dtype=torch.int32),
+        )  # fmt: skip
+        assert torch.isfinite(alone).all()
+        assert torch.equal(together[s], alone), s
+
+
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_prefix_for_all(case: Case, threads: int) -> None:
+    """A long prefix, 20 readers: whole splits, a split halfway, tails of several splits."""
+    forks = [(1300, 0, 0), *((700 + 40 * s, 0, 80 + s % 3 * 7) for s in range(1, 20))]
+    world = forked(case, forks, seed=1)
+    assert_same(world, list(world.case.lens), threads)
+
+
+def test_readers_beside_chunks_of_prompts() -> None:
+    world = forked(
+        Case((), dtype=torch.bfloat16), [(900, 0, 0), (900, 0, 99), (900, 0, 99)], seed=2
+    )
+    for lens in ([(1, 900), (40, 900), (1, 899)], [(200, 900), (1, 900), (1, 900)]):
+        assert_same(world, lens, 2)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    case=st.sampled_from(SHAPES[:5]),
+    forks=st.lists(
+        st.tuples(st.integers(1, 1200), st.integers(0, 20), st.integers(0, 100)),
+        min_size=2, max_size=9,
+    ),
+    threads=st.integers(1, 2),
+)  # fmt: skip
+def test_any_tree_of_prefixes(case: Case, forks: list[tuple[int, int, int]], threads: int) -> None:
+    world = forked(case, forks, seed=3)
+    assert_same(world, list(world.case.lens), threads)
