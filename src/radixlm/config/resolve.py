@@ -95,7 +95,8 @@ def fill_backends(config: ServerConfig, facts: Facts, given: frozenset[str]) -> 
     execute = config.execute
     backend = execute.attention_backend
     if backend is None:
-        backend = "cpu" if execute.device == "cpu" else _first_gpu_attention()
+        is_cpu = execute.device == "cpu"
+        backend = _first_cpu_attention() if is_cpu else _first_gpu_attention()
         yield Change("attention_backend", backend, f"the best on {execute.device}")
     for phase in ("prefill", "decode"):
         name = f"{phase}_attention_backend"
@@ -103,6 +104,11 @@ def fill_backends(config: ServerConfig, facts: Facts, given: frozenset[str]) -> 
             yield Change(name, backend, "same as --attention-backend", is_minor=True)
     if execute.sampling_backend is None:
         yield Change("sampling_backend", "pytorch", "runs everywhere", is_minor=True)
+
+
+def _first_cpu_attention() -> str:
+    # a package that was installed without a C++ compiler has no kernels of its own
+    return "cpu" if find_spec("radixlm._cpu") else "torch_native"
 
 
 def _first_gpu_attention() -> str:

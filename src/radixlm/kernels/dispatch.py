@@ -151,7 +151,10 @@ def bind(device: str, overrides: Mapping[str, str] | None = None) -> Kernels:
     default = overrides.pop("all", "")
     if default != REFERENCE:
         for extension in load_backends(device):
-            log.warning("no fast kernels: %s; the torch reference runs instead", extension)
+            log.warning(
+                "no fast kernels: %s; the torch reference runs instead, many times slower",
+                extension,
+            )
     for name in {default, *overrides.values()}:
         if (device, name) in NAMED_BACKENDS:
             _load(*NAMED_BACKENDS[device, name])

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from tests.fakes.tiny_checkpoint import cached_tiny
 
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.cpu import available, describe, extension, isa, reason
@@ -36,6 +37,25 @@ def test_the_best_supported_instruction_set_runs() -> None:
 def test_a_missing_extension_is_told_not_raised() -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert run.stdout.strip() == "refused", run.stderr
+
+
+SERVES = """
+import sys
+sys.modules["radixlm._cpu"] = None
+from radixlm.entrypoints.offline import Engine
+with Engine(model_path=sys.argv[1], quantization=sys.argv[2] or None) as engine:
+    made = engine.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 3})
+    print(engine.config.execute.attention_backend, made["meta_info"]["completion_tokens"])
+"""
+
+
+@pytest.mark.parametrize("quantization", ["", "w8a8_int8"])
+def test_without_the_extension_torch_serves_with_one_warning(quantization: str) -> None:
+    command = [sys.executable, "-c", SERVES, str(cached_tiny("Qwen3ForCausalLM")), quantization]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.stdout.strip() == "torch_native 3", run.stderr
+    (warning,) = [line for line in run.stderr.splitlines() if "_cpu" in line]
+    assert "no fast kernels" in warning and "torch reference runs instead" in warning
 
 
 def test_the_environment_picks_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
