@@ -19,7 +19,7 @@ from PIL import Image  # noqa: E402
 
 from tests.multimodal.tiny import FAMILIES as FIRST  # noqa: E402
 from tests.multimodal.tiny import Tiny, save  # noqa: E402
-from tests.multimodal.tiny_later import LATER  # noqa: E402
+from tests.multimodal.tiny_later import LATER, PUBLISHED  # noqa: E402
 from tests.multimodal.tiny_more import MORE, NEEDS  # noqa: E402
 
 FAMILIES = {**FIRST, **MORE, **LATER}
@@ -78,6 +78,8 @@ def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> Non
         pytest.importorskip(NEEDS[name])
     tiny = FAMILIES[name]()
     model = save(tiny, tmp_path)
+    if name in PUBLISHED:
+        PUBLISHED[name](tmp_path)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,

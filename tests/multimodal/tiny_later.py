@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import torch
 import transformers as tf
+from safetensors.torch import load_file, save_file
 
-from tests.multimodal.tiny import SQUARE, Tiny, pictures, text, tokenizer
+from radixlm.multimodal.checkpoint import NoVideos
+from tests.multimodal.tiny import SMALL, SQUARE, Tiny, pictures, processor, text, tokenizer
 
 
 def mllama() -> Tiny:
@@ -29,4 +35,77 @@ def mllama() -> Tiny:
     return Tiny(config, tf.MllamaProcessor(reader, tok), "<|image|>")
 
 
-LATER: dict[str, Callable[[], Tiny]] = {made.__name__: made for made in (mllama,)}
+def internvl_chat(language: str = "qwen2") -> Tiny:
+    """Saved by its class in transformers, then renamed by ``as_internvl_chat``."""
+    tok = tokenizer(
+        context_image_token="<IMG_CONTEXT>", start_image_token="<img>",
+        end_image_token="</img>", video_token="<video>",
+    )  # fmt: skip
+    tower = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True}
+    config = tf.InternVLConfig(
+        vision_config=tower, text_config=text(language), downsample_ratio=0.5,
+        image_token_id=tok.convert_tokens_to_ids("<IMG_CONTEXT>"), tie_word_embeddings=False,
+    )  # fmt: skip
+    reader = pictures("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4,
+        image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])  # fmt: skip
+    whole = processor(
+        tf.InternVLProcessor, reader, tok, video_processor=NoVideos(), image_seq_length=4
+    )
+    return Tiny(config, whole, "<IMG_CONTEXT>")
+
+
+def as_internvl_chat(folder: Path) -> None:
+    """The names and the config that the authors publish."""
+    config = json.loads((folder / "config.json").read_text())
+    vision = config["vision_config"]
+    vision |= {"image_size": 28, "patch_size": 7, "qkv_bias": True, "qk_normalization": False}
+    write(folder, {
+        "architectures": ["InternVLChatModel"], "model_type": "internvl_chat",
+        "downsample_ratio": 0.5, "dynamic_image_size": True, "force_image_size": 28,
+        "max_dynamic_patch": 4, "min_dynamic_patch": 1, "select_layer": -1, "ps_version": "v2",
+        "use_thumbnail": True, "llm_config": config["text_config"], "vision_config": vision,
+    })  # fmt: skip
+    old = load_file(folder / "model.safetensors")
+    new = {_INTERNVL.get(name, name): old[name] for name in old if "encoder.layer" not in name}
+    for i in range(2):
+        theirs, ours = f"vision_tower.encoder.layer.{i}.", f"vision_model.encoder.layers.{i}."
+        for kind in ("weight", "bias"):
+            qkv = [old[f"{theirs}attention.{one}_proj.{kind}"] for one in "qkv"]
+            new[f"{ours}attn.qkv.{kind}"] = torch.cat(qkv)
+            new[f"{ours}attn.proj.{kind}"] = old[f"{theirs}attention.projection_layer.{kind}"]
+            new[f"{ours}norm1.{kind}"] = old[f"{theirs}layernorm_before.{kind}"]
+            new[f"{ours}norm2.{kind}"] = old[f"{theirs}layernorm_after.{kind}"]
+            for fc in ("fc1", "fc2"):
+                new[f"{ours}mlp.{fc}.{kind}"] = old[f"{theirs}mlp.{fc}.{kind}"]
+        new[f"{ours}ls1"], new[f"{ours}ls2"] = old[theirs + "lambda_1"], old[theirs + "lambda_2"]
+    save_file(new, folder / "model.safetensors")
+
+
+_INTERNVL = {
+    "vision_tower.embeddings.cls_token": "vision_model.embeddings.class_embedding",
+    "vision_tower.embeddings.position_embeddings": "vision_model.embeddings.position_embedding",
+    **{
+        f"{theirs}.{kind}": f"{ours}.{kind}"
+        for kind in ("weight", "bias")
+        for theirs, ours in (
+            (
+                "vision_tower.embeddings.patch_embeddings.projection",
+                "vision_model.embeddings.patch_embedding",
+            ),
+            ("multi_modal_projector.layer_norm", "mlp1.0"),
+            ("multi_modal_projector.linear_1", "mlp1.1"),
+            ("multi_modal_projector.linear_2", "mlp1.3"),
+        )
+    },
+}
+
+
+def write(folder: Path, config: dict[str, Any]) -> None:
+    """Another config, and no processor's."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "processor_config.json").unlink(missing_ok=True)
+
+
+LATER: dict[str, Callable[[], Tiny]] = {made.__name__: made for made in (mllama, internvl_chat)}
+# checkpoints that have other names than their class in transformers
+PUBLISHED: dict[str, Callable[[Path], None]] = {"internvl_chat": as_internvl_chat}

@@ -11,6 +11,7 @@ Legend: N rows of one media, D model channels, L layers of the decoder with rows
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +21,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from radixlm.arch.families.media_layouts import ORIGINALS
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.models.original import config_of, fill
 from radixlm.wire.media import Media
 
 log = logging.getLogger(__name__)
@@ -162,23 +165,31 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
         raise ConfigError("a model with a vision tower needs transformers: install it") from None
     transformers.logging.set_verbosity_error()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        _without_layers(config.get_text_config())
-        auto = _auto(transformers, config)
-        model, report = auto.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,  # tables of a language model that has no layers here
-            output_loading_info=True,
-        )
+        raw = json.loads((folder / "config.json").read_bytes())
+        original = ORIGINALS.get(next(iter(raw.get("architectures") or ()), ""))
+        if original is not None:
+            config = config_of(original, raw, transformers)
+            _without_layers(config.get_text_config())
+            model = _auto(transformers, config).from_config(config, dtype=dtype)
+            inner: Any = getattr(model, "model", model)
+            report: Any = fill(inner, original, folder, dtype)
+        else:
+            config = transformers.AutoConfig.from_pretrained(folder)
+            _without_layers(config.get_text_config())
+            model, report = _auto(transformers, config).from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,  # tables of a language model without layers here
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its towers cannot be loaded: {error}") from error
     wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
     wrong = sorted(name for name in wrong if not _OF_TEXT.search(name))
     if wrong:
         raise CheckpointError(f"{folder}: weights of the towers are missing or misshapen: {wrong}")
-    inner: nn.Module = getattr(model, "model", model)
+    inner = getattr(model, "model", model)
     for name in ("language_model", "lm_head"):  # an embedding is left in it
         if hasattr(inner, name):
             delattr(inner, name)

@@ -67,7 +67,7 @@ COMPOSITES = (
     *("AriaForConditionalGeneration", "Ovis2ForConditionalGeneration"),
     *("Qwen2AudioForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
     *("Kimi_K25ForConditionalGeneration", "Lfm2VlForConditionalGeneration"),
-    "Gemma3nForConditionalGeneration",
+    *("Gemma3nForConditionalGeneration", "InternVLChatModel"),
     "Qwen2_5OmniThinkerForConditionalGeneration",
 )
 # whose text model sees its whole prompt forwards too

@@ -1,0 +1,39 @@
+"""Towers of checkpoints that have names of their own, in the class that has the same layers; see
+``arch/families/media_layouts.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.families.media_layouts import Original
+from radixlm.base.errors import CheckpointError
+from radixlm.weights.folder import open_folder
+
+
+def config_of(original: Original, raw: dict[str, Any], transformers: Any) -> Any:
+    """The config of the class; CheckpointError for one that it refuses or that lacks a key."""
+    try:
+        values = original.config(raw)
+        return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
+
+
+def fill(model: Any, original: Original, folder: Path, dtype: torch.dtype) -> dict[str, list[Any]]:
+    """Load the towers' tensors into ``model``; what is missing and what is misshapen."""
+    source = open_folder(folder, "auto")
+    given = dict[str, Tensor]()
+    wanted = model.state_dict()
+    for name in source.sizes():
+        new = original.renamed(name)
+        parts = source.read(name).chunk(len(new)) if new else ()
+        given |= {key: part.to(dtype) for key, part in zip(new, parts, strict=True)}
+    wrong = [k for k, v in given.items() if k in wanted and v.shape != wanted[k].shape]
+    fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
+    model.load_state_dict(fitting, strict=False)
+    missing = [name for name in wanted if name not in given]
+    return {"missing_keys": missing, "mismatched_keys": [(name,) for name in wrong]}

@@ -1,0 +1,49 @@
+"""Processors of checkpoints that came with code of their own, from a class of transformers; see
+``arch/families/media_layouts.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixlm.arch.families.media_layouts import ORIGINALS, Original
+from radixlm.base.errors import CheckpointError
+
+
+def original_of(raw: Mapping[str, Any]) -> Original | None:
+    """The layout of a config.json, if it is one of these."""
+    listed = raw.get("architectures") or [""]
+    found = ORIGINALS.get(str(listed[0]))
+    return found if found is not None and found.processor else None
+
+
+def make_processor(
+    original: Original, raw: Mapping[str, Any], folder: Path, transformers: Any, no_videos: Any
+) -> Any:
+    """CheckpointError where the tokenizer lacks the tokens of pictures."""
+    kind = getattr(transformers, original.processor)
+    name = original.reader + "ImageProcessor"
+    reader = getattr(transformers, name + "Pil", None) or getattr(transformers, name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for attribute, token in (original.tokens or {}).items():
+        place = tokenizer.convert_tokens_to_ids(token)
+        is_video = attribute.startswith("video")
+        if not is_video and (place is None or place == tokenizer.unk_token_id):
+            raise CheckpointError(f"{folder}: its tokenizer has no token {token!r}")
+        for key, value in ((attribute, token), (attribute + "_id", place)):
+            if key not in vars(tokenizer):
+                object.__setattr__(tokenizer, key, value)
+
+    class Bare(kind):  # type: ignore[valid-type, misc]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
+            return type(argument)
+
+    Bare.__name__ = kind.__name__
+    parts = {
+        "image_processor": reader(**original.reader_options(raw)),
+        "tokenizer": tokenizer,
+        "video_processor": no_videos,
+    }
+    known = {name: parts[name] for name in kind.get_attributes()}
+    return Bare(**known, **original.options(raw))
