@@ -16,7 +16,10 @@ from tests.models.test_decoder import relative_error
 from radixlm.base.errors import CheckpointError
 
 QUICK = ("LlamaForCausalLM", "Gemma2ForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
-BUILD_ERRORS = (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError)
+BUILD_ERRORS = (
+    *(ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError),
+    ZeroDivisionError,  # its dynamic rope of two channels
+)
 
 
 def _theirs(

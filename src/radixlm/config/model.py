@@ -78,7 +78,7 @@ class ModelConfig(Group):
         "'dummy' draws random weights.",
         Flag(
             choices=LOAD_FORMATS,
-            built=("auto", "pt", "safetensors", "npcache", "dummy", "sharded_state"),
+            built=("auto", "pt", "safetensors", "npcache", "dummy", "sharded_state", "gguf"),
             needs="another weight source",
         ),
     ] = "auto"

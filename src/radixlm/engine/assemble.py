@@ -43,6 +43,7 @@ from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.executor.tables import SlotTables
+from radixlm.executor.vectors import MediaVectors, VectorPooler
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
@@ -239,7 +240,7 @@ def _load(
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_foreign:
-        return _foreign(config, info, device, weight)
+        return _foreign(config, info, device, weight, kernels)
     model = build_model(
         info.decoder,
         device,
@@ -256,7 +257,11 @@ def _load(
 
 
 def _foreign(
-    config: ServerConfig, info: ModelInfo, device: torch.device, weight: torch.dtype | None
+    config: ServerConfig,
+    info: ModelInfo,
+    device: torch.device,
+    weight: torch.dtype | None,
+    kernels: Kernels,
 ) -> tuple[Model, int]:
     """The model of transformers; ConfigError for what only our own can."""
     if config.model.quantization or config.model.torchao_config or info.decoder.pool is not None:
@@ -266,7 +271,7 @@ def _foreign(
         )
     if config.model.load_format == "dummy":
         raise ConfigError("--load-format dummy needs a model of ours")
-    model = TransformersModel(info.folder, info.decoder, device, weight or "auto")
+    model = TransformersModel(info.folder, info.decoder, device, weight or "auto", kernels)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes
 

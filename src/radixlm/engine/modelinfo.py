@@ -25,6 +25,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.config.facts import host_facts
 from radixlm.config.resolve import resolve
 from radixlm.config.root import ServerConfig
+from radixlm.engine.gguf import unpacked
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 DEFAULT_MODEL = "radix-tiny"
@@ -68,18 +69,31 @@ class ModelInfo:
 
 
 def find_model(path: str | None) -> Path:
-    """The folder of ``--model-path``: a folder, or the name of a bundled model."""
+    """The folder of ``--model-path``: a folder, a .gguf file, or the name of a bundled model."""
     name = path or DEFAULT_MODEL
     for folder in (Path(name).expanduser(), ASSETS / name, ZOO / name):
         if (folder / "config.json").is_file():
             return folder
+    if file := _gguf_of(Path(name).expanduser()):
+        return unpacked(file)
     if Path(name).is_dir():
         raise CheckpointError(f"{name}: no config.json in this folder")
     bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))
     raise ConfigError(
-        f"--model-path {name!r} is neither a folder with a config.json nor a bundled model "
-        f"({', '.join(bundled) or 'none is built'}); nothing is downloaded"
+        f"--model-path {name!r} is neither a folder with a config.json, a .gguf file "
+        f"nor a bundled model ({', '.join(bundled) or 'none is built'}); nothing is downloaded"
     )
+
+
+def _gguf_of(path: Path) -> Path | None:
+    """The file itself, or the only one of a folder."""
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ConfigError(f"--model-path {path}: has several GGUF files, name one: {names}")
+    return files[0] if files else None
 
 
 def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:

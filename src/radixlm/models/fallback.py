@@ -1,55 +1,99 @@
-"""Any decoder of transformers on our paged cache: the model is Hugging Face's, its attention ours.
+"""Any decoder of transformers on our paged cache: the model is Hugging Face's, its attention ours,
+and on a CPU its linear maps, norms and tables too.
 
 transformers calls a registered function instead of its own attention; that function stores the
 step's keys and values in our pools and attends over our pages. So prefix cache, chunks, batching
-and recovery work as for our own models; kernels, quantisation and speed are Hugging Face's.
+and recovery work as for our own models. A model that needs more than that is found by a trial at
+the start, and refused.
 
 Legend: T tokens of a step, R rows whose logits are wanted, D model channels, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Decoder
+from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.kernels.dispatch import Kernels
+from radixlm.models import fallback_trial as trial
+from radixlm.models.fallback_layers import Packed, exchange
 from radixlm.models.groups import kv_groups
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 log = logging.getLogger(__name__)
 
-NAME = "radixlm_paged"
+_NUMBERS = itertools.count()
 
 
 class TransformersModel:
     """What the executor asks of a model, answered by Hugging Face's."""
 
     def __init__(
-        self, folder: Path, decoder: Decoder, device: torch.device, dtype: torch.dtype | str
+        self,
+        folder: Path,
+        decoder: Decoder,
+        device: torch.device,
+        dtype: torch.dtype | str,
+        kernels: Kernels,
     ) -> None:
-        """CheckpointError if the weights do not load or the model has an attention of its own."""
-        self.decoder = decoder
-        self.kv_groups = kv_groups(decoder)
-        self._hf = _load(folder, dtype, self._attend).to(device).eval().requires_grad_(False)
-        self._body, self._head = self._hf.base_model, self._hf.get_output_embeddings()
+        """CheckpointError if the weights do not load, or if attention over a cache of keys and
+        values is not all that the model needs."""
+        name = f"radixlm_paged_{next(_NUMBERS)}"  # of this model: its attention is a method
+        self._sites: tuple[AttentionSite, ...] = ()
+        self._calls: list[trial.Call] = []  # of the trial's first step
+        self._at = 0  # attention calls of the step so far
+        self._batch: ForwardBatch | None = None
+        self._hf = _load(folder, dtype, name, self._attend).to(device).eval().requires_grad_(False)
         config = self._hf.config.get_text_config()
         self._scale = getattr(config, "logit_scale", None) or 1.0
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
         self._softcap = getattr(config, "final_logit_softcapping", None)
-        self._batch: ForwardBatch | None = None
+        self.num_bytes = sum(p.numel() * p.element_size() for p in self._hf.parameters())
+        with trial.refused(type(self._hf).__name__), torch.inference_mode():
+            self._try_out(name, decoder, device, kernels)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(p.numel() * p.element_size() for p in self._hf.parameters())
+    def _try_out(self, name: str, decoder: Decoder, device: torch.device, kernels: Kernels) -> None:
+        """Learn what the attention does, exchange layers, and compare with the model as it was."""
+        hf, ids = self._hf, trial.trial_ids(decoder.vocab)
+        dtype, whole = hf.dtype, torch.tensor([ids], device=device)
+        hf.set_attn_implementation("eager")
+        theirs_TV = hf(whole, use_cache=False).logits[0].float()
+        if device.type == "cpu":
+            exchange(hf, kernels)
+        inner = (hf.base_model, getattr(hf, "model", hf))
+        self._body = next((one for one in inner if one is not hf), hf)
+        self._head = hf.get_output_embeddings()
+        with _masks_probed(name):
+            hf.set_attn_implementation(name)
+            self._batch = next(trial.trial_batches(ids, device))
+            hf(whole, position_ids=torch.arange(len(ids), device=device)[None], use_cache=False)
+        if not self._calls:
+            raise CheckpointError("none of its layers attends through transformers' interface")
+        self.decoder, self._sites = trial.sites_of(self._calls, decoder)
+        self.kv_groups = kv_groups(self.decoder)
+        for is_whole in (False, True):  # the whole model where its head is more than one map
+            self._is_whole = is_whole or self._body is hf or self._head is None
+            steps = [self.logits(self.forward(b)) for b in trial.trial_batches(ids, device)]
+            error = trial.difference(torch.cat(steps), theirs_TV)
+            if error <= trial.TOLERANCE.get(dtype, trial.COARSE):
+                return
+        raise CheckpointError(trial.MISFIT.format(error))
 
     def weight(self, name: str) -> Tensor | None:
         """A parameter by its Hugging Face name."""
+        path, _, last = name.rpartition(".")
+        module = dict(self._hf.named_modules()).get(path)
+        if isinstance(module, Packed) and last == "weight":
+            return module.weight
         found: Tensor | None = dict(self._hf.named_parameters()).get(name)
         return found
 
@@ -61,8 +105,8 @@ class TransformersModel:
         return (hidden_TD if need_hidden else None), logits_RV
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states of the step's tokens: [T, D]."""
-        self._batch = batch
+        """Hidden states of the step's tokens [T, D]; logits already where the model runs whole."""
+        self._batch, self._at = batch, 0
         ids: dict[str, Tensor] = {"input_ids": batch.token_ids_T[None]}
         if batch.embeds_TD is not None and batch.embeds_mask_T is not None:
             table = self._hf.get_input_embeddings()(batch.token_ids_T)
@@ -70,15 +114,22 @@ class TransformersModel:
             rows = torch.where(batch.embeds_mask_T[:, None], given, table)
             ids = {"inputs_embeds": rows[None]}
         try:
-            made = self._body(**ids, position_ids=batch.positions_T[None], use_cache=False)
+            run = self._hf if self._is_whole else self._body
+            made = run(**ids, position_ids=batch.positions_T[None], use_cache=False)
         finally:
             self._batch = None
-        hidden: Tensor = made.last_hidden_state[0]
+        if self._at != len(self._sites):
+            raise CheckpointError(f"{self._at} attention calls in a step, not {len(self._sites)}")
+        hidden: Tensor = (made.logits if self._is_whole else made.last_hidden_state)[0]
         return hidden
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 [R, V]."""
-        logits: Tensor = self._head(hidden_RD.to(self._head.weight.dtype)).float() * self._scale
+        if self._is_whole:
+            return hidden_RD.float()
+        head = self._head
+        x_RD = hidden_RD if isinstance(head, Packed) else hidden_RD.to(head.weight.dtype)
+        logits: Tensor = head(x_RD).float() * self._scale
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
@@ -89,57 +140,69 @@ class TransformersModel:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **others: Any,
+        attention_mask: Tensor | None = None,
+        **options: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' attention function: q [1, heads, T, dim] -> ([1, T, heads, dim], None)."""
+        """transformers' attention function: q [1, heads, T, dim] -> ([1, T, heads, dim], None).
+
+        The n-th call of a step is the n-th site."""
         assert self._batch is not None, "attention outside of a step"
-        layer, dtype = getattr(module, "layer_idx", None), query.dtype
-        q, k, v = (x[0].transpose(0, 1).float().contiguous() for x in (query, key, value))
-        spec = self.decoder.blocks[0].attention
-        assert isinstance(spec, Attention)
-        wanted = (spec.heads, spec.kv_heads, spec.head_dim)
-        if (q.shape[1], k.shape[1], q.shape[2]) != wanted or v.shape != k.shape or layer is None:
-            raise CheckpointError(
-                f"its attention layers have {q.shape[1]} heads, {k.shape[1]} of keys and "
-                f"{q.shape[2]} channels, not {wanted}: this model cannot run by transformers"
-            )
-        sinks = others.get("s_aux")
-        site = AttentionSite(
-            layer=layer,
-            group=0,
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            head_dim=q.shape[2],
-            v_dim=v.shape[2],
-            scale=q.shape[2] ** -0.5 if scaling is None else scaling,
-            window=sliding_window or 0,
-            softcap=softcap or 0.0,
-            sinks=None if sinks is None else sinks.float(),
-        )
-        out = self._batch.attn.run(q, k, v, site).to(dtype)
-        return out.view(1, q.shape[0], q.shape[1], v.shape[2]), None
+        q, k, v = (x[0].transpose(0, 1).float() for x in (query, key, value))
+        if not self._sites:
+            return self._note(module, q, k, v, attention_mask, options).to(query.dtype), None
+        if self._at >= len(self._sites):
+            raise CheckpointError("more attention calls in a step than at the start")
+        site = self._sites[self._at]
+        self._at += 1
+        out = self._batch.attn.run(q, k, v, site).to(query.dtype)
+        return out.view(1, q.shape[0], site.heads, site.v_dim), None
+
+    def _note(
+        self,
+        module: torch.nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Remember a call of the trial; what it gives is not read."""
+        shapes = (q.shape[1], k.shape[1], k.shape[2]), (q.shape[1], v.shape[1], v.shape[2])
+        self._calls.append(trial.call_of(module, shapes, mask, options))
+        return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[2])
 
 
-def _load(folder: Path, dtype: torch.dtype | str, attend: Any) -> Any:
+@contextmanager
+def _masks_probed(name: str) -> Iterator[None]:
+    """Within, the models' masks say what they are; without, transformers makes none at all."""
+    import transformers  # noqa: PLC0415
+
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    masks.register(name, trial.mask_interface)
+    try:
+        yield
+    finally:
+        del masks._global_mapping[name]
+
+
+def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any:
     try:
         import transformers  # noqa: PLC0415  (2 s that our own models need not wait)
     except ImportError:
         raise ConfigError("--model-impl transformers needs transformers: install it") from None
     transformers.logging.set_verbosity_error()
-    transformers.AttentionInterface.register(NAME, attend)
+    transformers.AttentionInterface.register(name, attend)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME
+        config = transformers.AutoConfig.from_pretrained(folder)
+        known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        kind = known[type(config)] if type(config) in known else None
+        if kind is not None and not kind._supports_attention_backend:
+            raise CheckpointError(
+                f"{folder}: {kind.__name__} has an attention or a state of its own in "
+                "transformers, which cannot run on the paged cache"
+            )
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=name
         )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, ImportError) as error:
         raise CheckpointError(f"{folder}: transformers cannot load it: {error}") from error
-    if not getattr(model, "_supports_attention_backend", False):
-        raise CheckpointError(
-            f"{folder}: {type(model).__name__} has an attention of its own in transformers, which "
-            "cannot run on the paged cache"
-        )
-    return model

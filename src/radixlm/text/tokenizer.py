@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import require
+from radixlm.text.gguf_tokenizer import TOKENIZER_PROBLEM
 from radixlm.text.pieces import Decoder
 
 _NAMED = (
@@ -220,6 +221,8 @@ def load_tokenizer(
     file = folder / "tokenizer.json"
     if mode == "auto" and file.is_file():
         backend: Backend = _complete(_read_backend(file), config)
+    elif (problem := folder / TOKENIZER_PROBLEM).is_file():
+        raise CheckpointError(str(json.loads(problem.read_bytes())))
     else:
         backend, named = _load_with_transformers(folder, mode, trust_remote_code)
         config = {**config, **named}

@@ -9,6 +9,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.fp8_source import Fp8Source
+from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.joined import JoinedSource, present_name
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.pickle_file import PickleSource
@@ -38,15 +39,29 @@ def _open(folder: Path, load_format: str) -> TensorSource:
         files = find_files(folder, (".safetensors",))
         if files or load_format == "safetensors":
             return SafetensorsSource(_some(folder, files, "*.safetensors"))
+        if _ggufs(folder) and not find_pickles(folder):
+            return _open_gguf(folder, _ggufs(folder))
         return PickleSource(_some(folder, find_pickles(folder), "*.safetensors or *.bin"))
+    if load_format == "gguf":
+        return _open_gguf(folder, _ggufs(folder))
     if load_format == "pt":
         return PickleSource(_some(folder, find_pickles(folder), "*.bin or *.pt"))
     if load_format == "npcache":
         return open_npcache(folder, find_pickles(folder))
     raise ConfigError(
         f"--load-format {load_format!r} is not available; choose one of: "
-        "auto, safetensors, pt, npcache, dummy, sharded_state"
+        "auto, safetensors, pt, npcache, gguf, dummy, sharded_state"
     )
+
+
+def _ggufs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.gguf"))
+
+
+def _open_gguf(folder: Path, files: list[Path]) -> TensorSource:
+    if len(files) > 1:
+        raise CheckpointError(f"{folder}: has several GGUF files; weights in parts are not read")
+    return GgufSource(_some(folder, files, "*.gguf")[0])
 
 
 def find_pickles(folder: Path) -> list[Path]:

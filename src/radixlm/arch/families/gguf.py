@@ -1,0 +1,230 @@
+"""A GGUF header -> config.json and the names of our checkpoints: what llama.cpp's converters did,
+undone. A row of ``KINDS`` an architecture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixlm.arch.gguf import GgufHeader, read_row
+from radixlm.base.errors import CheckpointError
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# tensors that became keys of config.json
+CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_ATTENTION = {
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    **{f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+    "attn_norm": "input_layernorm",
+    "attn_output": "self_attn.o_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+}
+_DENSE = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+_PRE = {**_ATTENTION, **_DENSE, "ffn_norm": "post_attention_layernorm"}
+_SANDWICH = {
+    **_ATTENTION,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_QWEN_MOE = {
+    **_PRE,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
+}
+_MIXTRAL = {
+    **_PRE,
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{
+        f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{w}"
+        for x, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}
+_PHI3 = {**_PRE, "ffn_up": "mlp.gate_up_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one architecture of llama.cpp is called here. ``names``: of a layer's tensors, "{}" for
+    an expert. ``is_permuted``: rows of q and k stand in pairs; ``norm_offset``: what the converter
+    added to the weights of norms. ``more``: further keys of config.json."""
+
+    architecture: str
+    model_type: str
+    names: Mapping[str, str]
+    is_permuted: bool = False
+    norm_offset: float = 0.0
+    more: Callable[[GgufHeader], dict[str, Any]] = lambda _: {}
+
+
+def _qwen_moe(h: GgufHeader) -> dict[str, Any]:
+    shared = h.own("expert_shared_feed_forward_length")
+    return {
+        "num_experts": h.count("expert_count"),
+        "num_experts_per_tok": h.count("expert_used_count"),
+        "moe_intermediate_size": h.count("expert_feed_forward_length"),
+        "norm_topk_prob": not h.own("expert_shared_feed_forward_length"),
+        **({"shared_expert_intermediate_size": shared} if shared else {}),
+    }
+
+
+def _mixtral(h: GgufHeader) -> dict[str, Any]:
+    return {
+        "num_local_experts": h.count("expert_count"),
+        "num_experts_per_tok": h.count("expert_used_count"),
+    }
+
+
+def _gemma2(h: GgufHeader) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(h, 46),
+        "attn_logit_softcapping": h.own("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": h.own("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(h: GgufHeader) -> dict[str, Any]:
+    return {"query_pre_attn_scalar": _query_scalar(h, 62), "rope_local_base_freq": 10000.0}
+
+
+def _query_scalar(h: GgufHeader, layers_of_largest: int) -> int:
+    """The largest Gemma scales by its heads' share of the stream, the others by their width; the
+    file does not say which."""
+    heads, width = h.count("attention.head_count"), h.count("embedding_length")
+    is_largest = h.count("block_count") == layers_of_largest
+    return width // heads if is_largest else h.count("attention.key_length", width // heads)
+
+
+KINDS: Mapping[str, Kind] = {
+    "llama": Kind("LlamaForCausalLM", "llama", _PRE, is_permuted=True),
+    "qwen2": Kind("Qwen2ForCausalLM", "qwen2", _PRE),
+    "qwen3": Kind("Qwen3ForCausalLM", "qwen3", _PRE),
+    "qwen2moe": Kind("Qwen2MoeForCausalLM", "qwen2_moe", _QWEN_MOE, more=_qwen_moe),
+    "qwen3moe": Kind("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN_MOE, more=_qwen_moe),
+    "gemma": Kind("GemmaForCausalLM", "gemma", _PRE, norm_offset=1.0),
+    "gemma2": Kind("Gemma2ForCausalLM", "gemma2", _SANDWICH, norm_offset=1.0, more=_gemma2),
+    "gemma3": Kind("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, norm_offset=1.0, more=_gemma3),
+    "phi3": Kind("Phi3ForCausalLM", "phi3", _PHI3),
+}
+_WITH_EXPERTS = {
+    "llama": Kind("MixtralForCausalLM", "mixtral", _MIXTRAL, is_permuted=True, more=_mixtral)
+}
+
+
+def kind_of(h: GgufHeader) -> Kind:
+    """CheckpointError for an architecture that is not read from GGUF."""
+    if h.architecture not in KINDS:
+        raise CheckpointError(
+            f"{h.path}: the GGUF architecture {h.architecture!r:.60} is not read; known: "
+            f"{', '.join(KINDS)}"
+        )
+    kind = KINDS[h.architecture]
+    return _WITH_EXPERTS.get(h.architecture, kind) if h.own("expert_count") else kind
+
+
+def config_of(h: GgufHeader) -> dict[str, Any]:
+    """config.json. CheckpointError for what is missing or no number."""
+    kind, embed = kind_of(h), h.tensors.get("token_embd.weight")
+    if embed is None or len(embed.shape) != 2:
+        raise CheckpointError(f"{h.path}: token_embd.weight is missing or no table")
+    heads, width = h.count("attention.head_count"), h.count("embedding_length")
+    head_dim = h.own("attention.key_length") or h.own("rope.dimension_count") or width // heads
+    eos = [h.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    config = {
+        "architectures": [kind.architecture],
+        "model_type": kind.model_type,
+        "vocab_size": embed.shape[0],
+        "hidden_size": width,
+        "num_hidden_layers": h.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": h.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": h.count("feed_forward_length", h.own("expert_feed_forward_length")),
+        "max_position_embeddings": h.count("context_length"),
+        "rms_norm_eps": h.own("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_theta": h.own("rope.freq_base", 10000.0),
+        "sliding_window": h.own("attention.sliding_window"),
+        "tie_word_embeddings": "output.weight" not in h.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in h.tensors,
+        "bos_token_id": h.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(one for one in eos if isinstance(one, int))) or None,
+        "torch_dtype": {"F16": "float16", "BF16": "bfloat16"}.get(embed.kind, "float32"),
+        "rope_scaling": _rope_scaling(h),
+        **kind.more(h),
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _rope_scaling(h: GgufHeader) -> dict[str, Any] | None:
+    tables = {name: read_row(h, name) for name in CONSUMED if name in h.tensors}
+    length = h.count("context_length")
+    if "rope_freqs.weight" in tables:  # Llama 3: what each frequency is divided by
+        return _table_of(tables["rope_freqs.weight"], tables["rope_freqs.weight"], length, 1.0)
+    if "rope_factors_long.weight" in tables:
+        long = tables["rope_factors_long.weight"]
+        short = tables.get("rope_factors_short.weight", [1.0] * len(long))
+        before = h.own("rope.scaling.original_context_length", length)
+        return _table_of(short, long, before, h.own("rope.scaling.attn_factor"))
+    kind, factor = h.own("rope.scaling.type"), h.own("rope.scaling.factor")
+    if kind not in ("linear", "yarn") or not factor:
+        return None
+    before = h.own("rope.scaling.original_context_length")
+    original = {} if before is None else {"original_max_position_embeddings": before}
+    return {"rope_type": kind, "factor": factor, **original}
+
+
+def _table_of(
+    short: list[float], long: list[float], before: int, attention_factor: float | None
+) -> dict[str, Any]:
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": before,
+    }
+    given = {} if attention_factor is None else {"attention_factor": attention_factor}
+    return scaling | given
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor of ours in a tensor of the file. ``expert``: the slice that it is, None for all;
+    ``heads``: of a q or k whose rows stand in pairs, else 0; ``offset``: to be taken off."""
+
+    source: str
+    expert: int | None = None
+    heads: int = 0
+    offset: float = 0.0
+
+
+def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
+    """Our name of each tensor of the file; those that nobody knows keep their own."""
+    kind = kind_of(h)
+    heads = {"attn_q": h.count("attention.head_count")}
+    heads["attn_k"] = h.count("attention.head_count_kv", heads["attn_q"])
+    for source, tensor in h.tensors.items():
+        stem, _, ending = source.rpartition(".")
+        block = _BLOCK.fullmatch(source)
+        if source in CONSUMED:
+            continue
+        if stem in _ENDS:
+            offset = kind.norm_offset if stem == "output_norm" else 0.0
+            yield f"{_ENDS[stem]}.{ending}", Piece(source, offset=offset)
+            continue
+        if block is None or block[2] not in kind.names:
+            yield source, Piece(source)
+            continue
+        name = f"model.layers.{block[1]}.{kind.names[block[2]]}.{ending}"
+        if "{}" in name:
+            for expert in range(tensor.shape[0] if len(tensor.shape) == 3 else 0):
+                yield name.format(expert), Piece(source, expert)
+            continue
+        paired = heads.get(block[2], 0) if kind.is_permuted else 0
+        offset = kind.norm_offset if block[2].endswith("norm") else 0.0
+        yield name, Piece(source, heads=paired, offset=offset)

@@ -1,0 +1,207 @@
+"""GGUF files: the header (metadata and where tensors lie), and the config.json it stands for.
+
+Format: "GGUF", u32 version, u64 tensors, u64 pairs of metadata, the pairs, a record a tensor, then
+the data at the next multiple of general.alignment; all little-endian
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Nothing in it is believed: counts and
+lengths are held against the bytes that are left.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.base.errors import CheckpointError
+
+MAGIC = b"GGUF"
+MAX_DIMS = 4
+MAX_ROW = 4096
+MAX_DEPTH = 2  # of arrays of arrays
+# number of a metadata type -> its struct code
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+# number of a tensor type -> name, numbers a block, bytes a block
+TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    28: ("F64", 1, 8),
+    30: ("BF16", 1, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies in the file; ``shape`` as in torch, rows first."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """The metadata by key, the tensors by name."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of it."""
+        return str(self.metadata.get("general.architecture"))
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """A value under the architecture's name."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer; CheckpointError if it is none. Of equal ones a layer, the one."""
+        value = self.own(key, default)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+            name = f"{self.architecture}.{key}"
+            raise CheckpointError(f"{self.path}: {name} = {value!r:.60} must be a positive integer")
+        return value
+
+
+def read_header(path: Path) -> GgufHeader:
+    """CheckpointError for a file that is truncated, malformed or of an unknown version."""
+    try:
+        with path.open("rb") as opened:
+            size = path.stat().st_size
+            if size < 24:
+                raise CheckpointError(f"{path}: truncated: {size} bytes are no GGUF file")
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(path, data).header()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def read_row(header: GgufHeader, name: str) -> list[float]:
+    """The numbers of a short row of F32; CheckpointError if it is something else."""
+    tensor = header.tensors[name]
+    if tensor.kind != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_ROW:
+        raise CheckpointError(f"{header.path}: {name} must be a row of F32")
+    with header.path.open("rb") as opened:
+        opened.seek(tensor.start)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", opened.read(tensor.end - tensor.start)))
+
+
+class _Reader:
+    """Walks the header once."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    def header(self) -> GgufHeader:
+        if self._take(4) != MAGIC:
+            raise self._error("no GGUF file (its first bytes are others)")
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise self._error(f"GGUF version {version} is unknown; known: 2, 3")
+        num_tensors, num_pairs = self._scalar("Q"), self._scalar("Q")
+        self._check_count(num_pairs, 13, "pairs of metadata")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_pairs):
+            key = self._string()
+            metadata[key] = self._value(self._scalar("I"), MAX_DEPTH)
+        self._check_count(num_tensors, 24, "tensors")
+        records = [self._record() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+            raise self._error(f"general.alignment = {alignment!r:.40} is none")
+        base = -(-self._at // alignment) * alignment
+        tensors: dict[str, GgufTensor] = {}
+        for name, kind, shape, offset in records:
+            if name in tensors:
+                raise self._error(f"{name} is there twice")
+            tensors[name] = self._tensor(name, kind, shape, base + offset)
+        return GgufHeader(self._path, metadata, tensors)
+
+    def _tensor(self, name: str, kind: int, shape: tuple[int, ...], start: int) -> GgufTensor:
+        if kind not in TYPES:
+            raise self._error(f"{name} has the unknown type {kind}")
+        label, block, block_bytes = TYPES[kind]
+        if shape and shape[-1] % block:
+            raise self._error(f"{name}: rows of {shape[-1]} are no blocks of {block} ({label})")
+        end = start + math.prod(shape) // block * block_bytes
+        if end > len(self._data):
+            raise self._error(
+                f"truncated: {name} ends at byte {end}, the file has {len(self._data)}"
+            )
+        return GgufTensor(label, shape, start, end)
+
+    def _record(self) -> tuple[str, int, tuple[int, ...], int]:
+        name, num_dims = self._string(), self._scalar("I")
+        if num_dims > MAX_DIMS:
+            raise self._error(f"{name} has {num_dims} dimensions")
+        dims = tuple(self._scalar("Q") for _ in range(num_dims))
+        kind, offset = self._scalar("I"), self._scalar("Q")
+        return name, kind, dims[::-1], offset
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _SCALARS:
+            return self._scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY or not depth:
+            raise self._error(f"metadata of the unknown type {kind}")
+        inner, count = self._scalar("I"), self._scalar("Q")
+        if inner in _SCALARS:
+            code = _SCALARS[inner]
+            self._check_count(count, struct.calcsize(code), "numbers of an array")
+            return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(code))))
+        self._check_count(count, 8, "entries of an array")
+        return [self._value(inner, depth - 1) for _ in range(count)]
+
+    def _string(self) -> str:
+        length = self._scalar("Q")
+        self._check_count(length, 1, "bytes of a text")
+        return self._take(length).decode("utf-8", "replace")
+
+    def _scalar(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize(code)))[0]
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._data):
+            raise self._error(f"truncated: the header ends behind byte {len(self._data)}")
+        piece, self._at = self._data[self._at : end], end
+        return piece
+
+    def _check_count(self, count: int, least_bytes: int, what: str) -> None:
+        if count * least_bytes > len(self._data) - self._at:
+            raise self._error(f"{count} {what} do not fit the file of {len(self._data)} bytes")
+
+    def _error(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}: {what}")

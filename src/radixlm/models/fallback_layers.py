@@ -1,0 +1,238 @@
+"""Layers of a Hugging Face model that run on our kernels: its linear maps, norms and embeddings are
+exchanged one by one, each only where it computes exactly what ours does.
+
+Legend: T tokens, D channels, O output channels, I input channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from radixlm.kernels.cpu.linear import GATED_CODE
+from radixlm.kernels.dispatch import REFERENCES, Kernels
+from radixlm.kernels.ops.linear import PackedLinear, TiedTable
+
+
+class Packed(nn.Module):
+    """A linear map whose weight stands as the kernels want it."""
+
+    def __init__(self, packed: PackedLinear | TiedTable, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = num_in, num_out
+        self._packed = packed  # the kernel of _direct knows addresses only
+        self.forward = _direct(packed, num_in, num_out, 0) or packed.run
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight again; its dtype is that of activations, for models that ask."""
+        return self._packed.unpack().float()
+
+
+class _GatedMlp(nn.Module):
+    """``down(act(gate(x)) * up(x))``, the first half in one call."""
+
+    def __init__(self, gated: PackedLinear, down: Packed, act: str) -> None:
+        super().__init__()
+        self.down, self._gated = down, gated  # the kernel knows addresses only
+        num_inner = down.in_features
+        code = GATED_CODE.get(act, -1)
+        self._inner = _direct(gated, down.out_features, num_inner, code) or gated.run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D]."""
+        y: Tensor = self.down.forward(self._inner(x))
+        return y
+
+
+def _direct(
+    packed: PackedLinear | TiedTable, num_in: int, num_out: int, act: int
+) -> Callable[[Tensor], Tensor] | None:
+    """The C++ kernel of a packed weight without the checks of ``run``; None without one."""
+    handle = getattr(getattr(packed, "packed", None), "handle", None)
+    if handle is None or act < 0:
+        return None
+    kernel, empty = handle.run, torch.empty
+
+    def run(x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32 or not x.is_contiguous():
+            x = x.float().contiguous()
+        out = empty(*x.shape[:-1], num_out)
+        rows = x.numel() // num_in
+        kernel(x.data_ptr(), num_in, rows, out.data_ptr(), num_out, 0, 0, 1.0, act, 0, 0)
+        return out
+
+    return run
+
+
+class _Norm(nn.Module):
+    """One of our norms with a module's weights."""
+
+    def __init__(self, run: Callable[[Tensor], Tensor], weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.forward = run
+
+
+class _Rows(nn.Module):
+    """An embedding whose table is also the head's weight, packed once."""
+
+    def __init__(self, table: TiedTable, num_rows: int, dim: int) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_rows, dim
+        self._table = table
+
+    @property
+    def weight(self) -> Tensor:
+        """The table again."""
+        return self._table.unpack().float()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[..., D] float32."""
+        rows = self._table.rows(ids.reshape(-1), 1.0, torch.float32)
+        return rows.view(*ids.shape, self.embedding_dim)
+
+
+class _Widened(nn.Module):
+    """An embedding that stays in its dtype and gives float32."""
+
+    def __init__(self, inner: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = inner.weight
+        self.num_embeddings, self.embedding_dim = inner.num_embeddings, inner.embedding_dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[..., D] float32."""
+        return nn.functional.embedding(ids, self.weight).float()
+
+
+def exchange(model: nn.Module, kernels: Kernels) -> None:
+    """Put our layers in the place of the model's, on a CPU; activations become float32 there.
+
+    Each old weight goes as its packed one is made, so that memory peaks near the weights' size."""
+    _exchange_tied(model, kernels)
+    for path, module in list(model.named_modules()):
+        mlp = _gated(module, kernels)
+        if mlp is not None:
+            model.set_submodule(path, mlp)
+    for path, module in list(model.named_modules()):
+        new = _ours(module, kernels)
+        if new is not None:
+            model.set_submodule(path, new)
+    for module in model.modules():
+        if not isinstance(module, _Widened):
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.dtype.itemsize == 2 and parameter.is_floating_point():
+                    setattr(module, name, nn.Parameter(parameter.float(), requires_grad=False))
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.dtype.itemsize == 2 and buffer.is_floating_point():
+                    setattr(module, name, buffer.float())
+
+
+def _exchange_tied(model: nn.Module, kernels: Kernels) -> None:
+    """The head and the embedding of one table."""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    is_known = type(table) is nn.Embedding and type(head) is nn.Linear and head.bias is None
+    if not is_known or table.weight is not head.weight or not _is_packable(table.weight):
+        return
+    paths = {id(module): path for path, module in model.named_modules()}
+    packed, (rows, dim) = kernels.pack_tied(table.weight.data), table.weight.shape
+    model.set_submodule(paths[id(table)], _Rows(packed, rows, dim))
+    model.set_submodule(paths[id(head)], Packed(packed, dim, rows))
+
+
+def _is_packable(weight: Tensor) -> bool:
+    return weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _ours(module: nn.Module, kernels: Kernels) -> nn.Module | None:
+    """What computes the same on our kernels; None if nothing is known to."""
+    if type(module) is nn.Embedding and module.weight.dtype.itemsize == 2:
+        return _Widened(module)
+    is_conv = type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # GPT-2's linear map
+    if type(module) is nn.Linear or is_conv:
+        weight, bias = module.weight, module.bias
+        if not isinstance(weight, Tensor) or not _is_packable(weight):
+            return None
+        weight_OI = weight.data.T.contiguous() if is_conv else weight.data
+        bias_O = bias.data.float() if isinstance(bias, Tensor) else None
+        packed = kernels.pack_linear(weight_OI, bias_O, "")
+        return Packed(packed, weight_OI.shape[1], weight_OI.shape[0])
+    if type(module) is nn.LayerNorm or "RMSNorm" in type(module).__name__:
+        return _norm(module, kernels)
+    return None
+
+
+def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
+    """A feed-forward of the usual three maps, if it gives the same numbers for some random rows."""
+    maps = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    takes = inspect.signature(type(module).forward).parameters
+    own = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
+    if not own <= {"gate_proj", "up_proj", "down_proj"} or len(takes) != 2:
+        return None
+    if not all(type(m) is nn.Linear and m.bias is None and _is_packable(m.weight) for m in maps):
+        return None
+    gate, up, down = (m.weight.data for m in maps if m is not None)
+    rows_TD = torch.randn(3, gate.shape[1], generator=torch.Generator().manual_seed(0))
+    theirs = module(rows_TD.to(gate.dtype)).float()
+    act = _activation(getattr(module, "act_fn", None))
+    if act is None:
+        return None
+    inner = torch.cat((rows_TD @ gate.float().T, rows_TD @ up.float().T), -1)
+    ours = REFERENCES["activate_gated"](inner, act) @ down.float().T
+    close = 1e-4 if gate.dtype == torch.float32 else 3e-2
+    if float((ours - theirs).abs().max()) > close * float(theirs.abs().max()):
+        return None
+    gated = kernels.pack_gated(torch.cat((gate, up)), None, "", act)
+    packed = kernels.pack_linear(down, None, "")
+    return _GatedMlp(gated, Packed(packed, down.shape[1], down.shape[0]), act)
+
+
+def _activation(function: object) -> str | None:
+    """Our name of a function of one number."""
+    if not callable(function):
+        return None
+    x = torch.linspace(-6, 6, 97)[None]
+    theirs = function(x.clone())
+    for act in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
+        if torch.allclose(REFERENCES["activate"](x.clone(), act), theirs, rtol=1e-5, atol=1e-6):
+            return act
+    return None
+
+
+def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
+    """Ours, if it gives the same numbers for some random rows."""
+    weight, eps = getattr(module, "weight", None), _eps(module)
+    names = {name for name, _ in module.named_parameters()}
+    takes = list(inspect.signature(type(module).forward).parameters)
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or eps is None or len(takes) != 2:
+        return None
+    if not names <= {"weight", "bias"}:
+        return None
+    weight_D = weight.data.float()
+    if type(module) is nn.LayerNorm:
+        bias_D = None if module.bias is None else module.bias.data.float()
+        return _Norm(lambda x: kernels.layer_norm(x.contiguous(), weight_D, bias_D, eps), weight_D)
+    if names != {"weight"}:
+        return None
+    rows_TD = torch.randn(4, weight.shape[0], generator=torch.Generator().manual_seed(0)) * 3
+    theirs = module.float()(rows_TD)
+    for scale_D in (weight_D, weight_D + 1):  # Gemma keeps its weights less one
+        if torch.allclose(kernels.rms_norm(rows_TD, scale_D, eps), theirs, rtol=1e-5, atol=1e-6):
+            return _Norm(_rms(kernels, scale_D, eps), weight_D)
+    return None
+
+
+def _rms(kernels: Kernels, scale_D: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: kernels.rms_norm(x.contiguous(), scale_D, eps)
+
+
+def _eps(module: nn.Module) -> float | None:
+    for name in ("variance_epsilon", "eps"):
+        value = getattr(module, name, None)
+        if isinstance(value, float):
+            return value
+    return None

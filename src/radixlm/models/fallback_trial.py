@@ -1,0 +1,222 @@
+"""What the attention of a Hugging Face model does, found by trying it: how many layers attend, over
+which heads, windows and chunks; and whether a cache of their keys and values is all that the model
+carries from one token to the next.
+
+Legend: T tokens of the trial, H query heads, K KV heads, C channels of K, V of V.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Attention, Block, Decoder, Norm, Variant
+from radixlm.attention.reference import Piece, attend
+from radixlm.base.errors import CheckpointError
+from radixlm.models.groups import kv_groups, pool_places
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+log = logging.getLogger(__name__)
+
+CUTS = (7, 4, 1, 1)  # tokens of the trial, step by step
+# the largest difference of logits that rounding explains, over their spread
+TOLERANCE = {torch.float32: 1e-3}
+COARSE = 0.3  # of 16 bits, where a token may take another expert
+MISFIT = (
+    "token by token over a cache of keys and values it gives other logits than at once (by {:.2g} "
+    "of their spread): it carries more from token to token, or numbers its tokens otherwise"
+)
+FAILURES = (
+    *(RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    *(AssertionError, NotImplementedError, CheckpointError),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the attention function, as the model makes it in every step."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    scale: float
+    window: int
+    chunk: int
+    softcap: float
+    sinks: Tensor | None
+
+    def spec(self) -> Attention:
+        """What the memory must know of it."""
+        more = Variant(v_dim=self.v_dim, chunk=self.chunk)
+        has_more = self.v_dim != self.head_dim or self.chunk
+        return Attention(
+            self.heads, self.kv_heads, self.head_dim, None, scale=self.scale,
+            window=self.window, more=more if has_more else None,
+        )  # fmt: skip
+
+
+def sites_of(calls: Sequence[Call], sizes: Decoder) -> tuple[Decoder, tuple[AttentionSite, ...]]:
+    """The description and the sites of a model whose steps make these calls."""
+    norm = Norm(1e-6)
+    blocks = tuple(Block(call.spec(), None, norm) for call in calls)
+    decoder = Decoder(
+        sizes.vocab, sizes.dim, blocks, norm, max_positions=sizes.max_positions, pool=sizes.pool
+    )
+    places = pool_places(decoder, kv_groups(decoder))
+    sites = []
+    for index, call in enumerate(calls):
+        group, row = places[index]
+        sites.append(
+            AttentionSite(
+                row, group, call.heads, call.kv_heads, call.head_dim, call.v_dim, call.scale,
+                call.window, call.softcap, call.sinks, chunk=call.chunk,
+            )
+        )  # fmt: skip
+    return decoder, tuple(sites)
+
+
+class Mask(Tensor):
+    """What the models of a trial get for a mask; the attention reads the pattern off it."""
+
+    window: int
+    seen_chunk: int
+
+
+def probe_mask(mask_function: Callable[..., Any], size: int | None) -> tuple[int, int]:
+    """(window, chunk) of a mask of transformers, 0 for none; CheckpointError if it is another."""
+    n = size or 8
+    q_Q = torch.tensor([0, 1, n - 1, n, n + 1, 2 * n, 3 * n - 1, 3 * n])
+    k_N = torch.arange(3 * n + 2) if n <= 512 else torch.cat([*_near(q_Q, n)])
+    zero, q, k = torch.tensor(0), q_Q[:, None], k_N[None]
+    seen_QN = torch.as_tensor(mask_function(zero, zero, q, k)).expand(len(q_Q), len(k_N))
+    before = k <= q
+    if torch.equal(seen_QN, before):
+        return 0, 0
+    if torch.equal(seen_QN, before & (k > q - n)):
+        return n, 0
+    if torch.equal(seen_QN, before & (k // n == q // n)):
+        return 0, n
+    raise CheckpointError("its attention sees neither all tokens before, nor a window or a chunk")
+
+
+def _near(q_Q: Tensor, n: int) -> Iterator[Tensor]:
+    for step in (-2 * n, -n, 0, n):
+        for near in (-1, 0, 1):
+            yield (q_Q + step + near).clamp(min=0)
+
+
+def mask_interface(
+    *_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any
+) -> Mask:
+    """In the place of transformers' mask maker during a trial."""
+    mask = torch.empty(1, 1, 1, 1).as_subclass(Mask)
+    mask.window, mask.seen_chunk = probe_mask(mask_function, local_size)
+    return mask
+
+
+def call_of(
+    module: torch.nn.Module,
+    shapes: tuple[tuple[int, int, int], tuple[int, int, int]],
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> Call:
+    """The call as the model makes it; CheckpointError for what no site can say.
+
+    ``shapes``: (query heads, KV heads, channels) of k, then of v."""
+    (heads, kv_heads, head_dim), (_, v_heads, v_dim) = shapes
+    if v_heads != kv_heads or heads % kv_heads:
+        raise CheckpointError(f"{heads} heads share {kv_heads} of keys and {v_heads} of values")
+    if mask is not None and not hasattr(mask, "window"):  # what is made of a Mask has none
+        raise CheckpointError(f"{type(module).__name__} adds a mask of its own to the scores")
+    if mask is None and not getattr(module, "is_causal", True):
+        raise CheckpointError(f"{type(module).__name__} sees tokens behind a token")
+    given = options.get("sliding_window")
+    window = int(given) if isinstance(given, int) and not isinstance(given, bool) else 0
+    chunk = 0
+    if mask is not None:
+        assert isinstance(mask, Mask)
+        window, chunk = mask.window or window, mask.seen_chunk
+    scale, sinks = options.get("scaling"), options.get("s_aux")
+    return Call(
+        heads, kv_heads, head_dim, v_dim, head_dim**-0.5 if scale is None else float(scale),
+        window, chunk, float(options.get("softcap") or 0.0),
+        None if sinks is None else sinks.detach().float().contiguous(),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class GrowingCache:
+    """Attention over one sequence whose keys and values are kept in lists."""
+
+    pools: Sequence[Any] = ()
+    rows: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def run(
+        self, q_THC: Tensor, k_TKC: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """As ``AttentionRunner.run``."""
+        assert k_TKC is not None and v_TKV is not None
+        key, k, v = (site.group, site.layer), k_TKC, v_TKV
+        if key in self.rows:
+            k, v = torch.cat((self.rows[key][0], k)), torch.cat((self.rows[key][1], v))
+        self.rows[key] = k, v
+        places = torch.arange(len(k), device=k.device)
+        query = places[-len(q_THC) :, None]
+        ahead = places[None] - query
+        seen = (ahead <= 0) & (ahead > -(site.window or len(k) + 1))
+        if site.chunk:
+            seen &= places[None] // site.chunk == query // site.chunk
+        piece = Piece(query.T, places[None], seen[None], ahead[None])
+        return attend(q_THC[None], k[None], v[None], piece, site)[0].flatten(1)
+
+
+def trial_batches(ids: Sequence[int], device: torch.device) -> Iterator[ForwardBatch]:
+    """The steps of the trial."""
+    cache, start = GrowingCache(), 0
+    for count in CUTS:
+        here = torch.tensor(ids[start : start + count], device=device)
+        start += count
+        yield ForwardBatch(
+            token_ids_T=here,
+            positions_T=torch.arange(start - count, start, device=device),
+            rope_len_T=torch.full((count,), start, device=device),
+            query_start_S1=torch.tensor([0, count], dtype=torch.int32, device=device),
+            kv_len_S=torch.tensor([start], dtype=torch.int32, device=device),
+            page_table_GSP=(),
+            store_GT=(),
+            logits_rows_R=torch.arange(count, device=device),
+            attn=cache,
+            max_query_len=count,
+            max_kv_len=start,
+        )
+
+
+def trial_ids(vocab: int) -> list[int]:
+    """Tokens of the trial, no two alike where the vocabulary allows."""
+    return [(7 + 13 * i) % vocab for i in range(sum(CUTS))]
+
+
+def difference(ours_TV: Tensor, theirs_TV: Tensor) -> float:
+    """How far step by step is from at once: root mean square, over the spread of the logits."""
+    theirs, ours = theirs_TV.double(), ours_TV.double()
+    finite = torch.isfinite(theirs) & torch.isfinite(ours)
+    theirs, ours = torch.where(finite, theirs, 0), torch.where(finite, ours, 0)
+    return float((ours - theirs).square().mean().sqrt()) / (float(theirs.std()) or 1.0)
+
+
+@contextmanager
+def refused(architecture: str) -> Iterator[None]:
+    """What goes wrong in a trial becomes an error that names the architecture and the reason."""
+    try:
+        yield
+    except FAILURES as error:
+        raise CheckpointError(
+            f"{architecture} cannot run by transformers on the paged cache: {error}"
+        ) from error

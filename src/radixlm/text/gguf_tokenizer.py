@@ -1,0 +1,196 @@
+"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json: byte-level BPE ("gpt2")
+and the BPE of sentencepiece ("llama", "gemma"), whose merges are found again from the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixlm.base.errors import CheckpointError
+
+# in the folder of an unpacked file: why it has no tokenizer.json
+TOKENIZER_PROBLEM = "tokenizer.problem"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# tokenizer.ggml.pre -> how a text is split into words; None: as GPT-2 does
+_SPLITS: Mapping[str, str | None] = {
+    "gpt-2": None,
+    "default": None,
+    "llama-bpe": _WORDS % "{1,3}",
+    "llama3": _WORDS % "{1,3}",
+    "smaug-bpe": _WORDS % "{1,3}",
+    "qwen2": _WORDS % "",
+}
+_CONTROL, _USER, _BYTE = 3, 4, 6  # token types
+_SPACE = "\u2581"
+
+
+def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]] | None:
+    """File name -> contents; None where the file holds no tokenizer. CheckpointError names a kind
+    that is not read and asks for --tokenizer-path."""
+    get = _Values(metadata, source)
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None:
+        return None
+    tokens, types = get.texts("tokens"), get.numbers("token_type")
+    types = types or [1] * len(tokens)
+    if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
+        raise CheckpointError(f"{source}: tokenizer.ggml: tokens and their types do not fit")
+    if kind == "gpt2":
+        model = _byte_level(get, tokens)
+    elif kind == "llama":
+        model = _sentencepiece(get, tokens, types)
+    else:
+        raise _unread(source, f"tokenizer.ggml.model {kind!r:.40}")
+    added = [_added(i, tokens[i], t) for i, t in enumerate(types) if t in (_CONTROL, _USER)]
+    bos = get.token("bos", tokens)
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    if bos is not None and adds_bos:
+        model["post_processor"] = _with_bos(bos, tokens.index(bos), model["post_processor"])
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "bos_token": bos,
+        "eos_token": get.token("eos", tokens),
+        "unk_token": get.token("unknown", tokens),
+        "pad_token": get.token("padding", tokens),
+        "chat_template": metadata.get("tokenizer.chat_template"),
+    }
+    base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    named = {key: value for key, value in config.items() if value is not None}
+    return {"tokenizer.json": base | model, "tokenizer_config.json": named}
+
+
+def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
+    pre = get.metadata.get("tokenizer.ggml.pre", "default")
+    if pre not in _SPLITS:
+        raise _unread(get.source, f"tokenizer.ggml.pre {pre!r:.40}")
+    pattern = _SPLITS[pre]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    splitter: dict[str, Any] = {**byte_level, "use_regex": pattern is None}
+    if pattern is not None:
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        splitter = {"type": "Sequence", "pretokenizers": [split, splitter]}
+    return {
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": splitter,
+        "post_processor": {**byte_level, "use_regex": False},
+        "decoder": {**byte_level, "use_regex": True},
+        "model": _bpe(tokens, get.texts("merges"), ignore_merges=pre in ("llama-bpe", "llama3")),
+    }
+
+
+def _sentencepiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    scores = get.numbers("scores")
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"{get.source}: tokenizer.ggml.scores: a number a token is wanted")
+    adds_space = bool(get.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prepend = [{"type": "Prepend", "prepend": _SPACE}] if adds_space else []
+    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if adds_space else []
+    steps = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    model = _bpe(tokens, _merges(tokens, scores), unk=get.token("unknown", tokens))
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": model | {"byte_fallback": _BYTE in types, "fuse_unk": True},
+    }
+
+
+def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[str]:
+    """Every way to make a token of two others, the best token first."""
+    place = {token: i for i, token in enumerate(tokens)}
+    found: list[tuple[float, int, int, str]] = []
+    for token, score in zip(tokens, scores, strict=True):
+        for cut in range(1, len(token)):
+            left, right = place.get(token[:cut]), place.get(token[cut:])
+            if left is not None and right is not None:
+                found.append((-score, left, right, f"{token[:cut]} {token[cut:]}"))
+    return [merge for *_, merge in sorted(found)]
+
+
+def _bpe(
+    tokens: Sequence[str],
+    merges: Sequence[str],
+    unk: str | None = None,
+    ignore_merges: bool = False,
+) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unk,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": ignore_merges,
+        "vocab": {token: i for i, token in enumerate(tokens)},
+        "merges": [merge.split(" ", 1) for merge in merges],
+    }
+
+
+def _added(index: int, token: str, kind: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": token, **flags, "special": kind == _CONTROL}
+
+
+def _with_bos(bos: str, index: int, after: Mapping[str, Any] | None) -> dict[str, Any]:
+    def ahead(sequence: str) -> list[dict[str, Any]]:
+        return [
+            {"SpecialToken": {"id": bos, "type_id": 0}},
+            {"Sequence": {"id": sequence, "type_id": 0}},
+        ]
+
+    template = {
+        "type": "TemplateProcessing",
+        "single": ahead("A"),
+        "pair": ahead("A") + ahead("B"),
+        "special_tokens": {bos: {"id": bos, "ids": [index], "tokens": [bos]}},
+    }
+    return template if after is None else {"type": "Sequence", "processors": [after, template]}
+
+
+def _unread(source: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{source}: {what} is not read: give a tokenizer with --tokenizer-path FOLDER"
+    )
+
+
+class _Values:
+    """Typed reading of tokenizer.ggml.*"""
+
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self.metadata, self.source = metadata, source
+
+    def texts(self, name: str) -> list[str]:
+        return self._list(name, str)
+
+    def numbers(self, name: str) -> list[Any]:
+        return self._list(name, (int, float)) if self._key(name) in self.metadata else []
+
+    def token(self, name: str, tokens: Sequence[str]) -> str | None:
+        """The token that a ..._token_id names."""
+        index = self.metadata.get(self._key(f"{name}_token_id"))
+        if not isinstance(index, int) or not 0 <= index < len(tokens):
+            return None
+        return tokens[index]
+
+    def _list(self, name: str, kinds: type | tuple[type, ...]) -> list[Any]:
+        value = self.metadata.get(self._key(name))
+        if not isinstance(value, list) or not all(isinstance(one, kinds) for one in value):
+            raise CheckpointError(f"{self.source}: {self._key(name)} is missing or no list of such")
+        return value
+
+    @staticmethod
+    def _key(name: str) -> str:
+        return f"tokenizer.ggml.{name}"

@@ -1,0 +1,172 @@
+"""Writes a GGUF file from a checkpoint of Hugging Face's names, as llama.cpp's converters do."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
+_CODES = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}
+
+
+def text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def value_of(value: Any) -> bytes:
+    """A value with its type in front."""
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    if isinstance(value, list):
+        kind = type(value[0])
+        code = 8 if kind is str else _CODES[kind][0]
+        items = b"".join(text(v) if kind is str else struct.pack(_CODES[kind][1], v) for v in value)
+        return struct.pack("<IIQ", 9, code, len(value)) + items
+    code, form = _CODES[type(value)]
+    return struct.pack("<I", code) + struct.pack(form, value)
+
+
+def quantised(value: torch.Tensor, kind: str) -> bytes:
+    """The data of one tensor."""
+    if kind == "F32":
+        return value.float().numpy().tobytes()
+    if kind == "F16":
+        return value.half().numpy().tobytes()
+    if kind == "BF16":
+        return value.bfloat16().view(torch.int16).numpy().tobytes()
+    blocks = value.float().numpy().reshape(-1, 32)
+    if kind == "Q8_0":
+        d = np.abs(blocks).max(1, keepdims=True) / 127
+        q = np.round(blocks / np.where(d == 0, 1, d)).astype(np.int8).view(np.uint8)
+    else:
+        best = blocks[np.arange(len(blocks)), np.abs(blocks).argmax(1)][:, None]
+        d = best / -8
+        whole = np.clip(np.trunc(blocks / np.where(d == 0, 1, d) + 8.5), 0, 15).astype(np.uint8)
+        q = whole[:, :16] | whole[:, 16:] << 4
+    return np.concatenate((d.astype(np.float16).view(np.uint8), q), 1).tobytes()
+
+
+def write(
+    path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[torch.Tensor, str]]
+) -> Path:
+    """One file of version 3."""
+    pairs = b"".join(text(key) + value_of(value) for key, value in metadata.items())
+    records, data = b"", b""
+    for name, (value, kind) in tensors.items():
+        dims = list(value.shape)[::-1]
+        records += text(name) + struct.pack(
+            f"<I{len(dims)}QIQ", len(dims), *dims, TYPE[kind], len(data)
+        )
+        data += quantised(value, kind)
+        data += bytes(-len(data) % 32)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + pairs + records
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+    return path
+
+
+# Hugging Face's end of a layer's tensor -> llama.cpp's
+PRE = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}  # fmt: skip
+SANDWICH = PRE | {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+EXPERT = {
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+}
+ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def convert(folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any]) -> Path:
+    """The checkpoint of a folder as a file of ``kind`` (vectors stay F32)."""
+    config = json.loads((folder / "config.json").read_text())
+    names = SANDWICH if arch in ("gemma2", "gemma3") else PRE
+    tensors: dict[str, tuple[torch.Tensor, str]] = {}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        stem, _, ending = name.rpartition(".")
+        if arch.startswith("gemma") and stem.endswith("norm"):
+            value = value + 1
+        if stem in ENDS:
+            new = f"{ENDS[stem]}.{ending}"
+        else:
+            _, _, layer, rest = stem.split(".", 3)
+            if ".experts." in rest:
+                _, number, part = rest.rsplit(".", 2)
+                experts.setdefault(f"blk.{layer}.ffn_{EXPERT[part]}_exps.weight", {})[
+                    int(number)
+                ] = value
+                continue
+            new = f"blk.{layer}.{names[rest]}.{ending}"
+            if arch == "llama" and rest in ("self_attn.q_proj", "self_attn.k_proj"):
+                key = "num_attention_heads" if "q_" in rest else "num_key_value_heads"
+                rows = value.reshape(config[key], 2, -1, *value.shape[1:])
+                value = rows.swapaxes(1, 2).reshape(value.shape)
+        if new.endswith("inp_shexp.weight"):
+            value = value.squeeze()
+        tensors[new] = value, kind if value.ndim > 1 and value.shape[-1] % 32 == 0 else "F32"
+    for new, parts in experts.items():
+        tensors[new] = torch.stack([parts[i] for i in range(len(parts))]), kind
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3":
+        tensors["rope_freqs.weight"] = llama3_factors(rope, config["head_dim"]), "F32"
+    return write(path, metadata(config, arch) | extra, tensors)
+
+
+def llama3_factors(rope: dict[str, Any], dim: int) -> torch.Tensor:
+    """What Llama 3.1 divides each frequency by."""
+    freqs = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    before, low, high = (
+        rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    )  # fmt: skip
+    waves = 2 * torch.pi / freqs
+    smooth = (before / waves - low) / (high - low)
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    slow = torch.where(waves > before / low, torch.tensor(rope["factor"]), between)
+    return torch.where(waves < before / high, torch.tensor(1.0), slow)
+
+
+def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    """What converters write of config.json."""
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    own = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
+        "attention.key_length": config.get("head_dim"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "rope.freq_base": rope.get("rope_theta"),
+        "attention.sliding_window": config.get("sliding_window"),
+        "expert_count": config.get("num_experts") or config.get("num_local_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+    named = {f"{arch}.{key}": value for key, value in own.items() if value is not None}
+    ids = {f"tokenizer.ggml.{x}_token_id": config.get(f"{x}_token_id") for x in ("bos", "eos")}
+    return {"general.architecture": arch} | named | {k: v for k, v in ids.items() if v is not None}

@@ -1,0 +1,155 @@
+"""GGUF files: as the checkpoint that they were made of, and never more than their bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fakes import gguf_file
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+from radixlm.arch.gguf import read_header
+from radixlm.base.errors import CheckpointError
+from radixlm.engine.gguf import unpacked
+from radixlm.text.tokenizer import load_tokenizer
+from radixlm.weights.gguf_file import GgufSource
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},
+    "Gemma3ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},
+}
+IDS = torch.randint(3, 380, (21,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def _logits(folder: Path) -> torch.Tensor:
+    return PagedRunner(load_model(folder)).prefill({0: IDS}, num_chunks=2)[0]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_file_gives_the_logits_of_its_checkpoint(architecture: str, tmp_path: Path) -> None:
+    folder = cached_tiny(architecture, **OVERRIDES.get(architecture, {}))
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", ARCHITECTURES[architecture], "F32", {})
+    torch.testing.assert_close(_logits(unpacked(file)), _logits(folder), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "near"), [("F16", 2e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.1)]
+)
+def test_narrow_weights_are_near(kind: str, near: float, tmp_path: Path) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM")
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", kind, {})
+    source = GgufSource(file)
+    whole = GgufSource(gguf_file.convert(folder, tmp_path / "w.gguf", "qwen3", "F32", {}))
+    assert set(source.sizes()) == set(whole.sizes())
+    for name in source.sizes():
+        ours, theirs = source.read(name).float(), whole.read(name)
+        assert float((ours - theirs).abs().max()) <= near * float(theirs.abs().max()), name
+        source.release(name)
+
+
+def test_k_quants_are_refused_by_name(tmp_path: Path) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM")
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", {})
+    raw = bytearray(file.read_bytes())
+    at = raw.index(b"blk.0.ffn_down.weight") + len(b"blk.0.ffn_down.weight")
+    raw[at + 4 : at + 12] = (256).to_bytes(8, "little")  # a row of one block
+    raw[at + 20] = 12
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_down\.weight is Q4_K"):
+        GgufSource(file)
+
+
+def test_lies_are_refused_at_once(tmp_path: Path) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM")
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"]}
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", tokens)
+    whole, rng = file.read_bytes(), random.Random(0)
+    header = whole.index(b"token_embd.weight") + 60
+    for _ in range(300):
+        raw = bytearray(whole)
+        if rng.random() < 0.3:
+            raw = raw[: rng.randrange(len(raw))]
+        else:
+            for _ in range(rng.choice([1, 8])):
+                raw[rng.randrange(header)] = rng.choice([0, 1, 127, 255])
+        file.write_bytes(raw)
+        try:
+            GgufSource(file)
+            unpacked(file)
+        except CheckpointError as error:
+            assert "m.gguf" in str(error)
+
+
+def test_the_tokenizer_of_the_file_is_the_checkpoints(tmp_path: Path) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM")
+    model = json.loads((folder / "tokenizer.json").read_text())
+    vocab = model["model"]["vocab"] | {t["content"]: t["id"] for t in model["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    special = {t["content"] for t in model["added_tokens"]}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["model"]["merges"]]
+    extra = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": [3 if t in special else 1 for t in tokens],
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }  # fmt: skip
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", extra)
+    ours, theirs = load_tokenizer(unpacked(file)), load_tokenizer(folder)
+    for text in ("The quick brown fox, 123 times\n\n", "<|im_start|>user\nhé<|im_end|>"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+
+
+def test_sentencepiece_comes_back_from_its_scores(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    words = ["▁", "a", "b", "ab", "▁ab", "abab"]
+    scores = [0.0] * (len(pieces) + 3) + [-1.0, -2.0, -3.0]
+    extra = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces + words,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 6],
+        "tokenizer.ggml.unknown_token_id": 0,
+    }  # fmt: skip
+    folder = cached_tiny("LlamaForCausalLM")
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "llama", "F32", extra)
+    tokenizer = load_tokenizer(unpacked(file))
+    first = len(pieces)
+    assert tokenizer.encode("ab abc") == [1, first + 4, first + 4, 3 + ord("c")]
+    assert tokenizer.decode([first + 4, first + 4, 3 + ord("c")]) == "ab abc"
+
+
+def test_an_unread_tokenizer_asks_for_another(tmp_path: Path) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM")
+    extra = {"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": ["a"]}
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", extra)
+    with pytest.raises(CheckpointError, match="--tokenizer-path"):
+        load_tokenizer(unpacked(file))
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    file = gguf_file.write(tmp_path / "m.gguf", {"general.architecture": "nobody"}, {})
+    assert read_header(file).architecture == "nobody"
+    with pytest.raises(CheckpointError, match="nobody"):
+        unpacked(file)
