@@ -55,6 +55,7 @@ from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.models.fallback import TransformersModel
 from radixlm.models.towers import HfTower
+from radixlm.models.vector_tower import VectorTower
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
@@ -164,8 +165,12 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
     """The towers, unless there are none or none are wanted."""
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
-    by_forward = info.media is not None and info.media.by_forward
-    return MediaRows(HfTower(info.folder, device, torch.float32, by_forward))
+    facts = info.media
+    assert facts is not None
+    if facts.gives_vector:
+        return MediaVectors(VectorTower(info.folder, device))
+    tower = HfTower(info.folder, device, torch.float32, facts.by_forward)
+    return MediaRows(tower, crossed_token=facts.tokens["image"] if facts.is_crossed else None)
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:
@@ -384,12 +389,17 @@ def _runner(
         info.eos_ids,
         parts.verbs,
         processors=parts.processors,
-        pooler=Pooler(head_of(model)),
+        pooler=_pooler(model, parts.media),
         media=parts.media,
         states=pools.states,
         device=device,
         options=RunnerOptions(limits.step_tokens, detect_bad=detects, profiler=parts.profiler),
     )
+
+
+def _pooler(model: Model, media: MediaRows | None) -> Pooler:
+    head = head_of(model)
+    return VectorPooler(head, media) if isinstance(media, MediaVectors) else Pooler(head)
 
 
 def _features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:

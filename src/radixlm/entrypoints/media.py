@@ -12,6 +12,8 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.native import Batch, Source
+from radixlm.multimodal.checkpoint import num_deep_layers
+from radixlm.multimodal.features import Features, is_features, read_features
 from radixlm.multimodal.fetch import FetchRules, fetch
 from radixlm.multimodal.processor import Given, Kind, MediaProcessor, Prompt
 from radixlm.multimodal.video import MAX_FRAMES
@@ -30,20 +32,45 @@ _TEXT_ONLY = "this model reads text only"
 class MediaReader:
     """Fetches pictures and has them read."""
 
-    def __init__(self, processor: MediaProcessor, rules: FetchRules) -> None:
-        self._processor, self._rules = processor, rules
+    def __init__(
+        self, processor: MediaProcessor, rules: FetchRules, row: tuple[int, int, int], vocab: int
+    ) -> None:
+        """``row``: width, depth and merge of ``read_features``; ``vocab``: token ids are below."""
+        self._processor, self._rules, self._row, self._vocab = processor, rules, row, vocab
 
     def warm(self) -> None:
         """Load the processor in a thread of its own: the first picture need not wait for it."""
         threading.Thread(target=self._processor.warm, name="processor", daemon=True).start()
 
-    def read(self, text: str, sources: Sequence[Source], add_special_tokens: bool) -> Prompt:
-        """The prompt; takes as long as the slowest fetch. InvalidRequest names the field."""
+    def read(
+        self, prompt: str | Sequence[int], sources: Sequence[Source], add_special_tokens: bool
+    ) -> Prompt:
+        """The prompt of a text, or of token ids; takes as long as the fetches. InvalidRequest names
+        the field."""
+        if not isinstance(prompt, str):
+            bad = next((i for i in prompt if not 0 <= i < self._vocab), None)
+            if bad is not None:
+                raise InvalidRequest(f"input_ids: {bad} is not a token id", "input_ids")
+        features = [self._features(one) for one in sources if isinstance(one.value, Mapping)]
+        if features:
+            if len(features) < len(sources):
+                where = sources[0].where
+                raise InvalidRequest(f"{where}: either pictures or features of them", where)
+            return self._processor.read_features(prompt, features, add_special_tokens)
+        if isinstance(prompt, str):
+            text = prompt
+        else:
+            text, add_special_tokens = self._processor.text_of(prompt), False
         given = [Given(one.kind, self._bytes(one), one.where) for one in sources]
         where = sources[0].where if sources else "text"
         return self._processor.read(text, given, add_special_tokens, where)
 
+    def _features(self, source: Source) -> Features:
+        assert isinstance(source.value, Mapping)
+        return read_features(source.value, source.kind, source.where, *self._row)
+
     def _bytes(self, source: Source) -> bytes | tuple[bytes, ...]:
+        assert not isinstance(source.value, Mapping)
         if isinstance(source.value, tuple):
             return tuple(self._fetched(one, source.where) for one in source.value)
         return self._fetched(source.value, source.where)
@@ -66,6 +93,20 @@ class MediaReader:
         """Wait, without blocking others, until the processor is loaded. CheckpointError or
         ConfigError if it cannot be."""
         await asyncio.to_thread(self._processor.load)
+
+    @property
+    def gives_vector(self) -> bool:
+        """Whether a picture has a vector of its own, which takes no text."""
+        return self._processor.gives_vector
+
+    async def vector(self, source: Source) -> Prompt:
+        """The prompt of a picture by itself, read in a thread."""
+        if isinstance(source.value, Mapping | tuple):
+            raise InvalidRequest(f"{source.where}: must be one picture", source.where)
+        return await asyncio.to_thread(self._vector, source)
+
+    def _vector(self, source: Source) -> Prompt:
+        return self._processor.read_vector(Given("image", self._bytes(source), source.where))
 
     async def prompt(
         self, text: str, sources: Sequence[Source], add_special_tokens: bool
@@ -99,7 +140,10 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     rules = FetchRules(allow_private=Path("/") in folders, folders=folders)
     assert info.media is not None
     has_sections = any(r.sections for r in info.ropes)
-    return MediaReader(MediaProcessor(info.folder, info.media, has_sections), rules)
+    row = info.decoder.dim, num_deep_layers(info.folder), info.media.merge
+    return MediaReader(
+        MediaProcessor(info.folder, info.media, has_sections), rules, row, info.decoder.vocab
+    )
 
 
 def sources_of(messages: Sequence[Mapping[str, Any]], reader: MediaReader | None) -> list[Source]:
@@ -126,7 +170,11 @@ def _source(part: Mapping[str, Any], type_: str, where: str, reader: MediaReader
     if kind not in reader.kinds:
         held = " and ".join(("text", *(f"{one}s" for one in reader.kinds)))
         raise InvalidRequest(f"{where}: this model reads {held}, not {type_}", where)
-    value = next((part[name] for name in (type_, f"{kind}_url", kind, "url") if name in part), None)
+    value: Any = next(
+        (part[name] for name in (type_, f"{kind}_url", kind, "url") if name in part), None
+    )
+    if is_features(value):
+        return Source(value, where, kind)
     return Source(_value(value, kind, f"{where}.{type_}", where), where, kind)
 
 
@@ -154,7 +202,9 @@ def resolve(batch: Batch, reader: MediaReader | None) -> None:
         for one in sources:
             if one.kind not in reader.kinds:
                 raise InvalidRequest(f"{one.where}: this model does not read it", one.where)
-        if request.text is None:
-            raise InvalidRequest(f"{where} needs a text with its placeholders", where)
-        request.prompt = reader.read(request.text, sources, request.add_special_tokens)
-        request.text = None
+        given = request.input_ids if request.text is None else request.text
+        if given is None:
+            message = f"{where} needs a text or input_ids with its placeholders"
+            raise InvalidRequest(message, where)
+        request.prompt = reader.read(given, sources, request.add_special_tokens)
+        request.text = request.input_ids = None

@@ -17,6 +17,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.intake.checks import processor_name
 from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.multimodal.features import is_features
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish, Logprob, TopLogprobs
 from radixlm.wire.requests import LogprobNeed
@@ -70,10 +71,11 @@ MAX_RID_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A picture, film or sound as the client names it; a tuple holds the frames of a film.
-    ``where`` is the field that errors name."""
+    """A picture, film or sound as the client names it; a tuple holds the frames of a film, an
+    object what a processor or a tower made (``multimodal/features.py``). ``where`` is the field
+    that errors name."""
 
-    value: str | bytes | tuple[str | bytes, ...]
+    value: str | bytes | tuple[str | bytes, ...] | Mapping[str, Any]
     where: str
     kind: Literal["image", "video", "audio"] = "image"
 
@@ -111,12 +113,12 @@ def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
         is_list=is_list or counts != {1},
         stream=stream,
         wants_logprobs=[bool(each("return_logprob", i)) for i in range(len(prompts))],
-        images=[_media(body, i, is_list) for i in range(len(prompts))],
+        images=[media_of(body, i, is_list) for i in range(len(prompts))],
         logprob_text=_bool(body, "return_text_in_logprobs"),
     )
 
 
-def _media(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
+def media_of(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
     """The media of prompt i: a field holds one or a list for a single prompt, and for a list of
     prompts one or a list each; URLs, base64, paths or bytes; a film may be a list of frames."""
     sources = []
@@ -126,6 +128,9 @@ def _media(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
         if is_list and isinstance(value, list):
             value = value[i] if i < len(value) else None
         for one in value if isinstance(value, list) else [value]:
+            if one is not None and is_features(one):
+                sources.append(Source(one, where, kind))
+                continue
             held = one.get("url") if isinstance(one, Mapping) else one
             if held is not None:
                 sources.append(Source(_named(held, kind, where), where, kind))

@@ -10,6 +10,7 @@ from radixlm.entrypoints.http.pooled import EncodeRequest, answer_encode
 from radixlm.entrypoints.http.schema import make
 from radixlm.entrypoints.http.score import ScoreRequest, answer_score
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.media import make_reader
 from radixlm.intake.sessions import Sessions
 from radixlm.text.chat import load_chat_template
 from radixlm.text.tokenizer import Tokenizer
@@ -31,10 +32,12 @@ class PooledCalls:
             model_name=config.serve.served_model_name or info.folder.name,
             defaults=SamplingParams(),
             sessions=Sessions(tokenizer),
+            media=make_reader(config, info),
         )
         if tokenizer is not None:
             argument = config.serve.chat_template
-            self.state.template = load_chat_template(tokenizer, argument, info.folder)
+            media = self.state.media.placeholders if self.state.media is not None else None
+            self.state.template = load_chat_template(tokenizer, argument, info.folder, media)
 
     async def encode(self, values: dict[str, Any]) -> Any:
         """The answer of /encode to a body of these fields."""

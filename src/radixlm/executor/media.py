@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -45,11 +47,11 @@ class MediaRows:
         """``crossed_token``: the token in the one place of a picture that layers attend to."""
         self._tower, self._max_bytes, self._num_bytes = tower, max_bytes, 0
         self._held: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._crossed_token, self._pictures = crossed_token, Pictures(self._made)
+        self._crossed_token, self._pictures = crossed_token, Pictures(self.made)
 
     def of(self, media: Media) -> Tensor:
         """[1 + L, N, D]; ValueError where the tower makes another number of rows than places."""
-        rows = self._made(media)
+        rows = self.made(media)
         if rows.shape[1] != media.num_places:
             self._num_bytes -= self._held.pop(media.digest).nbytes
             raise ValueError(
@@ -57,7 +59,8 @@ class MediaRows:
             )
         return rows
 
-    def _made(self, media: Media) -> Tensor:
+    def made(self, media: Media) -> Tensor:
+        """What the tower makes, or has made before."""
         found = self._held.get(media.digest)
         if found is not None:
             self._held.move_to_end(media.digest)
@@ -78,13 +81,8 @@ class MediaRows:
         at, mutual = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
-                try:
+                with caught(media, item.rid, failed):
                     self._put_one(media, item, at, batch)
-                except (torch.OutOfMemoryError, torch.AcceleratorError):
-                    raise  # of the device, not of this media
-                except _OF_TOWERS as error:
-                    log.warning("request %s: %s", item.rid, error)
-                    failed[item.rid] = f"the {media.kind} cannot be read by its tower: {error}"
                 end = item.start + item.count
                 runs = [run for run in media.mutual if item.start <= run[0] < end]
                 mutual += [(at + start - item.start, count) for start, count in runs]
@@ -108,6 +106,18 @@ class MediaRows:
                 made = self.of(media)[:, row + first - start : row + last - start]
                 _write(batch, at + first - item.start, made)
             row += count
+
+
+@contextmanager
+def caught(media: Media, rid: str, failed: dict[str, str]) -> Iterator[None]:
+    """What a tower raises goes to ``failed``; what the device raises does not."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except _OF_TOWERS as error:
+        log.warning("request %s: %s", rid, error)
+        failed[rid] = f"the {media.kind} cannot be read by its tower: {error}"
 
 
 def _write(batch: ForwardBatch, at: int, made: Tensor) -> None:

@@ -34,7 +34,9 @@ class Checks:
         if request.embeds is not None:
             ids = self._embed_ids(request.embeds, request.num_embeds)
         elif request.prompt is not None:
-            return self._fit(request.prompt.ids.tolist(), is_pooled, may_cut=False)
+            ids = request.prompt.ids.tolist()
+            num_media = sum(one.num_places for one in request.prompt.media)
+            return self._fit(ids, is_pooled, may_cut=False, num_media=num_media)
         elif request.input_ids is not None:
             ids = request.input_ids
             self._fit(ids, is_pooled)  # before millions of them are looked at
@@ -87,7 +89,9 @@ class Checks:
             )
         return [0] * num_embeds
 
-    def _fit(self, ids: list[int], is_pooled: bool, *, may_cut: bool = True) -> list[int]:
+    def _fit(
+        self, ids: list[int], is_pooled: bool, *, may_cut: bool = True, num_media: int = 0
+    ) -> list[int]:
         most = self.facts.context_len - (not is_pooled)
         if len(ids) <= most:
             return ids
@@ -99,9 +103,10 @@ class Checks:
             )
         if self.facts.allow_auto_truncate and may_cut:
             return ids[:most]
+        of_media = f", {num_media} of them of pictures, films or sounds" if num_media else ""
         raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens; the context is {self.facts.context_len} tokens "
-            "and at least one is needed for the answer",
+            f"the prompt has {len(ids)} tokens{of_media}; the context is "
+            f"{self.facts.context_len} tokens and at least one is needed for the answer",
             param="prompt",
         )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.multimodal.original import make_processor, original_of
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _NOT_OPTIONS = ("processor_class", "auto_map", "chat_template", "processor_type")
@@ -40,6 +41,10 @@ def load_processor(folder: Path) -> Any:
     except ImportError:
         raise ConfigError("pictures need transformers and Pillow: install them") from None
     transformers.logging.set_verbosity_error()
+    raw = _read(folder / "config.json")
+    original = original_of(raw)
+    if original is not None and not (folder / _FILES[0]).exists():
+        return make_processor(original, raw, folder, transformers, NoVideos())
     try:
         return transformers.AutoProcessor.from_pretrained(folder)
     except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
@@ -47,6 +52,20 @@ def load_processor(folder: Path) -> Any:
         if made is None:
             raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
         return made
+
+
+def load_image_processor(folder: Path) -> Any:
+    """Of a folder whose texts are read apart; errors as of ``load_processor``."""
+    try:
+        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
+    except ImportError:
+        raise ConfigError("pictures need transformers and Pillow: install them") from None
+    transformers.logging.set_verbosity_error()
+    try:
+        return _image_processor(folder, transformers)
+    except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
+        message = f"{folder}: its image processor cannot be made: {error}"
+        raise CheckpointError(message) from error
 
 
 def _by_hand(folder: Path, transformers: Any) -> Any | None:
@@ -100,6 +119,12 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
         held = _read(folder / _FILES[0]).get("image_processor") or _read(folder / _FILES[1])
         name = str(held.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
         return getattr(transformers, f"{name}Pil").from_dict(held)
+
+
+def num_deep_layers(folder: Path) -> int:
+    """How many layers of the decoder get rows of their own from the tower (DeepStack)."""
+    vision = _read(folder / "config.json").get("vision_config") or {}
+    return len(vision.get("deepstack_visual_indexes") or ())
 
 
 def _read(path: Path) -> dict[str, Any]:

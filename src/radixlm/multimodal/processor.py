@@ -20,17 +20,20 @@ from numpy.typing import NDArray
 
 from radixlm.arch.families.media_facts import MediaFacts
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.multimodal import image
 from radixlm.multimodal.audio import read_sound
-from radixlm.multimodal.checkpoint import load_processor
+from radixlm.multimodal.checkpoint import load_image_processor, load_processor
+from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_picture
 from radixlm.multimodal.positions import Grid, rope_ids
 from radixlm.multimodal.video import Film, read_film, read_frames
-from radixlm.wire.media import Array, Media, content_digest, media_ids
+from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
 log = logging.getLogger(__name__)
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+MAX_PIXELS = 4 * image.MAX_PIXELS  # of all pictures of a prompt
 FILM_FPS = 2.0  # frames a second that are looked at
 DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not say
 Ids = NDArray[np.int32]
@@ -78,6 +81,11 @@ class _Piece:
     kind: Kind
     value: Any
 
+    @property
+    def num_pixels(self) -> int:
+        """Of a picture; films have a limit of their own."""
+        return int(self.value.width * self.value.height) if self.kind == "image" else 0
+
 
 class MediaProcessor:
     """One checkpoint's processor. Thread-safe: one prompt at a time."""
@@ -105,6 +113,11 @@ class MediaProcessor:
         """What the checkpoint has tokens for."""
         return tuple(kind for kind in KINDS if kind in self._facts.tokens) or ("image",)
 
+    @property
+    def gives_vector(self) -> bool:
+        """Whether a picture is read by ``read_vector``."""
+        return self._facts.gives_vector
+
     def token(self, kind: Kind) -> str:
         """The text that stands for a piece of media in a prompt."""
         processor = self._processor
@@ -116,6 +129,8 @@ class MediaProcessor:
 
     @cached_property
     def _processor(self) -> Any:
+        if self._facts.gives_vector:
+            return load_image_processor(self._folder)
         return load_processor(self._folder)
 
     @cached_property
@@ -134,11 +149,72 @@ class MediaProcessor:
         """The prompt of ``text``, which names its media in order by their placeholders.
 
         InvalidRequest for what cannot be read, and where text and media do not fit."""
+        left, pieces = MAX_PIXELS, []
+        for one in given:
+            pieces.append(self._piece(one))
+            left -= pieces[-1].num_pixels
+            if left < 0:
+                raise InvalidRequest(f"{one.where}: more than {MAX_PIXELS} pixels in all", where)
         with self._lock:
-            pieces = [self._piece(one) for one in given]
             made = self._call(text, pieces, add_special_tokens, where)
             ids = made["input_ids"].reshape(-1).astype(np.int32)
             media = self._media(made, pieces, ids, where)
+        return self._prompt(ids, media)
+
+    def read_features(
+        self, prompt: str | Sequence[int], given: Sequence[Features], add_special_tokens: bool
+    ) -> Prompt:
+        """The prompt of a text or of token ids with a placeholder for each row of ``given``, or for
+        each picture. InvalidRequest where the two do not fit."""
+        if isinstance(prompt, str):
+            tokenizer = self._processor.tokenizer
+            with self._lock:
+                prompt = tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"]
+        ids = np.asarray(prompt, np.int32)
+        media: list[Media] = []
+        for kind in KINDS:
+            own = [one for one in given if one.kind == kind]
+            places = self._places({"input_ids": ids}, kind) if own else np.zeros(0, np.int64)
+            if own:
+                self._check_features(own)
+                ids, places = spread(ids, places, own)
+            at = 0
+            for one, count in shared_out(own, places) if own else ():
+                if not count:
+                    raise InvalidRequest(f"{one.where}: the prompt has no place for it", one.where)
+                made = dict(one.arrays) if one.rows is None else {**one.arrays, ROWS: one.rows}
+                media.append(self._one(kind, made, places[at : at + count], ids))
+                at += count
+        return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))
+
+    def _check_features(self, given: Sequence[Features]) -> None:
+        for one in given:
+            if one.rows is not None and self._facts.is_crossed:
+                message = f"{one.where}: this model attends to pictures; send a processor's output"
+                raise InvalidRequest(message, one.where)
+            name = f"{one.kind}_grid_thw"
+            if self._merge and one.kind != "audio" and name not in one.arrays:
+                raise InvalidRequest(f"{one.where}: this model needs {name} besides", one.where)
+
+    def read_vector(self, given: Given) -> Prompt:
+        """The prompt of a picture that its tower makes a vector of: one place."""
+        picture = self._piece(given).value
+        with self._lock:
+            try:
+                made = self._processor(images=[picture], return_tensors="np")
+            except (ValueError, IndexError, TypeError, KeyError) as error:
+                message = f"{given.where}: cannot be read here: {error}"
+                raise InvalidRequest(message, given.where) from None
+        ids, places = np.zeros(1, np.int32), np.zeros(1, np.int64)
+        pixels = {"pixel_values": _array(made["pixel_values"])}
+        return self._prompt(ids, (self._one("image", pixels, places, ids),))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Token ids as the text that they are of."""
+        return str(self._processor.tokenizer.decode(list(ids)))
+
+    def _prompt(self, ids: Ids, media: tuple[Media, ...]) -> Prompt:
+        """With ids of the content in the places of media."""
         rule = self._facts.mutual
         media = _mutual(media, len(ids), rule)
         if self._facts.is_crossed and media and media[0].spans[0][0]:

@@ -17,6 +17,8 @@ BY_FORWARD = (
 )
 # whose text attends to pictures in layers of their own
 CROSSED = ("MllamaForConditionalGeneration",)
+# whose tower makes a vector by itself, beside the text model's
+VECTORS = ("CLIPModel",)
 # whose films come with their sound
 NO_FILMS = ("Qwen2_5OmniThinkerForConditionalGeneration",)
 # whose places of a picture see one another
@@ -31,7 +33,8 @@ class MediaFacts:
     prompt's. ``by_forward``: the rule that joins media and text is in the forward of the class.
     ``places_per_second``: of time in the rope of a film, 0 where a frame is one step.
     ``is_crossed``: a picture has one place, and layers of their own attend to what its tower
-    makes (``spec.CrossAttention``)."""
+    makes (``spec.CrossAttention``). ``gives_vector``: a tower makes a picture's vector, and the
+    language model takes no part in it."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -40,10 +43,13 @@ class MediaFacts:
     by_forward: bool = False
     places_per_second: float = 0.0
     is_crossed: bool = False
+    gives_vector: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
+    if architecture in VECTORS:
+        return MediaFacts({}, gives_vector=True)
     if architecture not in (*COMPOSITES, *TOWERED, *CROSSED):
         return None
     tokens = {}

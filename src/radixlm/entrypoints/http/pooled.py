@@ -20,6 +20,7 @@ from radixlm.entrypoints.http.pooling import (
     Pair,
     Pooled,
     Prompt,
+    Sight,
     as_prompts,
     cut,
     need_scores,
@@ -30,17 +31,19 @@ from radixlm.entrypoints.http.pooling import (
 )
 from radixlm.entrypoints.http.schema import Body, Int, Ints, Priority, Rid, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.entrypoints.native import finish_reason
+from radixlm.entrypoints.native import Source, finish_reason, media_of
+from radixlm.multimodal.processor import Kind
 
 router = APIRouter(tags=["pooled"])
 
 
 class TextInput(Body):
-    """An input as an object; only texts are read."""
+    """An input as an object: a text, a picture (URL, data URI, base64), a film, or of these
+    together what a user would send."""
 
-    text: str
-    image: None = None
-    video: None = None
+    text: str | None = None
+    image: str | None = None
+    video: str | None = None
 
 
 class EmbeddingRequest(Body):
@@ -88,7 +91,7 @@ class EncodeRequest(Body):
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest))
 async def embeddings(request: Request) -> Response:
-    """Vectors of texts."""
+    """Vectors of texts and pictures."""
     body = await read_body(request, EmbeddingRequest)
     return json_response(await until_gone(request, answer_embeddings(state_of(request), body)))
 
@@ -96,8 +99,10 @@ async def embeddings(request: Request) -> Response:
 async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[str, Any]:
     """The whole answer."""
     model = state.check_model(body.model)
+    given: list[Any] = list(as_prompts(body.input, "input"))
     prompts = [
-        one.text if isinstance(one, TextInput) else one for one in as_prompts(body.input, "input")
+        _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
+        for i, one in enumerate(given)
     ]
     priority = body.priority or 0
     found = await pool(state, prompts, "input", body.rid, priority, body.prompt_name)
@@ -108,6 +113,18 @@ async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[
             vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
         data.append({"object": "embedding", "index": index, "embedding": vector})
     return {"object": "list", "data": data, "model": model, "usage": prompt_usage(found)}
+
+
+def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
+    """A model that sees reads objects as its chat template writes them, texts as they are."""
+    named: tuple[tuple[Kind, str | None], ...] = (("image", one.image), ("video", one.video))
+    sources = tuple(Source(value, f"{where}.{kind}", kind) for kind, value in named if value)
+    if not sources and one.text is None:
+        raise InvalidRequest(f"{where}: needs a text, an image or a video", where)
+    writes = state.media is not None and not state.media.gives_vector
+    if one.text is not None and not sources and not writes:
+        return one.text
+    return Sight(one.text, sources)
 
 
 @router.post("/v1/classify", openapi_extra=documented(ClassifyRequest))
@@ -163,17 +180,28 @@ _native("/encode", has_scores=False)
 _native("/classify", has_scores=True)
 
 
-def _refuse_media(body: EncodeRequest) -> None:
-    for name in ("image_data", "video_data", "audio_data"):
-        if getattr(body, name):
-            raise InvalidRequest(f"{name}: this model reads text only", name)
+def _with_media(body: EncodeRequest, prompts: list[Prompt], is_list: bool) -> list[Prompt]:
+    """The prompts, each with its media if there are some: those of /generate."""
+    fields = {name: getattr(body, name) for name in ("image_data", "video_data", "audio_data")}
+    made = []
+    for index, prompt in enumerate(prompts):
+        sources = tuple(media_of(fields, index, is_list))
+        if sources and not isinstance(prompt, str):
+            raise InvalidRequest(f"{sources[0].where} needs texts", sources[0].where)
+        made.append(Sight(str(prompt), sources, True) if sources else prompt)
+    return made
+
+
+def _refuse_adapters(body: EncodeRequest) -> None:
     if body.lora_path:
         raise InvalidRequest("lora_path: a model that gives vectors has no adapters", "lora_path")
 
 
 async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
     """A list of answers for a list of prompts, else one."""
-    _refuse_media(body)
+    _refuse_adapters(body)
+    if body.text is None and body.input_ids is None and body.image_data:
+        body = body.model_copy(update={"text": ""})
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("exactly one of text and input_ids must be given", "text")
     value = body.input_ids if body.text is None else body.text
@@ -187,6 +215,7 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
             raise InvalidRequest("text: pairs need is_cross_encoder_request", "text")
         is_list = isinstance(value, list) and not isinstance(value[0], int)
     priority = body.priority or 0
+    prompts = _with_media(body, prompts, is_list)
     found = await pool(state, prompts, param, body.rid, priority, body.prompt_name)
     answers = [_native_answer(state, one, body.dimensions) for one in found]
     return answers if is_list else answers[0]

@@ -15,11 +15,15 @@ from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.openai import run
 from radixlm.entrypoints.http.openai.sampling import encode
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.native import Source
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.multimodal.processor import Prompt as SeenPrompt
 from radixlm.wire.requests import PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_INPUTS = 2048
+# what clients of the reference send beside a picture for want of a text
+_NO_TEXT = (None, "", "padding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,17 @@ class Pair:
     second: str
 
 
-Prompt = str | list[int] | Pair
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Media, with a text or without. ``is_written``: the text is a prompt whose placeholders the
+    client has written; else both are a user's message for the chat template."""
+
+    text: str | None
+    sources: tuple[Source, ...]
+    is_written: bool = False
+
+
+Prompt = str | list[int] | Pair | Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,12 @@ async def pool(
     requests = []
     for index, prompt in enumerate(prompts):
         where = f"{param}[{index}]"
-        ids, first_len = await _ids(state, prompt, where, param, before)
+        ids: list[int] | None = None
+        made, first_len = None, 0
+        if isinstance(prompt, Sight):
+            made = await _seen(state, prompt, where)
+        else:
+            ids, first_len = await _ids(state, prompt, where, param, before)
         name = rid[index] if isinstance(rid, list) else rid
         if name is not None and not isinstance(rid, list) and len(prompts) > 1:
             name = f"{name}_{index}"
@@ -105,6 +124,7 @@ async def pool(
             GenerateRequest(
                 sampling=SamplingParams(max_new_tokens=0),
                 input_ids=ids,
+                prompt=made,
                 pooling=PoolingNeed(first_len, whole),
                 rid=name,
                 priority=priority,
@@ -119,6 +139,31 @@ def _pooled(output: Output) -> Pooled:
     if output.pooled is None:
         raise InvalidRequest("the engine gave no vector for this prompt")
     return Pooled(output.pooled, output)
+
+
+async def _seen(state: ServerState, sight: Sight, where: str) -> SeenPrompt:
+    """The prompt of media; InvalidRequest names the field."""
+    reader = state.media
+    text, sources = sight.text, sight.sources
+    if reader is None:
+        first = sources[0].where if sources else where
+        raise InvalidRequest(f"{first}: this model reads text only", first)
+    for one in sources:
+        if one.kind not in reader.kinds:
+            raise InvalidRequest(f"{one.where}: this model does not read it", one.where)
+    if reader.gives_vector:
+        if len(sources) != 1 or text not in _NO_TEXT:
+            raise InvalidRequest(f"{where}: a vector is of a text or of one picture", where)
+        return await reader.vector(sources[0])
+    if sight.is_written:
+        return await reader.prompt(text or "", sources, True)
+    await reader.ready()
+    parts: list[dict[str, Any]] = [{"type": one.kind} for one in sources]
+    if text:
+        parts.append({"type": "text", "text": text})
+    template = state.need_template()
+    written = template.render([{"role": "user", "content": parts}])
+    return await reader.prompt(written, sources, template.adds_special_tokens)
 
 
 def _prompt_text(sentence: Sentence | None, name: str | None) -> str:

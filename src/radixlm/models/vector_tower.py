@@ -1,0 +1,47 @@
+"""A picture -> one vector beside the text model's (CLIP): the Hugging Face module of the checkpoint
+without its text side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.wire.media import Media
+
+
+class VectorTower:
+    """In float32. CheckpointError if the weights do not load; ConfigError without transformers."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._device = device
+        try:
+            import transformers  # noqa: PLC0415  (2 s that text models need not wait)
+        except ImportError:
+            message = "a model with a vision tower needs transformers: install it"
+            raise ConfigError(message) from None
+        transformers.logging.set_verbosity_error()
+        try:
+            model, report = transformers.AutoModel.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(f"{folder}: its tower cannot be loaded: {error}") from error
+        missing = sorted(name for name in report["missing_keys"] if not name.startswith("text_"))
+        if missing:
+            raise CheckpointError(f"{folder}: weights of the tower are missing: {missing}")
+        for name in ("text_model", "text_projection"):
+            if hasattr(model, name):
+                delattr(model, name)
+        self._model: Any = model.to(device).eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def rows(self, media: Media) -> Tensor:
+        """float32 [1, 1, D]."""
+        pixels = torch.from_numpy(media.inputs["pixel_values"].read().copy()).to(self._device)
+        made = self._model.get_image_features(pixel_values=pixels.float())
+        made = made if isinstance(made, Tensor) else made.pooler_output
+        return made.float()[None]

@@ -1,0 +1,237 @@
+"""One tiny model that sees, behind the whole HTTP application: what clients send that is odd,
+hostile or much, and features that they have made themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL")
+pytest.importorskip("transformers")
+
+from safetensors.torch import save as safetensors_of
+
+from radixlm.models.towers import HfTower
+from radixlm.wire.media import Media
+from tests.multimodal.served import PARTS, PLACE, Served, part, picture, served, uri, user
+from tests.multimodal.test_image import FILES, file_of, header, noise
+from tests.multimodal.tiny import qwen2_vl, save
+
+PICTURE = picture(42, 42)
+
+
+class Watched:
+    """The tower: counts its runs and makes one row less when told so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs, self.is_wrong = 0, False
+        whole = HfTower.rows
+
+        def rows(tower: HfTower, media: Media) -> torch.Tensor:
+            self.runs += 1
+            return whole(tower, media)[:, int(self.is_wrong) :]
+
+        monkeypatch.setattr(HfTower, "rows", rows)
+
+
+class Case:
+    """A server on a tiny Qwen2-VL, its oracle and its tower."""
+
+    def __init__(self, server: Served, tiny: Any, model: Any, tower: Watched) -> None:
+        self.server, self.tiny, self.model, self.tower = server, tiny, model, tower
+
+    async def say(self, *parts: Any, **fields: Any) -> Any:
+        fields = {"max_tokens": 4, **fields}
+        return await self.server.chat([user(*parts)], **fields)
+
+    async def text(self, *parts: Any, **fields: Any) -> str:
+        answer = await self.say(*parts, **fields)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    async def refused(self, url: Any, why: str = "") -> None:
+        answer = await self.say("look ", {"type": "image_url", "image_url": {"url": url}})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert "messages[0].content[1]" in error["message"] and why in error["message"]
+        assert error["param"] == "messages[0].content[1]"
+
+
+async def hostile(case: Case) -> None:
+    for data in (b"", b"<svg/>", b"<html>", file_of(noise())[:90], header(20_000, 20_000)):
+        await case.refused(uri(data))
+    for url in (
+        "data:image/png;base64", "data:image/png;base64,!", "file:///etc/passwd", "ftp://x/y.png",
+        "http://127.0.0.1:9/x.png", "http://localhost/x", "/etc/passwd", "x",
+    ):  # fmt: skip
+        await case.refused(url)
+    await case.refused(uri(file_of(noise().resize((4000, 5)))), "aspect ratio")
+
+
+async def odd(case: Case) -> None:
+    for data in (*FILES, file_of(noise("CMYK"), "JPEG"), file_of(noise().crop((0, 0, 1, 1)))):
+        assert await case.text(part(uri(data)), "tell")
+    plain = await case.text(part(uri(file_of(noise()))), "tell")
+    assert plain == await case.text(part(uri(file_of(noise(), "BMP"), "text/html")), "tell")
+
+
+async def much(case: Case) -> None:
+    """Sixteen times the same picture that nobody has seen yet."""
+    before, one = case.tower.runs, part(picture(56, 42, seed=5))
+    texts = await asyncio.gather(*(case.text(one, f"say {i}") for i in range(16)))
+    assert case.tower.runs == before + 1
+    assert texts[3] == await case.text(one, "say 3")
+
+
+async def too_long(case: Case) -> None:
+    answer = await case.say(*(part(picture(112, 112, seed=i)) for i in range(40)), "tell")
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded" and "of them of pictures" in error["message"]
+
+
+async def cancelled(case: Case) -> None:
+    want = await case.text(part(PICTURE), "go on", max_tokens=8)
+    server = case.server
+    task = asyncio.ensure_future(case.say(part(PICTURE), "go on", max_tokens=600, rid="gone"))
+    while "gone" not in server.engine.intake.live:
+        await asyncio.sleep(0)
+    assert (await server.post("/abort_request", rid="gone")).status_code == 200
+    answer = await task
+    assert answer.status_code != 200 or answer.json()["choices"][0]["finish_reason"] == "abort"
+    task = asyncio.ensure_future(case.say(part(picture(70, 70)), "go", max_tokens=600, rid="left"))
+    while "left" not in server.engine.intake.live:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not server.engine.intake.live
+    assert await case.text(part(PICTURE), "go on", max_tokens=8) == want
+
+
+async def wrong_rows(case: Case) -> None:
+    """A tower at fault ends its request alone, and what was computed is not shared."""
+    fresh = part(picture(42, 42, seed=9))
+    facts = case.server.engine.intake.engine_facts  # another object once the engine is renewed
+    case.tower.is_wrong = True
+    bad, other = await asyncio.gather(case.say("look ", fresh), case.say("only a text"))
+    case.tower.is_wrong = False
+    assert bad.status_code == 500 and "rows of image for" in bad.text
+    assert other.status_code == 200
+    assert case.server.engine.intake.engine_facts is facts
+    answer = await case.say("look ", fresh)
+    details = answer.json()["usage"]["prompt_tokens_details"]
+    assert answer.status_code == 200 and details["cached_tokens"] == 0
+
+
+def text_of(*words: str) -> str:
+    return "<user>" + "".join(words) + "\n<assistant>"
+
+
+def npy(array: Any, **options: Any) -> str:
+    data = io.BytesIO()
+    np.save(data, np.asarray(array), **options)
+    return base64.b64encode(data.getvalue()).decode()
+
+
+async def features(case: Case) -> None:
+    """The same answer, whoever runs processor and tower."""
+    want = await case.text(part(PICTURE), "tell", max_tokens=6)
+    place, processor = case.tiny.placeholder, case.tiny.processor
+    made = processor(text=[text_of(place, "tell")], images=[PICTURE], return_tensors="pt")
+    ids, grid = made["input_ids"][0].tolist(), made["image_grid_thw"]
+    with torch.no_grad():
+        rows = case.model.model.visual(made["pixel_values"].float(), grid_thw=grid)
+    rows = rows.pooler_output if hasattr(rows, "pooler_output") else rows
+    whole = {k: npy(v) for k, v in made.items() if k != "attention_mask"}
+    packed = base64.b64encode(safetensors_of({"feature": rows.contiguous()})).decode()
+    embedded = {"format": "precomputed_embedding", "image_grid_thw": grid.tolist()}
+    pixels = {"pixel_values": npy(made["pixel_values"]), "image_grid_thw": grid.tolist()}
+    for given in (
+        {**whole, "format": "processor_output"},
+        {**pixels, "modality": "IMAGE"},
+        {**embedded, "feature": rows.tolist()},
+        {**embedded, "feature": packed},
+        {"precomputed_embeddings": npy(rows), "image_grid_thw": npy(grid), "modality": "IMAGE"},
+    ):
+        for prompt in ({"input_ids": ids}, {"text": text_of(place, "tell")}):
+            params = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+            answer = await case.server.post(
+                "/generate", **prompt, image_data=[given], sampling_params=params
+            )
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["text"] == want
+            assert answer.json()["meta_info"]["prompt_tokens"] == len(ids)
+        held = {"type": "image_url", "image_url": given}
+        assert want == await case.text(held, "tell", max_tokens=6)
+    raw = await case.server.post(
+        "/generate", input_ids=case.tiny.processor.tokenizer(text_of(place, "tell"))["input_ids"],
+        image_data=uri(file_of(PICTURE)), sampling_params=params,
+    )  # fmt: skip
+    assert raw.json()["text"] == want
+
+
+async def bad_features(case: Case) -> None:
+    rows = np.zeros((9, 64), np.float32)
+    good = {"format": "precomputed_embedding", "image_grid_thw": [[1, 6, 6]], "feature": npy(rows)}
+    pixels = {"pixel_values": npy(np.zeros((36, 294), np.float32)), "image_grid_thw": [[1, 6, 6]]}
+    for change in (
+        {"feature": npy(np.zeros((9, 63), np.float32))}, {"feature": npy(rows[:8])},
+        {"feature": npy(rows * np.nan)}, {"feature": None}, {"feature": [[1.0], [2.0, 3.0]]},
+        {"feature": npy(np.array([{}], object), allow_pickle=True)}, {"feature": "gASVAAAA"},
+        {"feature": "not base64!"}, {"format": "pickle"}, {"feature": []}, {"feature": {"a": 1}},
+        {"image_grid_thw": [[1, 6, 1 << 40]]}, {"image_grid_thw": [[1, 6, 8]]},
+        {"image_grid_thw": None}, {"image_grid_thw": [[1.5, 6, 6]]},
+        {"format": "processor_output", "feature": None},
+        {"format": "processor_output", "feature": None, **pixels, "image_grid_thw": [[1, 6, 8]]},
+        {"format": "processor_output", "feature": None, **pixels, "image_grid_thw": [[-1, -6, 6]]},
+        {"format": "processor_output", "feature": None, "pixel_values": "cA=="},
+    ):  # fmt: skip
+        answer = await case.server.post(
+            "/generate", text=text_of(case.tiny.placeholder, "x"), image_data=[{**good, **change}]
+        )
+        assert answer.status_code == 400, (change, answer.text)
+        assert "image_data" in answer.json()["error"]["message"]
+    answer = await case.server.post("/generate", input_ids=[1 << 40], image_data=[good])
+    assert answer.status_code == 400
+    mixed = await case.server.post(
+        "/generate", text=case.tiny.placeholder * 2, image_data=[good, uri(file_of(PICTURE))]
+    )
+    assert mixed.status_code == 400 and "either pictures or features" in mixed.text
+    misfit = {**pixels, "format": "processor_output"}
+    misfit["pixel_values"] = npy(np.zeros((36, 5), np.float32))
+    answer = await case.server.post(
+        "/generate",
+        text=case.tiny.placeholder,
+        image_data=misfit,
+        sampling_params={"max_new_tokens": 1},
+    )
+    assert answer.status_code == 500 and "cannot be read by its tower" in answer.text
+
+
+CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
+    hostile, odd, much, too_long, cancelled, wrong_rows, features, bad_features,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_pictures_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine for all of it: to start one takes longer than the rest."""
+    tiny = qwen2_vl()
+    model = save(tiny, tmp_path)
+    tower = Watched(monkeypatch)
+
+    async def run() -> None:
+        async with served(tmp_path, PARTS.replace(PLACE, tiny.placeholder)) as server:
+            for case in CASES:
+                await case(Case(server, tiny, model, tower))
+            assert server.engine.intake.load.num_running == 0
+
+    asyncio.run(run())

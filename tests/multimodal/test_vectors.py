@@ -1,0 +1,142 @@
+"""Vectors of pictures, and of pictures with texts, through /v1/embeddings and /encode."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+pytest.importorskip("PIL")
+pytest.importorskip("transformers")
+
+import transformers
+
+from tests.multimodal.served import PARTS, PLACE, Served, file_of, picture, served, uri
+from tests.multimodal.tiny import pictures, qwen2_vl, save, tokenizer
+
+SIZE = {"height": 28, "width": 28}
+SHAPE = {
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2,
+}  # fmt: skip
+PICTURES = (picture(40, 30), picture(28, 28), picture(30, 64))
+
+
+def clip(folder: Path) -> Any:
+    """A tiny CLIP with its tokenizer and image processor."""
+    tok = tokenizer()
+    text = {**SHAPE, "vocab_size": 400, "max_position_embeddings": 40, "eos_token_id": 256}
+    text["projection_dim"] = 24
+    config = transformers.CLIPConfig(
+        text_config={**text, "bos_token_id": 0, "pad_token_id": 1}, projection_dim=24,
+        vision_config={**SHAPE, "image_size": 28, "patch_size": 7},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(config).eval()
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    reader = pictures("CLIP", size={"shortest_edge": 28}, crop_size=SIZE)
+    reader.save_pretrained(folder)
+    return model, reader
+
+
+def cosine(a: Any, b: Any) -> float:
+    x, y = (torch.as_tensor(np.asarray(one, np.float64)).reshape(-1) for one in (a, b))
+    return float(normalize(x, dim=0) @ normalize(y, dim=0))
+
+
+def vector_of(found: Any) -> Tensor:
+    return found if isinstance(found, Tensor) else found.pooler_output
+
+
+async def embed(server: Served, given: Any, **fields: Any) -> Any:
+    answer = await server.post("/v1/embeddings", input=given, **fields)
+    assert answer.status_code == 200, answer.text
+    return [row["embedding"] for row in answer.json()["data"]]
+
+
+async def native(server: Served, **fields: Any) -> Any:
+    answer = await server.post("/encode", **fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_clip_gives_vectors_of_texts_and_of_pictures(tmp_path: Path) -> None:
+    model, reader = clip(tmp_path)
+    ids = [0, 9, 8, 7, 256]
+    with torch.inference_mode():
+        text = vector_of(model.get_text_features(input_ids=torch.tensor([ids])))[0]
+        pixels = reader(images=list(PICTURES), return_tensors="pt")["pixel_values"].float()
+        seen = vector_of(model.get_image_features(pixel_values=pixels))
+    urls = [uri(file_of(one)) for one in PICTURES]
+
+    async def run() -> None:
+        async with served(tmp_path) as server:
+            assert cosine((await embed(server, ids))[0], text) > 1 - 1e-6
+            got = await embed(server, [{"image": url} for url in urls])
+            for mine, theirs in zip(got, seen, strict=True):
+                assert mine == pytest.approx(normalize(theirs, dim=0).tolist(), abs=1e-5)
+            both = await embed(server, [{"image": urls[0]}, {"text": "a word<|end|>"}])
+            assert both[0] == got[0] and len(both[1]) == len(got[0])
+            assert both[1] == (await embed(server, "a word<|end|>"))[0]
+            assert (await embed(server, [{"text": "padding", "image": urls[1]}]))[0] == got[1]
+            short = (await embed(server, [{"image": urls[0]}], dimensions=8))[0]
+            assert short == pytest.approx(normalize(seen[0][:8], dim=0).tolist(), abs=1e-5)
+            assert (await native(server, image_data=urls[2]))["embedding"] == got[2]
+            two = await native(
+                server, text=["padding", "a word<|end|>"], image_data=[urls[2], None]
+            )
+            assert [one["embedding"] for one in two] == [got[2], both[1]]
+            for bad, where in (
+                ({"image": "nonsense"}, "input[0].image"), ({}, "input[0]"),
+                ({"image": urls[0], "text": "both"}, "input[0]"),
+                ({"video": urls[0]}, "input[0].video"), ({"image": uri(b"")}, "input[0].image"),
+            ):  # fmt: skip
+                answer = await server.post("/v1/embeddings", input=[bad])
+                assert answer.status_code == 400 and where in answer.text, answer.text
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_language_model_that_sees_gives_vectors(tmp_path: Path) -> None:
+    """As gme does: the last token of what the chat template writes, at unit length."""
+    tiny = qwen2_vl()
+    model = save(tiny, tmp_path)
+    place = tiny.placeholder
+
+    def oracle(written: str, *images: Any) -> Tensor:
+        given = tiny.processor(text=[written], images=list(images) or None, return_tensors="pt")
+        given = {k: v.float() if v.is_floating_point() else v for k, v in given.items()}
+        with torch.inference_mode():
+            found: Tensor = model.model(**given).last_hidden_state[0, -1]
+        return found
+
+    async def run() -> None:
+        template = PARTS.replace(PLACE, place)
+        async with served(tmp_path, template, is_embedding=True) as server:
+            urls = [uri(file_of(one)) for one in PICTURES]
+            given = [{"image": urls[0]}, {"image": urls[1], "text": "find"}, {"text": "find"}]
+            got = [*await embed(server, given), *await embed(server, "raw")]
+            wanted = (
+                oracle(f"<user>{place}\n<assistant>", PICTURES[0]),
+                oracle(f"<user>{place}find\n<assistant>", PICTURES[1]),
+                oracle("<user>find\n<assistant>"),
+                oracle("raw"),
+            )
+            for mine, theirs in zip(got, wanted, strict=True):
+                assert cosine(mine, theirs) > 1 - 1e-5
+                assert np.linalg.norm(mine) == pytest.approx(1, abs=1e-5)
+            assert await embed(server, given) == got[:3]  # from the prefix cache
+            one = await native(server, text=f"see {place} here", image_data=urls[2])
+            assert cosine(one["embedding"], oracle(f"see {place} here", PICTURES[2])) > 1 - 1e-5
+            answer = await server.post("/v1/embeddings", input=[{"image": "file:///etc/passwd"}])
+            assert answer.status_code == 400 and "input[0].image" in answer.text
+
+    asyncio.run(run())
