@@ -24,7 +24,7 @@ from radixlm.wire.replies import StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 
-STUCK_S = 120.0  # without a token
+STUCK_S = 60.0  # without a token: kernels are compiled by then
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from tests.fakes.attention_case import Case
 from torch import Tensor
 
 from radixlm.attention.select import make_backend
-from radixlm.kernels.dispatch import bind
+from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -24,14 +24,20 @@ CPU = torch.device("cpu")
 
 
 def open_backend(
-    name: str, case: Case, site: AttentionSite, device: torch.device = CPU
+    name: str,
+    case: Case,
+    site: AttentionSite,
+    device: torch.device = CPU,
+    kernels: Kernels | None = None,
 ) -> tuple[Any, Tensor]:
     """A backend whose pool holds all tokens but the step's, and its page table."""
     layers = tuple(range(site.layer + 1))
     group = KvGroup(
         0, "full", layers, site.kv_heads, site.head_dim, site.v_dim, site.latent, site.window
     )
-    backend = make_backend(name, (group,), bind(device.type, {"all": "reference"}), device)
+    backend = make_backend(
+        name, (group,), kernels or bind(device.type, {"all": "reference"}), device
+    )
     size = case.page_size
     counts = [-(-len(k) // size) for k in case.k]
     num_pages = sum(counts) + 3

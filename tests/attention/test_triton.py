@@ -18,6 +18,7 @@ from radixlm.attention.tree import tree_of_masks
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES
+from radixlm.kernels.ops.rope import QkNorm, prepare_qk
 from radixlm.kernels.triton import attention_run
 from radixlm.kernels.triton.attention_run import UNBOUNDED, tiles_of
 from radixlm.pools.group import KvGroup
@@ -47,11 +48,13 @@ SITES = {
     "112 channels": replace(SITE, head_dim=112, v_dim=112, kv_heads=4),
 }
 STEPS = {  # (query tokens, tokens before) of each sequence
-    "decode": [(1, 0), (1, 16), (1, 149)],
+    "decode": [(1, 0), (1, 16), (1, 99)],
     "guesses": [(3, 80), (5, 0)],
     "mixed": [(1, 30), (33, 50), (1, 0)],
 }
-FEW_HEADS = ("one head each", "one for 20", "80 channels", "112 channels")  # or slow
+# whose shapes are what is tested: the smallest tile is enough
+SHAPES = ("one head each", "one for 4", "one for 8", "one for 20", "small latent", "narrow values",
+          "wide values", "80 channels", "112 channels")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +67,13 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        *((name, "mixed") for name in SITES),
+        *((name, "guesses" if name in SHAPES else "mixed") for name in SITES),
         *((name, "decode") for name in ("plain", "everything", "one for 7", "deepseek")),
         *((name, "guesses") for name in ("plain", "everything", "deepseek")),
     ],
 )
 def test_equals_torch_native(name: str, step: str) -> None:
-    shapes = STEPS[step][:2] if name in FEW_HEADS else STEPS[step]
-    case = Case.random(SITES[name], shapes, 4, 1)
+    case = Case.random(SITES[name], STEPS[step], 4, 1)
     ours, theirs = (run_step(b, case, SITES[name]) for b in ("triton", "torch_native"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -113,7 +115,7 @@ def test_a_group_of_64_heads_shares_its_latents() -> None:
 
 
 def test_a_long_sequence_in_a_batch_of_short_ones_is_cut() -> None:
-    case = Case.random(SITE, [(1, 599), *([(1, 2)] * 3)], 16, 6)
+    case = Case.random(SITE, [(1, 270), *([(1, 2)] * 3)], 16, 6)
     ours, theirs = (run_step(b, case, SITE) for b in ("triton", "torch_native"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     backend, table = open_backend("triton", case, SITE)
@@ -203,7 +205,7 @@ def test_padding_rows_change_nobodys_numbers() -> None:
 
 def test_what_a_graph_would_replay_follows_the_lengths() -> None:
     """Same launches, same memory, other lengths in it: only what the device holds may count."""
-    case = Case.random(SITE, [(1, 199), (1, 40)], 4, 12)
+    case = Case.random(SITE, [(1, 139), (1, 40)], 4, 12)
     backend, table = open_backend("triton", case, SITE)
     batch = make_batch(case, table, backend)
     backend.begin(batch)
@@ -221,7 +223,7 @@ def test_what_a_graph_would_replay_follows_the_lengths() -> None:
 
 
 def test_cut_alone_gives_a_row_the_same_bits_in_every_batch() -> None:
-    case = Case.random(SITE, [(1, 199), (1, 3), (1, 70)], 16, 13)
+    case = Case.random(SITE, [(1, 139), (1, 3), (1, 70)], 16, 13)
     cut: Any = lambda backend: backend.cut_alone(True)  # noqa: E731
     whole = run_step("triton", case, SITE, prepare=cut)
     for row in range(3):
@@ -265,3 +267,50 @@ def test_without_the_interpreter_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(backend_module, "interpreting", lambda: False)
     with pytest.raises(ConfigError, match=r"backend triton: .*GPU.*torch_native works"):
         make_backend("triton", (), bind("cpu", {"all": "reference"}), CPU)
+
+
+@pytest.mark.parametrize("cache", [torch.float32, torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("kind", ["head", "row", ""])
+def test_what_comes_before_attention_is_one_launch(
+    kind: str, cache: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms, rotation and store in one, where the cache has no scales, are those of each alone."""
+    case = Case.random(SITE, [(1, 21), (4, 9)], 4, 15, cache_dtype=cache)
+    weights = [torch.rand(n) + 0.5 for n in ((64, 32) if kind == "row" else (16, 16))]
+    norm = QkNorm(kind, False, 1e-6, *weights) if kind else None  # type: ignore[arg-type]
+    angle = torch.rand(5, 8)
+    outs, caches = [], []
+    for name in ("triton", "torch_native"):
+        backend, table = open_backend(name, case, SITE, kernels=bind("cpu", {"all": "triton"}))
+        batch = make_batch(case, table, backend)
+        backend.begin(batch)
+        asked = (norm, torch.cat((angle.cos(), angle.sin()), -1), False)
+        q, k, v = new_rows(case, SITE, torch.float32)
+        assert q is not None and k is not None and v is not None
+        if name == "triton":
+            assert batch.preparing is backend
+            if cache != torch.int8:
+                monkeypatch.setattr(backend_module, "store", None)
+            outs.append(backend.prepare_and_run(q, k, v, SITE, *asked))
+        else:
+            assert batch.preparing is None
+            prepare_qk(q, k, *asked)
+            outs.append(backend.run(q, k, v, SITE))
+        caches.append(backend.pools[0].load(SITE.layer, batch.store_GT[0], torch.float32)[0])
+    torch.testing.assert_close(*outs, rtol=2e-2 if cache.itemsize == 1 else 1e-4, atol=1e-2)
+    torch.testing.assert_close(*caches, rtol=0.07 if cache.itemsize == 1 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", [[2, 0, 5], [1, 4, 2]])
+def test_pages_are_copied_as_indexing_would(source: list[int]) -> None:
+    group = KvGroup(0, "full", (0, 1), 2, 16, 8)
+    pools = []
+    for name in ("triton", "torch_native"):
+        backend = make_backend(name, (group,), bind("cpu", {"all": "reference"}), CPU)
+        pool = backend.make_pool(group, 8, 4, torch.int8)
+        for tensor in (pool.k_LPBKC, pool.v_LPBKV, *pool.scales):
+            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 127)
+        pool.copy_pages(source, [5, 2, 7])
+        pools.append((pool.k_LPBKC, pool.v_LPBKV, *pool.scales))
+    for ours, theirs in zip(*pools, strict=True):
+        assert torch.equal(ours, theirs)

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 GREEDY = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
 
 
-def answers(folder: object, backend: str, **options: str) -> list[Any]:
+def answers(folder: object, backend: str, **options: Any) -> list[Any]:
     g = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 250, (n,), generator=g).tolist() for n in (21, 9)]
     engine = radixlm.Engine(
@@ -31,13 +31,20 @@ def answers(folder: object, backend: str, **options: str) -> list[Any]:
     return [answer["output_ids"] for answer in (*both, again)]
 
 
-# a window and a softcap, sinks, and latents come with the last three
+# a window and a softcap, sinks, and latents come with these
 @pytest.mark.parametrize(
-    "arch", ["LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV2ForCausalLM"]
+    "arch", ["Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV2ForCausalLM"]
 )
 def test_the_same_tokens_as_torch_native(arch: str) -> None:
     folder = cached_tiny(arch, num_hidden_layers=2)
     assert answers(folder, "triton") == answers(folder, "torch_native")
+
+
+def test_the_same_tokens_with_all_kernels() -> None:
+    """Norms of q and k, rotation and store in one launch before attention."""
+    folder = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    expected = answers(folder, "torch_native")
+    assert answers(folder, "triton", kernel=["all=triton"]) == expected
 
 
 def test_prompts_by_one_backend_and_decodes_by_another() -> None:

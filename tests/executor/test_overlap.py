@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import InvariantError
+from radixlm.base.lazy import load
 from radixlm.executor.device import CpuDevice, Landing, Ring
 from radixlm.executor.runner import RunnerOptions
 from radixlm.sampling.cuda import DeviceDraw, DrawKernels
@@ -136,6 +137,20 @@ def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> Non
         plain.submit(rid, prompt, False, **options)
     plain.run()
     assert bench.out == plain.out
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernels_of_a_gpu_write_the_token_table() -> None:
+    """Depth 1 with the fused draw, which puts each row's token where the next step reads it, gives
+    the tokens of the sampler at depth 0; grammars are masked on the way."""
+    plain, late = LateBench(), LateBench(SimulatedDevice(6), depth=1, graphs=(4,))
+    late.runner._fused = load("radixlm.kernels.triton.sample:draw")
+    for bench in (plain, late):
+        for index, (top_p, has_grammar) in enumerate([(1.0, False), (0.8, False), (1.0, True)]):
+            options = {"max_new_tokens": 5, "ignore_eos": True, "top_p": top_p}
+            bench.submit(f"r{index}", [1, 2 + index], has_grammar, sampling_seed=index, **options)
+        bench.run()
+    assert late.out == plain.out and late.device.num_done
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

@@ -24,6 +24,7 @@ class PagedBackend(ABC):
     name = ""
     required_page_size: int | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of caches
+    pool_class: type[PagedPool] = PagedPool
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.device = device
@@ -46,7 +47,7 @@ class PagedBackend(ABC):
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
     ) -> PagedPool:
         """Allocate and keep the group's pool."""
-        pool = PagedPool(group, num_pages, page_size, dtype, self.device)
+        pool = self.pool_class(group, num_pages, page_size, dtype, self.device)
         self.pools[group.index] = pool
         return pool
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from radixlm.attention.paged import PagedBackend
 from radixlm.attention.tree import tree_of_runs
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.kv import FLOAT8, FLOATS
+from radixlm.kernels.ops.rope import QkNorm
+from radixlm.kernels.triton import kv, rope
 from radixlm.kernels.triton.attention_plan import OWN_SPLITS, UNBOUNDED, Cut, Work, make_plan
 from radixlm.kernels.triton.attention_run import (
     MAX_DIM,
@@ -37,13 +41,23 @@ from radixlm.kernels.triton.attention_run import (
     cut_of,
     tiles_of,
 )
-from radixlm.kernels.triton.attention_store import store
+from radixlm.kernels.triton.attention_store import kind_of, store
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import PagedPool
-from radixlm.step.batch import AttentionSite, ForwardBatch
+from radixlm.step.batch import AttentionSite, ForwardBatch, PreparingRunner
 
+NAME = "triton"
 _INTERPRETED_PROCESSORS = 4  # so that small tests meet splits
+
+
+class TritonPool(PagedPool):
+    """The plain pool; pages are copied in one launch a tensor, all layers at once."""
+
+    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
+        for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
+            if tensor is not None and kv.takes(tensor):
+                kv.copy_pages(tensor, source, target)
 
 
 class Memory:
@@ -85,7 +99,8 @@ class TritonBackend(PagedBackend):
     """The Triton kernels behind the backend protocol. Any page size and kind of cache; products
     are in the dtype of q."""
 
-    name = "triton"
+    name = NAME
+    pool_class = TritonPool
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         if device.type != "cuda" and not interpreting():
@@ -102,6 +117,8 @@ class TritonBackend(PagedBackend):
         super().__init__(groups, kernels, device)
         self.num_processors, self.is_hopper = _facts(device)
         self.own_splits = 0
+        self._prepares = kernels.chosen["prepare_qk"] == NAME
+        self._stored = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
         self._memory = Memory(device)
         self._tree: Tree | None = None
         self._works: dict[Cut, Work] = {}
@@ -119,6 +136,7 @@ class TritonBackend(PagedBackend):
         self._works = {}
         self._launches = {}
         self._tree = tree_of_runs(batch) if batch.mutual else None
+        batch.preparing = cast(PreparingRunner, self) if self._prepares else None
 
     def see_tree(self, tree: Tree | None) -> None:
         """What the step's own tokens see of one another instead of all before them, for
@@ -130,14 +148,48 @@ class TritonBackend(PagedBackend):
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Store K and V, attend."""
-        batch, pool = self._batch, self.pools[site.group]
-        assert batch is not None and pool is not None, "begin() and make_pool() come first"
-        cache = cache_of(pool, site)
+        batch, pool = self._opened(site)
         if k_TKD is not None:
+            cache = cache_of(pool, site)
             store(
                 _rows(k_TKD), None if v_TKV is None else _rows(v_TKV), cache.k_LKC, cache.v_LKV,
                 cache.scales, batch.store_GT[site.group],
             )  # fmt: skip
+        return self._attend(q_THD, k_TKD, v_TKV, site)
+
+    def prepare_and_run(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKV: Tensor,
+        site: AttentionSite,
+        norm: QkNorm | None,
+        cos_sin_T2R: Tensor | None,
+        interleaved: bool,
+    ) -> Tensor:
+        """See step/batch.py; one launch where rows of the cache have no scales of their own."""
+        batch, pool = self._opened(site)
+        asked = (norm, cos_sin_T2R, interleaved)
+        is_one = (norm is not None or cos_sin_T2R is not None) and v_TKV.stride(2) == 1
+        if not (is_one and pool.dtype in self._stored and rope.takes(q_THD, k_TKD, norm)):
+            rope.prepare_qk(q_THD, k_TKD, *asked)
+            return self.run(q_THD, k_TKD, v_TKV, site)
+        cache = cache_of(pool, site)
+        assert cache.v_LKV is not None
+        target = rope.Store(v_TKV, cache.k_LKC, cache.v_LKV, batch.store_GT[site.group])
+        rope.prepare(q_THD, k_TKD, *asked, target)
+        return self._attend(q_THD, k_TKD, v_TKV, site)
+
+    def _opened(self, site: AttentionSite) -> tuple[ForwardBatch, PagedPool]:
+        batch, pool = self._batch, self.pools[site.group]
+        assert batch is not None and pool is not None, "begin() and make_pool() come first"
+        return batch, pool
+
+    def _attend(
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """Attend to what is stored; K and V of the step are at hand where it has stored some."""
+        batch, pool = self._opened(site)
         if self._is_dense(batch, pool, q_THD, k_TKD, v_TKV, site):
             assert k_TKD is not None and v_TKV is not None
             return dense.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
@@ -146,6 +198,7 @@ class TritonBackend(PagedBackend):
             q_THD.shape[0], site.heads, site.v_dim, dtype=q_THD.dtype, device=q_THD.device
         )
         table = batch.page_table_GSP[site.group]
+        cache = cache_of(pool, site)
         step = StepTensors(batch.query_start_S1, batch.kv_len_S, table, self._tree)
         for launch in self._launches_of(site, q_THD.dtype, pool, table.shape[1]):
             shape = Shape(site, launch.tile)

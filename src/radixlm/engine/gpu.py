@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from radixlm.arch.spec import Moe
+from radixlm.arch.spec import Attention, Block, CrossAttention, LatentAttention, Moe
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes
@@ -60,6 +60,20 @@ def why_no_graphs(
     has_experts = any(isinstance(b.ffn, Moe) or b.side or b.beside for b in blocks)
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
         return "the reference of mixtures of experts counts tokens on the host"
+    return next((why for block in blocks if (why := _waits(block))), "")
+
+
+def _waits(block: Block) -> str:
+    """What of a block needs the device's numbers on the host; "" if nothing does."""
+    attention = block.attention
+    if isinstance(block.mixer, CrossAttention):
+        return "what sees pictures is put together on the host"
+    is_chosen = isinstance(attention, LatentAttention) and attention.index is not None
+    more = attention.more if isinstance(attention, Attention) else None
+    if is_chosen or (more is not None and more.blocks is not None):
+        return "layers that choose what they read gather it on the host"
+    if any(isinstance(f, Moe) and f.limit for f in (block.ffn, block.side, block.beside)):
+        return "experts with limits are told on the host which tokens are theirs"
     return ""
 
 

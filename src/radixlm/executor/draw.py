@@ -25,16 +25,17 @@ _NO = float("-inf")
 
 
 class Drawer(Protocol):
-    """Draws tokens, int64 [R], and marks rows that hold a NaN or allow nothing, bool [R]."""
+    """Draws tokens, int64 [R], also to ``next_token[slots_R]`` of the token table, and marks rows
+    that hold a NaN or allow nothing, bool [R]."""
 
     def __call__(
         self,
         logits_RV: Tensor,
         params_PR: Tensor,
         positions_R: Tensor,
-        mask_RW: Tensor | None = None,
-        next_token: Tensor | None = None,
-        slots_R: Tensor | None = None,
+        mask_RW: Tensor | None,
+        next_token: Tensor,
+        slots_R: Tensor,
     ) -> tuple[Tensor, Tensor]: ...
 
 

@@ -296,16 +296,22 @@ class Runner:
         logits_RV, numbers, rows = step.logits_RV, self.numbers, step.shape.num_rows
         if self._fused is not None:
             params_PR = numbers.head_FN[n.TEMPERATURE :, :rows]
-            positions_R = numbers.field(n.POSITION, rows)
-            tokens_R, is_bad_R = self._fused(logits_RV, params_PR, positions_R, mask_RW)
+            positions_R, slots_R = (numbers.field(f, rows) for f in (n.POSITION, n.DRAW_SLOT))
+            tokens_R, is_bad_R = self._fused(
+                logits_RV, params_PR, positions_R, mask_RW, self.tables.next_token, slots_R
+            )
+            self._tell(step, tokens_R, is_bad_R)
         else:
             tokens_R = draw(logits_RV, numbers, kinds, mask_RW)
-            is_bad_R = find_bad(logits_RV) if self._detect_bad else tokens_R
-        self._keep(step, tokens_R, is_bad_R)
+            self._keep(step, tokens_R, find_bad(logits_RV) if self._detect_bad else tokens_R)
 
     def _keep(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
+        """Put the tokens where the next step finds them, and where the host does."""
         slots_R = self.numbers.field(n.DRAW_SLOT, step.shape.num_rows).long()
         self.tables.next_token.index_copy_(0, slots_R, tokens_R)
+        self._tell(step, tokens_R, is_bad_R)
+
+    def _tell(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         parts = [tokens_R.int()]
         if self._detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())

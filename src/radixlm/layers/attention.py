@@ -92,8 +92,12 @@ class AttentionLayer(Module):
         """The mixer's branch: [T, D]."""
         q, k, v, gate = self._project(x_TD)
         turn = angles[self.rope_index] if self.rope_index >= 0 else None
-        self._prepare(q, k, self.qk_norm, turn, self._interleaved)
-        out = batch.attn.run(q, k, v, self.site)
+        asked = (self.qk_norm, turn, self._interleaved)
+        if batch.preparing is not None:
+            out = batch.preparing.prepare_and_run(q, k, v, self.site, *asked)
+        else:
+            self._prepare(q, k, *asked)
+            out = batch.attn.run(q, k, v, self.site)
         if gate is not None:
             out = out * self._sigmoid(gate)
         return self.o.run(out)

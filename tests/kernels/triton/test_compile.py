@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.kernels.triton.gate import MODULES, table
 
 import radixlm.kernels.triton
 from radixlm.kernels.triton.variant import MAX_SHARED_BYTES, MAX_SHARED_BYTES_SM80
 
-MODULES = sorted(m.name for m in pkgutil.iter_modules(radixlm.kernels.triton.__path__))
 SHARED = {90: MAX_SHARED_BYTES, 80: MAX_SHARED_BYTES_SM80}
 
 
-def compile_in_process(module: str, *flags: str) -> list[dict]:
+def compile_in_process(*flags: str) -> list[dict]:
     source = str(Path(radixlm.kernels.triton.__file__).parents[3])
     program = Path(__file__).with_name("gate.py")
     environment = os.environ | {
@@ -26,32 +26,36 @@ def compile_in_process(module: str, *flags: str) -> list[dict]:
         "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
     }
     run = subprocess.run(
-        [sys.executable, str(program), module, *flags],
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, str(program), *flags], env=environment, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr[-4000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def check(rows: list[dict]) -> None:
-    for row in rows:
-        assert row["spills"] == 0, row
-        assert row["shared_bytes"] <= SHARED[row["arch"]], row
-        assert row["has_wgmma"] or not row["wants_wgmma"], row
+def is_good(row: dict) -> bool:
+    return (
+        "error" not in row
+        and row["spills"] == 0
+        and row["shared_bytes"] <= SHARED[row["arch"]]
+        and (row["has_wgmma"] or not row["wants_wgmma"])
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_representative_variants_compile(module: str) -> None:
-    check(compile_in_process(module))
+    rows = compile_in_process(module, "--jobs", "1")
+    assert [row for row in rows if not is_good(row)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("module", MODULES)
-def test_all_variants_compile(module: str) -> None:
-    check(compile_in_process(module, "--all"))
+@pytest.mark.timeout(4 * 3600)
+def test_all_variants_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    """Some hours of one core the first time; Triton keeps what it has compiled."""
+    rows = compile_in_process("--all")
+    with capsys.disabled():
+        print("", *table(rows), sep="\n")
+        print(f"{len(rows)} variants: {dict(Counter(row['arch'] for row in rows))}")
+    assert [row for row in rows if not is_good(row)] == []
 
 
 def test_names_of_variants_are_unique() -> None:

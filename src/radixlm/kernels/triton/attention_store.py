@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
+from radixlm.kernels.triton.mode import cast, e4m3_bits, interpreting
 from radixlm.kernels.triton.variant import Variant
 
 _TOKENS = 16  # of a program
@@ -25,7 +25,7 @@ def _store_rows(
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One head's rows of a program's tokens. KIND: 0 as they are, 1 int8, 2 clamped (8-bit
-    floats), the largest number being ``scales``."""
+    floats), the largest number being ``scales``, 3 the same as bytes of e4m3."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.arange(0, BLOCK)
     mask = live[:, None] & (c < DIM)[None, :]
@@ -49,12 +49,15 @@ def _store_rows(
         nearest = tl.minimum(tl.maximum(nearest, -127.0), 127.0)
         tl.store(out, nearest.to(tl.int8), mask=mask)
         tl.store(scales + row, scale, mask=live)
-    elif KIND == 2:
+    elif KIND >= 2:
         wide = values.to(tl.float32)
         capped = tl.where(wide > scales, scales, tl.where(wide < -scales, -scales, wide))
-        tl.store(out, capped.to(cache.dtype.element_ty), mask=mask)
+        if KIND == 2:
+            tl.store(out, cast(capped, cache.dtype.element_ty), mask=mask)
+        else:
+            tl.store(out, e4m3_bits(capped), mask=mask)
     else:
-        tl.store(out, values.to(cache.dtype.element_ty), mask=mask)
+        tl.store(out, cast(values.to(tl.float32), cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots"])
@@ -80,8 +83,10 @@ def store_kernel(
         )  # fmt: skip
 
 
-def kind_of(dtype: torch.dtype) -> int:
-    """KIND of a cache."""
+def kind_of(dtype: torch.dtype, device: torch.device) -> int:
+    """KIND of a cache: before sm_89 no GPU knows e4m3."""
+    if dtype == torch.float8_e4m3fn and device.type == "cuda" and not interpreting():
+        return 2 if torch.cuda.get_device_capability(device) >= (8, 9) else 3
     return 1 if dtype == torch.int8 else 2 if dtype.itemsize == 1 else 0
 
 
@@ -93,9 +98,12 @@ def store(
     num_tokens, kv_heads, dim = k_TKC.shape
     if not num_tokens:
         return
-    kind = kind_of(k_LKC.dtype)
+    kind = kind_of(k_LKC.dtype, k_LKC.device)
+    most = torch.finfo(k_LKC.dtype).max if kind >= 2 else 0.0
+    if kind == 3:
+        k_LKC = k_LKC.view(torch.uint8)
+        v_LKV = None if v_LKV is None else v_LKV.view(torch.uint8)
     v, v_cache = (k_TKC, k_LKC) if v_TKV is None or v_LKV is None else (v_TKV, v_LKV)
-    most = torch.finfo(k_LKC.dtype).max if kind == 2 else 0.0
     k_scales = scales[0] if kind == 1 else most
     v_scales = scales[-1] if kind == 1 else most
     tokens = _TOKENS if dim <= 128 else 4
@@ -110,7 +118,7 @@ def store(
 
 def variants() -> tuple[Variant, ...]:
     """Head dims and latents, kinds of cache, dtypes of K and V."""
-    caches = {"same": 0, "i8": 1, "fp8e5": 2, "fp8e4nv": 2}
+    caches = {"same": 0, "i8": 1, "fp8e5": 2, "fp8e4nv": 2, "u8": 3}
     return tuple(
         _variant(pointer, cache, kind, dim)
         for dim in (64, 128, 256, 576)

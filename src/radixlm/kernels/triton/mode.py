@@ -50,6 +50,18 @@ def cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def e4m3_bits(x):
+    """float32 x, at most 448, as the byte of a float8e4nv: for GPUs without that type."""
+    is_small = tl.abs(x) < 0.015625
+    near = tl.abs(tl.where(is_small, _in_steps(x, 24576.0), _rounded(x, 20)))
+    normal = (near.to(tl.int32, bitcast=True) >> 20) - 960  # its exponent has 120 less
+    is_small = near < 0.015625  # still, after rounding
+    bits = tl.where(is_small, tl.where(is_small, near * 512.0, 0.0).to(tl.int32), normal)
+    bits = tl.where(x == x, bits, 127)
+    return (bits | ((x.to(tl.int32, bitcast=True) >> 24) & 128)).to(tl.uint8)
+
+
+@triton.jit
 def _rounded(x, BITS: tl.constexpr):
     """x without its last BITS bits."""
     bits = x.to(tl.int32, bitcast=True)

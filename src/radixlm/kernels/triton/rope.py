@@ -119,7 +119,7 @@ def copy_heads(x_ptr, cache_ptr, is_head, dim, BLOCK: tl.constexpr):
     tl.store(cache_ptr + col, as_cached(x, cache_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["q_heads", "k_heads"])
+@triton.jit(do_not_specialize=["q_heads", "k_heads"], do_not_specialize_on_alignment=["slots_ptr"])
 def prepare_kernel(
     q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, q_bias_ptr, k_bias_ptr, cos_sin_ptr,
     k_pool_ptr, v_pool_ptr, slots_ptr, q_heads, k_heads, dim, half, v_dim, weight_stride, eps,
@@ -176,9 +176,10 @@ class Tile:
     rest: int
     v: int
 
-    @property
-    def num_warps(self) -> int:
-        return 4 if self.heads * (2 * self.half + self.rest) <= 2 * _TILE else 8
+    def num_warps(self, norm: int, is_widest: bool) -> int:
+        """``is_widest``: single precision that goes to a cache of 8 bits. Fewer would spill."""
+        is_large = self.heads * (2 * self.half + self.rest) > 2 * _TILE
+        return 8 if is_large or is_widest or (norm == _LAYER and self.half >= 128) else 4
 
 
 def tile_of(dim: int, half: int, v_dim: int) -> Tile:
@@ -283,7 +284,9 @@ def _launch(
         NORM=_kind(norm), BIAS=norm is not None and norm.q_bias is not None,
         ROPE=cos_sin is not None, INTERLEAVED=interleaved, STORE=store is not None,
         HEADS=tile.heads, HALF=tile.half, REST=tile.rest, V_BLOCK=tile.v,
-        num_warps=tile.num_warps,
+        num_warps=tile.num_warps(
+            _kind(norm), q.dtype == torch.float32 and k_pool.dtype.itemsize == 1
+        ),
     )  # fmt: skip
 
 
@@ -333,6 +336,7 @@ def _variants() -> Iterator[Variant]:
                 yield _variant(dim, half, norm, rotation, pointer, "")
         for cache in dict.fromkeys((pointer, "*fp8e4nv", "*fp8e5")):
             yield _variant(dim, half, _RMS, "half", pointer, cache)
+            yield _variant(dim, half, _NONE, "half", pointer, cache)
             yield _variant(dim, half, _NONE, "pairs", pointer, cache)
 
 
@@ -345,7 +349,7 @@ def _variant(dim: int, half: int, norm: int, rotation: str, pointer: str, cache:
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), pointer),
         **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(("k_pool_ptr", "v_pool_ptr"), cache or pointer),
-        "slots_ptr": "*i64" if cache else pointer,
+        "slots_ptr": "*i64:1" if cache else f"{pointer}:1",
         **dict.fromkeys((*numbers, *_STRIDES, *_POOL_STRIDES), "i32:16"),
         "eps": "fp32",
     }
@@ -366,7 +370,7 @@ def _variant(dim: int, half: int, norm: int, rotation: str, pointer: str, cache:
         prepare_kernel,
         signature,
         constants,
-        tile.num_warps,
+        tile.num_warps(norm, pointer == "*fp32" and cache not in ("", pointer)),
         num_stages=3,
         min_arch=MIN_ARCH.get(cache, 80),
     )

@@ -1,0 +1,90 @@
+"""Which models decode without graphs: those, and no others, whose steps ask the device for numbers.
+A simulated device refuses that in a recording, as CUDA does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.device import SimulatedDevice, SimulatedGraph
+from tests.fakes.later_configs import LATER
+from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
+
+pytest.importorskip("triton")
+
+from radixlm.config.options import parse
+from radixlm.engine import gpu
+from radixlm.engine.assemble import assemble
+from radixlm.engine.modelinfo import resolved
+from radixlm.executor.runner import Runner
+from radixlm.wire.channel import MemoryChannel
+
+READS = ("tolist", "item", "__bool__", "__int__", "__index__", "nonzero")
+
+
+class StrictDevice(SimulatedDevice):
+    """Refuses, while it records, what waits for the device."""
+
+    def capture(self, work: Callable[[], None]) -> SimulatedGraph:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in READS:
+                patch.setattr(torch.Tensor, name, refuse)
+            return super().capture(work)
+
+
+def opened(folder: Path, arch: str) -> tuple[Any, Runner, list[str]]:
+    """The configuration and the runner of a model with random weights on the Triton backend, and
+    why it has no graphs."""
+    config = {**TINY, **ARCHITECTURES.get(arch, {}), **LATER.get(arch, {}), "num_hidden_layers": 2}
+    config |= {"architectures": [arch], "model_type": MODEL_TYPES[arch]}
+    known = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(known))
+    flags = ["--model-path", str(folder), "--device", "cpu", "--skip-tokenizer-init"]
+    flags += ["--load-format", "dummy", "--attention-backend", "triton", "--dtype", "float32"]
+    flags += ["--max-total-tokens", "64", "--cpu-threads", "1", "--max-running-requests", "2"]
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        made: list[Any] = []
+        patch.setattr(
+            "radixlm.engine.assemble._graph_sizes",
+            lambda config, info, *parts: made.append((config, *parts)) or (),
+        )
+        config_, info = resolved(*parse(flags, prog="test"))
+        replica = assemble(config_, info, MemoryChannel.pair()[1])
+        found.append(gpu.why_no_graphs(*made[0]))
+    runner = replica.scheduler.executor
+    assert isinstance(runner, Runner)
+    return replica, runner, found
+
+
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "GptOssForCausalLM": "gpt_oss",
+}
+
+
+@pytest.mark.parametrize("arch", MODEL_TYPES)
+def test_what_cannot_be_recorded_is_known_before(
+    arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica, runner, (why,) = opened(tmp_path, arch)
+    runner.device = StrictDevice(eagerness=1.0)
+    with caplog.at_level(logging.INFO, "radixlm"):
+        gpu.record_graphs(runner, (1, 2), pads=True)
+    was_recorded = runner.graphs.size_for(1) == 1
+    assert was_recorded == (why == ""), why
+    if not was_recorded:  # the start goes on, and says so once
+        (line,) = [r.message for r in caplog.records if "could not be recorded" in r.message]
+        assert "steps run without them" in line
+    del replica
