@@ -257,13 +257,31 @@ def test_growth_reads_the_batch_benchmark() -> None:
          "median_decode_latency": 0.05} for batch in (1, 64)
     ]  # fmt: skip
     text = "noise\n" + "".join(json.dumps(line) + "\n" for line in lines)
-    one, many = growth.points(text, SIZE, 16, 2, CEILINGS)
+    sweep = growth.Sweep(16, 2, (1, 64), (128,))
+    one, many = growth.points(text, SIZE, sweep, CEILINGS)
     assert (one.prefill_ms, one.decode_ms) == (500, 50)
     assert one.decode_allowed_ms == pytest.approx(40.9, rel=0.02)
     assert many.decode_allowed_ms > 4 * one.decode_allowed_ms  # arithmetic, no longer reading
     assert many.prefill_allowed_ms == pytest.approx(64 * one.prefill_allowed_ms)
     table = growth.markdown([one, many])
-    assert table.startswith("16 bit, 2 threads\n") and "| 64 x 128 | 500 |" in table
+    assert table.startswith("16 bit, 2 threads, 28 layers\n") and "| 64 x 128 | 500 |" in table
+
+
+def test_growth_sweeps_cover_threads_widths_and_sizes(tmp_path: Path) -> None:
+    sweeps = growth.full([8], [1, 2], [1, 4], [128, 512], None)
+    assert [(s.threads, s.batches, s.contexts) for s in sweeps] == [
+        (1, (1,), (128, 512)), (1, (4,), (64,)), (2, (1,), (128, 512)), (2, (4,), (64,)),
+    ]  # fmt: skip
+    few = growth.quick(2)
+    assert {sweep.bits for sweep in few} == {16, 8, 4} and {s.threads for s in few} == {1, 2}
+    long = [sweep for sweep in few if max(sweep.contexts) > 4096]
+    assert long and all(sweep.layers for sweep in long)
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 9, "layer_types": ["a", "b", "a"], "max_position_embeddings": 50}'
+    )
+    cut = json.loads((growth.described(tmp_path, 70, 2, tmp_path) / "config.json").read_text())
+    assert cut["num_hidden_layers"] == 2 and cut["max_position_embeddings"] == 70
+    assert cut["layer_types"] == ["a", "b"]
 
 
 def test_wrong_options_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
