@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from radixlm.arch.hf import describe
 from radixlm.arch.names import is_ignorable
 from tests.arch.eager import Runner
+from tests.fakes.shapes import EXPERTS, LATENT, ROUTED, WIDE
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -27,25 +28,6 @@ TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_LATENT = {
-    "kv_lora_rank": 32,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-}
-_ROUTED = {
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_WIDE = {"head_dim": 24}
 _SLIDING = {"head_dim": 24, "sliding_window": 4}
 _GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
 
@@ -71,16 +53,16 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": _SLIDING,
     "MinistralForCausalLM": _SLIDING,
     "ArceeForCausalLM": {},
-    "SeedOssForCausalLM": _WIDE,
+    "SeedOssForCausalLM": WIDE,
     "SmolLM3ForCausalLM": {"no_rope_layer_interval": 2},
     "Qwen2ForCausalLM": {},
-    "Qwen3ForCausalLM": _WIDE,
-    "Qwen2MoeForCausalLM": {**_EXPERTS, "shared_expert_intermediate_size": 48},
-    "Qwen3MoeForCausalLM": {**_EXPERTS, **_WIDE, "norm_topk_prob": True},
-    "Ernie4_5ForCausalLM": _WIDE,
-    "GlmForCausalLM": _WIDE,
-    "Glm4ForCausalLM": _WIDE,
-    "Glm4MoeForCausalLM": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
+    "Qwen3ForCausalLM": WIDE,
+    "Qwen2MoeForCausalLM": {**EXPERTS, "shared_expert_intermediate_size": 48},
+    "Qwen3MoeForCausalLM": {**EXPERTS, **WIDE, "norm_topk_prob": True},
+    "Ernie4_5ForCausalLM": WIDE,
+    "GlmForCausalLM": WIDE,
+    "Glm4ForCausalLM": WIDE,
+    "Glm4MoeForCausalLM": {**ROUTED, "head_dim": 16, "use_qk_norm": True},
     "Phi3ForCausalLM": {},
     "PhiForCausalLM": {},
     "GraniteForCausalLM": _GRANITE,
@@ -89,7 +71,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "Olmo3ForCausalLM": {"sliding_window": 4, "num_hidden_layers": 4},
     "OlmoeForCausalLM": {"num_experts": 8, "num_experts_per_tok": 2},
     "Exaone4ForCausalLM": {**_SLIDING, "num_hidden_layers": 4},
-    "GemmaForCausalLM": _WIDE,
+    "GemmaForCausalLM": WIDE,
     "Gemma2ForCausalLM": _SLIDING,
     "Gemma3ForCausalLM": {**_SLIDING, "num_hidden_layers": 6},
     "CohereForCausalLM": {"use_qk_norm": True},
@@ -108,16 +90,16 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"ffn_dim": 96, "num_key_value_heads": None},
     "MixtralForCausalLM": {"num_local_experts": 4},
     "DeepseekV2ForCausalLM": {
-        **_LATENT,
-        **_ROUTED,
+        **LATENT,
+        **ROUTED,
         "n_shared_experts": 2,
         "topk_method": "group_limited_greedy",
         "n_group": 4,
         "topk_group": 2,
         "routed_scaling_factor": 1.5,
     },
-    "DeepseekV3ForCausalLM": {**_LATENT, **_ROUTED, "n_group": 4, "topk_group": 2},
-    "Dots1ForCausalLM": {**_ROUTED, "head_dim": 16},
+    "DeepseekV3ForCausalLM": {**LATENT, **ROUTED, "n_group": 4, "topk_group": 2},
+    "Dots1ForCausalLM": {**ROUTED, "head_dim": 16},
     "GptOssForCausalLM": {**_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
     "HeliumForCausalLM": {"head_dim": 16, "attention_bias": True},
     "Jais2ForCausalLM": {},
@@ -134,8 +116,8 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.3,
         "logits_scaling": 2.0,
     },
-    "YoutuForCausalLM": _LATENT,
-    "Glm4MoeLiteForCausalLM": {**_LATENT, **_ROUTED, "first_k_dense_replace": None},
+    "YoutuForCausalLM": LATENT,
+    "Glm4MoeLiteForCausalLM": {**LATENT, **ROUTED, "first_k_dense_replace": None},
     "GPTNeoForCausalLM": {
         "num_heads": 4,
         "num_layers": 4,
@@ -146,18 +128,18 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": None,
     },
     "BioGptForCausalLM": {"num_key_value_heads": None},
-    "SolarOpenForCausalLM": {**_ROUTED, "head_dim": 16},
+    "SolarOpenForCausalLM": {**ROUTED, "head_dim": 16},
     "ExaoneMoeForCausalLM": {
-        **_EXPERTS,
+        **EXPERTS,
         **_SLIDING,
         "num_hidden_layers": 4,
         "num_shared_experts": 2,
         "n_group": 2,
         "topk_group": 1,
     },
-    "MiniCPM3ForCausalLM": _LATENT,
+    "MiniCPM3ForCausalLM": LATENT,
     "MellumForCausalLM": {
-        **_EXPERTS,
+        **EXPERTS,
         **_SLIDING,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         "mlp_layer_types": ["dense", "sparse", "sparse"],
@@ -180,7 +162,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 40,
     },
     "CwmForCausalLM": _SLIDING,
-    "AfmoeForCausalLM": {**_EXPERTS, **_SLIDING, "mup_enabled": True, "num_hidden_layers": 4},
+    "AfmoeForCausalLM": {**EXPERTS, **_SLIDING, "mup_enabled": True, "num_hidden_layers": 4},
     "Cohere2MoeForCausalLM": {
         "num_experts": 6,
         "head_dim": 16,

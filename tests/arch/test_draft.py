@@ -16,6 +16,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import build_model
 from radixlm.weights.assemble import Resolver
+from tests.fakes.shapes import LATENT, ROUTED
 
 SHAPE = {
     "hidden_size": 64,
@@ -25,22 +26,6 @@ SHAPE = {
     "intermediate_size": 96,
     "vocab_size": 128,
     "max_position_embeddings": 64,
-}
-LATENT = {
-    "kv_lora_rank": 32,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-}
-ROUTED = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "use_bias": True}

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_WIDE = {"head_dim": 24}
+from tests.fakes.shapes import EXPERTS, LATENT, ROUTED, WIDE
+
 _SLIDING = {"head_dim": 24, "sliding_window": 7}
-_LATENT = {
-    "kv_lora_rank": 32,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-}
 _DSA = {
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
+    **ROUTED,
     "index_topk": 9,
     "index_head_dim": 16,
     "index_n_heads": 32,  # of few heads many scores are zero: any choice is right
@@ -66,7 +52,7 @@ LATER: dict[str, dict[str, Any]] = {
     "OpenAIGPTLMHeadModel": {**_NO_KV, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256},
     "GPTNeoXJapaneseForCausalLM": {**_NO_KV, "intermediate_multiple_size": 2},
     "Llama4ForCausalLM": {
-        **_WIDE,
+        **WIDE,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "intermediate_size_mlp": 80,
@@ -76,7 +62,7 @@ LATER: dict[str, dict[str, Any]] = {
         "interleave_moe_layer_step": 2,
     },
     "Ministral3ForCausalLM": {
-        **_WIDE,
+        **WIDE,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 10000.0,
@@ -91,7 +77,7 @@ LATER: dict[str, dict[str, Any]] = {
     "BitNetForCausalLM": {},
     "ApertusForCausalLM": {},
     "HunYuanDenseV1ForCausalLM": {
-        **_WIDE,
+        **WIDE,
         "rope_parameters": {
             "rope_type": "dynamic",
             "rope_theta": 10000.0,
@@ -99,9 +85,9 @@ LATER: dict[str, dict[str, Any]] = {
             "factor": 1.0,
         },
     },
-    "HunYuanMoEV1ForCausalLM": {**_WIDE, "num_experts": 4, "moe_topk": 2},
+    "HunYuanMoEV1ForCausalLM": {**WIDE, "num_experts": 4, "moe_topk": 2},
     "LagunaForCausalLM": {
-        **_EXPERTS,
+        **EXPERTS,
         **_SLIDING,
         "shared_expert_intermediate_size": 24,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
@@ -114,9 +100,9 @@ LATER: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "v_head_dim": 16,
     },
-    "HYV3ForCausalLM": {**_EXPERTS, **_WIDE},
+    "HYV3ForCausalLM": {**EXPERTS, **WIDE},
     "FlintForCausalLM": {
-        **_EXPERTS,
+        **EXPERTS,
         **_SLIDING,
         "shared_expert_intermediate_size": 24,
         "num_hidden_layers": 4,
@@ -146,7 +132,7 @@ LATER: dict[str, dict[str, Any]] = {
         },
     },
     "AXK1ForCausalLM": {
-        **_LATENT,
+        **LATENT,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
@@ -225,12 +211,12 @@ LATER: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 24,
         "n_routed_experts": 4,
     },
-    "Qwen3NextForCausalLM": {**_EXPERTS, **_DELTA, "shared_expert_intermediate_size": 24},
+    "Qwen3NextForCausalLM": {**EXPERTS, **_DELTA, "shared_expert_intermediate_size": 24},
     "Qwen3_5ForCausalLM": _DELTA,
-    "Qwen3_5MoeForCausalLM": {**_EXPERTS, **_DELTA, "shared_expert_intermediate_size": 24},
+    "Qwen3_5MoeForCausalLM": {**EXPERTS, **_DELTA, "shared_expert_intermediate_size": 24},
     "OlmoHybridForCausalLM": _DELTA,
     "KimiLinearForCausalLM": {
-        **_LATENT,
+        **LATENT,
         "num_experts": 4,
         "num_experts_per_token": 2,
         "moe_intermediate_size": 32,
@@ -254,7 +240,7 @@ LATER: dict[str, dict[str, Any]] = {
         "conv_bias": True,
     },
     "Lfm2MoeForCausalLM": {
-        **_EXPERTS,
+        **EXPERTS,
         "layer_types": ["conv", "full_attention", "conv"],
         "num_dense_layers": 1,
     },
@@ -265,7 +251,7 @@ LATER: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
     "LongcatFlashForCausalLM": {
-        **_LATENT,
+        **LATENT,
         "num_hidden_layers": None,
         "intermediate_size": None,
         "num_layers": 2,
@@ -287,7 +273,7 @@ LATER: dict[str, dict[str, Any]] = {
         "classifier_bias": True,
     },
     "BeamForCausalLM": {
-        **_EXPERTS,
+        **EXPERTS,
         **_SLIDING,
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -302,9 +288,9 @@ LATER: dict[str, dict[str, Any]] = {
         "conv_L_cache": 4,
         "conv_bias": True,
     },
-    "DeepseekV32ForCausalLM": {**_LATENT, **_DSA},
+    "DeepseekV32ForCausalLM": {**LATENT, **_DSA},
     "GlmMoeDsaForCausalLM": {
-        **_LATENT,
+        **LATENT,
         **_DSA,
         "num_hidden_layers": 4,
         "indexer_types": ["full", "shared", "full", "shared"],

@@ -21,6 +21,9 @@ DRAFTS: dict[str, DraftFamily] = {}  # by the architecture of a draft
 PREDICTORS: dict[str, DraftFamily] = {}  # by that of a target whose checkpoint has some
 
 
+_NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
+
+
 def draft(*architectures: str, of: tuple[str, ...] = ()) -> Callable[[DraftFamily], DraftFamily]:
     """Register a function for drafts of these names, and for what comes with the targets ``of``."""
 
@@ -46,6 +49,21 @@ def _moved(decoder: Decoder, layer: str, **own: Name) -> dict[str, Any]:
     names: dict[str, Any] = {**DEFAULT, **decoder.names}
     moved = {role: renamed(name, LAYER, layer) for role, name in names.items()}
     return moved | {role.replace("_", ".", 1): name for role, name in own.items()}
+
+
+def _joint(
+    decoder: Decoder, layer: str, at: str, joint: tuple[str, str, str], **own: Name
+) -> dict[str, Any]:
+    """As ``_moved``, with (projection, norm of the embedding, norm of the hidden state) at
+    ``at``."""
+    roles = ("draft_join", "draft_embed_norm", "draft_hidden_norm")
+    named = {role: at + name for role, name in zip(roles, joint, strict=True)}
+    return _moved(decoder, layer, **named, **own)
+
+
+def _normed(c: Config, module: Decoder, count: int, first: int = 0, **fields: Any) -> Draft:
+    """A draft whose two inputs are normed as the model's own layers are."""
+    return Draft(module, count, first, embed_norm=rms(c), hidden_norm=rms(c), **fields)
 
 
 def _count(c: Config) -> int:
@@ -74,85 +92,45 @@ def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
 def next_n(c: Config) -> Draft:
     """Layers behind the last one, with tables and a head of their own."""
     decoder, at = _target(c), f"model.layers.{STEP}."
-    names = _moved(
+    names = _joint(
         decoder,
         at,
+        at,
+        _NEXT_N,
         embed=at + "embed_tokens",
         norm=at + "shared_head.norm",
         head=at + "shared_head.head",
-        draft_join=at + "eh_proj",
-        draft_embed_norm=at + "enorm",
-        draft_hidden_norm=at + "hnorm",
     )
     module = replace(_module(decoder, decoder.blocks[-1], names), tied=False)
-    return Draft(
-        module,
-        _count(c),
-        c.num_hidden_layers,
-        embed_norm=rms(c),
-        hidden_norm=rms(c),
-        owns_embed=True,
-        owns_head=True,
-    )
+    return _normed(c, module, _count(c), c.num_hidden_layers, owns_embed=True, owns_head=True)
 
 
 @draft("BailingMoeForCausalLMNextN", of=("BailingMoeV2ForCausalLM",))
 def bailing(c: Config) -> Draft:
     decoder, at = _target(c), f"model.layers.{STEP}."
-    names = _moved(
-        decoder,
-        at,
-        norm=at + "final_layernorm",
-        draft_join=at + "eh_proj",
-        draft_embed_norm=at + "enorm",
-        draft_hidden_norm=at + "hnorm",
-    )
+    names = _joint(decoder, at, at, _NEXT_N, norm=at + "final_layernorm")
     module = _module(decoder, decoder.blocks[-1], names)
-    modules, first = _count(c), c.num_hidden_layers
-    return Draft(module, modules, first, embed_norm=rms(c), hidden_norm=rms(c))
+    return _normed(c, module, _count(c), c.num_hidden_layers)
 
 
 @draft("Ernie4_5_MoeForCausalLMMTP", of=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"))
 def ernie(c: Config) -> Draft:
     """A dense block; the target's last norm and head."""
     decoder = _target(c)
-    names = _moved(
-        decoder,
-        f"model.mtp_block.{STEP}.",
-        draft_join=f"model.mtp_linear_proj.{STEP}",
-        draft_embed_norm=f"model.mtp_emb_norm.{STEP}",
-        draft_hidden_norm=f"model.mtp_hidden_norm.{STEP}",
-    )
+    joint = (f"linear_proj.{STEP}", f"emb_norm.{STEP}", f"hidden_norm.{STEP}")
+    names = _joint(decoder, f"model.mtp_block.{STEP}.", "model.mtp_", joint)
     block = replace(decoder.blocks[0], ffn=mlp(c, bias=c.use_bias))
-    return Draft(
-        _module(decoder, block, names),
-        _count(c),
-        embed_norm=rms(c),
-        hidden_norm=rms(c),
-        join_bias=c.use_bias,
-        owns_norm=False,
-    )
+    module = _module(decoder, block, names)
+    return _normed(c, module, _count(c), join_bias=c.use_bias, owns_norm=False)
 
 
 @draft("MiMoMTP", of=("MiMoForCausalLM",))
 def mimo(c: Config) -> Draft:
     decoder, at = _target(c), f"model.mtp_layers.{STEP}."
-    names = _moved(
-        decoder,
-        at,
-        norm=at + "final_layernorm",
-        draft_join=at + "input_proj",
-        draft_embed_norm=at + "token_layernorm",
-        draft_hidden_norm=at + "hidden_layernorm",
-    )
-    return Draft(
-        _module(decoder, decoder.blocks[-1], names),
-        _count(c),
-        order="hidden embed",
-        embed_norm=rms(c),
-        hidden_norm=rms(c),
-        blanks_first=True,
-    )
+    joint = ("input_proj", "token_layernorm", "hidden_layernorm")
+    names = _joint(decoder, at, at, joint, norm=at + "final_layernorm")
+    module = _module(decoder, decoder.blocks[-1], names)
+    return _normed(c, module, _count(c), order="hidden embed", blanks_first=True)
 
 
 @draft(
@@ -165,14 +143,8 @@ def qwen3_next(c: Config) -> Draft:
     full = [block for block in decoder.blocks if isinstance(block.mixer, Attention)]
     if not full:
         raise c.error("layer_types", "has no layer of full attention for the draft to be like")
-    names = _moved(
-        decoder,
-        "mtp.layers.{i}.",
-        norm="mtp.norm",
-        draft_join="mtp.fc",
-        draft_embed_norm="mtp.pre_fc_norm_embedding",
-        draft_hidden_norm="mtp.pre_fc_norm_hidden",
-    )
+    joint = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    names = _joint(decoder, "mtp.layers.{i}.", "mtp.", joint, norm="mtp.norm")
     count, norm = c.get("mtp_num_hidden_layers", 1), rms(c, offset=1.0)
     module = replace(decoder, blocks=(full[-1],) * count, names=names)
     return Draft(module, embed_norm=norm, hidden_norm=norm)
@@ -183,26 +155,23 @@ def longcat(c: Config) -> Draft:
     """A dense layer with one attention, and a token table of its own."""
     decoder, at = _target(c), "model.mtp.layers.0."
     feed, attn, roles = at + "transformer_layer.mlp.", at + "self_attn.", dict(decoder.names)
-    names = _moved(
+    names = _joint(
         decoder,
         at,
+        at,
+        ("eh_proj", "enorm.m", "hnorm.m"),
         embed="model.mtp.embed_tokens",
         norm="model.mtp.norm",
         norm1=at + "input_layernorm",
         norm2=at + "post_attention_layernorm",
         ffn_up=(feed + "gate_proj", feed + "up_proj"),
         ffn_down=feed + "down_proj",
-        draft_join=at + "eh_proj",
-        draft_embed_norm=at + "enorm.m",
-        draft_hidden_norm=at + "hnorm.m",
     )
     old = "model.layers.{half}.self_attn.{odd}."
     mixer: dict[str, Any] = {role: name for role, name in roles.items() if role.startswith("mixer")}
     names |= {role: renamed(name, old, attn) for role, name in mixer.items()}
     block = Block(latent(c, interleaved=True), Mlp(c.ffn_hidden_size, activation(c)), rms(c))
-    module = _module(decoder, block, names)
-    modules = _count(c)
-    return Draft(module, modules, embed_norm=rms(c), hidden_norm=rms(c), owns_embed=True)
+    return _normed(c, _module(decoder, block, names), _count(c), owns_embed=True)
 
 
 def _eagle(c: Config, decoder: Decoder) -> Draft:
