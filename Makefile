@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve chat test test-all check bench docs zoo chaos soak clean setup
+.PHONY: serve chat test test-all check bench docs zoo chaos soak sanitize clean setup
 
 setup:
 	@PYTHON="$(PYTHON)" scripts/setup dev
@@ -40,6 +40,10 @@ chaos: setup
 
 soak: setup
 	@$(BIN)/python bench/soak.py $(ARGS)
+
+sanitize: setup
+	@$(BIN)/python -m pip install --quiet nanobind cmake ninja
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=python scripts/sanitize $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
