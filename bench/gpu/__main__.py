@@ -32,6 +32,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ import torch  # noqa: E402
 from gpu.roofline import Ceilings  # noqa: E402
 from gpu.session import Session  # noqa: E402
 
-_PARTS = ("torch", "triton", "transformers", "numpy", "flashinfer")
+_PARTS = ("triton", "transformers", "numpy", "flashinfer-python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def open_session(args: argparse.Namespace) -> Session:
         "device": "CPU, tiny shapes: a trial of the program",
         "budget_s": args.budget,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PARTS},
+        "versions": {"torch": torch.__version__} | {name: _version(name) for name in _PARTS},
         "stages": {},
     }
     if device.type == "cuda":
@@ -164,8 +165,9 @@ def open_session(args: argparse.Namespace) -> Session:
 
 
 def _version(name: str) -> str | None:
-    with contextlib.suppress(ImportError):
-        return str(importlib.import_module(name).__version__)
+    """Of a package, without importing it: that takes seconds, and may fail."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
     return None
 
 
