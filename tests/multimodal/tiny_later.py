@@ -12,7 +12,8 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from radixlm.multimodal.checkpoint import NoVideos
-from tests.multimodal.tiny import SMALL, SQUARE, Tiny, pictures, processor, text, tokenizer
+from tests.multimodal.tiny import SMALL, SQUARE, TEXT, Tiny, pictures, processor, text, tokenizer
+from tests.multimodal.tiny_more import _glm
 
 
 def mllama() -> Tiny:
@@ -106,6 +107,115 @@ def write(folder: Path, config: dict[str, Any]) -> None:
     (folder / "processor_config.json").unlink(missing_ok=True)
 
 
-LATER: dict[str, Callable[[], Tiny]] = {made.__name__: made for made in (mllama, internvl_chat)}
+def gemma4() -> Tiny:
+    names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
+    tok = tokenizer(**names)
+    ids = {f"{name}_token_id": tok.convert_tokens_to_ids(f"<{name}>") for name in
+           ("image", "audio", "boi", "eoi", "boa")}  # fmt: skip
+    held = text(
+        "gemma4_text", head_dim=16, global_head_dim=16, num_hidden_layers=4, sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=400, num_kv_shared_layers=2, pad_token_id=0,
+    )  # fmt: skip
+    tower = {
+        **SMALL, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
+        "position_embedding_size": 64, "pooling_kernel_size": 3,
+    }  # fmt: skip
+    config = tf.Gemma4Config(
+        text_config=held, vision_config=tower, audio_config=None, video_token_id=390, **ids
+    )
+    reader = pictures("Gemma4", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
+    whole = processor(
+        tf.Gemma4Processor, tf.Gemma4AudioFeatureExtractor(), reader, tok, NoVideos(),
+        image_seq_length=70,
+    )  # fmt: skip
+    return Tiny(config, whole, "<image>")
+
+
+def _qwen3_5(kind: str, **more: Any) -> Tiny:
+    tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    rope = {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    held = {
+        **TEXT, "rope_parameters": rope, "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16, **more,
+    }  # fmt: skip
+    tower = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "spatial_merge_size": 2,
+        "temporal_patch_size": 2, "out_hidden_size": 64, "intermediate_size": 48,
+        "num_position_embeddings": 64,
+    }  # fmt: skip
+    config = getattr(tf, f"{kind}Config")(
+        vision_config=tower, text_config=held, image_token_id=257, video_token_id=258,
+        vision_start_token_id=259, vision_end_token_id=260,
+    )  # fmt: skip
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    whole = processor(tf.Qwen3VLProcessor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
+
+
+def qwen3_5() -> Tiny:
+    return _qwen3_5("Qwen3_5")
+
+
+def qwen3_5_moe() -> Tiny:
+    return _qwen3_5(
+        "Qwen3_5Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48,
+        shared_expert_intermediate_size=48,
+    )  # fmt: skip
+
+
+def glm_ocr() -> Tiny:
+    return _glm("GlmOcr", "Glm46V", head_dim=16)
+
+
+def exaone4_5() -> Tiny:
+    tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<vision>", "</vision>")
+    tower = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "num_key_value_heads": 1, "patch_size": 7,
+        "out_hidden_size": 64, "intermediate_size": 48, "window_size": 28,
+        "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    config = tf.Exaone4_5_Config(
+        vision_config=tower, image_token_id=257, video_token_id=258, text_config=text(
+            "exaone4", sliding_window=64, layer_types=["sliding_attention", "full_attention"],
+        ),
+    )  # fmt: skip
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    whole = processor(tf.Exaone4_5_Processor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<vision><|image_pad|></vision>")
+
+
+def video_llama3() -> Tiny:
+    tok = tokenizer(image_token="<image>", video_token="<video>")
+    config = tf.VideoLlama3Config(
+        vision_config={**SMALL}, text_config=text("qwen2"),
+        image_token_id=tok.convert_tokens_to_ids("<image>"),
+        video_token_id=tok.convert_tokens_to_ids("<video>"),
+    )  # fmt: skip
+    size = {"shortest_edge": 14 * 14, "longest_edge": 84 * 84}
+    reader = pictures("VideoLlama3", patch_size=7, merge_size=1, size=size)
+    whole = processor(tf.VideoLlama3Processor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<image>")
+
+
+LATER: dict[str, Callable[[], Tiny]] = {
+    made.__name__: made
+    for made in (
+        mllama,
+        internvl_chat,
+        gemma4,
+        qwen3_5,
+        qwen3_5_moe,
+        glm_ocr,
+        exaone4_5,
+        video_llama3,
+    )
+}
 # checkpoints that have other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {"internvl_chat": as_internvl_chat}

@@ -169,13 +169,14 @@ def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
 
 _BUFFERS = re.compile(
     r"\.(inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
-    r"|position_ids|slope_rate|(query|key|diagonal)_decay)$"
+    r"|position_ids|lora_[AB]\.(vision|speech)\.weight|slope_rate|(query|key|diagonal)_decay)$"
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
     r"^(model\.)?(vision|visual|vit_|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
-    r"|mm_token_embeds|merger\.|vpm\.|apm\.|resampler\.|mlp1\.|tile_|view_sep|vit_large)"
+    r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|resampler\.|mlp1\.|tile_|view_sep|vit_large"
+    r"|embed_tokens_extend\.)"
 )
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,5 +36,6 @@ def fill(model: Any, original: Original, folder: Path, dtype: torch.dtype) -> di
     wrong = [k for k, v in given.items() if k in wanted and v.shape != wanted[k].shape]
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)
-    missing = [name for name in wanted if name not in given]
+    unused = re.compile(original.unused)
+    missing = [name for name in wanted if name not in given and not unused.match(name)]
     return {"missing_keys": missing, "mismatched_keys": [(name,) for name in wrong]}

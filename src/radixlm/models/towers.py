@@ -52,7 +52,8 @@ class HfTower:
         model, dim = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)
         self._model = model
-        self._forward = _Forward(model, dim) if by_forward else None
+        kind = _Extended if hasattr(model, "embed_tokens_extend") else _Forward
+        self._forward = kind(model, dim) if by_forward else None
         self._methods = {
             kind: getattr(model, name) for kind, name in _METHODS.items() if hasattr(model, name)
         }
@@ -142,6 +143,20 @@ class _Forward:
         raise ValueError("the class of the checkpoint does not call its language model")
 
 
+class _Extended:
+    """Towers of a class that has them in its embedding."""
+
+    def __init__(self, model: Any, dim: int) -> None:
+        self.model, self._dim = model.embed_tokens_extend, dim
+
+    def rows(self, arguments: dict[str, Tensor]) -> Tensor:
+        """float32 [1, N, D] for the N ``input_ids``."""
+        ids = arguments["input_ids"]
+        nothing = torch.zeros(*ids.shape, self._dim, device=ids.device)
+        rows: Tensor = self.model(**arguments, inputs_embeds=nothing)
+        return rows.float()
+
+
 def _pooled(made: Any) -> Any:
     """What joins the text: of an output object, or the output itself."""
     for name in ("pooler_output", "last_hidden_state"):
@@ -190,7 +205,8 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
     if wrong:
         raise CheckpointError(f"{folder}: weights of the towers are missing or misshapen: {wrong}")
     inner = getattr(model, "model", model)
-    for name in ("language_model", "lm_head"):  # an embedding is left in it
+    own = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
+    for name in ("language_model", "lm_head", *own):  # an embedding is left in it
         if hasattr(inner, name):
             delattr(inner, name)
     return inner, int(config.get_text_config().hidden_size)

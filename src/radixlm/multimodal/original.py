@@ -44,6 +44,7 @@ def make_processor(
         "image_processor": reader(**original.reader_options(raw)),
         "tokenizer": tokenizer,
         "video_processor": no_videos,
+        **{part: getattr(transformers, name)() for part, name in (original.parts or {}).items()},
     }
     known = {name: parts[name] for name in kind.get_attributes()}
     return Bare(**known, **original.options(raw))

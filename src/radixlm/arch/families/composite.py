@@ -10,7 +10,7 @@ from typing import Any
 from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, family
-from radixlm.arch.names import DEFAULT, AnyOf, Named
+from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import Upright
 from radixlm.arch.spec import Decoder, Moe
 
@@ -26,12 +26,40 @@ TEXT_TYPES = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "paddleocr_vl_text": "llama",
+    "glm_ocr_text": "glm4",
+    "exaone4_5_text": "exaone4",
+    "phi4mm": "phi3",
+    "phi4_multimodal": "phi3",
+}
+_PHI4 = {
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
 }
 # what a text model's class has by default, other than the class above
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "glm4v_text": {"head_dim": None, "attention_bias": True},
     "glm4v_moe_text": {"head_dim": None, "attention_bias": True},
+    "glm_ocr_text": {
+        "vocab_size": 59392,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "head_dim": 128,
+        "attention_bias": False,
+    },
+    "phi4mm": _PHI4,
+    "phi4_multimodal": _PHI4,
     "paddleocr_vl_text": {
         "vocab_size": 103424,
         "hidden_size": 1024,
@@ -68,6 +96,9 @@ COMPOSITES = (
     *("Qwen2AudioForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
     *("Kimi_K25ForConditionalGeneration", "Lfm2VlForConditionalGeneration"),
     *("Gemma3nForConditionalGeneration", "InternVLChatModel"),
+    *("Gemma4ForConditionalGeneration", "GlmOcrForConditionalGeneration"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    *("Exaone4_5_ForConditionalGeneration", "VideoLlama3ForConditionalGeneration"),
     "Qwen2_5OmniThinkerForConditionalGeneration",
 )
 # whose text model sees its whole prompt forwards too
@@ -98,3 +129,21 @@ def composite(c: Config) -> Decoder:
         own["moe.up"] = AnyOf(names["moe.up"].spellings[0], own["moe.up"])
         own["moe.down"] = AnyOf(names["moe.down"].spellings[0], own["moe.down"])
     return replace(decoder, names=own)
+
+
+# whose linear layers may be those of a model with adapters beside them
+ADAPTED = ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
+
+
+@family(*ADAPTED)
+def adapted(c: Config) -> Decoder:
+    """The text model; its adapters for pictures and speech are left out."""
+    decoder = composite(c)
+    attn, mlp = LAYER + "self_attn.", LAYER + "mlp."
+    bases: dict[str, Any] = {
+        "mixer.qkv": AnyOf(attn + "qkv_proj", attn + "qkv_proj.base_layer"),
+        "mixer.o": AnyOf(attn + "o_proj", attn + "o_proj.base_layer"),
+        "ffn.up": AnyOf(FUSED_UP, FUSED_UP + ".base_layer"),
+        "ffn.down": AnyOf(mlp + "down_proj", mlp + "down_proj.base_layer"),
+    }
+    return replace(decoder, names={**decoder.names, **bases})

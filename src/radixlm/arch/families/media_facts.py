@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from radixlm.arch.families.composite import COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
+from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
 
 Mutual = Literal["", "media", "prompt"]
 
@@ -14,6 +14,7 @@ Mutual = Literal["", "media", "prompt"]
 BY_FORWARD = (
     *("Llama4ForConditionalGeneration", "Ovis2ForConditionalGeneration"),
     *("Qwen2AudioForConditionalGeneration", "Gemma3nForConditionalGeneration"),
+    *ADAPTED,
 )
 # whose text attends to pictures in layers of their own
 CROSSED = ("MllamaForConditionalGeneration",)
@@ -50,7 +51,7 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
     if architecture in VECTORS:
         return MediaFacts({}, gives_vector=True)
-    if architecture not in (*COMPOSITES, *TOWERED, *CROSSED):
+    if architecture not in (*COMPOSITES, *TOWERED, *CROSSED, *ADAPTED):
         return None
     tokens = {}
     for kind in ("image", "video", "audio"):
@@ -60,6 +61,8 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         if isinstance(token, int):
             tokens[kind] = token
     vision = raw.get("vision_config") or {}
+    if architecture in ADAPTED and isinstance(vision.get("image_token_id"), int):
+        tokens["image"] = vision["image_token_id"]  # speech beside pictures is another model's
     mutual: Mutual = "prompt" if architecture in PROMPT_SEES_ITSELF else ""
     return MediaFacts(
         tokens,

@@ -19,7 +19,8 @@ class Original:
     first that fits counts; "[a|b|c]" in a replacement cuts a tensor's rows into equal parts.
     ``processor``: the class of the processor, ``reader`` that of the image processor without its
     suffix; ``options`` make the arguments of the one, ``reader_options`` of the other; ``tokens``:
-    attribute of the tokenizer -> token."""
+    attribute of the tokenizer -> token. ``parts``: the processor's attribute -> class of what it
+    needs besides."""
 
     config: Callable[[Raw], dict[str, Any]]
     names: Rules
@@ -28,6 +29,8 @@ class Original:
     options: Callable[[Raw], dict[str, Any]] = lambda raw: {}
     reader_options: Callable[[Raw], dict[str, Any]] = lambda raw: {}
     tokens: Mapping[str, str] | None = None
+    parts: Mapping[str, str] | None = None
+    unused: str = r"$."  # pattern of what the class has and the towers here have not
 
     def renamed(self, name: str) -> list[str]:
         """The class's names of a checkpoint's tensor; [] if it is not one of the towers'."""
@@ -77,8 +80,10 @@ _INTERNVL: Rules = (
 def _internvl(raw: Raw) -> dict[str, Any]:
     vision = raw["vision_config"]
     llm = raw.get("llm_config") or raw.get("text_config") or {}
-    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    kept += ("hidden_act", "norm_type", "layer_norm_eps", "num_channels")
+    kept = (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+        *("hidden_act", "norm_type", "layer_norm_eps", "num_channels"),
+    )
     tower = {key: vision[key] for key in kept if key in vision}
     size, patch = vision.get("image_size", 448), vision.get("patch_size", 14)
     return {
@@ -124,6 +129,34 @@ _INTERNVL_TOKENS = {
     "video_token": "<video>",
 }
 
+# ---- Phi-4-multimodal ---------------------------------------------------------------------------
+
+_IMAGE = "embed_tokens_extend.image_embed."
+_PHI4: Rules = (
+    (rf"model\.{_IMAGE}img_projection\.0", _IMAGE + "img_projection_up"),
+    (rf"model\.{_IMAGE}img_projection\.2", _IMAGE + "img_projection_down"),
+    (rf"model\.{_IMAGE}glb_GN", _IMAGE + "global_img_feature_extensor"),
+    (rf"model\.{_IMAGE}sub_GN", _IMAGE + "sub_img_feature_extensor"),
+    (rf"model\.{_IMAGE}img_processor\.", _IMAGE + "img_processor."),
+)
+
+
+def _phi4(raw: Raw) -> dict[str, Any]:
+    """The tower is always the same one, SigLIP of 448 pixels; speech is not looked at."""
+    text = {"hidden_size": raw["hidden_size"], "vocab_size": 2, "pad_token_id": 0}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 2}
+    ears = {"hidden_size": 8, "num_blocks": 0, "num_attention_heads": 1, "intermediate_size": 2}
+    channels = {"nemo_conv_channels": 2, "ext_pw_out_channel": 2}
+    return {
+        "model_type": "phi4_multimodal",
+        "num_hidden_layers": 0,
+        **text,
+        **heads,
+        "vision_config": dict(raw.get("vision_config") or {}),
+        "audio_config": {**ears, **channels},
+    }
+
+
 ORIGINALS: dict[str, Original] = {
     "InternVLChatModel": Original(
         _internvl,
@@ -133,5 +166,14 @@ ORIGINALS: dict[str, Original] = {
         _internvl_options,
         _internvl_reader,
         _INTERNVL_TOKENS,
+    ),
+    "Phi4MMForCausalLM": Original(
+        _phi4,
+        _PHI4,
+        "Phi4MultimodalProcessor",
+        "Phi4Multimodal",
+        tokens={"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"},
+        parts={"audio_processor": "Phi4MultimodalFeatureExtractor"},
+        unused=r"norm\.|layers\.|embed_tokens\.|embed_tokens_extend\.audio_embed\.",
     ),
 }
