@@ -26,8 +26,6 @@ SIDE, PATCH, TOKEN = 28, 7, "<|endoftext10|>"
 GRID = SIDE // PATCH // 2
 # one tile and the whole, a mark behind each row, one between them
 NUM_PLACES = 2 * GRID * (GRID + 1) + 1
-    2 * GRID * (GRID + 1) + 1
-)  # one tile and the whole, a mark behind each row, one between
 
 
 class Reader:
