@@ -55,7 +55,8 @@ def is_features(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether a part of a request holds features instead of a picture's address."""
     if not isinstance(value, Mapping) or "url" in value:
         return False
-    return "format" in value or any(name in value for name in (*ROW_NAMES, *_MAIN.values()))
+    known = value.get("format") in FORMATS  # of a sound it is "wav"
+    return known or any(name in value for name in (*ROW_NAMES, *_MAIN.values()))
 
 
 def read_features(
