@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.entrypoints.offline import Engine
+from radixlm.kernels.dispatch import bind
+from radixlm.models.fallback import TransformersModel
 
 tf = pytest.importorskip("transformers")
 
@@ -73,6 +76,68 @@ def test_quantisation_is_refused_by_name(tmp_path: Path) -> None:
     saved(CONFIGS["llama"](), tmp_path)
     with pytest.raises(ConfigError, match="quantization"):
         engine_of(tmp_path, model_impl="transformers", quantization="int8wo")
+
+
+ODD = {
+    # chunks; values narrower than keys; sinks and windows; a head of several layers
+    "chunks": lambda: tf.Llama4TextConfig(
+        **SIZES, head_dim=16, intermediate_size_mlp=96, num_local_experts=2, attention_chunk_size=8,
+        layer_types=["chunked_attention", "full_attention"],
+    ),
+    "latent": lambda: tf.DeepseekV3Config(
+        **{**SIZES, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12, n_routed_experts=4, n_group=1, topk_group=1,
+        num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=1,
+    ),
+    "sinks": lambda: tf.GptOssConfig(
+        **SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8
+    ),
+    "head of layers": lambda: tf.ModernBertDecoderConfig(
+        **{**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, local_attention=8
+    ),
+}  # fmt: skip
+REFUSED = {
+    "has a mask of its own": (lambda: tf.DogeConfig(**SIZES), "DogeAttention adds a mask"),
+    "has a state": (lambda: tf.MambaConfig(**SIZES), "MambaForCausalLM has an attention or a"),
+    "counts places otherwise": (
+        lambda: tf.RobertaConfig(**{**SIZES, "pad_token_id": 1}, is_decoder=True),
+        "RobertaForCausalLM .* numbers its tokens otherwise",
+    ),
+}
+
+
+def _tried(folder: Path) -> TransformersModel:
+    decoder = describe_generic(load_generic(folder, {}))
+    return TransformersModel(folder, decoder, torch.device("cpu"), torch.float32, bind("cpu"))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_attentions_pass_their_trial(name: str, tmp_path: Path) -> None:
+    saved(ODD[name](), tmp_path)
+    model = _tried(tmp_path)  # compares step by step with at once
+    assert len(model.decoder.blocks) == 2
+    groups = {(group.window, group.v_dim) for group in model.kv_groups}
+    assert groups == {
+        "chunks": {(0, 16)}, "latent": {(0, 12)}, "sinks": {(0, 16), (8, 16)},
+        "head of layers": {(0, 16), (4, 16)},
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_cache_of_keys_cannot_carry_is_refused(name: str, tmp_path: Path) -> None:
+    config, reason = REFUSED[name]
+    saved(config(), tmp_path)
+    with pytest.raises(CheckpointError, match=reason):
+        _tried(tmp_path)
+
+
+def test_exchanged_layers_give_their_weights_again(tmp_path: Path) -> None:
+    model = saved(CONFIGS["llama"](), tmp_path)
+    ours = _tried(tmp_path)
+    for name in ("model.layers.0.self_attn.k_proj.weight", "lm_head.weight", "model.norm.weight"):
+        got = ours.weight(name)
+        assert got is not None
+        torch.testing.assert_close(got, model.get_parameter(name))
 
 
 def test_what_nobody_knows_stays_unknown(tmp_path: Path) -> None:

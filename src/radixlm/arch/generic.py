@@ -24,7 +24,10 @@ _SPELLINGS = {
 def load_generic(folder: Path, overrides: Mapping[str, Any]) -> Config:
     """The text config of any folder; CheckpointError naming what is missing."""
     path = folder / "config.json"
-    raw: dict[str, Any] = json.loads(path.read_bytes()) | dict(overrides)
+    try:
+        raw: dict[str, Any] = json.loads(path.read_bytes()) | dict(overrides)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no JSON object: {error}") from error
     text = raw.get("text_config")
     values = {**raw, **text} if isinstance(text, dict) else dict(raw)
     for name, others in _SPELLINGS.items():
@@ -39,8 +42,10 @@ def load_generic(folder: Path, overrides: Mapping[str, Any]) -> Config:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(f"{path}: {name!r} = {value!r} must be a positive integer")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    values["rope_parameters"] = rope if isinstance(rope.get("rope_type"), str) else {}
-    values["architecture"] = str((raw.get("architectures") or ["?"])[0])
+    is_flat = isinstance(rope, dict) and isinstance(rope.get("rope_type"), str)
+    values["rope_parameters"] = rope if is_flat else {}
+    listed = raw.get("architectures")
+    values["architecture"] = str(listed[0]) if isinstance(listed, list) and listed else "?"
     return Config(values, str(path), frozenset(values))
 
 

@@ -120,7 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} does not exist") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:  # truncated, not JSON, not UTF-8
+    except (ValueError, RecursionError) as error:  # truncated, not JSON, not UTF-8, too deep
         raise CheckpointError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")

@@ -25,7 +25,7 @@ from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models import fallback_trial as trial
-from radixlm.models.fallback_layers import Packed, exchange
+from radixlm.models.fallback_layers import Packed, Part, exchange
 from radixlm.models.groups import kv_groups
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -92,7 +92,7 @@ class TransformersModel:
         """A parameter by its Hugging Face name."""
         path, _, last = name.rpartition(".")
         module = dict(self._hf.named_modules()).get(path)
-        if isinstance(module, Packed) and last == "weight":
+        if isinstance(module, Packed | Part) and last == "weight":
             return module.weight
         found: Tensor | None = dict(self._hf.named_parameters()).get(name)
         return found

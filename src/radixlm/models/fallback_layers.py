@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import GATED_CODE
 from radixlm.kernels.dispatch import REFERENCES, Kernels
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
@@ -68,6 +70,44 @@ def _direct(
     return run
 
 
+class _Joined:
+    """Maps of one input, computed together when the first of them is asked."""
+
+    def __init__(self, packed: PackedLinear, num_in: int, sizes: list[int]) -> None:
+        self._packed, self._sizes = packed, sizes  # the kernel knows addresses only
+        self._run = _direct(packed, num_in, sum(sizes), 0) or packed.run
+        self._x: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """[..., O] of map ``index``; the last one lets go of the input."""
+        if x is not self._x:
+            self._x, self._parts = x, self._run(x).split_with_sizes(self._sizes, -1)
+        part = self._parts[index]
+        if index == len(self._sizes) - 1:
+            self._x, self._parts = None, ()
+        return part
+
+    def weight(self, index: int) -> Tensor:
+        """Rows of map ``index``."""
+        return self._packed.unpack().split_with_sizes(self._sizes, 0)[index].float()
+
+
+class Part(nn.Module):
+    """One of the maps."""
+
+    def __init__(self, joined: _Joined, index: int, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = num_in, num_out
+        self._joined, self._index = joined, index
+        self.forward = partial(joined.part, index)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight again, float32."""
+        return self._joined.weight(self._index)
+
+
 class _Norm(nn.Module):
     """One of our norms with a module's weights."""
 
@@ -118,6 +158,8 @@ def exchange(model: nn.Module, kernels: Kernels) -> None:
         mlp = _gated(module, kernels)
         if mlp is not None:
             model.set_submodule(path, mlp)
+    for module in list(model.modules()):
+        _join(module, kernels)
     for path, module in list(model.named_modules()):
         new = _ours(module, kernels)
         if new is not None:
@@ -166,6 +208,22 @@ def _ours(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     return None
 
 
+def _join(module: nn.Module, kernels: Kernels) -> None:
+    """Put one map in the place of an attention's q, k and v."""
+    names = ("q_proj", "k_proj", "v_proj")
+    maps = [m for m in (getattr(module, name, None) for name in names) if type(m) is nn.Linear]
+    kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in maps}
+    if len(maps) != len(names) or len(kinds) != 1 or not _is_packable(maps[0].weight):
+        return
+    biases = [m.bias.data.float() for m in maps if m.bias is not None]
+    weight = torch.cat([m.weight.data for m in maps])
+    packed = kernels.pack_linear(weight, torch.cat(biases) if biases else None, "")
+    num_in, sizes = weight.shape[1], [m.out_features for m in maps]
+    joined = _Joined(packed, num_in, sizes)
+    for index, name in enumerate(names):
+        setattr(module, name, Part(joined, index, num_in, sizes[index]))
+
+
 def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     """A feed-forward of the usual three maps, if it gives the same numbers for some random rows."""
     maps = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
@@ -212,22 +270,40 @@ def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
         return None
     if not names <= {"weight", "bias"}:
         return None
-    weight_D = weight.data.float()
-    if type(module) is nn.LayerNorm:
-        bias_D = None if module.bias is None else module.bias.data.float()
-        return _Norm(lambda x: kernels.layer_norm(x.contiguous(), weight_D, bias_D, eps), weight_D)
-    if names != {"weight"}:
-        return None
+    is_layer = type(module) is nn.LayerNorm
+    bias = getattr(module, "bias", None)
+    bias_D = bias.data.float() if isinstance(bias, Tensor) else None
     rows_TD = torch.randn(4, weight.shape[0], generator=torch.Generator().manual_seed(0)) * 3
     theirs = module.float()(rows_TD)
-    for scale_D in (weight_D, weight_D + 1):  # Gemma keeps its weights less one
-        if torch.allclose(kernels.rms_norm(rows_TD, scale_D, eps), theirs, rtol=1e-5, atol=1e-6):
-            return _Norm(_rms(kernels, scale_D, eps), weight_D)
+    for offset in (0, 1):  # Gemma keeps its weights less one
+        scale_D = weight.data.float() + offset
+        run = _norm_run(kernels, scale_D, bias_D, eps, is_layer)
+        if torch.allclose(run(rows_TD), theirs, rtol=1e-5, atol=1e-6):
+            return _Norm(run, weight.data.float())
     return None
 
 
-def _rms(kernels: Kernels, scale_D: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: kernels.rms_norm(x.contiguous(), scale_D, eps)
+def _norm_run(
+    kernels: Kernels, scale_D: Tensor, bias_D: Tensor | None, eps: float, is_layer: bool
+) -> Callable[[Tensor], Tensor]:
+    """The norm, by the C++ kernel without its checks where it is the chosen one."""
+    op = "layer_norm" if is_layer else "rms_norm"
+    if kernels.chosen[op] != "native" or (bias_D is not None and not is_layer):
+        if is_layer:
+            return lambda x: kernels.layer_norm(x.float().contiguous(), scale_D, bias_D, eps)
+        return lambda x: kernels.rms_norm(x.float().contiguous(), scale_D, eps)
+    kernel, dim = native().norm, scale_D.shape[0]
+
+    def run(x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32 or not x.is_contiguous():
+            x = x.float().contiguous()
+        out, scale, bias = torch.empty_like(x), scale_D.data_ptr(), address(bias_D)
+        if rows := x.numel() // dim:
+            at, to = x.data_ptr(), out.data_ptr()
+            kernel(at, dim, 0, 0, scale, bias, to, dim, rows, dim, eps, 0.0, 1.0, is_layer, 0)
+        return out
+
+    return run
 
 
 def _eps(module: nn.Module) -> float | None:

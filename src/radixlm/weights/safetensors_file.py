@@ -12,6 +12,7 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -105,13 +106,23 @@ def read_header(file: Path, number: int = 0) -> dict[str, Entry]:
             header = json.loads(opened.read(header_size))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is no JSON object")
     header.pop("__metadata__", None)
     base = 8 + header_size
-    return {name: _entry(file, number, name, e, base, file_size) for name, e in header.items()}
+    entries = {name: _entry(file, number, name, e, base, file_size) for name, e in header.items()}
+    _check_apart(file, entries)
+    return entries
+
+
+def _check_apart(file: Path, entries: Mapping[str, Entry]) -> None:
+    """No two tensors share bytes."""
+    ordered = sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))
+    for (one, first), (other, second) in pairwise(ordered):
+        if first.end > second.start:
+            raise CheckpointError(f"{file}: {one} and {other} lie in the same bytes")
 
 
 def _entry(file: Path, number: int, name: str, record: object, base: int, file_size: int) -> Entry:
@@ -122,7 +133,7 @@ def _entry(file: Path, number: int, name: str, record: object, base: int, file_s
             raise CheckpointError(f"{file}: malformed entry for {name}: {record!r}")
     if dtype not in DTYPES:
         raise CheckpointError(f"{file}: {name} has the unknown dtype {dtype!r}")
-    if not all(isinstance(n, int) and n >= 0 for n in shape) or start < 0:
+    if not all(type(n) is int and n >= 0 for n in shape) or start < 0:
         raise CheckpointError(f"{file}: malformed entry for {name}: {record!r}")
     if end - start != math.prod(shape) * DTYPES[dtype].itemsize:
         raise CheckpointError(f"{file}: {name}: {end - start} bytes do not make {dtype} {shape}")

@@ -36,7 +36,7 @@ def shard_files(folder: Path, index: Path) -> list[Path]:
     try:
         entries = json.loads(index.read_bytes())["weight_map"].values()
         names = sorted(set(entries))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index}: not a weight index ({error!r})") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):

@@ -1,0 +1,50 @@
+"""Headers that lie are refused by the name of the file, at once."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import CheckpointError
+from radixlm.weights.safetensors_file import read_header
+
+
+def _file(folder: Path, header: bytes, num_data: int = 64) -> Path:
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(num_data))
+    return path
+
+
+def _entry(start: int, end: int, shape: list[Any]) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b"[" * 200_000, "no JSON"),
+        (b'{"a":' * 100_000, "no JSON"),
+        (b"[]", "no JSON object"),
+        (json.dumps({"a": _entry(0, 16, [True, 4])}).encode(), "malformed entry for a"),
+        (json.dumps({"a": _entry(-8, 8, [4])}).encode(), "malformed entry for a"),
+        (json.dumps({"a": _entry(0, 16, [5])}).encode(), "16 bytes do not make"),
+        (json.dumps({"a": _entry(0, 4 << 40, [1 << 40])}).encode(), "truncated: a ends"),
+        (
+            json.dumps({"a": _entry(0, 16, [4]), "b": _entry(8, 24, [4])}).encode(),
+            "a and b lie in the same bytes",
+        ),
+    ],
+)
+def test_a_lie_is_named(header: bytes, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors.*{reason}"):
+        read_header(_file(tmp_path, header))
+
+
+def test_neighbours_and_empty_tensors_are_no_lie(tmp_path: Path) -> None:
+    entries = {"a": _entry(0, 16, [4]), "none": _entry(16, 16, [0, 4]), "b": _entry(16, 32, [4])}
+    found = read_header(_file(tmp_path, json.dumps(entries).encode()))
+    assert [entry.shape for entry in found.values()] == [(4,), (0, 4), (4,)]
