@@ -13,6 +13,7 @@ import torch
 from tests.attention.paged_step import make_batch, new_rows, open_backend, run_step
 from tests.fakes.attention_case import Case
 
+from radixlm.kernels.dispatch import bind
 from radixlm.step.batch import AttentionSite
 
 IS_READY = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -93,3 +94,20 @@ def test_a_graph_follows_the_lengths() -> None:
         replayed = out.clone()
         backend.begin(batch)
         assert torch.equal(replayed, backend.run(rows[0], None, None, reader))
+
+
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_one_launch_before_attention_stores_what_two_do(cache: torch.dtype) -> None:
+    case, angle = Case.random(SITE, STEPS["mixed"], 16, 1, cache_dtype=cache), torch.rand(371, 64)
+    turn = torch.cat((angle.cos(), angle.sin()), -1).to(GPU)
+    outs = []
+    for stored_at_once in (None, ()):
+        backend, table = open_backend("triton", case, SITE, GPU, bind("cuda"))
+        if stored_at_once is not None:
+            backend._stored = stored_at_once
+        batch = make_batch(case, table, backend)
+        backend.begin(batch)
+        assert batch.preparing is backend
+        rows = new_rows(case, SITE, torch.bfloat16, GPU)
+        outs.append(backend.prepare_and_run(*rows, SITE, None, turn, False))
+    assert torch.equal(*outs)

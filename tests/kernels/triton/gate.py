@@ -34,13 +34,15 @@ def variants_of(module: str) -> tuple[Variant, ...]:
 
 
 def representative(module: str) -> list[Job]:
-    """The first and the last variant of each kernel for sm_90, the first for sm_80."""
+    """The first and the last variant of each kernel for sm_90, the first that sm_80 runs for it."""
     by_kernel: dict[int, list[int]] = {}
-    for index, variant in enumerate(variants_of(module)):
+    variants = variants_of(module)
+    for index, variant in enumerate(variants):
         by_kernel.setdefault(id(variant.kernel), []).append(index)
     picked = []
     for own in by_kernel.values():
-        picked += [(module, own[0], 90), (module, own[0], 80)]
+        picked += [(module, own[0], 90)]
+        picked += [(module, index, 80) for index in own if variants[index].min_arch <= 80][:1]
         picked += [(module, own[-1], 90)] if len(own) > 1 else []
     return picked
 
