@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from radixlm.bench import kernels
+from radixlm.bench.ceilings import Ceilings
 from radixlm.bench.cli import main
 from radixlm.kernels.cpu import available
 from radixlm.kernels.cpu.cache import CacheShape
@@ -15,14 +16,14 @@ from radixlm.kernels.cpu.cache import CacheShape
 needs_extension = pytest.mark.skipif(not available, reason="the C++ kernels are not built")
 TOY = (
     "--hidden-size 64 --intermediate-size 96 --num-heads 4 --num-kv-heads 2 --head-dim 32 "
-    "--cpu-threads 1 --seconds 0.001 --formats fp32 --json"
+    "--cpu-threads 1 --seconds 0.001 --formats fp32 w8a8 --num-experts 6 --experts-per-token 2 "
+    "--moe-intermediate-size 32 --json"
 ).split()
 
 
 @pytest.fixture(autouse=True)
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_CEILING_BYTES", 1 << 20)
-    monkeypatch.setattr(kernels, "_CEILING_SIDE", 64)
+    monkeypatch.setattr(kernels, "_MEMORY_BYTES", 1 << 20)
 
 
 @needs_extension
@@ -30,12 +31,26 @@ def test_every_kernel_has_figures(capsys) -> None:
     assert main(["kernels", *TOY]) == 0
     result = json.loads(capsys.readouterr().out)
     names = " ".join(row["name"] for row in result["kernels"])
-    for wanted in ("1 rows", "16 rows", "512 rows", "decode", "extend", "norm"):
+    for wanted in ("1 rows", "16 rows", "512 rows", "decode", "extend", "experts", "norm"):
         assert wanted in names
-    peak = result["ceilings"]["gb_per_s"]
     for row in result["kernels"]:
         assert 0 < row["best_ms"] <= row["median_ms"]
+        peak = row["ceilings"]["gb_per_s"]
         assert row["share_of_bytes"] == pytest.approx(row["gb_per_s"] / peak)
+        assert peak <= result["ceilings"]["gb_per_s"]
+    has_tiles = result["isa"] == "amx"
+    assert (result["ceilings_of_a_thread"]["int8_gop_per_s"] > 0) == has_tiles
+    units = {row["arithmetic"] for row in result["kernels"] if "w8a8" in row["name"]}
+    assert units == {"int8" if has_tiles else "fp32"}
+
+
+def test_shares_are_of_the_unit_that_works() -> None:
+    tiles, none = Ceilings(20.0, 300.0, 4000.0, 8000.0), Ceilings(25.0, 280.0, 0.0, 0.0)
+    assert [tiles.rate(name) for name in ("fp32", "bf16", "int8")] == [300.0, 4000.0, 8000.0]
+    assert [none.rate(name) for name in ("fp32", "bf16", "int8")] == [280.0] * 3
+    assert tiles.best(none) == Ceilings(25.0, 300.0, 4000.0, 8000.0)
+    text = kernels.render(2, tiles, none, [])
+    assert "4000 on bfloat16 tiles, 8000 on int8" in text and "1 thread: 25.0 GB/s" in text
 
 
 @needs_extension
@@ -49,6 +64,23 @@ def test_counted_work_is_the_work_done() -> None:
     shape = CacheShape(2, 32, 32, 16, torch.float32)
     extend = next(c for c in kernels.attention_cases(shape, 4) if "512 new" in c.name)
     assert extend.num_flops == 2 * (512 * 513 // 2) * 4 * 64
+
+
+@needs_extension
+def test_experts_are_counted_once_each() -> None:
+    alone, many = kernels.expert_cases((16, 2, 64, 32), ["int8wo"])
+    weights = 3 * 64 * 32  # of an expert, a byte each, and its scales
+    assert 2 * weights < alone.num_bytes < 2.2 * weights + 2 * 4096
+    assert alone.num_bytes < many.num_bytes <= 8 * alone.num_bytes
+    assert many.num_flops == 16 * alone.num_flops == 2 * 16 * 2 * weights
+    out = many.run()
+    assert isinstance(out, torch.Tensor) and out.shape == (16, 64) and bool(out.isfinite().all())
+
+
+@needs_extension
+def test_more_choices_than_experts_are_refused(capsys) -> None:
+    assert main(["kernels", *TOY, "--experts-per-token", "7"]) == 2
+    assert "--experts-per-token" in capsys.readouterr().err
 
 
 @needs_extension

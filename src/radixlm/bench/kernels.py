@@ -1,16 +1,20 @@
 """``radixlm bench kernels``: the C++ kernels beside what this machine can do at most.
 
-The ceilings are measured in the same run, with the same threads: bytes a second of reading a
-matrix much larger than the caches, and floating-point operations a second of a large product.
+The ceilings are measured in the same run, before and after every kernel and with the same threads,
+so that a busy machine slows both: bytes a second of reading a vector much larger than the caches,
+operations a second of float32 multiply-adds, and of matrix tiles where a kernel runs on them.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -18,6 +22,7 @@ from torch import Tensor
 
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
+from radixlm.bench.ceilings import Ceilings, large_memory, measure_ceilings
 from radixlm.bench.options import Parser, positive
 from radixlm.kernels.cpu import available, isa, reason
 from radixlm.kernels.cpu import linear as cpu_linear
@@ -25,42 +30,41 @@ from radixlm.kernels.cpu import norm as cpu_norm
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import CacheShape
 from radixlm.kernels.cpu.extension import set_num_threads
+from radixlm.kernels.cpu.moe import Experts
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CEILING_BYTES = 256 << 20
-_CEILING_SIDE = 1536
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the machine can do: GB/s of reading, GFLOP/s in float32."""
-
-    gb_per_s: float
-    gflop_per_s: float
+FORMATS = ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-128", "w4a8-128")
+_MEMORY_BYTES = 256 << 20
+_CHOICES = 64  # different sets of experts, so that no cache has the next one
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One kernel at one shape. ``num_bytes`` must cross the memory bus at least once; shares are
-    of the ceilings (above 100 % where data stay in the caches or the format is cheaper)."""
+    of the ceilings measured around it (above 100 % where data stay in the caches or float32 does
+    not bound the arithmetic)."""
 
     name: str
+    arithmetic: str
     median_ms: float
     best_ms: float
     gb_per_s: float
     gflop_per_s: float
     share_of_bytes: float
     share_of_flops: float
+    ceilings: Ceilings
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to time: a call, the bytes that it must touch and the operations that it must do."""
+    """What to time: a call, the bytes that it must touch, the operations that it must do and the
+    unit that does them: "fp32", or tiles of "bf16" or "int8"."""
 
     name: str
     run: Callable[[], object]
     num_bytes: float
     num_flops: float
+    arithmetic: str = "fp32"
 
 
 def timed_s(run: Callable[[], object], budget_s: float) -> list[float]:
@@ -75,22 +79,11 @@ def timed_s(run: Callable[[], object], budget_s: float) -> list[float]:
     return times_s
 
 
-def measure_ceilings(budget_s: float) -> Ceilings:
-    """The best of several ways to read and to multiply."""
-    num_floats = _CEILING_BYTES // 4
-    big = torch.ones(num_floats // 4096, 4096)
-    vector = torch.ones(4096)
-    copy = torch.empty_like(big)
-    ways: list[tuple[Callable[[], object], int]] = [
-        (lambda: torch.mv(big, vector), _CEILING_BYTES),
-        (lambda: big.sum(), _CEILING_BYTES),
-        (lambda: copy.copy_(big), 2 * _CEILING_BYTES),
-    ]
-    rates = [size / min(timed_s(run, budget_s)) for run, size in ways]
-    side = _CEILING_SIDE
-    a, b, c = torch.randn(side, side), torch.randn(side, side), torch.empty(side, side)
-    best_s = min(timed_s(lambda: torch.mm(a, b, out=c), budget_s))
-    return Ceilings(max(rates) / 1e9, 2 * side**3 / best_s / 1e9)
+def arithmetic_of(packed: cpu_linear.PackedLinear) -> str:
+    """The unit that multiplies many rows of this weight here."""
+    if packed.rounds_inputs:
+        return "bf16"
+    return "int8" if isa == "amx" and packed.fmt.startswith("w") else "fp32"
 
 
 def linear_cases(num_out: int, num_in: int, formats: Sequence[str]) -> Iterator[Case]:
@@ -106,6 +99,7 @@ def linear_cases(num_out: int, num_in: int, formats: Sequence[str]) -> Iterator[
                 _linear(packed, x, out),
                 packed.num_bytes + x.nbytes + out.nbytes,
                 2.0 * rows * num_in * num_out,
+                arithmetic_of(packed),
             )
 
 
@@ -114,11 +108,12 @@ def _linear(packed: cpu_linear.PackedLinear, x: Tensor, out: Tensor) -> Callable
 
 
 def attention_cases(shape: CacheShape, num_heads: int) -> Iterator[Case]:
-    """Decoding of one and of 16 sequences, a whole prompt, and a chunk behind a long prefix."""
+    """Decoding of one and of 64 sequences, whole prompts, and a chunk behind a long prefix."""
     for label, num_sequences, num_new, kv_len in (
-        ("decode", 1, 1, 4096),
-        ("decode", 16, 1, 1024),
+        ("decode", 1, 1, 16384),
+        ("decode", 64, 1, 1024),
         ("extend", 1, 512, 512),
+        ("extend", 1, 2048, 2048),
         ("extend", 1, 256, 4096),
     ):
         name = f"attention {label}, {num_sequences} x {num_new} new of {kv_len}"
@@ -149,6 +144,34 @@ def _attention(
     )
 
 
+def expert_cases(shape: tuple[int, int, int, int], formats: Sequence[str]) -> Iterator[Case]:
+    """One layer of (experts, chosen ones, width, inner width): a decode step alone and of 16.
+    Bytes are those of the experts that are read."""
+    num_experts, top_k, dim, inner = shape
+    up, down = torch.randn(2 * inner, dim) * 0.02, torch.randn(dim, inner) * 0.02
+    for fmt in formats:
+        ups = [cpu_linear.pack(up, None, fmt, is_paired=True) for _ in range(num_experts)]
+        downs = [cpu_linear.pack(down, None, fmt) for _ in range(num_experts)]
+        experts = Experts(ups, downs, "silu")
+        for rows in (1, 16):
+            order = torch.rand(_CHOICES, rows, num_experts).argsort(-1)
+            choices = order[:, :, :top_k].int().contiguous()
+            read = statistics.mean(len(set(ids.flatten().tolist())) for ids in choices)
+            yield Case(
+                f"experts {fmt}, {rows} rows, {top_k} of {num_experts}, {dim} -> {inner}",
+                _experts(experts, torch.randn(rows, dim), choices),
+                read * (ups[0].num_bytes + downs[0].num_bytes),
+                2.0 * rows * top_k * 3 * dim * inner,
+                arithmetic_of(downs[0]),
+            )
+
+
+def _experts(experts: Experts, x: Tensor, choices: Tensor) -> Callable[[], object]:
+    weights = torch.full(choices.shape[1:], 1.0 / choices.shape[2])
+    turn = itertools.cycle(choices)
+    return lambda: experts.run(x, weights, next(turn))
+
+
 def norm_cases(width: int) -> Iterator[Case]:
     """RMS norm with the residual added, of a step and of a chunk."""
     weight = torch.ones(width)
@@ -167,22 +190,22 @@ def _norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> Callable[
     return lambda: cpu_norm.add_rms_norm(x, residual, weight, 1e-6, out=out)
 
 
-def measure(cases: Iterator[Case], ceilings: Ceilings, budget_s: float) -> list[Timing]:
-    """Time each case."""
+def measure(
+    cases: Iterable[Case], memory: Tensor, num_threads: int, budget_s: float
+) -> list[Timing]:
+    """Time each case, the ceilings before and after it."""
     timings = []
     for case in cases:
+        before = measure_ceilings(memory, num_threads, budget_s / 4)
         times_s = timed_s(case.run, budget_s)
+        ceilings = before.best(measure_ceilings(memory, num_threads, budget_s / 4))
         best_s = min(times_s)
         gb, gflop = case.num_bytes / best_s / 1e9, case.num_flops / best_s / 1e9
+        shares = gb / ceilings.gb_per_s, gflop / ceilings.rate(case.arithmetic)
+        median_ms = statistics.median(times_s) * 1e3
         timings.append(
             Timing(
-                case.name,
-                statistics.median(times_s) * 1e3,
-                best_s * 1e3,
-                gb,
-                gflop,
-                gb / ceilings.gb_per_s,
-                gflop / ceilings.gflop_per_s,
+                case.name, case.arithmetic, median_ms, best_s * 1e3, gb, gflop, *shares, ceilings
             )
         )
     return timings
@@ -193,10 +216,9 @@ def build_parser() -> Parser:
     parser = Parser(
         "radixlm bench kernels", "The C++ kernels beside this machine's measured ceilings."
     )
-    formats = ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-128", "w4a8-128")
     parser.add_argument(
-        "--formats", nargs="+", choices=formats, default=["fp32", "bf16", "int8wo"],
-        help="weight formats of the linear layers",
+        "--formats", nargs="+", choices=FORMATS, default=["fp32", "bf16", "int8wo", "w8a8"],
+        help="weight formats of the linear layers; those of 8 and 4 bits also of the experts",
     )  # fmt: skip
     for name, default, text in (
         ("--hidden-size", 2048, "inputs of the linear layers, width of the norms"),
@@ -205,6 +227,9 @@ def build_parser() -> Parser:
         ("--num-kv-heads", 4, "KV heads"),
         ("--head-dim", 128, "channels of a head"),
         ("--page-size", 16, "tokens of a page"),
+        ("--num-experts", 128, "experts of a layer (0: none are measured)"),
+        ("--experts-per-token", 8, "experts that a token uses"),
+        ("--moe-intermediate-size", 768, "inner width of an expert"),
     ):
         parser.add_argument(name, type=int, default=default, metavar="N", help=text)
     parser.add_argument("--cpu-threads", type=int, metavar="N", help="threads (all cores)")
@@ -231,39 +256,68 @@ def main(argv: Sequence[str]) -> int:
         positive([args.cpu_threads], "--cpu-threads")
         torch.set_num_threads(args.cpu_threads)
         set_num_threads(args.cpu_threads)
+    threads = torch.get_num_threads()
     try:
         heads, dim = args.num_kv_heads, args.head_dim
         shape = CacheShape(heads, dim, dim, args.page_size, _DTYPES[args.kv_dtype])
-        ceilings = measure_ceilings(args.seconds)
-        timings = [
-            *measure(linear_cases(args.intermediate_size, args.hidden_size, args.formats),
-                     ceilings, args.seconds),
-            *measure(attention_cases(shape, args.num_heads), ceilings, args.seconds),
-            *measure(norm_cases(args.hidden_size), ceilings, args.seconds),
-        ]  # fmt: skip
+        memory = large_memory(_MEMORY_BYTES)
+        timings = measure(
+            itertools.chain(
+                linear_cases(args.intermediate_size, args.hidden_size, args.formats),
+                attention_cases(shape, args.num_heads),
+                _wanted_experts(args),
+                norm_cases(args.hidden_size),
+            ),
+            memory, threads, args.seconds,
+        )  # fmt: skip
+        alone = measure_ceilings(memory, 1, args.seconds)
     except ValueError as error:  # a size that the kernels do not have
         raise ConfigError(str(error)) from error
+    ceilings = functools.reduce(Ceilings.best, (timing.ceilings for timing in timings))
     result = {
         "isa": isa,
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "ceilings": asdict(ceilings),
+        "ceilings_of_a_thread": asdict(alone),
         "kernels": [asdict(timing) for timing in timings],
     }
     if args.output_file:
         report.append_jsonl(args.output_file, [result])
     sys.stdout.write(
-        json.dumps(result, indent=2) + "\n" if args.json else render(ceilings, timings)
+        json.dumps(result, indent=2) + "\n"
+        if args.json
+        else render(threads, ceilings, alone, timings)
     )
     return 0
 
 
-def render(ceilings: Ceilings, timings: Sequence[Timing]) -> str:
-    """The table; rates are of the best call."""
-    heading = (
-        f"{isa}, {torch.get_num_threads()} threads; ceilings measured here: "
-        f"{ceilings.gb_per_s:.1f} GB/s, {ceilings.gflop_per_s:.0f} GFLOP/s (float32)\n\n"
+def _wanted_experts(args: argparse.Namespace) -> Iterator[Case]:
+    if not args.num_experts:
+        return iter(())
+    positive([args.experts_per_token, args.moe_intermediate_size], "a size:")
+    if args.experts_per_token > args.num_experts:
+        raise ConfigError("--experts-per-token is more than --num-experts")
+    shape = (args.num_experts, args.experts_per_token, args.hidden_size, args.moe_intermediate_size)
+    return expert_cases(shape, [fmt for fmt in args.formats if "8" in fmt or "4" in fmt])
+
+
+def _ceilings_line(num_threads: int, ceilings: Ceilings) -> str:
+    bf16, int8 = ceilings.bf16_gflop_per_s, ceilings.int8_gop_per_s
+    tiles = f", {bf16:.0f} on bfloat16 tiles, {int8:.0f} on int8" if bf16 else ""
+    return (
+        f"{num_threads} thread{'s' if num_threads > 1 else ''}: {ceilings.gb_per_s:.1f} GB/s, "
+        f"GFLOP/s {ceilings.fp32_gflop_per_s:.0f} in float32{tiles}\n"
     )
-    headings = ("kernel", "median ms", "best ms", "GB/s", "of ceiling", "GFLOP/s", "of ceiling")
+
+
+def render(num_threads: int, ceilings: Ceilings, alone: Ceilings, timings: Sequence[Timing]) -> str:
+    """The table; rates are of the best call, and the last column says of which ceiling."""
+    heading = f"{isa}; ceilings measured here, with {_ceilings_line(num_threads, ceilings)}"
+    if num_threads > 1:
+        heading += f"with {_ceilings_line(1, alone)}"
+    headings = (
+        "kernel", "median ms", "best ms", "GB/s", "of ceiling", "GFLOP/s", "of ceiling", "unit",
+    )  # fmt: skip
     rows = [
         (
             t.name,
@@ -273,7 +327,8 @@ def render(ceilings: Ceilings, timings: Sequence[Timing]) -> str:
             f"{t.share_of_bytes:.0%}",
             f"{t.gflop_per_s:.1f}",
             f"{t.share_of_flops:.0%}",
+            t.arithmetic,
         )
         for t in timings
     ]
-    return heading + report.table(headings, rows) + "\n"
+    return f"{heading}\n{report.table(headings, rows)}\n"

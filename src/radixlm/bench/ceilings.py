@@ -1,0 +1,62 @@
+"""What this machine can do at most with so many threads, by the instructions of the kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.extension import native
+
+READ, MULTIPLY_ADD, TILES_BF16, TILES_INT8 = range(4)  # kinds of the extension's own measurement
+_ROUNDS = {MULTIPLY_ADD: 200_000, TILES_BF16: 60_000, TILES_INT8: 60_000}  # a few milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """GB/s of reading, GFLOP/s of float32 multiply-adds, and of matrix tiles with bfloat16 and
+    8-bit whole numbers (0 where the instruction set in use has none)."""
+
+    gb_per_s: float
+    fp32_gflop_per_s: float
+    bf16_gflop_per_s: float
+    int8_gop_per_s: float
+
+    def rate(self, arithmetic: str) -> float:
+        """GFLOP/s or GOP/s of "fp32", "bf16" or "int8"; float32's where there are no tiles."""
+        tiles = {"bf16": self.bf16_gflop_per_s, "int8": self.int8_gop_per_s}
+        return tiles.get(arithmetic, 0.0) or self.fp32_gflop_per_s
+
+    def best(self, other: Ceilings) -> Ceilings:
+        """The higher of each: what is lower was disturbed."""
+        return Ceilings(
+            max(self.gb_per_s, other.gb_per_s),
+            max(self.fp32_gflop_per_s, other.fp32_gflop_per_s),
+            max(self.bf16_gflop_per_s, other.bf16_gflop_per_s),
+            max(self.int8_gop_per_s, other.int8_gop_per_s),
+        )
+
+
+def measure_ceilings(memory: Tensor, num_threads: int, budget_s: float) -> Ceilings:
+    """The best of several tries of each, for about ``budget_s``; twice at least. ``memory`` is to
+    be much larger than the caches."""
+    found = [_once(memory, num_threads)]
+    end_s = time.perf_counter() + budget_s
+    while len(found) < 2 or time.perf_counter() < end_s:
+        found.append(found[-1].best(_once(memory, num_threads)))
+    return found[-1]
+
+
+def _once(memory: Tensor, num_threads: int) -> Ceilings:
+    measure: Callable[[int, int, int, int], float] = native().measure
+    read = measure(READ, memory.data_ptr(), memory.nbytes, num_threads)
+    rates = [measure(kind, 0, rounds, num_threads) for kind, rounds in _ROUNDS.items()]
+    return Ceilings(read / 1e9, rates[0] / 1e9, rates[1] / 1e9, rates[2] / 1e9)
+
+
+def large_memory(num_bytes: int) -> Tensor:
+    """Written, so that its pages exist."""
+    return torch.ones(num_bytes // 4)
