@@ -33,6 +33,8 @@ QUICK = (
     "paligemma",
     "ovis2",
     "glm4v_moe",
+    "mllama",
+    "internvl_chat",
 )
 WHOLE = ("paligemma",)  # a prompt sees itself whole: nothing less is shared
 NUM_NEW = 16
