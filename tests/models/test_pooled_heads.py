@@ -407,7 +407,7 @@ def test_clip_embeds_texts_by_their_end_token(end: int, tmp_path: Path) -> None:
     text = {**shape, "vocab_size": 64, "max_position_embeddings": 24, "eos_token_id": end}
     text |= {"bos_token_id": 0, "pad_token_id": 1}
     vision = {**shape, "image_size": 8, "patch_size": 4}
-    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=512)
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
     torch.manual_seed(0)
     model = transformers.CLIPModel(config).eval()
     model.save_pretrained(tmp_path)

@@ -33,11 +33,13 @@ DEFAULTS = {
 _MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
-# of a composite checkpoint, for its text model (whose own keys win, but for the tied head)
+# of a composite checkpoint, for its text model, whose own keys win
 _SHARED = (
-    *("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config"),
+    *("torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
 )
+# and those that win over the text model's
+_OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -132,8 +134,8 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
         outer = {key: raw[key] for key in _SHARED if key in raw}
-        tie = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
-        raw = {**outer, **nested, **tie}
+        whole = {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
+        raw = {**outer, **nested, **whole}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
