@@ -131,6 +131,7 @@ LATER: dict[str, dict[str, Any]] = {
             "moe_top_k": 3,
         },
     },
+    "Emu3ForCausalLM": {},
     "AXK1ForCausalLM": {
         **LATENT,
         "n_routed_experts": 8,

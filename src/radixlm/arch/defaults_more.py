@@ -142,6 +142,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "DbrxForCausalLM", "hidden_size": 2048, "num_attention_heads": 16,
         "num_hidden_layers": 24, "vocab_size": 32000, "attn_config": {}, "ffn_config": {},
     },
+    "emu3_text_model": {
+        "architecture": "Emu3ForCausalLM", "vocab_size": 184622, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 9216, "rms_norm_eps": 1e-05,
+        "pad_token_id": 151643, "bos_token_id": 151849, "eos_token_id": 151850,
+        "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    },
     "axk1": {
         "architecture": "AXK1ForCausalLM", "vocab_size": 163840, "hidden_size": 7168,
         "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,

@@ -32,6 +32,12 @@ loads without them.
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text: `tests/models/
 test_pooled*.py` holds each against Hugging Face through the engine (1e-4 a number, in a batch =
 alone to the last bit).
+
+A decoder of transformers without a row here runs as its own code on our pages (`--model-impl`),
+if a trial at the start gives the same logits token by token as at once (tried: BERT as a decoder,
+ModernBERT, CTRL, JetMoe, and Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT, GPT-2 beside their
+rows). Refused by name: states and attentions of their own (RWKV, xLSTM, CPM-Ant, GPT-Neo), masks
+of their own (Doge, DeepSeek V4), places counted otherwise (RoBERTa as a decoder).
 """
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers

@@ -11,7 +11,10 @@ from radixlm.arch.families.builders import attention, family, head_dim, mlp, pla
 from radixlm.arch.spec import Attention, Decoder, Norm, Variant
 
 
-@family("LlamaForCausalLM", "TorchNativeLlamaForCausalLM", "IQuestCoderForCausalLM")
+@family(
+    *("LlamaForCausalLM", "TorchNativeLlamaForCausalLM", "IQuestCoderForCausalLM"),
+    "Emu3ForCausalLM",
+)
 def llama(c: Config) -> Decoder:
     bias = c.attention_bias
     return plain(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
