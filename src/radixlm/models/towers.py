@@ -52,8 +52,11 @@ class HfTower:
         model, dim = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)
         self._model = model
-        kind = _Extended if hasattr(model, "embed_tokens_extend") else _Forward
-        self._forward = kind(model, dim) if by_forward else None
+        self._forward: _Extended | _Forward | None = None
+        if by_forward and hasattr(model, "embed_tokens_extend"):
+            self._forward = _Extended(model, dim)
+        elif by_forward:
+            self._forward = _Forward(model, dim)
         self._methods = {
             kind: getattr(model, name) for kind, name in _METHODS.items() if hasattr(model, name)
         }
