@@ -13,6 +13,7 @@ from tests.fakes import gguf_file
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 
+import radixlm
 from radixlm.arch.gguf import read_header
 from radixlm.base.errors import CheckpointError
 from radixlm.engine.gguf import unpacked
@@ -153,3 +154,16 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     assert read_header(file).architecture == "nobody"
     with pytest.raises(CheckpointError, match="nobody"):
         unpacked(file)
+
+
+def test_a_served_file_says_what_its_checkpoint_says(tmp_path: Path) -> None:
+    folder, said = cached_tiny("Qwen3ForCausalLM"), []
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", {})
+    greedy = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
+    for path in (folder, file):
+        with radixlm.Engine(
+            model_path=str(path), cpu_threads=1, log_level="error", skip_tokenizer_init=True,
+            max_total_tokens=2048,
+        ) as engine:  # fmt: skip
+            said.append(engine.generate(input_ids=IDS, sampling_params=greedy)["output_ids"])
+    assert said[0] == said[1]
