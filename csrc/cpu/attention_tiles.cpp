@@ -149,7 +149,7 @@ class TileBlock {
     static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
     static size_t floats(const Shape& s, int rows) {
         rows = (rows + 15) / 16 * 16;
-        return size_t(rows) * padded(s.k_dim) + size_t(BLOCK) * (padded(s.k_dim) + s.v_pad) / 2 + 16 * BLOCK * 2 + 2 * BLOCK + 64;
+        return size_t(rows) * padded(s.k_dim) + size_t(BLOCK) * (padded(s.k_dim) + s.v_pad) / 2 + 2 * 16 * BLOCK * 2 + 2 * BLOCK + 64;
     }
     TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, float* memory)
         : a(args), s(shape), rows(of), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head), k_pad(padded(shape.k_dim)) {
@@ -157,13 +157,13 @@ class TileBlock {
         float* f = (float*)((uintptr_t(memory) + 63) / 64 * 64);
         k = (uint32_t*)f, f += size_t(BLOCK) * k_pad / 2;
         v = (uint32_t*)f, f += size_t(BLOCK) * s.v_pad / 2;
-        p = f, f += 16 * BLOCK;
-        p_high = (uint16_t*)f, f += 16 * BLOCK / 2;
-        p_low = (uint16_t*)f, f += 16 * BLOCK / 2;
+        p = f, f += 2 * 16 * BLOCK;
+        p_high = (uint16_t*)f, f += 16 * BLOCK;
+        p_low = (uint16_t*)f, f += 16 * BLOCK;
         scale = f, f += 2 * BLOCK;
         q_high = (uint16_t*)f, f += padded_rows * size_t(k_pad) / 2;
         q_low = (uint16_t*)f;
-        std::memset(p_high, 0, 16 * BLOCK * 4);
+        std::memset(p_high, 0, 2 * 16 * BLOCK * 4);
         for (size_t i = 0; i < padded_rows; i++) split_query(task, int(i));
         configure(rows.count < 16 ? rows.count : 16);
     }
@@ -177,8 +177,22 @@ class TileBlock {
     const int32_t* pages;
     int kv_head, k_pad;
     uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
-    float *p, *scale;
+    float *p, *scale;  // p, p_high, p_low: twice 16 rows of 64, for rows that follow each other
     uint16_t *p_high, *p_low, *q_high, *q_low;
+
+    // Sixteen rows on their way through a block: scores, then weights, then sums.
+    struct Group {
+        int r0, n, first_step, last_step, side;  // side: of p
+    };
+    // Products of the rows after and of the rows before those that the vectors are at, in pieces that
+    // are begun between two rows: the matrix unit goes on by itself.
+    struct Products {
+        const Group *scores, *sums;  // null: none
+        int all, done;
+    };
+    Products products(const Group* scores, const Group* sums) const {
+        return {scores, sums, (scores ? k_pad / PAIRS : 0) + (sums ? (s.v_pad + 63) / 64 * 2 : 0), 0};
+    }
 
     static void configure(int count) {
         TileConfig c;
@@ -186,15 +200,10 @@ class TileBlock {
         c.use();
     }
     void split_query(const AttnTask& task, int i) {
-        alignas(64) float x[32];
-        for (int d = 0; d < k_pad; d += 32) {
-            store(x, zero()), store(x + 16, zero());
-            if (i < rows.count) {
-                const float* from = query_of(a, s, task, rows, i);
-                for (int j = 0; j < 32 && d + j < s.k_dim; j++) x[j] = from[d + j] * a.scale;
-            }
-            split_in_two(load(x), load(x + 16), q_high + int64_t(i) * k_pad + d, q_low + int64_t(i) * k_pad + d);
-        }
+        const bool is_there = i < rows.count;
+        const float* from = is_there ? query_of(a, s, task, rows, i) : nullptr;
+        auto part = [&](int d) { return is_there && d < s.k_dim ? mul(load_n(from + d, lanes_at(d, s.k_dim)), set1(a.scale)) : zero(); };
+        for (int d = 0; d < k_pad; d += 32) split_in_two(part(d), part(d + 16), q_high + int64_t(i) * k_pad + d, q_low + int64_t(i) * k_pad + d);
     }
     template <int DTYPE>
     void stage(const Tile& t, int tile, int count) {
@@ -207,12 +216,16 @@ class TileBlock {
     void prefetch(int tile) const {
         if (tile <= (rows.hi - 1) / TILE) prefetch_tile(a.cache, tile_at(a.cache, pages, kv_head, tile));
     }
-    void score(int r0);
     void mask_scores(int i, int block0, float* w) const;
-    void soften_tile(int r0, int n, int block0);
-    void weigh(int r0, int first_step, int last_step);
+    void soften_tile(const Group& g, int block0, Products& beside);
+    void score(const Group& g, int step);
+    void weigh(const Group& g, int piece);
     template <int N>
-    void weigh_part(float* state, int at, int first_step, int last_step);
+    void weigh_part(const Group& g, int at, int step, bool begins, bool ends);
+    void do_piece(Products& w);
+    void do_until(Products& w, int part, int parts) {
+        while (w.done * parts < w.all * part) do_piece(w);
+    }
 };
 
 // Brings the block's tiles into the order of the multiplications; what is not there becomes zeros.
@@ -240,80 +253,94 @@ void TileBlock::open(int block0, int first_tile, int last_tile) {
     }
 }
 
-// p [16][64] = q . k of 16 rows
-void TileBlock::score(int r0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    const uint16_t *high = q_high + int64_t(r0) * k_pad, *low = q_low + int64_t(r0) * k_pad;
-    const uint32_t* b = k;
-    const int64_t step = int64_t(k_pad) * 8;
-    for (int d = 0; d < k_pad; d += PAIRS, b += 256) {
-        _tile_loadd(4, high + d, k_pad * 2);
-        _tile_loadd(5, low + d, k_pad * 2);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_loadd(7, b + step, 64);
+// p [16][64] = q . k of 16 rows, 32 channels a step
+void TileBlock::score(const Group& g, int step) {
+    if (step == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    const int64_t at = int64_t(g.r0) * k_pad + step * PAIRS, tile = int64_t(k_pad) * 8;
+    const uint32_t* b = k + step * 256;
+    _tile_loadd(4, q_high + at, k_pad * 2);
+    _tile_loadd(5, q_low + at, k_pad * 2);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(0, 5, 6);
+    _tile_loadd(7, b + tile, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(6, b + 2 * tile, 64);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(7, b + 3 * tile, 64);
+    _tile_dpbf16ps(3, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+    if ((step + 1) * PAIRS < k_pad) return;
+    float* to = p + g.side * 16 * BLOCK;
+    _tile_stored(0, to, BLOCK * 4);
+    _tile_stored(1, to + 16, BLOCK * 4);
+    _tile_stored(2, to + 32, BLOCK * 4);
+    _tile_stored(3, to + 48, BLOCK * 4);
+}
+
+// sums of 16 rows += weights . v, for N tiles of 16 channels and 32 tokens
+template <int N>
+void TileBlock::weigh_part(const Group& g, int at, int step, bool begins, bool ends) {
+    float* state = rows.now + int64_t(g.r0) * s.state + at;
+    const int64_t ld = s.state * 4;
+    if (begins) {
+        _tile_loadd(0, state, ld);
+        if constexpr (N > 1) _tile_loadd(1, state + 16, ld);
+        if constexpr (N > 2) _tile_loadd(2, state + 32, ld);
+        if constexpr (N > 3) _tile_loadd(3, state + 48, ld);
+    }
+    _tile_loadd(4, p_high + g.side * 16 * BLOCK + step * 32, BLOCK * 2);
+    _tile_loadd(5, p_low + g.side * 16 * BLOCK + step * 32, BLOCK * 2);
+    const uint32_t* b = v + int64_t(step) * s.v_pad * 16 + int64_t(at / 16) * 256;
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(0, 5, 6);
+    if constexpr (N > 1) {
+        _tile_loadd(7, b + 256, 64);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(6, b + 2 * step, 64);
+    }
+    if constexpr (N > 2) {
+        _tile_loadd(6, b + 512, 64);
         _tile_dpbf16ps(2, 4, 6);
         _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + 3 * step, 64);
+    }
+    if constexpr (N > 3) {
+        _tile_loadd(7, b + 768, 64);
         _tile_dpbf16ps(3, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, p, BLOCK * 4);
-    _tile_stored(1, p + 16, BLOCK * 4);
-    _tile_stored(2, p + 32, BLOCK * 4);
-    _tile_stored(3, p + 48, BLOCK * 4);
+    if (!ends) return;
+    _tile_stored(0, state, ld);
+    if constexpr (N > 1) _tile_stored(1, state + 16, ld);
+    if constexpr (N > 2) _tile_stored(2, state + 32, ld);
+    if constexpr (N > 3) _tile_stored(3, state + 48, ld);
 }
-
-// sums of 16 rows += weights . v, for N tiles of 16 channels
-template <int N>
-void TileBlock::weigh_part(float* state, int at, int first_step, int last_step) {
-    const int64_t ld = s.state * 4;
-    _tile_loadd(0, state + at, ld);
-    if constexpr (N > 1) _tile_loadd(1, state + at + 16, ld);
-    if constexpr (N > 2) _tile_loadd(2, state + at + 32, ld);
-    if constexpr (N > 3) _tile_loadd(3, state + at + 48, ld);
-    for (int step = first_step; step <= last_step; step++) {
-        _tile_loadd(4, p_high + step * 32, BLOCK * 2);
-        _tile_loadd(5, p_low + step * 32, BLOCK * 2);
-        const uint32_t* b = v + int64_t(step) * s.v_pad * 16 + int64_t(at / 16) * 256;
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(0, 5, 6);
-        if constexpr (N > 1) {
-            _tile_loadd(7, b + 256, 64);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(1, 5, 7);
-        }
-        if constexpr (N > 2) {
-            _tile_loadd(6, b + 512, 64);
-            _tile_dpbf16ps(2, 4, 6);
-            _tile_dpbf16ps(2, 5, 6);
-        }
-        if constexpr (N > 3) {
-            _tile_loadd(7, b + 768, 64);
-            _tile_dpbf16ps(3, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+// Pieces: the first and the second 32 tokens of every 64 channels.
+void TileBlock::weigh(const Group& g, int piece) {
+    const int at = piece / 2 * 64, step = piece % 2 ? g.last_step : g.first_step;
+    const bool begins = piece % 2 == 0, ends = step == g.last_step;
+    if (!begins && g.first_step == g.last_step) return;
+    switch (s.v_pad - at) {
+        case 16: return weigh_part<1>(g, at, step, begins, ends);
+        case 32: return weigh_part<2>(g, at, step, begins, ends);
+        case 48: return weigh_part<3>(g, at, step, begins, ends);
+        default: return weigh_part<4>(g, at, step, begins, ends);
     }
-    _tile_stored(0, state + at, ld);
-    if constexpr (N > 1) _tile_stored(1, state + at + 16, ld);
-    if constexpr (N > 2) _tile_stored(2, state + at + 32, ld);
-    if constexpr (N > 3) _tile_stored(3, state + at + 48, ld);
 }
-void TileBlock::weigh(int r0, int first_step, int last_step) {
-    float* state = rows.now + int64_t(r0) * s.state;
-    int at = 0;
-    for (; at + 64 <= s.v_pad; at += 64) weigh_part<4>(state, at, first_step, last_step);
-    if (s.v_pad - at == 48) weigh_part<3>(state, at, first_step, last_step);
-    else if (s.v_pad - at == 32) weigh_part<2>(state, at, first_step, last_step);
-    else if (s.v_pad - at == 16) weigh_part<1>(state, at, first_step, last_step);
+void TileBlock::do_piece(Products& w) {
+    asm volatile("" ::: "memory");  // the compiler does not see what tiles read and write
+    const int piece = w.done++, scores = w.scores ? k_pad / PAIRS : 0;
+    if (piece < scores) score(*w.scores, piece);
+    else weigh(*w.sums, piece - scores);
+    asm volatile("" ::: "memory");
 }
 
 // What a row does not see, caps and slopes: the rare changes of scores.
@@ -331,12 +358,14 @@ void TileBlock::mask_scores(int i, int block0, float* w) const {
 }
 
 // `soften` of 16 rows, and their weights as two bfloat16
-void TileBlock::soften_tile(int r0, int n, int block0) {
+void TileBlock::soften_tile(const Group& g, int block0, Products& beside) {
     const bool scaled = a.cache.dtype == DT_I8, changes = scaled || a.softcap != 0.0f || a.slopes || a.tree;
+    const int64_t side = g.side * 16 * BLOCK;
     float highest[16];
-    for (int r = 0; r < n; r++) {
-        float *w = p + r * BLOCK, *state = rows.now + int64_t(r0 + r) * s.state;
-        if (changes || rows.row_lo[r0 + r] > block0 || rows.row_hi[r0 + r] < block0 + BLOCK) mask_scores(r0 + r, block0, w);
+    for (int r = 0; r < g.n; r++) {
+        const int row = g.r0 + r;
+        float *w = p + side + r * BLOCK, *state = rows.now + int64_t(row) * s.state;
+        if (changes || rows.row_lo[row] > block0 || rows.row_hi[row] < block0 + BLOCK) mask_scores(row, block0, w);
         const float old = state[s.v_pad + 16], top = lane_max(vmax(vmax(load(w), load(w + 16)), vmax(load(w + 32), load(w + 48))));
         highest[r] = top > old ? top : old;
         if (highest[r] != old) {
@@ -344,18 +373,20 @@ void TileBlock::soften_tile(int r0, int n, int block0) {
             for (int i = 0; i < s.v_pad + 16; i += 16) store(state + i, mul(load(state + i), shrink));
             state[s.v_pad + 16] = highest[r];
         }
+        do_until(beside, r + 1, 3 * g.n);
     }
-    for (int r = 0; r < n; r++) {
-        const float* w = p + r * BLOCK;
-        float* weights = rows.now + int64_t(r0 + r) * s.state + s.v_pad;
+    for (int r = 0; r < g.n; r++) {
+        const float* w = p + side + r * BLOCK;
+        float* weights = rows.now + int64_t(g.r0 + r) * s.state + s.v_pad;
         const vf m = set1(highest[r]);
         vf e[TILES];
         for (int t = 0; t < TILES; t++) e[t] = exp_weight(sub(load(w + t * 16), m));
         store(weights, add(load(weights), add(add(e[0], e[1]), add(e[2], e[3]))));
         if (scaled)
             for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(scale + BLOCK + t * 16));
-        split_weights(e[0], e[1], p_high + r * BLOCK, p_low + r * BLOCK);
-        split_weights(e[2], e[3], p_high + r * BLOCK + 32, p_low + r * BLOCK + 32);
+        split_weights(e[0], e[1], p_high + side + r * BLOCK, p_low + side + r * BLOCK);
+        split_weights(e[2], e[3], p_high + side + r * BLOCK + 32, p_low + side + r * BLOCK + 32);
+        do_until(beside, g.n + 2 * (r + 1), 3 * g.n);
     }
 }
 
@@ -364,15 +395,25 @@ void TileBlock::run(int block0) {
     open(block0, start / TILE, (end - 1) / TILE);
     int ahead = block0 / TILE + TILES;  // tiles of the next block are fetched between those of this one
     const int last = ahead + TILES, each = rows.count > 32 ? 1 : TILES;
+    Group group[3];
+    const Group *before = nullptr, *now = nullptr;
+    auto turn = [&](const Group* after) {
+        Products beside = products(after, before);
+        if (now) soften_tile(*now, block0, beside);
+        do_until(beside, 1, 1);
+        before = now, now = after;
+    };
+    int num = 0;
     for (int r0 = 0; r0 < rows.count; r0 += 16) {
         for (int i = 0; i < each && ahead < last; i++) prefetch(ahead++);
         const int n = rows.count - r0 < 16 ? rows.count - r0 : 16;
         const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
         if (hi <= block0 || lo >= block0 + BLOCK) continue;
-        score(r0);
-        soften_tile(r0, n, block0);
-        weigh(r0, lo > block0 + 31 ? 1 : 0, hi > block0 + 32 ? 1 : 0);
+        group[num % 3] = {r0, n, lo > block0 + 31 ? 1 : 0, hi > block0 + 32 ? 1 : 0, num % 2};
+        turn(&group[num++ % 3]);
     }
+    turn(nullptr);
+    turn(nullptr);
 }
 
 void attention_tiles(const AttnArgs& a, const Ctx& ctx) {

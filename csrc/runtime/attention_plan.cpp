@@ -147,11 +147,12 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
             add_short(a, s, first, sharing.from[size_t(s)], sharing.member_of[size_t(s)], want, short_tasks, merges);
             continue;
         }
-        for (int q0 = (q - 1) / block * block; q0 >= 0; q0 -= block) {
-            int qn = std::min(block, q - q0), last = a.causal && !a.tree ? kv - q + q0 + qn : kv;
-            const int lo = std::max(0, first_seen(a, kv - q + q0));
-            for (int h = 0; h < heads; h++) long_tasks.push_back({s, q0, qn, h, lo / SPLIT, (last + SPLIT - 1) / SPLIT, -1});
-        }
+        for (int h = 0; h < heads; h++)  // one head's keys after the other's: they stay in a core's cache
+            for (int q0 = (q - 1) / block * block; q0 >= 0; q0 -= block) {
+                const int qn = std::min(block, q - q0), last = a.causal && !a.tree ? kv - q + q0 + qn : kv;
+                const int lo = std::max(0, first_seen(a, kv - q + q0));
+                long_tasks.push_back({s, q0, qn, h, lo / SPLIT, (last + SPLIT - 1) / SPLIT, -1});
+            }
     }
     tasks.insert(tasks.end(), long_tasks.begin(), long_tasks.end());
     tasks.insert(tasks.end(), short_tasks.begin(), short_tasks.end());
