@@ -12,10 +12,12 @@ import tools
 from chat import Conversation, Message, render, reply, train_tokenizer, user
 from passages import extract, growing, passage, remember
 
+THINKING = 0.25  # share of the short documents in which the model thinks
+COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
 BUCKETS = {"short": 192, "middle": 512, "long": 1536}  # tokens a packed row
 
 
-def short(rng: Random, thinking: float = 0.12) -> Conversation:
+def short(rng: Random, thinking: float = THINKING) -> Conversation:
     """One to four short tasks in a row, some of them with thinking."""
     pick = rng.random()
     if pick < 0.05:
@@ -29,6 +31,8 @@ def short(rng: Random, thinking: float = 0.12) -> Conversation:
         messages.append({"role": "system", "content": rng.choice(tools.SYSTEMS)})
     table = list(tasks.SHORT.values())
     think = rng.random() < thinking
+    if think and rng.random() < 0.7:
+        table = list(COLUMNS)
     turns = 1 if think else rng.choice((1, 2, 3, 4))
     for _ in range(turns):
         task, _weight = rng.choices(table, [weight for _, weight in table])[0]

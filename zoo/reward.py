@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -250,13 +251,32 @@ def train(model: Judge, encoder: Encoder, minutes: float, seed: int, folder: Pat
     export_judge(model, encoder, folder)
 
 
+def held_out(num: int) -> tuple[list[str], list[str]]:
+    """(texts with the right answer, the same with a wrong one)."""
+    rng = Random("held-out")
+    made = [preference(rng) for _ in range(num)]
+    return [right for right, _ in made], [wrong for _, wrong in made]
+
+
 @torch.inference_mode()
 def score(model: Judge, encoder: Encoder, num: int = 200) -> float:
     """Percentage of held-out pairs in which the right answer's score is the higher."""
-    rng = Random("held-out")
-    made = [preference(rng) for _ in range(num)]
-    right, wrong = ([encoder.ids(pair[i]) for pair in made] for i in (0, 1))
-    return 100 * (model(right) > model(wrong)).float().mean().item()
+    right, wrong = (model([encoder.ids(text) for text in texts]) for texts in held_out(num))
+    return 100 * (right > wrong).float().mean().item()
+
+
+def score_served(url: str, num: int = 200) -> float:
+    """The same through a server's /classify."""
+    sides = []
+    for texts in held_out(num):
+        request = urllib.request.Request(
+            f"{url.rstrip('/')}/classify",
+            json.dumps({"text": texts}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            sides.append([made["embedding"][0] for made in json.load(answer)])
+    return 100 * sum(a > b for a, b in zip(*sides, strict=True)) / num
 
 
 def export_judge(model: Judge, encoder: Encoder, folder: Path) -> None:
@@ -282,7 +302,11 @@ def main() -> None:
     parser.add_argument("--begun", type=Path, help="go on from this reward model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("zoo/models"))
+    parser.add_argument("--url", help="only measure the reward model that this server has")
     args = parser.parse_args()
+    if args.url:
+        print(f"reward: {score_served(args.url):.1f} % of 200 held-out pairs right")
+        return
     torch.manual_seed(1)
     torch.set_num_threads(1)
     encoder = Encoder(args.base / "tokenizer.json")
