@@ -18,7 +18,12 @@ MODEL = "radix-tiny"
 ASK: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 SUM = "What is 17 + 25?"
 # finite fields: a tiny model never ends a text
-SHORT = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+SHORT = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 
 
 class GetWeather(BaseModel):
