@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from radixlm.arch import defaults
+
 # fmt: off
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "baichuan": {
@@ -33,6 +35,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "internlm2": {
         "architecture": "InternLM2ForCausalLM", "max_position_embeddings": 2048,
+    },
+    "llava_llama": {
+        **defaults.DEFAULTS["llama"], "architecture": "LlavaLlamaForCausalLM",
+    },
+    "llava_mistral": {
+        **defaults.DEFAULTS["mistral"], "architecture": "LlavaMistralForCausalLM",
+    },
+    "llava_qwen": {
+        **defaults.DEFAULTS["qwen2"], "architecture": "LlavaQwenForCausalLM",
     },
     "mimo": {
         "architecture": "MiMoForCausalLM", "attention_bias": True, "max_position_embeddings": 32768,

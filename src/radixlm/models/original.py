@@ -15,24 +15,28 @@ from radixlm.base.errors import CheckpointError
 from radixlm.weights.folder import open_folder
 
 
-def config_of(original: Original, raw: dict[str, Any], transformers: Any) -> Any:
+def config_of(original: Original, raw: Any, folder: Path, transformers: Any) -> Any:
     """The config of the class; CheckpointError for one that it refuses or that lacks a key."""
     try:
-        values = original.config(raw)
+        values = original.config(original.completed(raw, folder))
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
 
 
-def fill(model: Any, original: Original, folder: Path, dtype: torch.dtype) -> dict[str, list[Any]]:
-    """Load the towers' tensors into ``model``; what is missing and what is misshapen."""
-    source = open_folder(folder, "auto")
+def fill(
+    model: Any, original: Original, folder: Path, dtype: torch.dtype, beside: Path | None = None
+) -> dict[str, list[Any]]:
+    """Load the towers' tensors into ``model``, first those of ``beside``; what is missing or
+    misshapen."""
     given = dict[str, Tensor]()
     wanted = model.state_dict()
-    for name in source.sizes():
-        new = original.renamed(name)
-        parts = source.read(name).chunk(len(new)) if new else ()
-        given |= {key: part.to(dtype) for key, part in zip(new, parts, strict=True)}
+    for place in (beside, folder) if beside is not None else (folder,):
+        source = open_folder(place, "auto")
+        for name in source.sizes():
+            new = original.renamed(name)
+            parts = source.read(name).chunk(len(new)) if new else ()
+            given |= {key: part.to(dtype) for key, part in zip(new, parts, strict=True)}
     wrong = [k for k, v in given.items() if k in wanted and v.shape != wanted[k].shape]
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)

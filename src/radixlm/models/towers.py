@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from radixlm.arch.families.media_layouts import ORIGINALS
+from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.original import config_of, fill
 from radixlm.wire.media import Media
@@ -184,13 +184,13 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
     transformers.logging.set_verbosity_error()
     try:
         raw = json.loads((folder / "config.json").read_bytes())
-        original = ORIGINALS.get(next(iter(raw.get("architectures") or ()), ""))
+        original = LAYOUTS.get(next(iter(raw.get("architectures") or ()), ""))
         if original is not None:
-            config = config_of(original, raw, transformers)
+            config = config_of(original, raw, folder, transformers)
             _without_layers(config.get_text_config())
             model = _auto(transformers, config).from_config(config, dtype=dtype)
             inner: Any = getattr(model, "model", model)
-            report: Any = fill(inner, original, folder, dtype)
+            report: Any = fill(inner, original, folder, dtype, original.beside(raw, folder))
         else:
             config = transformers.AutoConfig.from_pretrained(folder)
             _without_layers(config.get_text_config())

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixlm.arch.families.media_layouts import ORIGINALS, Original
+from radixlm.arch.families.media_layouts import Original
+from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.base.errors import CheckpointError
 
 
 def original_of(raw: Mapping[str, Any]) -> Original | None:
     """The layout of a config.json, if it is one of these."""
     listed = raw.get("architectures") or [""]
-    found = ORIGINALS.get(str(listed[0]))
+    found = LAYOUTS.get(str(listed[0]))
     return found if found is not None and found.processor else None
 
 
@@ -22,11 +23,16 @@ def make_processor(
     original: Original, raw: Mapping[str, Any], folder: Path, transformers: Any, no_videos: Any
 ) -> Any:
     """CheckpointError where the tokenizer lacks the tokens of pictures."""
-    kind = getattr(transformers, original.processor)
-    name = original.reader + "ImageProcessor"
+    raw = original.completed(raw, folder)
+    processor, reader_name = original.processor, original.reader
+    if original.classes is not None:
+        processor, reader_name = original.classes(raw)
+    kind, name = getattr(transformers, processor), reader_name + "ImageProcessor"
     reader = getattr(transformers, name + "Pil", None) or getattr(transformers, name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for attribute, token in (original.tokens or {}).items():
+        if original.adds_tokens:
+            tokenizer.add_tokens([token], special_tokens=True)
         place = tokenizer.convert_tokens_to_ids(token)
         is_video = attribute.startswith("video")
         if not is_video and (place is None or place == tokenizer.unk_token_id):

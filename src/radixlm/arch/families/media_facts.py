@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
+from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS
 
 Mutual = Literal["", "media", "prompt"]
 
@@ -51,7 +52,7 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
     if architecture in VECTORS:
         return MediaFacts({}, gives_vector=True)
-    if architecture not in (*COMPOSITES, *TOWERED, *CROSSED, *ADAPTED):
+    if architecture not in (*COMPOSITES, *TOWERED, *CROSSED, *ADAPTED, *LLAVA_TEXTS):
         return None
     tokens = {}
     for kind in ("image", "video", "audio"):

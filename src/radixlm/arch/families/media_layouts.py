@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Raw = Mapping[str, Any]
@@ -20,7 +21,9 @@ class Original:
     ``processor``: the class of the processor, ``reader`` that of the image processor without its
     suffix; ``options`` make the arguments of the one, ``reader_options`` of the other; ``tokens``:
     attribute of the tokenizer -> token. ``parts``: the processor's attribute -> class of what it
-    needs besides."""
+    needs besides. ``completed``: config.json with what it takes from elsewhere. ``classes``: of the
+    processor and the reader where the config tells them. ``beside``: another folder with weights of
+    the towers. ``adds_tokens``: the tokenizer gets the ``tokens`` that it lacks, behind its own."""
 
     config: Callable[[Raw], dict[str, Any]]
     names: Rules
@@ -31,6 +34,10 @@ class Original:
     tokens: Mapping[str, str] | None = None
     parts: Mapping[str, str] | None = None
     unused: str = r"$."  # pattern of what the class has and the towers here have not
+    completed: Callable[[Raw, Path], Raw] = lambda raw, folder: raw
+    classes: Callable[[Raw], tuple[str, str]] | None = None
+    beside: Callable[[Raw, Path], Path | None] = lambda raw, folder: None
+    adds_tokens: bool = False
 
     def renamed(self, name: str) -> list[str]:
         """The class's names of a checkpoint's tensor; [] if it is not one of the towers'."""

@@ -1,0 +1,213 @@
+"""LLaVA as its authors publish it, Intern-S1 and Janus-Pro: further rows beside those of
+``media_layouts.py``. LLaVA's config has its text model's keys at the top and names its tower, whose
+sizes and often whose weights are in another folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.families.builders import FAMILIES, family
+from radixlm.arch.families.media_layouts import ORIGINALS, Original, Raw, Rules, _stub
+from radixlm.arch.spec import Decoder
+from radixlm.base.errors import CheckpointError
+
+# ---- LLaVA 1.5, 1.6 and OneVision ---------------------------------------------------------------
+
+# architecture -> that of its text model
+LLAVA_TEXTS = {
+    "LlavaLlamaForCausalLM": "LlamaForCausalLM",
+    "LlavaQwenForCausalLM": "Qwen2ForCausalLM",
+    "LlavaMistralForCausalLM": "MistralForCausalLM",
+}
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "projection_dim": 768,
+}
+# the towers that were used, for a checkpoint that has their weights and not their folder
+_TOWERS: Mapping[str, Mapping[str, Any]] = {
+    "clip-vit-large-patch14": {**_CLIP, "image_size": 224},
+    "clip-vit-large-patch14-336": {**_CLIP, "image_size": 336},
+    "siglip-so400m-patch14-384": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+        "image_size": 384,
+    },
+}
+_TOWER_PARTS = r"((?:embeddings|pre_layrnorm|encoder|post_layernorm)\.)"
+_LLAVA: Rules = (
+    (
+        rf"(?:model\.vision_tower\.vision_tower\.)?(?:vision_model\.)?{_TOWER_PARTS}",
+        r"vision_tower.\1",
+    ),
+    (r"model\.mm_projector\.0\.", "multi_modal_projector.linear_1."),
+    (r"model\.mm_projector\.2\.", "multi_modal_projector.linear_2."),
+    (r"model\.image_newline", "image_newline"),
+)
+
+
+@family(*LLAVA_TEXTS)
+def llava(c: Config) -> Decoder:
+    """The text model's record: its keys are at the top of the config."""
+    return FAMILIES[LLAVA_TEXTS[c.architecture]](c)
+
+
+def tower_folder(raw: Raw, folder: Path) -> Path | None:
+    """The folder that ``mm_vision_tower`` names, inside the checkpoint's or beside it, by its whole
+    name or the last part of it; None if there is none."""
+    name = str(raw.get("mm_vision_tower") or "")
+    last = name.rstrip("/").rpartition("/")[2]
+    if not last or ".." in name.split("/"):
+        return None
+    places = [base / one for base in (folder, folder.parent) for one in (name, last)]
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def _weights_beside(raw: Raw, folder: Path) -> Path | None:
+    """``tower_folder`` where it holds more than the sizes."""
+    beside = tower_folder(raw, folder)
+    kinds = ("*.safetensors", "*.bin")
+    return beside if beside is not None and any(any(beside.glob(k)) for k in kinds) else None
+
+
+def _with_tower(raw: Raw, folder: Path) -> Raw:
+    """The config with the sizes of the tower that it names under ``vision_config``. CheckpointError
+    if they are not known."""
+    name = str(raw.get("mm_vision_tower") or "")
+    beside = tower_folder(raw, folder)
+    sizes = _TOWERS.get(name.rpartition("/")[2])
+    if beside is not None:
+        try:
+            sizes = json.loads((beside / "config.json").read_bytes())
+            sizes = sizes.get("vision_config", sizes)
+        except (OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{beside}/config.json cannot be read: {error}") from error
+    if sizes is None:
+        message = f"mm_vision_tower = {name!r}: put the folder of that tower beside the checkpoint"
+        raise CheckpointError(f"{folder}/config.json: {message}")
+    kind = "siglip" if "siglip" in str(sizes.get("model_type")) else "clip"
+    sizes = {**sizes, "model_type": f"{kind}_vision_model"}
+    if kind == "siglip":  # its last layer and its head are left away
+        layers = int(sizes["num_hidden_layers"]) - 1
+        sizes |= {"num_hidden_layers": layers, "vision_use_head": False}
+    return {**raw, "vision_config": sizes}
+
+
+def _is_siglip(raw: Raw) -> bool:
+    return str(raw["vision_config"]["model_type"]).startswith("siglip")
+
+
+def _strategy(raw: Raw) -> str:
+    """Whether the first row of the tower, its class token, is left away."""
+    has_class = not _is_siglip(raw)
+    return "default" if has_class and raw.get("mm_vision_select_feature") != "cls_patch" else "full"
+
+
+def _is_tiled(raw: Raw) -> bool:
+    return str(raw.get("image_aspect_ratio")).startswith("anyres")
+
+
+def _pinpoints(raw: Raw) -> list[list[int]]:
+    """Sizes that a picture is cut to; "(1x1),...,(6x6)" means all of so many tiles each way."""
+    given = raw["image_grid_pinpoints"]
+    if isinstance(given, list):
+        return [[int(height), int(width)] for height, width in given]
+    side = int(raw["vision_config"]["image_size"])
+    most = int(str(given).rpartition("x")[2].rstrip(")"))
+    return [[side * i, side * j] for i in range(1, most + 1) for j in range(1, most + 1)]
+
+
+def _llava(raw: Raw) -> dict[str, Any]:
+    kind = raw.get("mm_projector_type", "linear")
+    if kind != "mlp2x_gelu":
+        raise ValueError(f"mm_projector_type = {kind!r} is not supported (must be 'mlp2x_gelu')")
+    layer = -1 if _is_siglip(raw) else raw.get("mm_vision_select_layer", -2)
+    shared = {
+        "model_type": "llava",
+        "vision_config": dict(raw["vision_config"]),
+        "text_config": _stub(int(raw["hidden_size"])),
+        "vision_feature_layer": layer,
+        "vision_feature_select_strategy": _strategy(raw),
+    }
+    merge = raw.get("mm_patch_merge_type", "flat")
+    if not _is_tiled(raw):
+        return shared
+    if merge != "spatial_unpad":
+        raise ValueError(f"mm_patch_merge_type = {merge!r} is not supported with tiles")
+    shared |= {"model_type": "llava_next", "image_grid_pinpoints": _pinpoints(raw)}
+    ratio = str(raw["image_aspect_ratio"])
+    if "_max_" in ratio:
+        shared |= {"model_type": "llava_onevision", "vision_aspect_ratio": ratio}
+    return shared
+
+
+def _side(raw: Raw) -> int:
+    return int(raw["vision_config"]["image_size"])
+
+
+def _llava_options(raw: Raw) -> dict[str, Any]:
+    patch = int(raw["vision_config"]["patch_size"])
+    shared = {"vision_feature_select_strategy": _strategy(raw), "image_token": "<image>"}
+    if "_max_" in str(raw.get("image_aspect_ratio")):
+        places = (_side(raw) // patch) ** 2 + (not _is_siglip(raw))
+        ratio = str(raw["image_aspect_ratio"])
+        return {**shared, "num_image_tokens": places, "vision_aspect_ratio": ratio}
+    extra = 0 if _is_siglip(raw) else 1
+    return {**shared, "patch_size": patch, "num_additional_image_tokens": extra}
+
+
+def _llava_reader(raw: Raw) -> dict[str, Any]:
+    side = _side(raw)
+    square = {"height": side, "width": side}
+    options: dict[str, Any] = {"size": square if _is_siglip(raw) else {"shortest_edge": side}}
+    if _is_siglip(raw):
+        options |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    if _is_tiled(raw):
+        options["image_grid_pinpoints"] = _pinpoints(raw)
+    else:
+        options["do_pad"] = raw.get("image_aspect_ratio") == "pad"
+    return (
+        options
+        if "_max_" in str(raw.get("image_aspect_ratio"))
+        else {**options, "crop_size": square}
+    )
+
+
+def _llava_classes(raw: Raw) -> tuple[str, str]:
+    """The processor's and the image processor's."""
+    if "_max_" in str(raw.get("image_aspect_ratio")):
+        return "LlavaOnevisionProcessor", "LlavaOnevision"
+    return ("LlavaNextProcessor", "LlavaNext") if _is_tiled(raw) else ("LlavaProcessor", "Llava")
+
+
+_LLAVA_LAYOUT = Original(
+    _llava,
+    _LLAVA,
+    "LlavaProcessor",
+    "Llava",
+    _llava_options,
+    _llava_reader,
+    {"image_token": "<image>"},
+    unused=r"vision_tower\.post_layernorm\.|vision_tower\.head\.",
+    completed=_with_tower,
+    classes=_llava_classes,
+    beside=_weights_beside,
+    adds_tokens=True,
+)
+
+LAYOUTS: dict[str, Original] = {
+    **ORIGINALS,
+    **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
+}

@@ -1,0 +1,142 @@
+"""LLaVA as its authors publish it, against the classes of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import CheckpointError
+from radixlm.entrypoints.offline import Engine
+
+pytest.importorskip("PIL")
+tf = pytest.importorskip("transformers")
+from safetensors.torch import save_file  # noqa: E402
+
+from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
+from tests.multimodal.test_families import PICTURES, encoded, expected  # noqa: E402
+from tests.multimodal.tiny import (  # noqa: E402
+    SQUARE,
+    Tiny,
+    llava,
+    llava_next,
+    llava_onevision,
+    pictures,
+    save,
+    tokenizer,
+)
+
+NUM_NEW = 16
+PROJECTOR = {"linear_1": "0", "linear_2": "2"}
+
+
+def padded() -> Tiny:
+    """LLaVA 1.5: a picture is made square with its mean colour."""
+    made = llava()
+    reader = pictures("Llava", size={"shortest_edge": 28}, crop_size=SQUARE, do_pad=True)
+    whole = tf.LlavaProcessor(
+        reader, made.processor.tokenizer, patch_size=7, image_token="<image>",
+        vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return replace(made, processor=whole)
+
+
+def onevision() -> Tiny:
+    """With the means of SigLIP."""
+    made = llava_onevision()
+    made.processor.image_processor.image_mean = [0.5, 0.5, 0.5]
+    made.processor.image_processor.image_std = [0.5, 0.5, 0.5]
+    return made
+
+
+def published(name: str) -> str:
+    """A tensor's name under which it is published; of the tower's, what follows its folder."""
+    name = name.removeprefix("model.")
+    if name.startswith("language_model."):
+        return "model." + name.removeprefix("language_model.")
+    for ours, theirs in PROJECTOR.items():
+        name = name.replace(f"multi_modal_projector.{ours}.", f"model.mm_projector.{theirs}.")
+    name = "model.image_newline" if name == "image_newline" else name
+    return name.replace("vision_tower.", "model.vision_tower.vision_tower.vision_model.")
+
+
+def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, **own: Any) -> None:
+    """Rewrite what ``tiny.save`` has written: names, config, a tokenizer without the picture's
+    token, the tower's config (and weights) in a folder of their own."""
+    tensors = {published(name): one.contiguous() for name, one in model.state_dict().items()}
+    tower = folder / "tiny-tower"
+    tower.mkdir()
+    vision = model.config.vision_config.to_dict()
+    if vision["model_type"].startswith("siglip"):
+        vision["num_hidden_layers"] += 1  # the last one is not published
+    (tower / "config.json").write_text(json.dumps({"vision_config": vision, **vision}))
+    if is_tower_beside:
+        prefix = "model.vision_tower.vision_tower."
+        held = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        save_file(held, tower / "model.safetensors")
+        tensors = {n: t for n, t in tensors.items() if not n.startswith(prefix)}
+    save_file(tensors, folder / "model.safetensors")
+    text = model.config.text_config.to_dict()
+    raw = {
+        **text, "architectures": [architecture], "model_type": "llava", **own,
+        "mm_vision_tower": "someone/tiny-tower", "mm_projector_type": "mlp2x_gelu",
+        "mm_hidden_size": 32, "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(raw))
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer().save_pretrained(folder)
+
+
+ANYRES = {"mm_patch_merge_type": "spatial_unpad", "image_aspect_ratio": "anyres"}
+KINDS: dict[str, tuple[Callable[[], Tiny], str, bool, dict[str, Any]]] = {
+    "1.5": (padded, "LlavaLlamaForCausalLM", True, {"image_aspect_ratio": "pad"}),
+    "1.6": (
+        llava_next, "LlavaMistralForCausalLM", False,
+        {**ANYRES, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
+    ),
+    "onevision": (
+        onevision, "LlavaQwenForCausalLM", False,
+        {**ANYRES, "image_aspect_ratio": "anyres_max_9", "image_grid_pinpoints": "(1x1),...,(2x2)"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Path) -> None:
+    make, architecture, is_tower_beside, own = KINDS[name]
+    tiny = make()
+    model = save(tiny, tmp_path)
+    publish(model, tmp_path, architecture, is_tower_beside, **own)
+    engine = Engine(
+        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
+        chunked_prefill_size=48,
+    )  # fmt: skip
+    try:
+        for chosen in ([0], [2, 1]):
+            text = "look " + " and ".join("<image>" for _ in chosen) + " now tell"
+            images = [PICTURES[i] for i in chosen]
+            num_prompt, want, first = expected(tiny, model, text, images)
+            for turn in range(2):
+                meta = engine.generate(
+                    text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+                    image_data=[encoded(image) for image in images], return_logprob=True,
+                )["meta_info"]  # fmt: skip
+                assert meta["prompt_tokens"] == num_prompt
+                assert [one[1] for one in meta["output_token_logprobs"]] == want
+                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
+                assert not turn or meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+    finally:
+        engine.shutdown()
+
+
+def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:
+    raw = {"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "someone/other"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError, match=r"someone/other.*beside the checkpoint"):
+        load_processor(tmp_path)
