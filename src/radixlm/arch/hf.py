@@ -20,6 +20,7 @@ from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
+from radixlm.arch.families.media_layouts_more import text_type
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -139,7 +140,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
-    model_type = TEXT_TYPES.get(model_type, model_type)
+    model_type = text_type(architecture, raw) or TEXT_TYPES.get(model_type, model_type)
     own = _MODEL_TYPE_OF.get(architecture, "")
     defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
     values = dict(raw)

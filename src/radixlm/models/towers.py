@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
+from radixlm.arch.families.media_layouts_more import BUILT
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.models.built_towers import build
 from radixlm.models.original import config_of, fill
 from radixlm.wire.media import Media
 
@@ -184,7 +186,10 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
     transformers.logging.set_verbosity_error()
     try:
         raw = json.loads((folder / "config.json").read_bytes())
-        original = LAYOUTS.get(next(iter(raw.get("architectures") or ()), ""))
+        architecture = next(iter(raw.get("architectures") or ()), "")
+        if architecture in BUILT:
+            return build(BUILT[architecture], raw, folder, dtype)
+        original = LAYOUTS.get(architecture)
         if original is not None:
             config = config_of(original, raw, folder, transformers)
             _without_layers(config.get_text_config())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.multimodal.built import reader_of
 from radixlm.multimodal.original import make_processor, original_of
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -42,6 +43,9 @@ def load_processor(folder: Path) -> Any:
         raise ConfigError("pictures need transformers and Pillow: install them") from None
     transformers.logging.set_verbosity_error()
     raw = _read(folder / "config.json")
+    reader = reader_of(raw, folder, transformers)
+    if reader is not None:
+        return reader
     original = original_of(raw)
     if original is not None and not (folder / _FILES[0]).exists():
         return make_processor(original, raw, folder, transformers, NoVideos())

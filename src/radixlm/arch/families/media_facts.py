@@ -61,6 +61,9 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
         if isinstance(token, int):
             tokens[kind] = token
+    place = raw.get("media_placeholder_token_id")
+    if isinstance(place, int):
+        tokens["image"] = place
     vision = raw.get("vision_config") or {}
     if architecture in ADAPTED and isinstance(vision.get("image_token_id"), int):
         tokens["image"] = vision["image_token_id"]  # speech beside pictures is another model's

@@ -1,0 +1,179 @@
+"""Towers of checkpoints that transformers has no class for, from its layers and a few of our own.
+
+Legend: N rows of one picture, D channels of the decoder, C of the tower, P a patch's side, S slices
+of a picture.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from radixlm.arch.families.media_layouts_more import Built
+from radixlm.base.errors import CheckpointError
+from radixlm.models.original import fill
+
+_HEAD_DIM = 128  # of the resampler of MiniCPM-V
+_SLOWEST = 10_000.0  # of its sines
+
+
+def build(
+    built: Built, raw: dict[str, Any], folder: Path, dtype: torch.dtype
+) -> tuple[nn.Module, int]:
+    """The towers with their weights, and the decoder's width. CheckpointError for a config that
+    cannot be understood and for weights that are missing or misshapen."""
+    try:
+        config = built.layout.config(raw)
+        with torch.device("cpu"):
+            module = _MODULES[built.kind](config).to(dtype)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
+    report = fill(module, built.layout, folder, dtype)
+    wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    if wrong:
+        message = f"{folder}: weights of the towers are missing or misshapen: {sorted(wrong)}"
+        raise CheckpointError(message)
+    return module, int(config["hidden_size"])
+
+
+# ---- MiniCPM-V and -o, 2.6 to 4.5 -------------------------------------------------------------
+
+
+def sines(height: int, width: int, dim: int) -> Tensor:
+    """float32 [height * width, dim]: of the column in the first half, of the row in the second;
+    in each half all sines, then all cosines."""
+    quarter = dim // 4
+    speeds = _SLOWEST ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
+    turns = torch.arange(max(height, width), dtype=torch.float64)[:, None] * speeds
+    waves = torch.cat([turns.sin(), turns.cos()], -1).float()
+    rows = waves[:height, None].expand(-1, width, -1)
+    columns = waves[None, :width].expand(height, -1, -1)
+    return torch.cat([columns, rows], -1).reshape(height * width, dim)
+
+
+def buckets(count: int, side: int) -> Tensor:
+    """int64 [count]: the last of ``side`` learned places that each of ``count`` patches is past."""
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count)[:count], bounds, right=True)
+
+
+class _Patches(nn.Module):
+    """Patches and their places, which are shares of a picture's sides."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        size = config.patch_size
+        self.side = config.image_size // size
+        self.patch_embedding = nn.Conv2d(config.num_channels, config.hidden_size, size, size)
+        self.position_embedding = nn.Embedding(self.side**2, config.hidden_size)
+
+    def forward(self, patches: Tensor, height: int, width: int) -> Tensor:
+        """[N, 3, P, P] -> [1, N, C]."""
+        rows, columns = buckets(height, self.side), buckets(width, self.side)
+        places = (rows[:, None] * self.side + columns).reshape(-1).to(patches.device)
+        made: Tensor = self.patch_embedding(patches).flatten(1) + self.position_embedding(places)
+        return made[None]
+
+
+class _Eye(nn.Module):
+    """SigLIP on slices of any shape."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers import SiglipVisionConfig  # noqa: PLC0415  (2 s)
+        from transformers.models.siglip.modeling_siglip import SiglipEncoder  # noqa: PLC0415
+
+        config = SiglipVisionConfig(**values)
+        config._attn_implementation = "sdpa"
+        self.embeddings = _Patches(config)
+        self.encoder = SiglipEncoder(config)
+        self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, patches: Tensor, height: int, width: int) -> Tensor:
+        """[N, 3, P, P] -> [1, N, C]."""
+        made = self.encoder(inputs_embeds=self.embeddings(patches, height, width))
+        out: Tensor = self.post_layernorm(made.last_hidden_state)
+        return out
+
+
+class _Resampler(nn.Module):
+    """Learned queries that attend once to a slice's patches."""
+
+    def __init__(self, num_queries: int, dim: int, tower_dim: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(num_queries, dim))
+        has_own_width = tower_dim != dim
+        self.kv_proj = nn.Linear(tower_dim, dim, bias=False) if has_own_width else nn.Identity()
+        self.attn = nn.MultiheadAttention(dim, dim // _HEAD_DIM, batch_first=True)
+        self.ln_q, self.ln_kv, self.ln_post = (nn.LayerNorm(dim, eps=1e-6) for _ in range(3))
+        self.proj = nn.Parameter(torch.zeros(dim, dim))
+
+    def forward(self, patches: Tensor, height: int, width: int) -> Tensor:
+        """[1, N, C] -> [num_queries, D]."""
+        values = self.ln_kv(self.kv_proj(patches))
+        keys = values + sines(height, width, values.shape[-1]).to(values)
+        seen, _ = self.attn(self.ln_q(self.query)[None], keys, values, need_weights=False)
+        made: Tensor = self.ln_post(seen[0]) @ self.proj
+        return made
+
+
+class MiniCpm(nn.Module):
+    """Tower and resampler, under the published names."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.vpm = _Eye(config["vision_config"])
+        tower_dim = config["vision_config"]["hidden_size"]
+        self.resampler = _Resampler(config["num_queries"], config["hidden_size"], tower_dim)
+
+    def get_image_features(self, pixel_values: Tensor, tgt_sizes: Tensor) -> Tensor:
+        """[patches of all slices, 3, P, P], int64 [S, 2] rows and columns -> [S * queries, D]."""
+        sizes: list[tuple[int, int]] = [(int(h), int(w)) for h, w in tgt_sizes.tolist()]
+        slices = torch.split(pixel_values, [height * width for height, width in sizes])
+        made = [
+            self.resampler(self.vpm(patches, *size), *size)
+            for patches, size in zip(slices, sizes, strict=True)
+        ]
+        return torch.cat(made)
+
+
+# ---- Kimi-VL -----------------------------------------------------------------------------------
+
+
+class Kimi(nn.Module):
+    """MoonViT as Kimi K2.5 has it, whose ropes pair the halves of a head; the published weights
+    pair neighbours, so the rows of queries and keys are put in that order as they load."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers.models.kimi_k25 import modeling_kimi_k25 as theirs  # noqa: PLC0415 (2 s)
+
+        whole = theirs.Kimi_K25Config(
+            vision_config=config["vision_config"],
+            text_config={"model_type": "llama", "hidden_size": config["hidden_size"]},
+            projection_hidden_size=config["projection_hidden_size"],
+        )
+        whole.vision_config._attn_implementation = "sdpa"
+        self.vision_tower = theirs.Kimi_K25VisionModel(whole.vision_config)
+        self.mm_projector = theirs.Kimi_K25MultimodalProjection(whole)
+        self._num_heads = whole.vision_config.num_attention_heads
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], *args: Any) -> None:
+        """Called before those of the modules inside."""
+        for name, rows in state.items():
+            if ".attn.q_proj." in name or ".attn.k_proj." in name:
+                heads = rows.reshape(self._num_heads, -1, 2, *rows.shape[1:])
+                state[name] = heads.transpose(1, 2).reshape(rows.shape)
+        super()._load_from_state_dict(state, *args)
+
+    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        """[patches of all pictures, 3, P, P], int64 [pictures, 3] -> [N, D]."""
+        made = self.vision_tower(pixel_values, grid_thw=image_grid_thw)
+        rows: Tensor = self.mm_projector(made.pooler_output).squeeze(1)
+        return rows
+
+
+_MODULES: dict[str, Any] = {"minicpm": MiniCpm, "kimi": Kimi}

@@ -1,0 +1,237 @@
+"""Processors of checkpoints whose own are code beside the weights: text with placeholders and
+pictures -> token ids, patches and grids. Pictures only."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.arch.families.media_layouts_more import BUILT
+from radixlm.base.errors import CheckpointError
+
+Raw = Mapping[str, Any]
+Size = tuple[int, int]  # columns and rows, as Pillow has them
+_BICUBIC = 3  # as Pillow counts
+_HALF = [0.5, 0.5, 0.5]
+
+
+def patches_of(picture: Any, size: int, mean: Sequence[float], std: Sequence[float]) -> Any:
+    """float32 [rows * columns, 3, size, size] of a picture in whole patches of ``size``."""
+    values = np.asarray(picture.convert("RGB"), np.float32) / 255
+    values = ((values - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)).transpose(
+        2, 0, 1
+    )
+    rows, columns = picture.height // size, picture.width // size
+    cut = values.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
+    return np.ascontiguousarray(cut.reshape(rows * columns, 3, size, size))
+
+
+class Reader:
+    """What ``MediaProcessor`` needs of a processor."""
+
+    image_token = ""  # stands for a picture in a text
+    place = ""  # the token of each of its places
+
+    def __init__(self, tokenizer: Any, folder: Path) -> None:
+        """CheckpointError where the tokenizer lacks the token of places."""
+        self.tokenizer = tokenizer
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.place) if self.place else None
+        is_unknown = self.image_token_id == tokenizer.unk_token_id
+        if self.image_token_id is None or (is_unknown and self.place != tokenizer.unk_token):
+            raise CheckpointError(f"{folder}: its tokenizer has no token {self.place!r}")
+
+    def __call__(
+        self,
+        text: list[str],
+        images: Sequence[Any] | None = None,
+        add_special_tokens: bool = True,
+        **options: Any,
+    ) -> dict[str, NDArray[Any]]:
+        """ValueError where text and pictures do not fit."""
+        parts = text[0].split(self.image_token)
+        pictures = list(images or ())
+        if len(parts) != len(pictures) + 1:
+            raise ValueError(f"{len(parts) - 1} placeholders for {len(pictures)} pictures")
+        read = [self.read(picture) for picture in pictures]
+        marks = [self.marks(index, arrays) for index, arrays in enumerate(read)]
+        whole = "".join(itertools.chain(*itertools.zip_longest(parts, marks, fillvalue="")))
+        ids = self.tokenizer([whole], add_special_tokens=add_special_tokens)["input_ids"]
+        made = {"input_ids": np.asarray(ids, np.int64)}
+        return made | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
+
+    def read(self, picture: Any) -> dict[str, NDArray[Any]]:
+        """The arrays of one picture."""
+        raise NotImplementedError
+
+    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """What stands in the text for the picture of that number."""
+        raise NotImplementedError
+
+
+class MiniCpmReader(Reader):
+    """The whole picture and, of a large one, slices of about ``scale_resolution`` squared."""
+
+    image_token = "(<image>./</image>)"
+
+    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
+        self.place = str(tokenizer.unk_token or "<unk>")
+        super().__init__(tokenizer, folder)
+        held = {**raw, **(raw.get("slice_config") or {}), **said}
+        vision = raw.get("vision_config") or {}
+        self._patch = int(held.get("patch_size") or vision.get("patch_size") or 14)
+        self._most = int(held.get("max_slice_nums") or 9) if held.get("slice_mode", True) else 1
+        self._side = int(held.get("scale_resolution") or 448)
+        self._num_queries = int(raw.get("query_num") or said.get("image_feature_size") or 64)
+        self._has_number = bool(held.get("use_image_id", True))
+        self._mean = said.get("norm_mean") or said.get("image_mean") or _HALF
+        self._std = said.get("norm_std") or said.get("image_std") or _HALF
+
+    def read(self, picture: Any) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` and ``tgt_sizes`` of the slices; ``grid`` columns and rows of them."""
+        slices, grid = self._slices(picture)
+        cut = [patches_of(one, self._patch, self._mean, self._std) for one in slices]
+        sizes = [(one.height // self._patch, one.width // self._patch) for one in slices]
+        return {
+            "pixel_values": np.concatenate(cut),
+            "tgt_sizes": np.asarray(sizes, np.int64),
+            "grid": np.asarray([grid], np.int64),
+        }
+
+    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """Number, picture, then its slices, a line for each row."""
+        places = self.place * self._num_queries
+        number = f"<image_id>{index}</image_id>" if self._has_number else ""
+        columns, rows = arrays["grid"][0].tolist()
+        row = f"<slice>{places}</slice>" * columns
+        return f"{number}<image>{places}</image>" + "\n".join([row] * rows)
+
+    def _slices(self, picture: Any) -> tuple[list[Any], Size]:
+        grid = self._grid(picture.size)
+        whole = picture.resize(self._fit(picture.size, grid is None), _BICUBIC)
+        if grid is None:
+            return [whole], (0, 0)
+        columns, rows = grid
+        width, height = (self._even(n, parts) for n, parts in zip(picture.size, grid, strict=True))
+        tile = self._fit((width / columns, height / rows), True)
+        size = (tile[0] * columns, tile[1] * rows)
+        large = picture.resize(size, _BICUBIC)
+        boxes = [
+            (tile[0] * x, tile[1] * y, tile[0] * (x + 1), tile[1] * (y + 1))
+            for y in range(rows)
+            for x in range(columns)
+        ]
+        return [whole, *(large.crop(box) for box in boxes)], grid
+
+    def _grid(self, size: Size) -> Size | None:
+        """Columns and rows nearest to the picture's shape, of about as many slices as it is large;
+        None for a small one."""
+        width, height = size
+        wanted = min(math.ceil(width * height / self._side**2), self._most)
+        if wanted <= 1:
+            return None
+        counts = [n for n in (wanted - 1, wanted, wanted + 1) if n != 1 and n <= self._most]
+        grids = [(x, n // x) for n in counts for x in range(1, n + 1) if n % x == 0]
+        shape = math.log(width / height)
+        return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
+
+    def _fit(self, size: tuple[float, float], may_grow: bool) -> Size:
+        """Of the same shape with ``scale_resolution`` squared pixels, in whole patches."""
+        width, height = size
+        if may_grow or width * height > self._side**2:
+            shape = width / height
+            height = int(self._side / math.sqrt(shape))
+            width = int(height * shape)
+        return self._even(width, self._patch), self._even(height, self._patch)
+
+    @staticmethod
+    def _even(length: float, divisor: int) -> int:
+        return max(round(length / divisor) * divisor, divisor)
+
+
+class KimiReader(Reader):
+    """Pictures in their own size, in patches of which four make a place."""
+
+    image_token = place = "<|media_pad|>"
+
+    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
+        super().__init__(tokenizer, folder)
+        vision = raw["vision_config"]
+        self._patch = int(said.get("patch_size") or vision.get("patch_size") or 14)
+        merge = said.get("merge_kernel_size") or vision.get("merge_kernel_size") or (2, 2)
+        self._merge: Size = (int(merge[0]), int(merge[1]))
+        self._most = int(said.get("in_token_limit") or 4096)
+        self._pads = bool(said.get("pad_input", False))
+        self._mean = said.get("image_mean") or _HALF
+        self._std = said.get("image_std") or _HALF
+
+    def read(self, picture: Any) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` and ``image_grid_thw``. ValueError for more than 511 patches a side."""
+        whole = self._even(self._small(picture.convert("RGB")))
+        grid = [1, whole.height // self._patch, whole.width // self._patch]
+        if max(grid) >= 512:
+            raise ValueError("a picture of more than 511 patches a side")
+        return {
+            "pixel_values": patches_of(whole, self._patch, self._mean, self._std),
+            "image_grid_thw": np.asarray([grid], np.int64),
+        }
+
+    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """A place for each square of patches."""
+        num_patches = int(arrays["image_grid_thw"].prod())
+        return self.place * (num_patches // (self._merge[0] * self._merge[1]))
+
+    def _small(self, picture: Any) -> Any:
+        patches = (picture.width // self._patch) * (picture.height // self._patch)
+        if patches <= self._most:
+            return picture
+        scale = math.sqrt(self._most / patches)
+        size = (int(picture.width * scale), int(picture.height * scale))
+        return picture.resize(size, _BICUBIC)
+
+    def _even(self, picture: Any) -> Any:
+        """Whole squares of patches: black at the right and below, or the middle of it."""
+        down, across = (self._patch * merge for merge in self._merge)
+        if self._pads:
+            width, height = (
+                math.ceil(n / unit) * unit
+                for n, unit in ((picture.width, across), (picture.height, down))
+            )
+            return picture.crop((0, 0, width, height))
+        width, height = picture.width // across * across, picture.height // down * down
+        if not width or not height:
+            raise ValueError(f"a picture smaller than {across} x {down} pixels")
+        left, top = round((picture.width - width) / 2), round((picture.height - height) / 2)
+        return picture.crop((left, top, left + width, top + height))
+
+
+_READERS: dict[str, Callable[[Raw, Raw, Path, Any], Reader]] = {
+    "minicpm": MiniCpmReader,
+    "kimi": KimiReader,
+}
+
+
+def reader_of(raw: Raw, folder: Path, transformers: Any) -> Reader | None:
+    """The processor of a config.json, if it is one of these. CheckpointError for a tokenizer that
+    lacks its tokens and for sizes that make no sense."""
+    built = BUILT.get(str((raw.get("architectures") or [""])[0]))
+    if built is None:
+        return None
+    said: dict[str, Any] = {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        try:
+            said |= json.loads((folder / name).read_bytes())
+        except (OSError, ValueError, TypeError):
+            continue
+    try:
+        return _READERS[built.kind](
+            raw, said, folder, transformers.AutoTokenizer.from_pretrained(folder)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
