@@ -74,6 +74,8 @@ def test_every_family_has_a_tiny_config() -> None:
         "encoder",
         "heads",
         "composite",
+        "cross",
+        "media_layouts_llava",  # tests/multimodal/test_llava_published
         "published",  # tests/models/test_published
         "drafts",  # test_draft
     )  # tests/models/test_pooled_heads, tests/multimodal
