@@ -26,10 +26,11 @@ class Recorder:
 
 
 class Batch:
-    """The one field that the layer reads."""
+    """The fields that the layer reads."""
 
     def __init__(self) -> None:
         self.attn = Recorder()
+        self.preparing = None
 
 
 def make(spec: Attention) -> tuple[AttentionLayer, Tensor, Tensor]:
