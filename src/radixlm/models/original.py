@@ -36,7 +36,10 @@ def fill(
         for name in source.sizes():
             new = original.renamed(name)
             parts = source.read(name).chunk(len(new)) if new else ()
-            given |= {key: part.to(dtype) for key, part in zip(new, parts, strict=True)}
+            for key, part in zip(new, parts, strict=True):
+                shape = wanted[key].shape if key in wanted else part.shape
+                is_row = part.shape == (1, *shape)  # a table of places, of a batch of one
+                given[key] = (part[0] if is_row else part).to(dtype)
     wrong = [k for k, v in given.items() if k in wanted and v.shape != wanted[k].shape]
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)

@@ -47,7 +47,8 @@ def load_processor(folder: Path) -> Any:
     if reader is not None:
         return reader
     original = original_of(raw)
-    if original is not None and not (folder / _FILES[0]).exists():
+    declared = str(_read(folder / _FILES[0]).get("processor_class"))
+    if original is not None and not hasattr(transformers, declared):
         return make_processor(original, raw, folder, transformers, NoVideos())
     try:
         return transformers.AutoProcessor.from_pretrained(folder)

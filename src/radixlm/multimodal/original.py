@@ -53,4 +53,7 @@ def make_processor(
         **{part: getattr(transformers, name)() for part, name in (original.parts or {}).items()},
     }
     known = {name: parts[name] for name in kind.get_attributes()}
-    return Bare(**known, **original.options(raw))
+    made = Bare(**known, **original.options(raw))
+    if getattr(made, "image_token_id", None) is None:
+        made.image_token_id = getattr(tokenizer, "image_token_id", None)
+    return made

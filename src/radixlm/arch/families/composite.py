@@ -96,6 +96,7 @@ COMPOSITES = (
     *("Qwen2AudioForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
     *("Kimi_K25ForConditionalGeneration", "Lfm2VlForConditionalGeneration"),
     *("Gemma3nForConditionalGeneration", "InternVLChatModel"),
+    *("InternS1ForConditionalGeneration", "MultiModalityCausalLM"),
     *("MiniCPMV", "MiniCPMO", "KimiVLForConditionalGeneration"),
     *("Gemma4ForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),

@@ -11,7 +11,14 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, family
-from radixlm.arch.families.media_layouts import ORIGINALS, Original, Raw, Rules, _stub
+from radixlm.arch.families.media_layouts import (
+    _INTERNVL_TOKENS,
+    ORIGINALS,
+    Original,
+    Raw,
+    Rules,
+    _stub,
+)
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 
@@ -207,7 +214,149 @@ _LLAVA_LAYOUT = Original(
     adds_tokens=True,
 )
 
+# ---- Intern-S1 ----------------------------------------------------------------------------------
+
+_INTERN_S1: Rules = ((r"model\.((?:vision_tower|multi_modal_projector)\.)", r"\1"),)
+_INTERN_S1_TOWER = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("hidden_act", "norm_type", "layer_norm_eps", "num_channels", "attention_bias"),
+    *("use_qk_norm", "use_mean_pooling", "use_absolute_position_embeddings"),
+    "layer_scale_init_value",
+)
+
+
+def _intern_s1(raw: Raw) -> dict[str, Any]:
+    """The layers and names of InternVL as transformers has it."""
+    vision = raw["vision_config"]
+    tower = {key: vision[key] for key in _INTERN_S1_TOWER if key in vision}
+    sides = {key: _pair(vision[key]) for key in ("image_size", "patch_size")}
+    kept = ("downsample_ratio", "projector_hidden_act", "vision_feature_layer")
+    return {
+        "model_type": "internvl",
+        **{key: raw[key] for key in kept if key in raw},
+        "text_config": _stub(int(raw["text_config"]["hidden_size"])),
+        "vision_config": {**tower, **sides, "use_mask_token": False},
+    }
+
+
+def _pair(value: Any) -> list[int]:
+    return [int(one) for one in value] if isinstance(value, list) else [int(value)] * 2
+
+
+def _intern_s1_options(raw: Raw) -> dict[str, Any]:
+    vision = raw["vision_config"]
+    side = _pair(vision["image_size"])[0] // _pair(vision["patch_size"])[0]
+    return {"image_seq_length": int(side**2 * raw.get("downsample_ratio", 0.5) ** 2)}
+
+
+def _intern_s1_reader(raw: Raw) -> dict[str, Any]:
+    height, width = _pair(raw["vision_config"]["image_size"])
+    return {
+        "size": {"height": height, "width": width},
+        "crop_to_patches": True,
+        "min_patches": 1,
+        "max_patches": 12,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+
+
+# ---- Janus and Janus-Pro, what reads pictures ---------------------------------------------------
+
+_BLOCK, _LAYER = r"vision_model\.vision_tower\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."
+_JANUS: Rules = (
+    (_BLOCK + r"attn\.qkv", _LAYER + "self_attn.[q|k|v]_proj"),
+    (_BLOCK + r"attn\.proj", _LAYER + "self_attn.projection_layer"),
+    (_BLOCK + r"attn\.", _LAYER + "self_attn."),
+    (_BLOCK + r"norm(\d)", _LAYER + r"layer_norm\2"),
+    (_BLOCK + r"mlp\.", _LAYER + "mlp."),
+    (
+        r"vision_model\.vision_tower\.pos_embed$",
+        "vision_model.embeddings.position_embedding.weight",
+    ),
+    (
+        r"vision_model\.vision_tower\.patch_embed\.proj\.",
+        "vision_model.embeddings.patch_embedding.",
+    ),
+    (r"vision_model\.vision_tower\.norm\.", "vision_model.post_layernorm."),
+    (r"aligner\.layers\.0\.", "aligner.fc1."),
+    (r"aligner\.layers\.2\.", "aligner.hidden_layers.0."),
+)
+_JANUS_SIZES = {"width": 1024, "layers": 24, "heads": 16, "patch_size": 16, "mlp_ratio": 4}
+
+
+def _janus_tower(raw: Raw) -> dict[str, Any]:
+    """``params`` of the tower with the sizes of the one that all of them have; ValueError for
+    another."""
+    params = raw["vision_config"]["params"]
+    name = params.get("model_name", "siglip_large_patch16_384")
+    if name != "siglip_large_patch16_384":
+        raise ValueError(f"the tower {name!r} is not supported")
+    return {**_JANUS_SIZES, "image_size": 384, **params}
+
+
+def _janus(raw: Raw) -> dict[str, Any]:
+    """Pictures are read, not made: what would make them is as small as it can be."""
+    tower, aligner = _janus_tower(raw), raw["aligner_config"]["params"]
+    depth = int(aligner.get("depth", 1))
+    if aligner.get("projector_type", "mlp_gelu") != "mlp_gelu" or depth != 2:
+        raise ValueError("only an aligner of two layers is supported")
+    maker = {"embed_dim": 2, "num_embeddings": 2, "latent_channels": 2, "base_channels": 32}
+    small = {"channel_multiplier": [1], "num_res_blocks": 1, "projection_dim": 2}
+    return {
+        "model_type": "janus",
+        "text_config": _stub(int(aligner["n_embed"])),
+        "vq_config": {**maker, **small, "image_token_embed_dim": 2, "num_hidden_layers": 1},
+        "vision_config": {
+            "hidden_size": tower["width"],
+            "num_hidden_layers": tower["layers"],
+            "num_attention_heads": tower["heads"],
+            "mlp_ratio": tower["mlp_ratio"],
+            "image_size": tower["image_size"],
+            "patch_size": tower["patch_size"],
+            "num_image_tokens": _janus_places(tower),
+            "projection_dim": int(aligner["n_embed"]),
+            "depth": depth,
+        },
+    }
+
+
+def _janus_places(tower: Mapping[str, Any]) -> int:
+    return (int(tower["image_size"]) // int(tower["patch_size"])) ** 2
+
+
+def _janus_reader(raw: Raw) -> dict[str, Any]:
+    side, half = _janus_tower(raw)["image_size"], [0.5, 0.5, 0.5]
+    size = {"height": side, "width": side}
+    return {"size": size, "image_mean": half, "image_std": half, "min_size": 14}
+
+
+_JANUS_TOKENS = {
+    "image_token": "<image_placeholder>",
+    "boi_token": "<begin_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+
 LAYOUTS: dict[str, Original] = {
     **ORIGINALS,
     **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
+    "InternS1ForConditionalGeneration": Original(
+        _intern_s1,
+        _INTERN_S1,
+        "InternVLProcessor",
+        "GotOcr2",
+        _intern_s1_options,
+        _intern_s1_reader,
+        _INTERNVL_TOKENS,
+    ),
+    "MultiModalityCausalLM": Original(
+        _janus,
+        _JANUS,
+        "JanusProcessor",
+        "Janus",
+        lambda raw: {"num_image_tokens": _janus_places(_janus_tower(raw))},
+        _janus_reader,
+        _JANUS_TOKENS,
+        unused=r"generation_|vqmodel\.",
+    ),
 }

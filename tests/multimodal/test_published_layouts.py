@@ -1,0 +1,131 @@
+"""Janus-Pro and Intern-S1 as their authors publish them, against the classes of transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixlm.entrypoints.offline import Engine
+
+pytest.importorskip("PIL")
+tf = pytest.importorskip("transformers")
+from safetensors.torch import save_file  # noqa: E402
+
+from tests.multimodal.test_families import PICTURES, encoded, expected  # noqa: E402
+from tests.multimodal.tiny import SQUARE, Tiny, janus, pictures, save  # noqa: E402
+from tests.multimodal.tiny_later import internvl_chat  # noqa: E402
+
+NUM_NEW = 16
+_JANUS = (
+    (r"model\.language_model\.", "language_model.model."),
+    (r"lm_head\.", "language_model.lm_head."),
+    (r"model\.(aligner\.)fc1", r"\1layers.0"),
+    (r"model\.(aligner\.)hidden_layers\.0", r"\1layers.2"),
+    (r"model\.vision_model\.", "vision_model.vision_tower."),
+    (r"model\.(vqmodel)", r"gen_vision_model"),
+    (r"model\.generation_", "gen_"),
+)
+_TOWER = (
+    ("encoder.layers", "blocks"), ("self_attn.projection_layer", "attn.proj"),
+    ("self_attn", "attn"), ("layer_norm", "norm"), ("post_layernorm", "norm"),
+    ("embeddings.position_embedding.weight", "pos_embed"),
+    ("embeddings.patch_embedding", "patch_embed.proj"),
+)  # fmt: skip
+
+
+def janus_name(name: str) -> str:
+    """Under which Janus-Pro publishes a tensor of the class."""
+    for pattern, new in _JANUS:
+        name = re.sub("^" + pattern, new, name)
+    if name.startswith("vision_model."):
+        for ours, theirs in _TOWER:
+            name = name.replace(ours, theirs)
+    return name
+
+
+def publish_janus(model: Any, folder: Path) -> None:
+    """Rows of q, k and v joined, places with an axis of one, what makes pictures kept."""
+    named = {janus_name(n): t.contiguous() for n, t in model.state_dict().items()}
+    for name in [n for n in named if ".attn.q_proj." in n and n.startswith("vision_model.")]:
+        parts = [named.pop(name.replace("q_proj", f"{one}_proj")) for one in "qkv"]
+        named[name.replace("q_proj", "qkv")] = torch.cat(parts)
+    place = "vision_model.vision_tower.pos_embed"
+    named[place] = named[place][None]
+    save_file(named, folder / "model.safetensors")
+    sizes = {"width": 32, "layers": 2, "heads": 2, "patch_size": 7, "mlp_ratio": 2}
+    tower = {"image_size": 28, "model_name": "siglip_large_patch16_384", **sizes}
+    aligner = {"depth": 2, "input_dim": 32, "n_embed": 64, "projector_type": "mlp_gelu"}
+    raw = {
+        "architectures": ["MultiModalityCausalLM"], "model_type": "multi_modality",
+        "language_config": model.config.text_config.to_dict(),
+        "vision_config": {"cls": "CLIPVisionTower", "model_type": "vision", "params": tower},
+        "aligner_config": {"cls": "MlpProjector", "model_type": "aligner", "params": aligner},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(raw))
+    described = {"processor_class": "VLChatProcessor", "num_image_tokens": 16}
+    (folder / "processor_config.json").write_text(json.dumps(described))
+
+
+def untied_janus() -> Tiny:
+    made = janus()
+    made.config.tie_word_embeddings = made.config.text_config.tie_word_embeddings = False
+    half = [0.5, 0.5, 0.5]
+    reader = pictures("Janus", size=SQUARE, min_size=14, image_mean=half, image_std=half)
+    whole = tf.JanusProcessor(reader, made.processor.tokenizer, num_image_tokens=16)
+    return replace(made, processor=whole)
+
+
+def publish_intern_s1(model: Any, folder: Path) -> None:
+    """The class's own names, another model_type and processor."""
+    named = {name: one.contiguous() for name, one in model.state_dict().items()}
+    save_file(named, folder / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"architectures": ["InternS1ForConditionalGeneration"], "model_type": "interns1"}
+    raw["vision_config"] |= {"model_type": "interns1_vision", "drop_path_rate": 0.0}
+    (folder / "config.json").write_text(json.dumps(raw))
+    described = {"processor_class": "InternS1Processor", "image_seq_length": 4}
+    (folder / "processor_config.json").write_text(json.dumps(described))
+
+
+def intern_s1() -> Tiny:
+    made = internvl_chat("qwen3")
+    made.processor.image_processor.max_patches = 12
+    return made
+
+
+CASES = {"janus": (untied_janus, publish_janus), "intern_s1": (intern_s1, publish_intern_s1)}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Path) -> None:
+    make, publish = CASES[name]
+    tiny = make()
+    model = save(tiny, tmp_path)
+    publish(model, tmp_path)
+    engine = Engine(
+        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
+        chunked_prefill_size=48,
+    )  # fmt: skip
+    try:
+        for chosen in ([0], [2, 1]):
+            text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
+            images = [PICTURES[i] for i in chosen]
+            num_prompt, want, first = expected(tiny, model, text, images)
+            for turn in range(2):
+                meta = engine.generate(
+                    text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+                    image_data=[encoded(image) for image in images], return_logprob=True,
+                )["meta_info"]  # fmt: skip
+                assert meta["prompt_tokens"] == num_prompt
+                assert [one[1] for one in meta["output_token_logprobs"]] == want
+                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
+                assert not turn or meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+    finally:
+        engine.shutdown()
