@@ -19,6 +19,17 @@
 
 #define RADIX_INLINE inline __attribute__((always_inline))
 
+// The compiler does not watch what masked instructions read and write.
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" void __asan_loadN(void*, long);
+extern "C" void __asan_storeN(void*, long);
+#define RADIX_WATCH_READ(p, n) __asan_loadN((void*)(p), (n) > 0 ? (n) * 4L : 0L)
+#define RADIX_WATCH_WRITE(p, n) __asan_storeN((void*)(p), (n) > 0 ? (n) * 4L : 0L)
+#else
+#define RADIX_WATCH_READ(p, n)
+#define RADIX_WATCH_WRITE(p, n)
+#endif
+
 namespace radix {
 namespace RADIX_ISA {
 
@@ -69,9 +80,15 @@ RADIX_INLINE __mmask16 first_lanes(int n) { return __mmask16((1u << n) - 1u); }
 RADIX_INLINE vf zero() { return {_mm512_setzero_ps()}; }
 RADIX_INLINE vf set1(float x) { return {_mm512_set1_ps(x)}; }
 RADIX_INLINE vf load(const float* p) { return {_mm512_loadu_ps(p)}; }
-RADIX_INLINE vf load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+RADIX_INLINE vf load_n(const float* p, int n) {
+    RADIX_WATCH_READ(p, n);
+    return {_mm512_maskz_loadu_ps(first_lanes(n), p)};
+}
 RADIX_INLINE void store(float* p, vf a) { _mm512_storeu_ps(p, a.v); }
-RADIX_INLINE void store_n(float* p, vf a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
+RADIX_INLINE void store_n(float* p, vf a, int n) {
+    RADIX_WATCH_WRITE(p, n);
+    _mm512_mask_storeu_ps(p, first_lanes(n), a.v);
+}
 RADIX_INLINE vf add(vf a, vf b) { return {_mm512_add_ps(a.v, b.v)}; }
 RADIX_INLINE vf sub(vf a, vf b) { return {_mm512_sub_ps(a.v, b.v)}; }
 RADIX_INLINE vf mul(vf a, vf b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -133,6 +150,7 @@ RADIX_INLINE vf zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 RADIX_INLINE vf set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 RADIX_INLINE vf load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 RADIX_INLINE vf load_n(const float* p, int n) {
+    RADIX_WATCH_READ(p, n);
     return {_mm256_maskload_ps(p, lane_mask8(n)), n > 8 ? _mm256_maskload_ps(p + 8, lane_mask8(n - 8)) : _mm256_setzero_ps()};
 }
 RADIX_INLINE void store(float* p, vf x) {
@@ -140,6 +158,7 @@ RADIX_INLINE void store(float* p, vf x) {
     _mm256_storeu_ps(p + 8, x.b);
 }
 RADIX_INLINE void store_n(float* p, vf x, int n) {
+    RADIX_WATCH_WRITE(p, n);
     _mm256_maskstore_ps(p, lane_mask8(n), x.a);
     if (n > 8) _mm256_maskstore_ps(p + 8, lane_mask8(n - 8), x.b);
 }
