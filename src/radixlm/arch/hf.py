@@ -20,7 +20,7 @@ from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
-from radixlm.arch.families.media_layouts_more import text_type
+from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -139,8 +139,9 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         raw = {**outer, **nested, **whole}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
+    model_type = text_type(architecture, raw) or model_type
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
-    model_type = text_type(architecture, raw) or TEXT_TYPES.get(model_type, model_type)
+    model_type = TEXT_TYPES.get(model_type, model_type)
     own = _MODEL_TYPE_OF.get(architecture, "")
     defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
     values = dict(raw)
@@ -176,6 +177,8 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
         return listed[0], model_type
     if model_type in DEFAULTS:
         return str(DEFAULTS[model_type]["architecture"]), model_type
+    if architecture_of(raw):
+        return architecture_of(raw), model_type
     raise CheckpointError(
         f"{source}: has no 'architectures', and model_type {model_type!r} is unknown"
     )

@@ -176,4 +176,77 @@ class Kimi(nn.Module):
         return rows
 
 
-_MODULES: dict[str, Any] = {"minicpm": MiniCpm, "kimi": Kimi}
+# ---- DeepSeek-VL2 ------------------------------------------------------------------------------
+
+
+class _SquareEye(nn.Module):
+    """SigLIP on tiles of one size."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers import SiglipVisionConfig  # noqa: PLC0415  (2 s)
+        from transformers.models.siglip.modeling_siglip import SiglipEncoder  # noqa: PLC0415
+
+        config = SiglipVisionConfig(**values)
+        config._attn_implementation = "sdpa"
+        size, dim = config.patch_size, config.hidden_size
+        self.embedding = nn.Conv2d(3, dim, size, size)
+        self.pos_embed = nn.Parameter(torch.zeros(1, (config.image_size // size) ** 2, dim))
+        self.encoder = SiglipEncoder(config)
+        self.norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [tiles, C, rows, columns]."""
+        grid = self.embedding(tiles)
+        rows = grid.flatten(2).transpose(1, 2) + self.pos_embed
+        made: Tensor = self.norm(self.encoder(inputs_embeds=rows).last_hidden_state)
+        return made.transpose(1, 2).reshape(grid.shape)
+
+
+class Deepseek(nn.Module):
+    """A whole picture and its tiles, put side by side, with a vector at the end of each row and one
+    between the two."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.vision = _SquareEye(config["vision_config"])
+        self._merge, self._is_whole_first = config["merge"], config["is_whole_first"]
+        dim, inner = config["hidden_size"], config["inner"]
+        first = config["vision_config"]["hidden_size"] * self._merge**2
+        layers: list[nn.Module] = [nn.Linear(first, inner)]
+        for _ in range(config["depth"] - 2):
+            layers += [nn.GELU(), nn.Linear(inner, inner)]
+        self.projector = nn.Sequential(*layers, nn.GELU(), nn.Linear(inner, dim))
+        self.image_newline = nn.Parameter(torch.zeros(dim))
+        self.view_seperator = nn.Parameter(torch.zeros(dim))
+
+    def get_image_features(self, pixel_values: Tensor, images_spatial_crop: Tensor) -> Tensor:
+        """[all tiles, 3, side, side], int64 [pictures, 2] columns and rows -> [N, D]."""
+        tiles, at, made = self._projected(pixel_values), 0, []
+        for columns, rows in images_spatial_crop.tolist():
+            own = tiles[at + 1 : at + 1 + rows * columns]
+            side, dim = own.shape[1], own.shape[-1]
+            large = own.reshape(rows, columns, side, side, dim).transpose(1, 2)
+            views = [self._ended(tiles[at]), self.view_seperator[None]]
+            views.append(self._ended(large.reshape(rows * side, columns * side, dim)))
+            made += views if self._is_whole_first else views[::-1]
+            at += 1 + rows * columns
+        return torch.cat(made)
+
+    def _projected(self, tiles: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [tiles, rows, columns, D], squares of patches made one."""
+        grid, merge = self.vision(tiles), self._merge
+        odd = -grid.shape[-1] % merge
+        grid = nn.functional.pad(grid, (0, odd, 0, odd))
+        side = grid.shape[-1] // merge
+        squares = nn.functional.unfold(grid, merge, stride=merge).transpose(1, 2)
+        made: Tensor = self.projector(squares)
+        return made.reshape(len(tiles), side, side, -1)
+
+    def _ended(self, grid: Tensor) -> Tensor:
+        """[rows, columns, D] -> [rows * (columns + 1), D]."""
+        ends = self.image_newline.expand(len(grid), 1, -1)
+        return torch.cat([grid, ends], 1).flatten(0, 1)
+
+
+_MODULES: dict[str, Any] = {"minicpm": MiniCpm, "kimi": Kimi, "deepseek": Deepseek}

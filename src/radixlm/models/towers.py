@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
-from radixlm.arch.families.media_layouts_more import BUILT
+from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.built_towers import build
 from radixlm.models.original import config_of, fill
@@ -186,7 +186,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
     transformers.logging.set_verbosity_error()
     try:
         raw = json.loads((folder / "config.json").read_bytes())
-        architecture = next(iter(raw.get("architectures") or ()), "")
+        architecture = architecture_of(raw)
         if architecture in BUILT:
             return build(BUILT[architecture], raw, folder, dtype)
         original = LAYOUTS.get(architecture)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.media_layouts_more import BUILT
+from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.base.errors import CheckpointError
 
 Raw = Mapping[str, Any]
@@ -59,15 +59,15 @@ class Reader:
         pictures = list(images or ())
         if len(parts) != len(pictures) + 1:
             raise ValueError(f"{len(parts) - 1} placeholders for {len(pictures)} pictures")
-        read = [self.read(picture) for picture in pictures]
+        read = [self.read(picture, len(pictures)) for picture in pictures]
         marks = [self.marks(index, arrays) for index, arrays in enumerate(read)]
         whole = "".join(itertools.chain(*itertools.zip_longest(parts, marks, fillvalue="")))
         ids = self.tokenizer([whole], add_special_tokens=add_special_tokens)["input_ids"]
         made = {"input_ids": np.asarray(ids, np.int64)}
         return made | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
 
-    def read(self, picture: Any) -> dict[str, NDArray[Any]]:
-        """The arrays of one picture."""
+    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
+        """The arrays of one picture of so many."""
         raise NotImplementedError
 
     def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
@@ -93,7 +93,7 @@ class MiniCpmReader(Reader):
         self._mean = said.get("norm_mean") or said.get("image_mean") or _HALF
         self._std = said.get("norm_std") or said.get("image_std") or _HALF
 
-    def read(self, picture: Any) -> dict[str, NDArray[Any]]:
+    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``tgt_sizes`` of the slices; ``grid`` columns and rows of them."""
         slices, grid = self._slices(picture)
         cut = [patches_of(one, self._patch, self._mean, self._std) for one in slices]
@@ -171,7 +171,7 @@ class KimiReader(Reader):
         self._mean = said.get("image_mean") or _HALF
         self._std = said.get("image_std") or _HALF
 
-    def read(self, picture: Any) -> dict[str, NDArray[Any]]:
+    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``image_grid_thw``. ValueError for more than 511 patches a side."""
         whole = self._even(self._small(picture.convert("RGB")))
         grid = [1, whole.height // self._patch, whole.width // self._patch]
@@ -211,16 +211,77 @@ class KimiReader(Reader):
         return picture.crop((left, top, left + width, top + height))
 
 
+class DeepseekReader(Reader):
+    """The whole picture in a square and, of at most two pictures, tiles of the size that fits the
+    picture best; each padded with the mean."""
+
+    image_token = place = "<image>"
+
+    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
+        super().__init__(tokenizer, folder)
+        held = {**raw, **said}
+        sizes = held.get("candidate_resolutions") or [[384, 384]]
+        self._sizes: list[Size] = [(int(width), int(height)) for width, height in sizes]
+        self._side = self._sizes[0][0]
+        self._patch = int(said.get("patch_size") or raw["vision_config"].get("patch_size") or 14)
+        ratio = (raw.get("projector_config") or {}).get("downsample_ratio", 2)
+        self._row = math.ceil(self._side // self._patch / int(ratio))
+        self._mean = said.get("image_mean") or _HALF
+        self._std = said.get("image_std") or _HALF
+
+    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` of the whole and of its tiles, ``images_spatial_crop`` columns and rows
+        of these."""
+        picture, side = picture.convert("RGB"), self._side
+        size = self._best(picture.size) if num_pictures <= 2 else (side, side)
+        large = self._padded(picture, size)
+        boxes = [
+            (x, y, x + side, y + side)
+            for y in range(0, size[1], side)
+            for x in range(0, size[0], side)
+        ]
+        tiles = [self._padded(picture, (side, side)), *(large.crop(box) for box in boxes)]
+        return {
+            "pixel_values": np.concatenate(
+                [patches_of(tile, side, self._mean, self._std) for tile in tiles]
+            ),
+            "images_spatial_crop": np.asarray([[size[0] // side, size[1] // side]], np.int64),
+        }
+
+    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """The rows of the whole and of the tiles, each with its end, and what parts the two."""
+        columns, rows = (int(count) for count in arrays["images_spatial_crop"][0])
+        tiles = self._row * rows * (self._row * columns + 1)
+        return self.place * (self._row * (self._row + 1) + 1 + tiles)
+
+    def _best(self, size: Size) -> Size:
+        """The first size that shows most of the picture's pixels and wastes least."""
+
+        def worth(one: Size) -> tuple[int, int]:
+            scale = min(one[0] / size[0], one[1] / size[1])
+            shown = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
+            return shown, shown - one[0] * one[1]
+
+        return max(self._sizes, key=worth)
+
+    def _padded(self, picture: Any, size: Size) -> Any:
+        from PIL import ImageOps  # noqa: PLC0415  (an extra)
+
+        color = tuple(int(share * 255) for share in self._mean)
+        return ImageOps.pad(picture, size, method=_BICUBIC, color=color)
+
+
 _READERS: dict[str, Callable[[Raw, Raw, Path, Any], Reader]] = {
     "minicpm": MiniCpmReader,
     "kimi": KimiReader,
+    "deepseek": DeepseekReader,
 }
 
 
 def reader_of(raw: Raw, folder: Path, transformers: Any) -> Reader | None:
     """The processor of a config.json, if it is one of these. CheckpointError for a tokenizer that
     lacks its tokens and for sizes that make no sense."""
-    built = BUILT.get(str((raw.get("architectures") or [""])[0]))
+    built = BUILT.get(architecture_of(raw))
     if built is None:
         return None
     said: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, family
+from radixlm.arch.families.media_layouts_more import DEEPSEEKS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import Upright
 from radixlm.arch.spec import Decoder, Moe
@@ -29,6 +30,7 @@ TEXT_TYPES = {
     "glm_ocr_text": "glm4",
     "exaone4_5_text": "exaone4",
     "phi4mm": "phi3",
+    "deepseek_v2_noaux": "deepseek_v3",
     "phi4_multimodal": "phi3",
 }
 _PHI4 = {
@@ -42,6 +44,7 @@ _PHI4 = {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-05,
 }
+_DEEPSEEK = {k: v for k, v in defaults.DEFAULTS["deepseek_v2"].items() if k != "num_experts"}
 # what a text model's class has by default, other than the class above
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
@@ -58,6 +61,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 128,
         "attention_bias": False,
     },
+    "deepseek_v2_noaux": {**_DEEPSEEK, "n_group": 1, "topk_group": 1},
     "phi4mm": _PHI4,
     "phi4_multimodal": _PHI4,
     "paddleocr_vl_text": {
@@ -97,7 +101,7 @@ COMPOSITES = (
     *("Kimi_K25ForConditionalGeneration", "Lfm2VlForConditionalGeneration"),
     *("Gemma3nForConditionalGeneration", "InternVLChatModel"),
     *("InternS1ForConditionalGeneration", "MultiModalityCausalLM"),
-    *("MiniCPMV", "MiniCPMO", "KimiVLForConditionalGeneration"),
+    *("MiniCPMV", "MiniCPMO", "KimiVLForConditionalGeneration", *DEEPSEEKS),
     *("Gemma4ForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Exaone4_5_ForConditionalGeneration", "VideoLlama3ForConditionalGeneration"),

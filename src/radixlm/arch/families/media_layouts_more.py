@@ -10,6 +10,9 @@ from radixlm.arch.families.media_layouts import Original, Raw, Rules
 
 # version of a MiniCPM-V or -o -> the family of its text model
 _MINICPM_TEXTS = {"2.6": "qwen2", "4.0": "llama", "4": "llama", "4.5": "qwen3"}
+# some folders do not say which they are
+DEEPSEEKS = ("DeepseekVL2ForCausalLM", "DeepseekVLV2ForCausalLM")
+_OF_TYPE = {"deepseek_vl_v2": DEEPSEEKS[0]}
 _MINICPM: Rules = ((r"(vpm|resampler)\.", r"\1."),)
 _SIGLIP_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -77,11 +80,57 @@ def _kimi(raw: Raw) -> dict[str, Any]:
     }
 
 
+_TIMM = r"vision\.blocks\.(\d+)\."
+_OURS = r"vision.encoder.layers.\1."
+_DEEPSEEK: Rules = (
+    (r"vision\.patch_embed\.proj\.", "vision.embedding."),
+    (r"vision\.(pos_embed|norm)", r"vision.\1"),
+    (_TIMM + "norm1", _OURS + "layer_norm1"),
+    (_TIMM + "norm2", _OURS + "layer_norm2"),
+    (_TIMM + r"attn\.qkv", _OURS + "self_attn.[q|k|v]_proj"),
+    (_TIMM + r"attn\.proj", _OURS + "self_attn.out_proj"),
+    (_TIMM + r"mlp\.", _OURS + "mlp."),
+    (r"projector\.layers\.", "projector."),
+    (r"(image_newline|view_seperator)", r"\1"),
+)
+# of the towers that go by a name; what the config says besides wins
+_NAMED_TOWERS = {"siglip_so400m_patch14_384": {"image_size": 384, "heads": 16}}
+
+
+def _deepseek(raw: Raw) -> dict[str, Any]:
+    """Of DeepSeek-VL2. ValueError for the ways of joining that no published one has."""
+    eye, hand = raw["vision_config"], raw.get("projector_config") or {}
+    kind = hand.get("projector_type", "downsample_mlp_gelu")
+    if kind != "downsample_mlp_gelu" or raw.get("tile_tag", "2D") != "2D":
+        raise ValueError(f"projector_type {kind!r}, tile_tag {raw.get('tile_tag')!r}")
+    default = _NAMED_TOWERS.get(str(eye.get("model_name", "siglip_so400m_patch14_384")), {})
+    eye = {"width": 1152, "layers": 27, "patch_size": 14, "mlp_ratio": 3.7362, **default, **eye}
+    dim = int(raw["language_config"]["hidden_size"])
+    tower = {
+        "hidden_size": eye["width"],
+        "intermediate_size": int(eye["width"] * eye["mlp_ratio"]),
+        "num_hidden_layers": eye["layers"],
+        "num_attention_heads": eye["heads"],
+        "image_size": eye["image_size"],
+        "patch_size": eye["patch_size"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    }
+    return {
+        "vision_config": tower,
+        "hidden_size": dim,
+        "inner": int(dim * hand.get("mlp_ratio", 1)),
+        "depth": int(hand.get("depth", 2)),
+        "merge": int(hand.get("downsample_ratio", 2)),
+        "is_whole_first": raw.get("global_view_pos", "head") == "head",
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """``kind``: the name of the module and of the processor; ``layout``: what they are made of."""
 
-    kind: Literal["minicpm", "kimi"]
+    kind: Literal["minicpm", "kimi", "deepseek"]
     layout: Original
 
 
@@ -89,11 +138,22 @@ BUILT: dict[str, Built] = {
     "MiniCPMV": Built("minicpm", Original(_minicpm, _MINICPM)),
     "MiniCPMO": Built("minicpm", Original(_minicpm, _MINICPM)),
     "KimiVLForConditionalGeneration": Built("kimi", Original(_kimi, _KIMI)),
+    **dict.fromkeys(DEEPSEEKS, Built("deepseek", Original(_deepseek, _DEEPSEEK))),
 }
 
 
+def architecture_of(raw: Raw) -> str:
+    """What a config.json says of itself; "" if nothing."""
+    listed = raw.get("architectures") or [_OF_TYPE.get(str(raw.get("model_type")), "")]
+    return str(listed[0])
+
+
 def text_type(architecture: str, raw: Raw) -> str:
-    """The family of a text model whose config stands at the top without its name; "" if unknown."""
+    """The family of a text model that has another name or none; "" if it is what it says."""
     if architecture in ("MiniCPMV", "MiniCPMO"):
         return _MINICPM_TEXTS.get(str(raw.get("version", "")), "")
+    if architecture in DEEPSEEKS and not raw.get("use_mla", True):
+        return "deepseek"
+    if architecture in DEEPSEEKS and raw.get("topk_method") == "noaux_tc":
+        return "deepseek_v2_noaux"
     return ""
