@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from radixlm.base.errors import CheckpointError
 from radixlm.entrypoints.offline import Engine
@@ -31,7 +32,7 @@ from tests.multimodal.tiny import (  # noqa: E402
 )
 
 NUM_NEW = 16
-PROJECTOR = {"linear_1": "0", "linear_2": "2"}
+PROJECTOR = {"linear_1": "0", "linear_2.0": "3", "linear_2.1": "4", "linear_2": "2", "act.0": "1"}
 
 
 def padded() -> Tiny:
@@ -43,6 +44,28 @@ def padded() -> Tiny:
         vision_feature_select_strategy="default", num_additional_image_tokens=1,
     )  # fmt: skip
     return replace(made, processor=whole)
+
+
+def yi_vl() -> Tiny:
+    """Norms in the projector, another token for a picture."""
+    made = padded()
+    tok = tokenizer("<image_placeholder>")
+    whole = tf.LlavaProcessor(
+        made.processor.image_processor, tok, patch_size=7, image_token="<image_placeholder>",
+        vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return replace(made, processor=whole, placeholder="<image_placeholder>")
+
+
+def add_norms(model: Any) -> None:
+    """Behind both linear layers of the projector."""
+    projector = model.model.multi_modal_projector
+    norms = torch.nn.LayerNorm(64), torch.nn.LayerNorm(64)
+    for norm in norms:
+        norm.weight.data.normal_(1, 0.3)
+        norm.bias.data.normal_(0, 0.3)
+    projector.act = torch.nn.Sequential(norms[0], projector.act)
+    projector.linear_2 = torch.nn.Sequential(projector.linear_2, norms[1])
 
 
 def onevision() -> Tiny:
@@ -82,9 +105,10 @@ def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, 
     save_file(tensors, folder / "model.safetensors")
     text = model.config.text_config.to_dict()
     raw = {
-        **text, "architectures": [architecture], "model_type": "llava", **own,
+        **text, "architectures": [architecture], "model_type": "llava",
         "mm_vision_tower": "someone/tiny-tower", "mm_projector_type": "mlp2x_gelu",
         "mm_hidden_size": 32, "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch",
+        **own,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(raw))
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -95,6 +119,10 @@ def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, 
 ANYRES = {"mm_patch_merge_type": "spatial_unpad", "image_aspect_ratio": "anyres"}
 KINDS: dict[str, tuple[Callable[[], Tiny], str, bool, dict[str, Any]]] = {
     "1.5": (padded, "LlavaLlamaForCausalLM", True, {"image_aspect_ratio": "pad"}),
+    "yi": (
+        yi_vl, "YiVLForCausalLM", True,
+        {"image_aspect_ratio": "pad", "mm_projector_type": "mlp2x_gelu_Norm"},
+    ),
     "1.6": (
         llava_next, "LlavaMistralForCausalLM", False,
         {**ANYRES, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
@@ -112,6 +140,8 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
     make, architecture, is_tower_beside, own = KINDS[name]
     tiny = make()
     model = save(tiny, tmp_path)
+    if "mm_projector_type" in own:
+        add_norms(model)
     publish(model, tmp_path, architecture, is_tower_beside, **own)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
@@ -119,7 +149,7 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
     )  # fmt: skip
     try:
         for chosen in ([0], [2, 1]):
-            text = "look " + " and ".join("<image>" for _ in chosen) + " now tell"
+            text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
             images = [PICTURES[i] for i in chosen]
             num_prompt, want, first = expected(tiny, model, text, images)
             for turn in range(2):

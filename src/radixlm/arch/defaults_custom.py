@@ -86,6 +86,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "share_expert_dim": 5120, "share_q_dim": 2048, "head_dim": 256,
         "norm_expert_weight": False, "moe_layers_enum": None,
     },
+    "yi_vl": {
+        **defaults.DEFAULTS["llama"], "architecture": "YiVLForCausalLM",
+    },
     "xverse": {
         "architecture": "XverseForCausalLM", "max_position_embeddings": 2048,
     },

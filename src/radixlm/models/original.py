@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from radixlm.arch.families.media_layouts import Original
 from radixlm.base.errors import CheckpointError
@@ -24,11 +24,20 @@ def config_of(original: Original, raw: Any, folder: Path, transformers: Any) -> 
         raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
 
 
+def _add_norms(projector: Any, dtype: torch.dtype) -> None:
+    """A norm behind each of the two linear layers of LLaVA's projector, as Yi-VL has them."""
+    first, second = projector.linear_1, projector.linear_2
+    projector.act = nn.Sequential(nn.LayerNorm(first.out_features, dtype=dtype), projector.act)
+    projector.linear_2 = nn.Sequential(second, nn.LayerNorm(second.out_features, dtype=dtype))
+
+
 def fill(
     model: Any, original: Original, folder: Path, dtype: torch.dtype, beside: Path | None = None
 ) -> dict[str, list[Any]]:
     """Load the towers' tensors into ``model``, first those of ``beside``; what is missing or
     misshapen."""
+    if getattr(getattr(model, "config", None), "has_projector_norms", False):
+        _add_norms(model.multi_modal_projector, dtype)
     given = dict[str, Tensor]()
     wanted = model.state_dict()
     for place in (beside, folder) if beside is not None else (folder,):

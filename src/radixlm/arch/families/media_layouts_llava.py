@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ LLAVA_TEXTS = {
     "LlavaLlamaForCausalLM": "LlamaForCausalLM",
     "LlavaQwenForCausalLM": "Qwen2ForCausalLM",
     "LlavaMistralForCausalLM": "MistralForCausalLM",
+    "YiVLForCausalLM": "LlamaForCausalLM",
 }
 _CLIP = {
     "model_type": "clip_vision_model",
@@ -61,6 +63,9 @@ _LLAVA: Rules = (
     ),
     (r"model\.mm_projector\.0\.", "multi_modal_projector.linear_1."),
     (r"model\.mm_projector\.2\.", "multi_modal_projector.linear_2."),
+    (r"model\.mm_projector\.1\.", "multi_modal_projector.act.0."),  # where norms follow both
+    (r"model\.mm_projector\.3\.", "multi_modal_projector.linear_2.0."),
+    (r"model\.mm_projector\.4\.", "multi_modal_projector.linear_2.1."),
     (r"model\.image_newline", "image_newline"),
 )
 
@@ -138,7 +143,7 @@ def _pinpoints(raw: Raw) -> list[list[int]]:
 
 def _llava(raw: Raw) -> dict[str, Any]:
     kind = raw.get("mm_projector_type", "linear")
-    if kind != "mlp2x_gelu":
+    if kind not in ("mlp2x_gelu", "mlp2x_gelu_Norm"):
         raise ValueError(f"mm_projector_type = {kind!r} is not supported (must be 'mlp2x_gelu')")
     layer = -1 if _is_siglip(raw) else raw.get("mm_vision_select_layer", -2)
     shared = {
@@ -147,6 +152,7 @@ def _llava(raw: Raw) -> dict[str, Any]:
         "text_config": _stub(int(raw["hidden_size"])),
         "vision_feature_layer": layer,
         "vision_feature_select_strategy": _strategy(raw),
+        "has_projector_norms": kind.endswith("_Norm"),
     }
     merge = raw.get("mm_patch_merge_type", "flat")
     if not _is_tiled(raw):
@@ -166,7 +172,7 @@ def _side(raw: Raw) -> int:
 
 def _llava_options(raw: Raw) -> dict[str, Any]:
     patch = int(raw["vision_config"]["patch_size"])
-    shared = {"vision_feature_select_strategy": _strategy(raw), "image_token": "<image>"}
+    shared = {"vision_feature_select_strategy": _strategy(raw)}
     if "_max_" in str(raw.get("image_aspect_ratio")):
         places = (_side(raw) // patch) ** 2 + (not _is_siglip(raw))
         ratio = str(raw["image_aspect_ratio"])
@@ -340,6 +346,7 @@ _JANUS_TOKENS = {
 LAYOUTS: dict[str, Original] = {
     **ORIGINALS,
     **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
+    "YiVLForCausalLM": replace(_LLAVA_LAYOUT, tokens={"image_token": "<image_placeholder>"}),
     "InternS1ForConditionalGeneration": Original(
         _intern_s1,
         _INTERN_S1,
