@@ -18,9 +18,11 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
+from radixlm.models.towers import HfTower  # noqa: E402
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
 from tests.multimodal.test_families import PICTURES, encoded, expected  # noqa: E402
 from tests.multimodal.tiny import (  # noqa: E402
+    CLIP,
     SQUARE,
     Tiny,
     llava,
@@ -170,3 +172,16 @@ def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match=r"someone/other.*beside the checkpoint"):
         load_processor(tmp_path)
+
+
+def test_a_tower_without_weights_is_named(tmp_path: Path) -> None:
+    raw = {
+        "architectures": ["LlavaLlamaForCausalLM"], "hidden_size": 64,
+        "mm_vision_tower": "someone/tower", "mm_projector_type": "mlp2x_gelu",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "tower").mkdir()
+    (tmp_path / "tower" / "config.json").write_text(json.dumps(CLIP))
+    save_file({"model.mm_projector.0.bias": torch.zeros(64)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no weights of its vision tower"):
+        HfTower(tmp_path, torch.device("cpu"), torch.float32)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def _add_norms(projector: Any, dtype: torch.dtype) -> None:
     projector.linear_2 = nn.Sequential(second, nn.LayerNorm(second.out_features, dtype=dtype))
 
 
+def _has_tower(names: Iterable[str]) -> bool:
+    return any(name.startswith("vision_tower.") for name in names)
+
+
 def fill(
     model: Any, original: Original, folder: Path, dtype: torch.dtype, beside: Path | None = None
 ) -> dict[str, list[Any]]:
@@ -49,6 +54,9 @@ def fill(
                 shape = wanted[key].shape if key in wanted else part.shape
                 is_row = part.shape == (1, *shape)  # a table of places, of a batch of one
                 given[key] = (part[0] if is_row else part).to(dtype)
+    if _has_tower(wanted) and not _has_tower(given):
+        message = "holds no weights of its vision tower, nor does a folder of the tower's name"
+        raise CheckpointError(f"{folder}: {message} inside it or beside it")
     wrong = [k for k, v in given.items() if k in wanted and v.shape != wanted[k].shape]
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)
