@@ -149,6 +149,9 @@ def minicpm(
     tok = tokenizer(*names, "<unk>")
     tok.unk_token = "<unk>"
     tok.save_pretrained(folder)
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    said |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.A", "own.B"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
     held = {**text(kind), **PLAIN}
     kinds = {"qwen2": tf.Qwen2Config, "llama": tf.LlamaConfig, "qwen3": tf.Qwen3Config}
     held.pop("model_type")

@@ -69,7 +69,8 @@ def deepseek_rows(
         inner = squares @ parts["projector.layers.0.weight"].T + parts["projector.layers.0.bias"]
         inner = torch.nn.functional.gelu(inner)
         made: torch.Tensor = inner @ parts["projector.layers.2.weight"].T
-        return made + parts["projector.layers.2.bias"]
+        made += parts["projector.layers.2.bias"]
+        return made
 
     made = []
     for row in places(padded_to(image, 28, 28)):

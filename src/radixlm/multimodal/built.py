@@ -291,8 +291,14 @@ def reader_of(raw: Raw, folder: Path, transformers: Any) -> Reader | None:
         except (OSError, ValueError, TypeError):
             continue
     try:
-        return _READERS[built.kind](
-            raw, said, folder, transformers.AutoTokenizer.from_pretrained(folder)
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        tokenizer = _tokenizer(folder, transformers)
+        return _READERS[built.kind](raw, said, folder, tokenizer)
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
+
+
+def _tokenizer(folder: Path, transformers: Any) -> Any:
+    """Of tokenizer.json where there is one: the classes beside these weights are not run."""
+    if (folder / "tokenizer.json").exists():
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
