@@ -177,7 +177,7 @@ def _prompt_text(sentence: Sentence | None, name: str | None) -> str:
 
 
 async def _ids(
-    state: ServerState, prompt: Prompt, where: str, param: str, before: str
+    state: ServerState, prompt: str | list[int] | Pair, where: str, param: str, before: str
 ) -> tuple[list[int], int]:
     """Token ids, checked and with --allow-auto-truncate cut to what the model reads; and how many
     of them are of the first text of a pair."""
