@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from radixlm.base.errors import CheckpointError
-from radixlm.entrypoints.offline import Engine
 
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
@@ -20,7 +19,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from radixlm.models.towers import HfTower  # noqa: E402
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
-from tests.multimodal.test_families import PICTURES, encoded, expected  # noqa: E402
+from tests.multimodal.answers import assert_same_answers  # noqa: E402
 from tests.multimodal.tiny import (  # noqa: E402
     CLIP,
     SQUARE,
@@ -33,7 +32,6 @@ from tests.multimodal.tiny import (  # noqa: E402
     tokenizer,
 )
 
-NUM_NEW = 16
 PROJECTOR = {"linear_1": "0", "linear_2.0": "3", "linear_2.1": "4", "linear_2": "2", "act.0": "1"}
 
 
@@ -145,26 +143,7 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
     if "mm_projector_type" in own:
         add_norms(model)
     publish(model, tmp_path, architecture, is_tower_beside, **own)
-    engine = Engine(
-        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
-        chunked_prefill_size=48,
-    )  # fmt: skip
-    try:
-        for chosen in ([0], [2, 1]):
-            text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            images = [PICTURES[i] for i in chosen]
-            num_prompt, want, first = expected(tiny, model, text, images)
-            for turn in range(2):
-                meta = engine.generate(
-                    text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
-                    image_data=[encoded(image) for image in images], return_logprob=True,
-                )["meta_info"]  # fmt: skip
-                assert meta["prompt_tokens"] == num_prompt
-                assert [one[1] for one in meta["output_token_logprobs"]] == want
-                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
-                assert not turn or meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
-    finally:
-        engine.shutdown()
+    assert_same_answers(tiny, model, tmp_path)
 
 
 def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:

@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from radixlm.entrypoints.offline import Engine
-
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
-from tests.multimodal.test_families import PICTURES, encoded, expected  # noqa: E402
+from tests.multimodal.answers import assert_same_answers  # noqa: E402
 from tests.multimodal.tiny import SQUARE, Tiny, janus, pictures, save  # noqa: E402
 from tests.multimodal.tiny_later import internvl_chat  # noqa: E402
 
-NUM_NEW = 16
 _JANUS = (
     (r"model\.language_model\.", "language_model.model."),
     (r"lm_head\.", "language_model.lm_head."),
@@ -109,23 +106,4 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
     tiny = make()
     model = save(tiny, tmp_path)
     publish(model, tmp_path)
-    engine = Engine(
-        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
-        chunked_prefill_size=48,
-    )  # fmt: skip
-    try:
-        for chosen in ([0], [2, 1]):
-            text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            images = [PICTURES[i] for i in chosen]
-            num_prompt, want, first = expected(tiny, model, text, images)
-            for turn in range(2):
-                meta = engine.generate(
-                    text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
-                    image_data=[encoded(image) for image in images], return_logprob=True,
-                )["meta_info"]  # fmt: skip
-                assert meta["prompt_tokens"] == num_prompt
-                assert [one[1] for one in meta["output_token_logprobs"]] == want
-                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
-                assert not turn or meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
-    finally:
-        engine.shutdown()
+    assert_same_answers(tiny, model, tmp_path)

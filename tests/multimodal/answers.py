@@ -1,0 +1,39 @@
+"""A checkpoint's answers about pictures beside those of its class in transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixlm.entrypoints.offline import Engine
+from tests.multimodal.test_families import PICTURES, encoded, expected
+from tests.multimodal.tiny import Tiny
+
+NUM_NEW = 16
+
+
+def assert_same_answers(tiny: Tiny, model: Any, folder: Path) -> None:
+    """One picture and two, each prompt twice: greedy tokens, the first log-probability, and the
+    second time from the cache."""
+    engine = Engine(
+        model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
+        chunked_prefill_size=48,
+    )  # fmt: skip
+    try:
+        for chosen in ([0], [2, 1]):
+            text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
+            images = [PICTURES[i] for i in chosen]
+            num_prompt, want, first = expected(tiny, model, text, images)
+            for turn in range(2):
+                meta = engine.generate(
+                    text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+                    image_data=[encoded(image) for image in images], return_logprob=True,
+                )["meta_info"]  # fmt: skip
+                assert meta["prompt_tokens"] == num_prompt
+                assert [one[1] for one in meta["output_token_logprobs"]] == want
+                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
+                assert not turn or meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+    finally:
+        engine.shutdown()
