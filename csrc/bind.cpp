@@ -128,6 +128,7 @@ void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vo
 }  // namespace
 
 NB_MODULE(_cpu, m) {
+    nb::set_leak_warnings(false);  // a program that ends with an engine open keeps its weights to the end
     using Release = nb::call_guard<nb::gil_scoped_release>;
     m.def("isa", [] { return std::string(kernels().name); });
     m.def("compiled_isas", &compiled_isas);
