@@ -9,13 +9,13 @@ from typing import Any
 
 from radixlm.arch.families.media_layouts import Original
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
+from radixlm.arch.families.media_layouts_more import architecture_of
 from radixlm.base.errors import CheckpointError
 
 
 def original_of(raw: Mapping[str, Any]) -> Original | None:
     """The layout of a config.json, if it is one of these."""
-    listed = raw.get("architectures") or [""]
-    found = LAYOUTS.get(str(listed[0]))
+    found = LAYOUTS.get(architecture_of(raw))
     return found if found is not None and found.processor else None
 
 
