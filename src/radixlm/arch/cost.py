@@ -48,7 +48,8 @@ def num_parameters(decoder: Decoder) -> int:
     """Parameters of the model; a tied embedding counts once."""
     is_shared = decoder.encoder is not None and decoder.encoder.is_shared
     blocks = decoder.blocks[: 1 if is_shared else None]
-    return _outside(decoder) + _altup(decoder) + sum(_block(block, decoder.dim) for block in blocks)
+    streams = _streams(decoder)
+    return _outside(decoder) + _altup(decoder) + streams + sum(_block(block, decoder.dim) for block in blocks)
 
 
 def active_parameters(decoder: Decoder) -> int:
@@ -71,11 +72,11 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         if mixer is None:
             continue
         if isinstance(mixer, LatentAttention):
-            full += mixer.row * dtype_bytes
+            size = mixer.row * dtype_bytes
+        elif mixer.more and mixer.more.kv_from is not None:
             continue
-        if mixer.more and mixer.more.kv_from is not None:
-            continue
-        size = mixer.kv_heads * (mixer.head_dim + mixer.v_dim) * dtype_bytes
+        else:
+            size = mixer.kv_heads * (mixer.head_dim + mixer.v_dim) * dtype_bytes
         if mixer.window:
             window += size
         else:
@@ -103,9 +104,9 @@ def flops_per_token(decoder: Decoder, context: int) -> int:
 
 
 def _attention_flops(mixer: Attention | LatentAttention, context: int) -> int:
-    if isinstance(mixer, LatentAttention):
-        return 2 * context * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
     seen = min(context, mixer.window) if mixer.window else context
+    if isinstance(mixer, LatentAttention):
+        return 2 * seen * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
     if mixer.more and mixer.more.chunk:
         seen = min(seen, mixer.more.chunk)
     return 2 * seen * mixer.heads * (mixer.head_dim + mixer.v_dim)
@@ -163,12 +164,25 @@ def _altup(decoder: Decoder) -> int:
     return ends + count * block
 
 
+def _streams(decoder: Decoder) -> int:
+    """Parameters of what joins branches to several streams, and the streams at the end."""
+    streams = decoder.streams
+    if streams is None:
+        return 0
+    branch = streams.rows * (streams.count * decoder.dim + 1) + (3 if streams.rounds else 2)
+    end = streams.count * (streams.count * decoder.dim + 1) + 1
+    return 2 * len(decoder.blocks) * branch + (end if streams.ends == "weighted" else 0)
+
+
 def _block(block: Block, dim: int) -> int:
     lacks_one = block.mixer is None or block.ffn is None
     count = int(block.mixer is not block.ffn) if lacks_one else _NUM_NORMS[block.layout]
     norms = (count + 3 * (block.beside is not None)) * _norm(block.norm, dim)
     ffn = sum(_ffn(one, dim) for one in _ffns(block))
-    return norms + _mixers(block, dim) + ffn + block.out_scale
+    if block.post_norms is not None:
+        norms += sum(_norm(norm, dim) - _norm(block.norm, dim) for norm in block.post_norms)
+    gates = 2 * dim * (block.gate_temperature > 0)
+    return norms + _mixers(block, dim) + ffn + block.out_scale + gates
 
 
 def _ffns(block: Block) -> list[Mlp | Moe | Straight]:
@@ -235,6 +249,7 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
         + dim * kv_a_rows
         + mixer.kv_rank * mixer.heads * (mixer.nope_dim + mixer.v_dim)
         + mixer.heads * mixer.v_dim * dim
+        + dim * mixer.heads * {"": 0, "head": 1, "channel": mixer.v_dim}[mixer.gate]
     )
     index = mixer.index if mixer.index and not mixer.index.is_shared else None
     if index is not None:
@@ -243,6 +258,8 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
         return matrices
     biases = (mixer.q_rank + kv_a_rows + dim) * mixer.bias
     biases += _norm(index.norm, index.dim) if index is not None else 0
+    biases += mixer.heads * mixer.sinks
+    biases += _norm(mixer.rope_norm, mixer.rope_dim) if mixer.rope_norm is not None else 0
     return matrices + biases + _norm(mixer.norm, mixer.q_rank + mixer.kv_rank)
 
 
@@ -256,10 +273,10 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
         return _ffn_matrices(ffn, dim) + vectors
     shared = _ffn(ffn.shared, dim) if ffn.shared else 0
     choices = ffn.experts + ffn.zero_experts
-    matrices = ffn.experts * _expert(ffn, dim) + dim * choices
+    matrices = ffn.experts * _expert(ffn, dim) + dim * (choices + 2 * ffn.width)
     biases = (ffn.experts * (_expert_rows(ffn) + dim) + choices) * ffn.bias
-    norm = _norm(ffn.out_norm, dim) if ffn.out_norm else 0
-    norm += _norm(ffn.router_norm, dim) if ffn.router_norm else 0
+    norm = sum(_norm(one, dim) for one in (ffn.out_norm, ffn.router_norm) if one)
+    norm += sum(_norm(one, ffn.width) for one in (ffn.width_norm, ffn.expert_norm) if one)
     vectors = dim * ffn.shared_gate + choices * (ffn.correction + ffn.expert_scale) + norm
     return matrices + biases + shared + vectors
 
@@ -270,7 +287,7 @@ def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:
     if isinstance(ffn, Mlp):
         return (_up_rows(ffn) + ffn.inner) * dim
     shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
-    routers = dim * (ffn.experts + ffn.zero_experts) + dim * ffn.shared_gate
+    routers = dim * (ffn.experts + ffn.zero_experts + ffn.shared_gate + 2 * ffn.width)
     return ffn.experts * _expert(ffn, dim) + routers + shared
 
 
@@ -283,7 +300,7 @@ def _idle(ffn: Mlp | Moe | Straight, dim: int, *, matrices_only: bool = False) -
 
 
 def _expert(ffn: Moe, dim: int) -> int:
-    return (_expert_rows(ffn) + ffn.inner) * dim
+    return (_expert_rows(ffn) + ffn.inner) * (ffn.width or dim)
 
 
 def _expert_rows(ffn: Moe) -> int:

@@ -29,6 +29,7 @@ class Norm:
     offset: float = 0.0
     bias: bool = False
     affine: bool = True
+    scales_input: bool = False  # the weight multiplies what is normed, not the outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +161,14 @@ class Index:
     interleaved: bool
     norm: Norm
     is_shared: bool = False
+    turns_last: bool = False  # the last channels turn, not the first
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); the cache holds
-    ``kv_rank + rope_dim`` numbers a token."""
+    ``kv_rank + rope_dim`` numbers a token. ``sinks`` and ``window`` as in ``Attention``, ``gate``
+    as in ``Variant``."""
 
     heads: int
     nope_dim: int
@@ -178,6 +181,10 @@ class LatentAttention:
     scale: float  # already holds yarn's mscale squared
     bias: bool = False
     index: Index | None = None
+    window: int = 0
+    sinks: bool = False
+    gate: Literal["", "channel", "head"] = ""
+    rope_norm: Norm | None = None  # of the key that all heads share, before it turns
 
     @property
     def row(self) -> int:
@@ -352,6 +359,7 @@ class Mlp:
     sub_norm: Norm | None = None  # of the inner channels, before the down projection
     sparsity: float = 0.0  # share of gate channels that are cut off, by mean and deviation
     limit: float = 0.0  # 0 = none, or the activation's own
+    limit_after: bool = False  # the gate is cut behind its activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +389,10 @@ class Moe:
     limit: float = 0.0  # as in Mlp
     router_norm: Norm | None = None  # of the router's input
     expert_scale: bool = False  # a learned factor of every expert's weight, at the very end
+    limit_after: bool = False  # as in Mlp
+    width: int = 0  # channels of the experts' inputs and outputs, to and from which x is projected
+    width_norm: Norm | None = None  # of the projected input
+    expert_norm: Norm | None = None  # of each expert's output, before its weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +415,10 @@ class Block:
     # factors of the mixer's normed input and its output, then of the feed-forward's
     weights: tuple[float, float, float, float] | None = None  # of layout sandwich: factors of the
     # residual and the mixer's branch, then of the residual and the feed-forward's
+    post_norms: tuple[Norm, Norm] | None = None  # of layout sandwich: those behind the branches,
+    # where they are others
+    gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how
+    # much of the residual and how much of the branch is kept
 
     @property
     def attention(self) -> Attention | LatentAttention | None:
@@ -495,6 +511,26 @@ class AltUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Streams:
+    """Hyper-connections (arXiv:2409.19606): each branch reads a weighted sum of ``count`` residual
+    streams, and its output joins each with a weight of up to ``gain``; weights are made of all
+    streams of the token. With ``rounds`` the streams also mix by a matrix that so many rounds of
+    Sinkhorn make doubly stochastic (arXiv:2512.24880). Blocks have layout pre."""
+
+    count: int
+    norm: Norm  # of all streams at once, without weights
+    eps: float  # joins weights
+    gain: float = 2.0
+    rounds: int = 0
+    ends: Literal["weighted", "mean"] = "weighted"  # how one stream is made of all at the end
+
+    @property
+    def rows(self) -> int:
+        """Numbers that a branch asks of the streams."""
+        return self.count * (2 + (self.count if self.rounds else 0))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerInputs:
     """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens and from the
     embedding; it joins the residual at the end of each block, through a gate."""
@@ -530,9 +566,12 @@ class Decoder:
     logit_softcap: float = 0.0
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
+    norms_table: bool = False  # ... of the token table's alone: what towers make passes it by
     altup: AltUp | None = None
+    streams: Streams | None = None
     layer_inputs: LayerInputs | None = None
     sinusoids: bool = False  # the position table is sines then cosines, not learned
+    sinusoid_steps: int = 0  # frequency i is 10000 ** (-i / steps); 0 = half the width - 1
     head_layer: HeadLayer | None = None
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from radixlm.arch.spec import (
@@ -51,6 +52,8 @@ def num_norms(spec: Block) -> int:
         return int(spec.ffn is not spec.mixer)
     return NUM_NORMS[spec.layout] + 3 * (spec.beside is not None)
 
+
+LEAST_KEPT = 1e-3  # of the square of the residual's factor
 
 MixerLayer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer
 Angled = Sequence[Angles]
@@ -148,16 +151,21 @@ class BlockLayer(Module):
             self.beside = MoeLayer(spec.beside, dim, context)
         lacks_one, lacks_both = None in (spec.ffn, spec.mixer), spec.ffn is spec.mixer
         for index in range(num_norms(spec)):
-            norm = NormLayer(spec.norm, (dim,), context.kernels, context.device)
+            own = spec.post_norms[index // 2] if spec.post_norms and index % 2 else spec.norm
+            norm = NormLayer(own, (dim,), context.kernels, context.device)
             setattr(self, f"norm{index + 1}", norm)
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
+        if spec.gate_temperature:
+            self.gate1, self.gate2 = Param((dim,), "float32"), Param((dim,), "float32")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
         layout: str = "sided" if spec.side is not None else spec.layout
         if spec.beside is not None:
             layout = "beside"
         if spec.weights is not None:
             layout = "weighted"
+        if spec.gate_temperature:
+            layout = "gated"
         if lacks_one:
             layout = "none" if lacks_both else "one"
         run = getattr(self, f"_run_{layout}")
@@ -195,6 +203,9 @@ class BlockLayer(Module):
 
     def finish(self) -> None:
         self._scale = self.out_scale.take() if self.spec.out_scale else None
+        if self.spec.gate_temperature:
+            temperature = self.spec.gate_temperature
+            self._gates = [_shares(gate.take() / temperature) for gate in (self.gate1, self.gate2)]
 
     def _run_scaled(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         x_TD = self._run_unscaled(x_TD, batch, angles)
@@ -264,6 +275,14 @@ class BlockLayer(Module):
         x_TD = x_TD * kept + self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles)) * mixed
         return x_TD * kept2 + self.norm4.run(self._feed(self.norm3.run(x_TD))) * fed
 
+    def _run_gated(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """A sandwich whose residual and branches have learned factors a channel."""
+        (kept, mixed), (kept2, fed) = self._gates
+        branch = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
+        x_TD = (x_TD * kept + branch * mixed).to(x_TD.dtype)
+        branch = self.norm4.run(self._feed(self.norm3.run(x_TD)))
+        return (x_TD * kept2 + branch * fed).to(x_TD.dtype)
+
     def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
         x_TD += self.norm4.run(self._feed(self.norm3.add_run(x_TD, mixed)))
@@ -286,3 +305,9 @@ class BlockLayer(Module):
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
         x_TD += mixed.add_(self._feed(self.norm2.run(x_TD)))
         return x_TD
+
+
+def _shares(gate_D: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of the residual and of the branch, whose squares sum to one: [D] each."""
+    share = torch.sigmoid(gate_D)
+    return torch.sqrt((torch.sigmoid(-gate_D) * (1.0 + share)).clamp(min=LEAST_KEPT)), share

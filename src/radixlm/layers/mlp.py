@@ -39,7 +39,7 @@ class MlpLayer(Module):
             gate, up = h.chunk(2, -1)
             h = self._activate(cut_off(gate, self.spec.sparsity), self.spec.act) * up
         elif self.spec.limit:
-            h = limited(h, self.spec.act, self.spec.limit)
+            h = limited(h, self.spec.act, self.spec.limit, self.spec.limit_after)
         elif self.spec.act == "xielu":
             h = self.act.run(h)
         elif not self.spec.gated:
@@ -56,9 +56,12 @@ def cut_off(gate_TI: Tensor, share: float) -> Tensor:
     return F.relu(gate_TI - limit)
 
 
-def limited(h_T2I: Tensor, act: str, limit: float) -> Tensor:
-    """The gated activation of [gate, up] where the gate is cut above, up on both sides: [T, I]."""
+def limited(h_T2I: Tensor, act: str, limit: float, is_after: bool = False) -> Tensor:
+    """The gated activation of [gate, up] where the gate is cut above (``is_after`` its activation),
+    up on both sides: [T, I]."""
     gate, up = h_T2I.chunk(2, -1)
+    if is_after:
+        return activate(gate.contiguous(), act).clamp(max=limit) * up.clamp(-limit, limit)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if act == "swiglu_oai":
         return (up + 1) * activate(gate, "gelu_quick")

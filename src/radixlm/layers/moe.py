@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,12 +24,17 @@ class MoeLayer(Module):
     """Router, experts, and the shared expert with its gate."""
 
     experts: PackedExperts
+    router_norm: NormLayer
+    out_norm: NormLayer
+    width_norm: NormLayer
+    expert_norm: NormLayer
 
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
         self._kernels: Kernels = context.kernels
+        wide, dim = dim, spec.width or dim  # what the router reads, what the experts read
         self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
-        self.router = context.plain_linear(dim, spec.experts + spec.zero_experts, spec.bias)
+        self.router = context.plain_linear(wide, spec.experts + spec.zero_experts, spec.bias)
         parts = (spec.inner,) * (2 if spec.gated else 1)
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
@@ -37,15 +44,19 @@ class MoeLayer(Module):
         if spec.correction:
             self.correction = Param((spec.experts + spec.zero_experts,), "float32")
         if spec.shared is not None:
-            self.shared = MlpLayer(spec.shared, dim, context)
+            self.shared = MlpLayer(spec.shared, wide, context)
         if spec.shared_gate:
-            self.shared_gate = context.plain_linear(dim, 1)
-        if spec.router_norm is not None:
-            self.router_norm = NormLayer(spec.router_norm, (dim,), context.kernels, context.device)
+            self.shared_gate = context.plain_linear(wide, 1)
+        norms = {"router_norm": wide, "out_norm": wide, "width_norm": dim, "expert_norm": dim}
+        for name, channels in norms.items():
+            norm = getattr(spec, name)
+            if norm is not None:
+                layer = NormLayer(norm, (channels,), context.kernels, context.device)
+                setattr(self, name, layer)
         if spec.expert_scale:
             self.expert_scale = Param((spec.experts,), "float32")
-        if spec.out_norm is not None:
-            self.out_norm = NormLayer(spec.out_norm, (dim,), context.kernels, context.device)
+        if spec.width:
+            self.narrow, self.widen = context.linear(wide, dim), context.linear(dim, wide)
         is_known = spec.score not in RARE_SCORES and not spec.zero_experts
         self._route = context.kernels.route if is_known else route
 
@@ -56,9 +67,10 @@ class MoeLayer(Module):
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         act, is_usual = self.spec.act, self.spec.gated and not self.spec.zero_experts
         pack: PackedExperts
-        if self.spec.limit:
+        if self.spec.limit or self.spec.expert_norm is not None:
             up, down = (weight.clone() if copies else weight for weight in weights)
-            pack = LimitedExperts((up, down), biases, act, self.spec.limit)
+            norm = self.expert_norm if self.spec.expert_norm is not None else None
+            pack = RareExperts((up, down), biases, self.spec, norm)
         elif is_usual:
             pack = self._kernels.pack_experts(*weights, *biases, act, self._fmts)
         else:  # one expert may come twice for a token here, which the kernels do not expect
@@ -80,7 +92,12 @@ class MoeLayer(Module):
         weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
         if self._scale_E is not None:
             weights_TK = weights_TK * self._scale_E[ids_TK]
-        y_TD = self._run_experts(x_TD, weights_TK, ids_TK)
+        if self.spec.width:
+            few_TD = self.narrow.run(x_TD)
+            few_TD = few_TD if self.spec.width_norm is None else self.width_norm.run(few_TD)
+            y_TD = self.widen.run(self._run_experts(few_TD, weights_TK, ids_TK))
+        else:
+            y_TD = self._run_experts(x_TD, weights_TK, ids_TK)
         if self.spec.shared is not None:
             shared_TD = self.shared.run(x_TD)
             if self.spec.shared_gate:
@@ -106,20 +123,22 @@ class MoeLayer(Module):
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
 
 
-class LimitedExperts:
-    """Gated experts whose gate and up are cut at a limit, one after another in torch."""
+class RareExperts:
+    """Gated experts whose gate and up are cut at a limit, or whose outputs are normed, one after
+    another in torch."""
 
     def __init__(
         self,
         weights: tuple[Tensor, Tensor],
         biases: tuple[Tensor | None, Tensor | None],
-        act: str,
-        limit: float,
+        spec: Moe,
+        norm: NormLayer | None,
     ) -> None:
         """``weights`` and ``biases`` of up [E, 2I, D] and down [E, D, I]."""
         self._up, self._down = weights
         self._up_bias, self._down_bias = biases
-        self._act, self._limit = act, limit
+        self._spec, self._norm = spec, norm
+        self._limit = spec.limit or math.inf
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """As in ``PackedExperts``."""
@@ -127,8 +146,9 @@ class LimitedExperts:
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
             h = _linear(x_TD[rows], self._up[expert], self._up_bias, expert)
-            h = limited(h, self._act, self._limit)
-            out_TKD[rows, ranks] = _linear(h, self._down[expert], self._down_bias, expert)
+            h = limited(h, self._spec.act, self._limit, self._spec.limit_after)
+            y = _linear(h, self._down[expert], self._down_bias, expert)
+            out_TKD[rows, ranks] = y if self._norm is None else self._norm.run(y)
         return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
 
 

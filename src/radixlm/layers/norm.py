@@ -36,7 +36,9 @@ class NormLayer(Module):
         else:
             self.weight_D = torch.ones(self.shape, device=self._device)
         self.bias_D = self.bias.take() if spec.bias else None
-        if spec.kind == "none":
+        if spec.scales_input:
+            self._norm, self._args = self._scale_then_norm, ()
+        elif spec.kind == "none":
             self._norm, self._args = torch.clone, ()
         elif spec.kind == "rms":
             self._norm, self._add_norm = self._kernels.rms_norm, self._kernels.add_rms_norm
@@ -44,6 +46,10 @@ class NormLayer(Module):
         else:
             self._norm, self._add_norm = self._kernels.layer_norm, self._kernels.add_layer_norm
             self._args = (self.weight_D, self.bias_D, spec.eps)
+
+    def _scale_then_norm(self, x_TD: Tensor) -> Tensor:
+        scaled_TD = (x_TD * self.weight_D).to(x_TD.dtype)
+        return self._kernels.rms_norm(scaled_TD, torch.ones_like(self.weight_D), self.spec.eps)
 
     def run(self, x_TD: Tensor) -> Tensor:
         """norm(x), a new tensor."""

@@ -22,16 +22,19 @@ from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
+from radixlm.layers.streams import StreamBlock, StreamEnds
 from radixlm.models.groups import kv_groups, pool_places, state_rows
 from radixlm.models.plain import is_plain
 from radixlm.models.program import StepProgram, make_program
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
-def sinusoids(rows_T: Tensor, dim: int) -> Tensor:
-    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / (D / 2 - 1)); [T, D]."""
+def sinusoids(rows_T: Tensor, dim: int, steps: int = 0) -> Tensor:
+    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / steps), where steps is
+    D / 2 - 1 unless given; [T, D]."""
     half = dim // 2
-    powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / (half - 1)
+    steps = steps or half - 1
+    powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / steps
     angles = rows_T[:, None].float() * torch.exp(powers * -math.log(10000.0))
     return F.pad(torch.cat((angles.sin(), angles.cos()), -1), (0, dim - 2 * half))
 
@@ -92,6 +95,8 @@ class DecoderModel(Module):
         if decoder.altup is not None:
             count = len(decoder.blocks)
             self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
+        if decoder.streams is not None:
+            self.streams = StreamEnds(decoder.streams, dim, context)
         if decoder.layer_inputs is not None:
             own, count = decoder.layer_inputs, len(decoder.blocks)
             self.inputs = LayerInputsMaker(own, dim, count, decoder.norm, context)
@@ -112,6 +117,8 @@ class DecoderModel(Module):
             return CrossBlock(spec, dim, context, layer)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
+        if decoder.streams is not None:
+            return StreamBlock(spec, decoder.streams, dim, context, rope, place, state)
         return BlockLayer(spec, dim, context, rope, place, state)
 
     def finish(self) -> None:
@@ -172,14 +179,20 @@ class DecoderModel(Module):
         if is_altup:
             batch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
             x_TD = self.altup.begin(x_TD)
+        if self.decoder.streams is not None:
+            x_TD = self.streams.begin(x_TD)
         for layer, block in enumerate(self.blocks):
             x_TD = block.run(x_TD, batch, angles)
             if layer < len(deep_LTD):
                 x_TD = x_TD + deep_LTD[layer].to(x_TD.dtype)
+        if self.decoder.streams is not None:
+            x_TD = self.streams.end(x_TD)
         return self.norm.run(self.altup.end(x_TD) if is_altup else x_TD)
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         x_TD = self.embed.run(batch.token_ids_T)
+        if self.decoder.norms_table:
+            x_TD = self.embed_norm.run(x_TD)
         if self.decoder.embed_dim:
             x_TD = self.embed_in.run(x_TD)
         if batch.embeds_TD is not None:
@@ -189,11 +202,12 @@ class DecoderModel(Module):
             x_TD = given.clone() if given is batch.embeds_TD else given
         if self.decoder.positions is not None:
             x_TD += self._positions(batch.positions_T + self.decoder.positions[1])
-        return x_TD if self.decoder.embed_norm is None else self.embed_norm.run(x_TD)
+        norm_comes = self.decoder.embed_norm is not None and not self.decoder.norms_table
+        return self.embed_norm.run(x_TD) if norm_comes else x_TD
 
     def _positions(self, rows_T: Tensor) -> Tensor:
         if self.decoder.sinusoids:
-            return sinusoids(rows_T, self.decoder.dim)
+            return sinusoids(rows_T, self.decoder.dim, self.decoder.sinusoid_steps)
         return self.positions.run(rows_T)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

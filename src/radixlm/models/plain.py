@@ -19,12 +19,15 @@ _MOE = (
     "limit",
     "router_norm",
     "expert_scale",
+    "width",
+    "expert_norm",
 )
-_BLOCK = ("out_scale", "side", "beside", "weights")
+_BLOCK = ("out_scale", "side", "beside", "weights", "post_norms", "gate_temperature")
 _DECODER = (
     "embed_norm",
     "sinusoids",
     "altup",
+    "streams",
     "unsaid",
     "layer_inputs",
     "embed_dim",
