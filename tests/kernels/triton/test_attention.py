@@ -78,7 +78,19 @@ def test_a_plan_covers_every_block_of_every_sequence_once(
     shapes: list[tuple[int, int]], tokens: int, workers: int, own: int, least_len: int,
     queries: tuple[int, int],
 ) -> None:  # fmt: skip
-    cut = Cut(tokens, 16, workers, least_len, UNBOUNDED, *queries, own)
+    check_plan(shapes, Cut(tokens, 16, workers, least_len, UNBOUNDED, *queries, own))
+
+
+@pytest.mark.parametrize("own", [0, 4])
+def test_a_plan_of_more_sequences_than_a_block_holds(own: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    counts = torch.where(torch.rand(2500, generator=g) < 0.01, 23, 1).tolist()
+    before = torch.randint(0, 400, (2500,), generator=g).tolist()
+    shapes = list(zip(counts, before, strict=True))
+    check_plan(shapes, Cut(4, 16, 6000, 64, UNBOUNDED, 1, UNBOUNDED, own))
+
+
+def check_plan(shapes: list[tuple[int, int]], cut: Cut) -> None:
     counts = torch.tensor([count for count, _ in shapes])
     starts = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
     kv_len = torch.tensor([count + before for count, before in shapes], dtype=torch.int32)
@@ -88,13 +100,14 @@ def test_a_plan_covers_every_block_of_every_sequence_once(
     make_plan(work, starts, kv_len, cut)
     used = int(work.num_units_1)
     assert used <= num_units
+    assert set(memory[used:num_units].tolist()) <= {-7}
     expected = []
     for row, (count, before) in enumerate(shapes):
-        if queries[0] <= count <= queries[1]:
+        if cut.fewest <= count <= cut.most:
             splits, part = int(work.splits_S[row]), int(work.split_len_S[row])
             assert splits * part >= count + before > (splits - 1) * part
-            assert part % 16 == 0 and part >= min(64, least_len)
-            blocks = -(-count // tokens)
+            assert part % 16 == 0 and part >= min(64, cut.least_len)
+            blocks = -(-count // cut.tokens)
             expected += [(row, number) for number in range(blocks * splits)]
     pairs = zip(work.unit_row_U[:used].tolist(), work.unit_number_U[:used].tolist(), strict=True)
     assert list(pairs) == expected

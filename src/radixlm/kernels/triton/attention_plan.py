@@ -22,47 +22,62 @@ from radixlm.kernels.triton.variant import Variant
 
 OWN_SPLITS = 32  # most splits of a sequence where its neighbours have no say
 UNBOUNDED = 1 << 30
-_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-
+_FEW, _MANY = 256, 1024  # sequences that the kernel takes at a time, in steps of few and of many
 
 _VIEWS = ["query_start", "kv_len", "unit_row", "unit_number", "splits", "split_len", "num_units"]
-_SIZES = ["num_rows", "fewest", "most", "workers", "least_len", "span", "own_splits"]
+_SIZES = ["num_rows", "fewest", "most", "workers", "least_len", "span", "own_splits", "tokens",
+          "keys"]  # fmt: skip
+
+
+@triton.jit
+def _rows(
+    query_start, kv_len, row, num_rows, fewest, most, span, tokens,
+):  # fmt: skip
+    """Of some sequences: (blocks of query tokens, 0 where they take no part; tokens read)."""
+    live = row < num_rows
+    first = tl.load(query_start + row, mask=live, other=0)
+    queries = tl.load(query_start + row + 1, mask=live, other=0) - first
+    length = tl.minimum(tl.load(kv_len + row, mask=live, other=0), span)
+    takes = live & (queries >= fewest) & (queries <= most)
+    return tl.where(takes, (queries + tokens - 1) // tokens, 0), length
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
 def plan_kernel(
     query_start, kv_len, unit_row, unit_number, splits, split_len, num_units,
-    num_rows, fewest, most, workers, least_len, span, own_splits,
-    TOKENS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    num_rows, fewest, most, workers, least_len, span, own_splits, tokens, keys,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows with ``fewest`` to ``most`` query tokens, in blocks of TOKENS. What a block reads is at
-    most ``span`` long and is cut into parts of a multiple of KEYS, at least ``least_len``.
+    """Rows with ``fewest`` to ``most`` query tokens, in blocks of ``tokens``. What a block reads is
+    at most ``span`` long and is cut into parts of a multiple of ``keys``, at least ``least_len``.
     ``own_splits`` > 0: the cut depends on the row's own length only. Rows of a token or none
-    (padding of a graph) take a unit each and change nobody's cut."""
-    row = tl.arange(0, BLOCK)
-    live = row < num_rows
-    first = tl.load(query_start + row, mask=live, other=0)
-    last = tl.load(query_start + row + 1, mask=live, other=0)
-    length = tl.load(kv_len + row, mask=live, other=0)
-    length = tl.minimum(length, span)
-    queries = last - first
-    takes = live & (queries >= fewest) & (queries <= most)
-    blocks = tl.where(takes, (queries + TOKENS - 1) // TOKENS, 0)
-    counted = tl.where(length > KEYS, length, 0)  # the rest, padding too, is never cut
-    total = tl.sum(blocks.to(tl.int64) * counted)
-    share = ((total + workers - 1) // workers).to(tl.int32)
-    own = (length + own_splits - 1) // tl.maximum(own_splits, 1)
-    part = tl.where(own_splits > 0, own, share)
-    part = (tl.maximum(part, least_len) + KEYS - 1) // KEYS * KEYS
-    parts = tl.where(takes, tl.maximum((length + part - 1) // part, 1), 0)
-    units = blocks * parts
-    begin = tl.cumsum(units, 0) - units
-    tl.store(num_units, tl.sum(units))
-    tl.store(splits + row, parts, mask=live)
-    tl.store(split_len + row, part, mask=live)
-    for number in range(tl.max(units)):
-        tl.store(unit_row + begin + number, row, mask=number < units)
-        tl.store(unit_number + begin + number, number, mask=number < units)
+    (padding of a graph) take a unit each and change nobody's cut. BLOCK rows at a time."""
+    lane = tl.arange(0, BLOCK)
+    read = tl.zeros([BLOCK], tl.int64)
+    for begin in range(0, num_rows, BLOCK):
+        blocks, length = _rows(
+            query_start, kv_len, begin + lane, num_rows, fewest, most, span, tokens
+        )
+        counted = tl.where(length > keys, length, 0)  # the rest, padding too, is never cut
+        read += blocks.to(tl.int64) * counted
+    share = ((tl.sum(read) + workers - 1) // workers).to(tl.int32)
+    done = 0
+    for begin in range(0, num_rows, BLOCK):
+        row = begin + lane
+        blocks, length = _rows(query_start, kv_len, row, num_rows, fewest, most, span, tokens)
+        own = (length + own_splits - 1) // tl.maximum(own_splits, 1)
+        part = tl.where(own_splits > 0, own, share)
+        part = (tl.maximum(part, least_len) + keys - 1) // keys * keys
+        parts = tl.where(blocks > 0, tl.maximum((length + part - 1) // part, 1), 0)
+        tl.store(splits + row, parts, mask=row < num_rows)
+        tl.store(split_len + row, part, mask=row < num_rows)
+        units = blocks * parts
+        unit = done + tl.cumsum(units, 0) - units
+        for number in range(tl.max(units)):
+            tl.store(unit_row + unit + number, row, mask=number < units)
+            tl.store(unit_number + unit + number, number, mask=number < units)
+        done += tl.sum(units)
+    tl.store(num_units, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +128,23 @@ class Cut:
 def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) -> None:
     """Fill ``work``; nothing waits for the device."""
     num_rows = kv_len_S.shape[0]
-    block = triton.next_power_of_2(num_rows)
+    block = _FEW if num_rows <= _FEW else _MANY
     plan_kernel[(1,)](
         query_start_S1, kv_len_S, work.unit_row_U, work.unit_number_U, work.splits_S,
         work.split_len_S, work.num_units_1, num_rows, cut.fewest, cut.most, cut.workers,
-        cut.least_len, cut.span, cut.own_splits,
-        TOKENS=cut.tokens, KEYS=cut.keys, BLOCK=block, num_warps=_num_warps(block),
+        cut.least_len, cut.span, cut.own_splits, cut.tokens, cut.keys,
+        BLOCK=block, num_warps=_num_warps(block),
     )  # fmt: skip
 
 
 def _num_warps(block: int) -> int:
-    return min(16, max(4, block // 128))
+    return block // 64
 
 
 def variants() -> tuple[Variant, ...]:
-    """Numbers of sequences up to 2048 (more work, with a few spilled registers once a step); blocks
-    of tokens and tiles of keys make no difference."""
+    """Steps of few and of many sequences; nothing else is compiled in."""
     signature = dict.fromkeys(_VIEWS, "*i32:1") | dict.fromkeys(_SIZES, "i32")
     return tuple(
-        Variant(
-            f"plan-{block}",
-            plan_kernel,
-            signature,
-            {"TOKENS": 32, "KEYS": 64, "BLOCK": block},
-            num_warps=_num_warps(block),
-            num_stages=3,
-        )
-        for block in _BLOCKS
+        Variant(f"plan-{block}", plan_kernel, signature, {"BLOCK": block}, _num_warps(block), 3)
+        for block in (_FEW, _MANY)
     )
