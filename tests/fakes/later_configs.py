@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.fakes.newest_configs import NEWEST
 from tests.fakes.shapes import EXPERTS, LATENT, ROUTED, WIDE
 
 _SLIDING = {"head_dim": 24, "sliding_window": 7}
@@ -33,6 +34,7 @@ _DELTA = {
 
 # architecture -> what its tiny config needs beyond the common one; None drops a common key
 LATER: dict[str, dict[str, Any]] = {
+    **NEWEST,
     "BloomForCausalLM": {**_NO_KV, "n_layer": 3, "n_head": 6, "hidden_size": 48},
     "MptForCausalLM": {
         **_NO_KV,
@@ -295,6 +297,15 @@ LATER: dict[str, dict[str, Any]] = {
         **_DSA,
         "num_hidden_layers": 4,
         "indexer_types": ["full", "shared", "full", "shared"],
+    },
+    "HYV4ForCausalLM": {
+        **LATENT,
+        **_DSA,
+        "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared", "full", "shared"],
+        "hc_mult": 3,
+        "hc_magnitude": 1.7,
+        "swiglu_limit": 0.4,
     },
     "Gemma4ForCausalLM": {
         **_SLIDING,

@@ -135,6 +135,18 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "block_multiple_of": [16, 32],
     },
     "Lfm2MoeForCausalLM": {**_TOP, **_RENORM, "use_expert_bias": [False, True]},
+    "HYV4ForCausalLM": {
+        **_TOP,
+        **_RENORM,
+        **_BIAS,
+        "index_topk": [3, 20, 100],
+        "indexer_types": [None, ["full"] * 4, ["full", "shared", "shared", "full"]],
+        "mlp_layer_types": [None, ["sparse", "dense", "dense", "sparse"]],
+        "hc_mult": [1, 2, 4],
+        "swiglu_limit": [0.3, 10.0],
+        "n_group": [1, 2],
+        "topk_group": [1, 2],
+    },
     "RecurrentGemmaForCausalLM": {
         "attention_window_size": [3, 9],
         "logits_soft_cap": [30.0, 2.0],
@@ -155,6 +167,7 @@ _KINDS = {
 OWN_SHAPE = {
     *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
     *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
+    "HYV4ForCausalLM",
 }
 _NAMES = {
     "BloomForCausalLM": ("n_head", "hidden_size", "n_layer"),

@@ -49,7 +49,12 @@ def num_parameters(decoder: Decoder) -> int:
     is_shared = decoder.encoder is not None and decoder.encoder.is_shared
     blocks = decoder.blocks[: 1 if is_shared else None]
     streams = _streams(decoder)
-    return _outside(decoder) + _altup(decoder) + streams + sum(_block(block, decoder.dim) for block in blocks)
+    return (
+        _outside(decoder)
+        + _altup(decoder)
+        + streams
+        + sum(_block(block, decoder.dim) for block in blocks)
+    )
 
 
 def active_parameters(decoder: Decoder) -> int:

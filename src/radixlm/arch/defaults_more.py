@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from radixlm.arch import defaults_newest, defaults_sparse
+
 # fmt: off
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    **defaults_newest.DEFAULTS,
+    **defaults_sparse.DEFAULTS,
     "bloom": {
         "architecture": "BloomForCausalLM", "vocab_size": 250880, "hidden_size": 64,
         "num_hidden_layers": 2, "num_attention_heads": 8, "layer_norm_epsilon": 1e-05,

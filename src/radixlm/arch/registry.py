@@ -13,6 +13,7 @@ from radixlm.arch.families import (
     custom,
     deepseek,
     drafts,
+    early,
     encoder,
     ernie,
     gemma,
@@ -21,6 +22,7 @@ from radixlm.arch.families import (
     gptj,
     granite,
     heads,
+    hearing,
     hybrid,
     linear,
     llama,
@@ -29,10 +31,13 @@ from radixlm.arch.families import (
     media_layouts_llava,
     mixtral,
     mixtures,
+    muse,
     olmo,
     phi,
     published,
     qwen,
+    sparse,
+    step,
 )
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.base.errors import CheckpointError
@@ -49,6 +54,7 @@ LINEAGES = (
     custom,
     deepseek,
     drafts,
+    early,
     encoder,
     ernie,
     gemma,
@@ -57,6 +63,7 @@ LINEAGES = (
     gptj,
     granite,
     heads,
+    hearing,
     hybrid,
     linear,
     llama,
@@ -65,10 +72,13 @@ LINEAGES = (
     media_layouts_llava,
     mixtral,
     mixtures,
+    muse,
     olmo,
     phi,
     published,
     qwen,
+    sparse,
+    step,
 )
 
 

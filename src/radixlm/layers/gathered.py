@@ -87,7 +87,11 @@ def _attend(q_QHC: Tensor, piece: Piece, chosen: Tensor, site: AttentionSite) ->
         scores = torch.tanh(scores / site.softcap) * site.softcap
     mask = chosen & piece.seen_QN
     mask = mask.expand(site.heads, *mask.shape[-2:]).reshape(scores.shape)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if site.sinks is not None:
+        sinks = site.sinks.float().view(site.kv_heads, -1, 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : k.shape[-1]].to(v.dtype)
     return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
 
 

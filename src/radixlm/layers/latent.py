@@ -48,6 +48,13 @@ class LatentAttentionLayer(Module):
         self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
         self.kv_b = UpProjection(spec, context)
         self.o = context.linear(spec.heads * spec.v_dim, dim, spec.bias, Shard(1))
+        if spec.rope_norm is not None:
+            self.k_rope_norm = NormLayer(spec.rope_norm, (spec.rope_dim,), kernels, device)
+        if spec.sinks:
+            self.sinks = Param((spec.heads,), "float32", Shard(0))
+        if spec.gate:
+            width = spec.heads * (spec.v_dim if spec.gate == "channel" else 1)
+            self.gate = context.linear(dim, width, shard=Shard(0))
         if spec.index is not None and not spec.index.is_shared:
             self.index = IndexLayer(spec, spec.index, dim, context)
 
@@ -61,6 +68,8 @@ class LatentAttentionLayer(Module):
             head_dim=spec.row,
             v_dim=spec.kv_rank,
             scale=spec.scale,
+            window=spec.window,
+            sinks=self.sinks.take() if spec.sinks else None,
             latent=True,
         )
 
@@ -75,6 +84,8 @@ class LatentAttentionLayer(Module):
         if turn is not None and spec.rope is not None:
             rotate(q_THR, turn, spec.rope.interleaved)
         latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
+        if spec.rope_norm is not None:
+            k_TR = self.k_rope_norm.run(k_TR.contiguous())
         if turn is not None and spec.rope is not None:
             rotate(k_TR[:, None], turn, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
@@ -87,7 +98,14 @@ class LatentAttentionLayer(Module):
             k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, turn)[:, None]), -1)
             choose = self.index.chooser(x_TD, low_TQ, turn, batch)
             out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, choose)
-        return self.o.run(self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank)))
+        out_TV = self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank))
+        return self.o.run(self._gated(out_TV, x_TD) if spec.gate else out_TV)
+
+    def _gated(self, out_TV: Tensor, x_TD: Tensor) -> Tensor:
+        """The heads' values, each channel or each head as open as its gate: [T, H * V]."""
+        opened = self._context.kernels.sigmoid(self.gate.run(x_TD))
+        heads = out_TV.view(-1, self.spec.heads, self.spec.v_dim)
+        return (heads * opened.view(heads.shape[0], self.spec.heads, -1)).flatten(1)
 
 
 class IndexLayer(Module):
@@ -135,7 +153,9 @@ class IndexLayer(Module):
 
     def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
         if turn is not None:
-            self._rotate(x_THI[..., : self._turned], turn, self._index.interleaved)
+            first = self._index.dim - self._turned if self._index.turns_last else 0
+            turned = x_THI[..., first : first + self._turned]
+            self._rotate(turned, turn, self._index.interleaved)
 
 
 def chosen_before(batch: ForwardBatch) -> Choose:

@@ -12,9 +12,9 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     """What a layer must have in common with another to share its pool."""
     mixer = decoder.blocks[layer].attention
     assert mixer is not None, "a layer without attention has no keys"
-    if isinstance(mixer, LatentAttention):
-        return (0, 1, mixer.row, mixer.kv_rank, True)
     window = 0 if merge_windows else mixer.window
+    if isinstance(mixer, LatentAttention):
+        return (window, 1, mixer.row, mixer.kv_rank, True)
     return (window, mixer.kv_heads, mixer.head_dim, mixer.v_dim, False)
 
 

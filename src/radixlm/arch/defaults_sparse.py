@@ -1,0 +1,22 @@
+"""Config defaults of the classes of ``families/sparse.py``; see ``defaults.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# fmt: off
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "hy_v4": {
+        "architecture": "HYV4ForCausalLM", "vocab_size": 120832, "hidden_size": 2816,
+        "intermediate_size": 6912, "moe_intermediate_size": 768, "num_hidden_layers": 34,
+        "num_key_value_heads": 32, "max_position_embeddings": 262144, "rms_norm_eps": 1e-05,
+        "eos_token_id": 120025, "num_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "routed_scaling_factor": 2.827, "norm_topk_prob": True,
+        "n_group": 1, "topk_group": 1, "q_lora_rank": 1536, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "mlp_layer_types": None, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16,
+        "indexer_types": None, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-06,
+        "swiglu_limit": 10.0,
+    },
+}
