@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
 from tests.multimodal.tiny import save  # noqa: E402
-from tests.multimodal.tiny_audio import AUDIO, NEEDS  # noqa: E402
+from tests.multimodal.tiny_audio import AUDIO, NEEDS, inputs_of  # noqa: E402
 
 NUM_NEW = 12
 RATE = 16_000
@@ -39,16 +39,20 @@ def wav(samples: np.ndarray[Any, Any]) -> str:
     return "data:audio/wav;base64," + base64.b64encode(data.getvalue()).decode()
 
 
+QUICK = ("qwen2_audio", "qwen2_5_omni", "gemma3n", "voxtral")
 SOUNDS = (sound(1, 0.7), sound(2, 1.3), sound(3, 0.4))
 
 
-@pytest.mark.parametrize("name", AUDIO)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in AUDIO]
+)
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
 def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     tiny = AUDIO[name]()
     model = save(tiny, tmp_path)
+    model = getattr(model, "thinker", model)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,
@@ -57,17 +61,21 @@ def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
     try:
         for chosen, picture in (([0], False), ([1, 2], False), ([1], sees)):
             text = "hear " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            given: dict[str, Any] = {
-                "audio": [SOUNDS[i].astype(np.float32) / 32768 for i in chosen]
-            }
+            heard = [SOUNDS[i].astype(np.float32) / 32768 for i in chosen]
+            given: dict[str, Any] = {}
             more: dict[str, Any] = {}
             if picture:
                 text += " <|vision_bos|><|IMAGE|><|vision_eos|> beside"
                 given["images"], more["image_data"] = [PICTURES[1]], [encoded(PICTURES[1])]
-            inputs = tiny.processor(text=[text], return_tensors="pt", **given)
+            inputs = inputs_of(tiny, text, heard, **given)
             num_prompt = inputs["input_ids"].shape[1]
             with torch.no_grad():
-                made = model.generate(**inputs, max_new_tokens=NUM_NEW, do_sample=False)
+                made = model.generate(
+                    **inputs, max_new_tokens=NUM_NEW, do_sample=False, output_scores=True,
+                    return_dict_in_generate=True,
+                )  # fmt: skip
+            want = made.sequences[0, num_prompt:].tolist()
+            first = made.scores[0][0].log_softmax(-1).max().item()
             for turn in range(2):
                 got = engine.generate(
                     text,
@@ -79,7 +87,8 @@ def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
                 meta = got["meta_info"]
                 found = [token for _, token, *_ in meta["output_token_logprobs"]]
                 assert meta["prompt_tokens"] == num_prompt
-                assert (chosen, turn, found) == (chosen, turn, made[0, num_prompt:].tolist())
+                assert (chosen, turn, found) == (chosen, turn, want)
+                assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
                 if turn:
                     assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
     finally:

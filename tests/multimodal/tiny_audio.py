@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 import transformers as tf
 
 from radixlm.multimodal.checkpoint import NoVideos
@@ -13,6 +17,11 @@ from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, text, tokeniz
 WHISPER = {
     "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
     "d_model": 32, "max_source_positions": 100,
+}  # fmt: skip
+
+
+ENCODER = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 16,
 }  # fmt: skip
 
 
@@ -29,18 +38,14 @@ def qwen2_audio() -> Tiny:
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
 
 
-def qwen2_5_omni() -> Tiny:
+def _omni_tokens() -> tuple[Any, dict[str, int]]:
+    """The tokenizer, and the ids that configs name."""
     tok = tokenizer(
         image_token="<|IMAGE|>", audio_token="<|AUDIO|>", video_token="<|VIDEO|>",
         vision_bos_token="<|vision_bos|>", vision_eos_token="<|vision_eos|>",
         audio_bos_token="<|audio_bos|>", audio_eos_token="<|audio_eos|>",
     )  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    tower = {
-        "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "out_hidden_size": 64,
-        "intermediate_size": 48, "window_size": 28, "fullatt_block_indexes": [1],
-    }  # fmt: skip
-    ids = {
+    return tok, {
         name: tok.convert_tokens_to_ids(f"<|{token}|>")
         for name, token in {
             "audio_token_index": "AUDIO", "image_token_index": "IMAGE",
@@ -49,14 +54,85 @@ def qwen2_5_omni() -> Tiny:
             "vision_end_token_id": "vision_eos",
         }.items()
     }  # fmt: skip
+
+
+def _omni_eyes() -> Any:
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    return pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+
+
+def qwen2_5_omni() -> Tiny:
+    tok, ids = _omni_tokens()
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    tower = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "out_hidden_size": 64,
+        "intermediate_size": 48, "window_size": 28, "fullatt_block_indexes": [1],
+    }  # fmt: skip
     config = tf.Qwen2_5OmniThinkerConfig(
         audio_config={**WHISPER, "n_window": 25, "output_dim": 64}, vision_config=tower,
         text_config={**TEXT, "rope_parameters": rope}, **ids,
     )  # fmt: skip
-    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
     whole = processor(
-        tf.Qwen2_5OmniProcessor, image_processor=reader, video_processor=NoVideos(),
+        tf.Qwen2_5OmniProcessor, image_processor=_omni_eyes(), video_processor=NoVideos(),
+        feature_extractor=_ears(), tokenizer=tok,
+    )  # fmt: skip
+    return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
+
+
+def voxtral() -> Tiny:
+    tok = tokenizer("[AUDIO]", "[BEGIN_AUDIO]")
+    ears = {**ENCODER, "intermediate_size": 128, "max_source_positions": 100}
+    config = tf.VoxtralConfig(audio_config=ears, text_config=text("llama"), audio_token_id=257)
+    return Tiny(config, tf.VoxtralProcessor(_ears(), tok), "[BEGIN_AUDIO][AUDIO]")
+
+
+def glmasr() -> Tiny:
+    tok = tokenizer("<|pad|>")
+    config = tf.GlmAsrConfig(
+        audio_config={**ENCODER, "intermediate_size": 128, "max_position_embeddings": 100},
+        text_config=text("llama"), audio_token_id=257,
+    )  # fmt: skip
+    return Tiny(config, tf.GlmAsrProcessor(_ears(), tok), "<|pad|>")
+
+
+CHUNKED = {
+    "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+    "d_model": 32, "downsample_hidden_size": 8, "output_dim": 64, "n_window_infer": 200,
+}  # fmt: skip
+
+
+def qwen3_asr() -> Tiny:
+    tok = tokenizer(
+        audio_token="<|audio_pad|>", audio_bos_token="<|audio_start|>",
+        audio_eos_token="<|audio_end|>",
+    )  # fmt: skip
+    config = tf.Qwen3ASRConfig(
+        audio_config=CHUNKED, text_config=text("qwen3", head_dim=16, tie_word_embeddings=True),
+        audio_token_id=257, eos_token_id=256, pad_token_id=256,
+    )  # fmt: skip
+    whole = tf.Qwen3ASRProcessor(tf.Qwen3ASRFeatureExtractor(feature_size=16), tok)
+    return Tiny(config, whole, "<|audio_start|><|audio_pad|><|audio_end|>")
+
+
+def qwen3_omni() -> Tiny:
+    tok, ids = _omni_tokens()
+    rope = {"rope_theta": 10000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    tower = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "out_hidden_size": 64,
+        "intermediate_size": 48, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    held = {
+        **TEXT, "head_dim": 16, "moe_intermediate_size": 32, "num_experts": 4,
+        "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default", **rope},
+    }  # fmt: skip
+    named = {f"{kind}_token_id": ids[f"{kind}_token_index"] for kind in ("audio", "image", "video")}
+    thinker = {
+        "audio_config": {**CHUNKED, "n_window": 50}, "vision_config": tower, "text_config": held,
+        **named, **{name: ids[name] for name in ids if name.endswith("_id")},
+    }  # fmt: skip
+    config = tf.Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
+    whole = processor(
+        tf.Qwen3OmniMoeProcessor, image_processor=_omni_eyes(), video_processor=NoVideos(),
         feature_extractor=_ears(), tokenizer=tok,
     )  # fmt: skip
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
@@ -101,6 +177,51 @@ def gemma3n() -> Tiny:
 
 
 AUDIO: dict[str, Callable[[], Tiny]] = {
-    made.__name__: made for made in (qwen2_audio, qwen2_5_omni, gemma3n)
+    made.__name__: made
+    for made in (qwen2_audio, qwen2_5_omni, gemma3n, voxtral, glmasr, qwen3_asr, qwen3_omni)
 }
 NEEDS = {"gemma3n": "timm"}
+Sounds = list[np.ndarray[Any, Any]]
+
+
+def _voxtral_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
+    """Its class reads chats by a package of Mistral's: places of whole windows, its own bands."""
+    whole, window = tiny.processor, 2 * 16_000
+    features = whole._retrieve_input_features(
+        sounds, 200, sampling_rate=16_000, padding=True, truncation=False,
+        pad_to_multiple_of=window, return_tensors="pt",
+    )  # fmt: skip
+    for sound in sounds:
+        count = -(-len(sound) // window) * 25
+        text = text.replace("[BEGIN_AUDIO][AUDIO]", "[BEGIN_AUDIO]" + "\0" * count, 1)
+    ids = whole.tokenizer([text.replace("\0", "[AUDIO]")], return_tensors="pt")["input_ids"]
+    return {"input_ids": ids, "input_features": features}
+
+
+def _apart(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
+    """Of a processor that wants one sound a text: texts and arrays joined."""
+    pieces = text.split(tiny.placeholder)
+    texts = [piece + tiny.placeholder for piece in pieces[:-1]]
+    made = [
+        tiny.processor(text=[one], audio=[sound], return_tensors="pt")
+        for one, sound in zip(texts, sounds, strict=True)
+    ]
+    rest = tiny.processor.tokenizer([pieces[-1]], return_tensors="pt")["input_ids"]
+    longest = max(one["input_features"].shape[-1] for one in made)
+    ids = torch.cat([*(one["input_ids"] for one in made), rest], 1)
+    padded = {
+        name: torch.cat([F.pad(one[name], (0, longest - one[name].shape[-1])) for one in made])
+        for name in ("input_features", "input_features_mask")
+    }
+    return {"input_ids": ids, **padded}
+
+
+_INPUTS = {"voxtral": _voxtral_inputs, "glmasr": _apart, "qwen3_asr": _apart}
+
+
+def inputs_of(tiny: Tiny, text: str, sounds: Sounds, **more: Any) -> Any:
+    """What Hugging Face's model is given for a text with sounds (and pictures, by name)."""
+    own = _INPUTS.get(str(tiny.config.model_type))
+    if own is not None:
+        return own(tiny, text, sounds)
+    return tiny.processor(text=[text], return_tensors="pt", audio=sounds, **more)

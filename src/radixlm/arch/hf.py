@@ -20,6 +20,7 @@ from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
+from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
@@ -131,6 +132,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
+    raw = unwrapped(raw)
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:

@@ -62,7 +62,9 @@ FUSED_UP = _MLP + "gate_up_proj"
 DEFAULT: Names = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
-    "head": AnyOf("lm_head", "language_model.lm_head", "llm.lm_head", "language.lm_head"),
+    "head": AnyOf(
+        *(f"{at}lm_head" for at in ("", "language_model.", "llm.", "language.", "thinker."))
+    ),
     "norm1": LAYER + "input_layernorm",
     "norm2": LAYER + "post_attention_layernorm",
     "mixer.qkv": AnyOf(SPLIT_QKV, _ATTENTION + "qkv_proj"),
@@ -148,7 +150,7 @@ def untied_with_bias(decoder: Decoder) -> Decoder:
 # Where composite checkpoints keep the language model, and old ones their bare decoder.
 _PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
-    *("llm.model.", "language.model.", ""),
+    *("llm.model.", "language.model.", "thinker.model.", ""),
 )
 
 
@@ -173,10 +175,10 @@ _BUFFERS = re.compile(
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^(model\.)?(vision|visual|vit_|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"^(model\.|thinker\.)?(vision|visual|vit_|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
-    r"|vit_large|embed_tokens_extend\.)"
+    r"|vit_large|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(

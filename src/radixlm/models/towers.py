@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from radixlm.arch.families.media_layouts_audio import speaks
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.base.errors import CheckpointError, ConfigError
@@ -187,6 +188,8 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
     try:
         raw = json.loads((folder / "config.json").read_bytes())
         architecture = architecture_of(raw)
+        if speaks(raw):
+            log.info("%s: what makes speech is left out, the answers are text", folder)
         if architecture in BUILT:
             return build(BUILT[architecture], raw, folder, dtype)
         original = LAYOUTS.get(architecture)

@@ -14,8 +14,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.multimodal.built import reader_of
+from radixlm.multimodal.ears import ears_of, one_by_one
 from radixlm.multimodal.original import make_processor, original_of
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -50,13 +52,16 @@ def load_processor(folder: Path) -> Any:
     declared = str(_read(folder / _FILES[0]).get("processor_class"))
     if original is not None and not hasattr(transformers, declared):
         return make_processor(original, raw, folder, transformers, NoVideos())
+    ears = ears_of(raw, folder, transformers)
+    if ears is not None:
+        return ears
     try:
-        return transformers.AutoProcessor.from_pretrained(folder)
+        return one_by_one(raw, transformers.AutoProcessor.from_pretrained(folder))
     except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
         made = _by_hand(folder, transformers)
         if made is None:
             raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
-        return made
+        return one_by_one(raw, made)
 
 
 def load_image_processor(folder: Path) -> Any:
@@ -128,7 +133,7 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
 
 def num_deep_layers(folder: Path) -> int:
     """How many layers of the decoder get rows of their own from the tower (DeepStack)."""
-    vision = _read(folder / "config.json").get("vision_config") or {}
+    vision = unwrapped(_read(folder / "config.json")).get("vision_config") or {}
     return len(vision.get("deepstack_visual_indexes") or ())
 
 

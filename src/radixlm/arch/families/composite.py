@@ -24,6 +24,7 @@ TEXT_TYPES = {
     "qwen2_5_omni_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "paddleocr_vl_text": "llama",
@@ -48,6 +49,7 @@ _DEEPSEEK = {k: v for k, v in defaults.DEFAULTS["deepseek_v2"].items() if k != "
 # what a text model's class has by default, other than the class above
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "qwen3_omni_moe_text": {"norm_topk_prob": True},
     "glm4v_text": {"head_dim": None, "attention_bias": True},
     "glm4v_moe_text": {"head_dim": None, "attention_bias": True},
     "glm_ocr_text": {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
+from radixlm.arch.families.hearing import HEARING
+from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS
 
 Mutual = Literal["", "media", "prompt"]
@@ -22,7 +24,10 @@ CROSSED = ("MllamaForConditionalGeneration",)
 # whose tower makes a vector by itself, beside the text model's
 VECTORS = ("CLIPModel",)
 # whose films come with their sound
-NO_FILMS = ("Qwen2_5OmniThinkerForConditionalGeneration",)
+NO_FILMS = (
+    "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration",
+)
 # whose places of a picture see one another
 PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration",)
 
@@ -52,7 +57,8 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
     if architecture in VECTORS:
         return MediaFacts({}, gives_vector=True)
-    if architecture not in (*COMPOSITES, *TOWERED, *CROSSED, *ADAPTED, *LLAVA_TEXTS):
+    raw = unwrapped(raw)
+    if architecture not in (*HEARING, *COMPOSITES, *TOWERED, *CROSSED, *ADAPTED, *LLAVA_TEXTS):
         return None
     tokens = {}
     for kind in ("image", "video", "audio"):

@@ -20,6 +20,7 @@ from radixlm.arch.families.media_layouts import (
     Rules,
     _stub,
 )
+from radixlm.arch.families.media_layouts_audio import AUDIO_LAYOUTS
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 
@@ -345,6 +346,7 @@ _JANUS_TOKENS = {
 
 LAYOUTS: dict[str, Original] = {
     **ORIGINALS,
+    **AUDIO_LAYOUTS,
     **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
     "YiVLForCausalLM": replace(_LLAVA_LAYOUT, tokens={"image_token": "<image_placeholder>"}),
     "InternS1ForConditionalGeneration": Original(

@@ -1,0 +1,55 @@
+"""Checkpoints that hear: where their text model is told of, and published names of their towers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.arch.families.media_layouts import Original, Raw, Rules
+
+# of a checkpoint that speaks too: how it thinks is read, how it talks is left out
+_SPEAKS = ("talker_config", "code2wav_config", "token2wav_config", "thinker_config")
+
+
+def unwrapped(raw: Raw) -> dict[str, Any]:
+    """config.json with what its thinker says at the top; as it is where it has none."""
+    thinker = raw.get("thinker_config")
+    if not isinstance(thinker, dict):
+        return dict(raw)
+    outer = {key: value for key, value in raw.items() if key not in _SPEAKS}
+    kept = {key: raw[key] for key in ("architectures", "model_type") if key in raw}
+    return {**outer, **thinker, **kept}
+
+
+def speaks(raw: Raw) -> bool:
+    """Whether the checkpoint has more to it than text."""
+    return any(isinstance(raw.get(key), dict) for key in _SPEAKS[:-1])
+
+
+def _thinker(raw: Raw) -> dict[str, Any]:
+    """Of Qwen3-Omni."""
+    held = {k: v for k, v in unwrapped(raw).items() if k not in ("architectures", "model_type")}
+    return {**held, "model_type": "qwen3_omni_moe_thinker"}
+
+
+def _asr(raw: Raw) -> dict[str, Any]:
+    """Of Qwen3-ASR, as published or in the layout of its class."""
+    held = {k: v for k, v in unwrapped(raw).items() if k not in ("architectures", "model_type")}
+    known = ("audio_config", "text_config", "audio_token_id", "tie_word_embeddings")
+    kept = {key: held[key] for key in known if key in held}
+    audio = {**kept["audio_config"], "model_type": "qwen3_asr_encoder"}
+    text = {**kept["text_config"], "model_type": "qwen3"}
+    return {**kept, "audio_config": audio, "text_config": text, "model_type": "qwen3_asr"}
+
+
+_OMNI: Rules = ((r"thinker\.(audio_tower|visual)\.", r"\1."),)
+_ASR: Rules = (
+    (r"(thinker|model)\.audio_tower\.proj1\.", "multi_modal_projector.linear_1."),
+    (r"(thinker|model)\.audio_tower\.proj2\.", "multi_modal_projector.linear_2."),
+    (r"(thinker|model)\.(audio_tower|multi_modal_projector)\.", r"\2."),
+)
+AUDIO_LAYOUTS: dict[str, Original] = {
+    "Qwen3OmniMoeForConditionalGeneration": Original(_thinker, _OMNI, unused="language_model"),
+    "Qwen3ASRForConditionalGeneration": Original(_asr, _ASR, unused="language_model"),
+}
+# whose processor takes one sound a text, though the model hears several
+ONE_BY_ONE = ("GlmAsrForConditionalGeneration", "Qwen3ASRForConditionalGeneration")

@@ -1,0 +1,129 @@
+"""Processors of checkpoints that hear, where Hugging Face's reads one sound a text or needs a
+package that knows its chat format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.arch.families.media_layouts import Raw
+from radixlm.arch.families.media_layouts_audio import ONE_BY_ONE
+from radixlm.arch.families.media_layouts_more import architecture_of
+from radixlm.base.errors import CheckpointError
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Ears:
+    """A processor of sounds: ``read`` and ``mark`` are a family's own, the rest is common."""
+
+    audio_token: str  # what stands for a sound in a text
+    place: str  # the token in each of its places
+
+    def __init__(self, tokenizer: Any, feature_extractor: Any) -> None:
+        """ValueError if the tokenizer lacks the token."""
+        self.tokenizer, self.feature_extractor = tokenizer, feature_extractor
+        self.audio_token_id = tokenizer.convert_tokens_to_ids(self.place)
+        if self.audio_token_id in (None, tokenizer.unk_token_id):
+            raise ValueError(f"its tokenizer has no token {self.place!r}")
+
+    def __call__(
+        self,
+        text: Sequence[str],
+        audio: Sequence[NDArray[np.float32]] | None = None,
+        add_special_tokens: bool = True,
+        return_tensors: str = "np",
+    ) -> Arrays:
+        """The ids of ``text[0]``; of one sound also its arrays, several are read one by one.
+        ValueError where text and sounds do not fit."""
+        parts, sounds = self._split(text[0]), list(audio or ())
+        if len(parts) != len(sounds) + 1:
+            raise ValueError(f"{len(parts) - 1} placeholders for {len(sounds)} sounds")
+        read = [self.read(sound) for sound in sounds]
+        marks = [*(self.mark(count) for _, count in read), ""]
+        whole = "".join(part + mark for part, mark in zip(parts, marks, strict=True))
+        ids = self.tokenizer([whole], add_special_tokens=add_special_tokens)["input_ids"]
+        made = {"input_ids": np.asarray(ids, np.int64)}
+        return made | (read[0][0] if len(read) == 1 else {})
+
+    def _split(self, text: str) -> list[str]:
+        return text.split(self.audio_token)
+
+    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """What the tower is given, and how many places it fills."""
+        raise NotImplementedError
+
+    def mark(self, num_places: int) -> str:
+        """What stands in the text for a sound."""
+        return self.place * num_places
+
+
+class OneByOne(Ears):
+    """A processor of Hugging Face that wants one sound a text."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self.audio_token = self.place = str(whole.audio_token)
+        super().__init__(whole.tokenizer, whole.feature_extractor)
+
+    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+        made = self._whole(text=[self.place], audio=[sound], return_tensors="pt")
+        arrays = {name: np.asarray(value) for name, value in made.items()}
+        places = int((arrays.pop("input_ids") == self.audio_token_id).sum())
+        arrays.pop("attention_mask", None)
+        return arrays, places
+
+
+class VoxtralEars(Ears):
+    """Mel bands of whole windows (30 s), each of which the tower reads by itself."""
+
+    audio_token, place = "[BEGIN_AUDIO][AUDIO]", "[AUDIO]"
+    _MERGE = 8  # frames of a place: the tower halves them, four of its rows make one
+
+    def __init__(self, tokenizer: Any, feature_extractor: Any) -> None:
+        super().__init__(tokenizer, feature_extractor)
+        self._begin = self.audio_token.removesuffix(self.place)
+        if tokenizer.convert_tokens_to_ids(self._begin) in (None, tokenizer.unk_token_id):
+            self._begin = ""
+
+    def _split(self, text: str) -> list[str]:
+        return re.split(r"(?:\[BEGIN_AUDIO\])?\[AUDIO\]", text)
+
+    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """``input_features`` [windows, bands, frames]."""
+        ears = self.feature_extractor
+        made = ears(
+            sound, sampling_rate=ears.sampling_rate, padding=True, truncation=False,
+            pad_to_multiple_of=ears.n_samples, return_tensors="np",
+        )["input_features"]  # fmt: skip
+        bands = made.reshape(ears.feature_size, -1, ears.nb_max_frames).transpose(1, 0, 2)
+        return {"input_features": bands}, bands.shape[0] * ears.nb_max_frames // self._MERGE
+
+    def mark(self, num_places: int) -> str:
+        return self._begin + self.place * num_places
+
+
+_EARS: dict[str, Callable[[Any, Any], Ears]] = {"VoxtralForConditionalGeneration": VoxtralEars}
+
+
+def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
+    """The processor of a config.json, if it is one of these; CheckpointError where the folder has
+    not what it needs."""
+    kind = _EARS.get(architecture_of(raw))
+    if kind is None:
+        return None
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        return kind(tokenizer, transformers.AutoFeatureExtractor.from_pretrained(folder))
+    except (KeyError, TypeError, ValueError, OSError, ImportError) as error:
+        raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
+
+
+def one_by_one(raw: Raw, processor: Any) -> Any:
+    """The processor of a folder, which is asked for each sound where it takes no more."""
+    return OneByOne(processor) if architecture_of(raw) in ONE_BY_ONE else processor

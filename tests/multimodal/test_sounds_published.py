@@ -1,0 +1,76 @@
+"""Checkpoints that hear under their published names, against the class that has the same layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.entrypoints.offline import Engine
+
+pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file
+
+from tests.multimodal.test_sounds import NUM_NEW, SOUNDS, wav
+from tests.multimodal.tiny import save
+from tests.multimodal.tiny_audio import AUDIO, inputs_of
+
+
+def _asr(folder: Path) -> None:
+    """Qwen3-ASR as published: all of it inside a thinker, the projector inside the tower."""
+    tensors = load_file(folder / "model.safetensors")
+    named = {}
+    for name, tensor in tensors.items():
+        new = name.replace("model.multi_modal_projector.linear_", "model.audio_tower.proj")
+        new = new.replace("model.language_model.", "thinker.model.", 1)
+        new = new.replace("model.audio_tower.", "thinker.audio_tower.")
+        named[new] = tensor
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    kept = {key: raw.pop(key) for key in ("architectures", "model_type")}
+    raw["text_config"] |= {"tie_word_embeddings": True}
+    raw["audio_config"] |= {"model_type": "qwen3_asr_audio_encoder"}
+    wrapped = {**kept, "thinker_config": {**raw, "model_type": "qwen3_asr_thinker"}}
+    (folder / "config.json").write_text(json.dumps(wrapped))
+
+
+def _speaking(folder: Path) -> None:
+    """Qwen3-Omni with what makes speech."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("talker.model.layers.0.mlp.gate.weight", "talker.codec_head.weight"):
+        tensors[name] = torch.zeros(3, 5)
+    tensors["code2wav.decoder.0.conv.weight"] = torch.zeros(3, 5, 2)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"talker_config": {"num_hidden_layers": 7}, "code2wav_config": {"hidden_size": 3}}
+    (folder / "config.json").write_text(json.dumps(raw | {"enable_audio_output": True}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "publish"), [("qwen3_asr", _asr), ("qwen3_omni", _speaking)])
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_published_names_answer_as_the_class_does(name: str, publish: Any, tmp_path: Path) -> None:
+    tiny = AUDIO[name]()
+    model = save(tiny, tmp_path)
+    model = getattr(model, "thinker", model)
+    publish(tmp_path)
+    text = f"hear {tiny.placeholder} and tell"
+    inputs = inputs_of(tiny, text, [SOUNDS[1].astype(np.float32) / 32768])
+    with torch.no_grad():
+        made = model.generate(**inputs, max_new_tokens=NUM_NEW, do_sample=False)
+    engine = Engine(
+        model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096
+    )
+    try:
+        got = engine.generate(
+            text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
+            audio_data=[wav(SOUNDS[1])], return_logprob=True,
+        )["meta_info"]  # fmt: skip
+        found = [token for _, token, *_ in got["output_token_logprobs"]]
+        assert found == made[0, inputs["input_ids"].shape[1] :].tolist()
+    finally:
+        engine.shutdown()
