@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tests.models import newest_fuzz
+
 _BIAS = {"attention_bias": [False, True]}
 _MLP_BIAS = {"mlp_bias": [False, True]}
 _RENORM = {"norm_topk_prob": [False, True]}
@@ -22,6 +24,7 @@ _HEADS = [(4, 2), (4, 4), (6, 3), (6, 1), (8, 2), (2, 1)]
 
 # architecture -> settings to draw from
 FLAGS: dict[str, dict[str, list[Any]]] = {
+    **newest_fuzz.FLAGS,
     "BloomForCausalLM": {},
     "MptForCausalLM": {
         "attn_config": [{}, {"clip_qkv": 0.2}, {"alibi_bias_max": 4, "softmax_scale": 0.3}]
@@ -135,6 +138,24 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "block_multiple_of": [16, 32],
     },
     "Lfm2MoeForCausalLM": {**_TOP, **_RENORM, "use_expert_bias": [False, True]},
+    "Dots3NoteForCausalLM": {
+        **_TOP,
+        **_RENORM,
+        **_BIAS,
+        "index_topk": [3, 20, 100],
+        "sliding_window": [3, 9, None],
+        "use_dsa": [False, True, None],
+        "use_sliding_window": [False, True, True],
+        "layer_types": [None, None, ["full_attention", "sliding_attention"] * 2],
+        "first_k_dense_replace": [0, 2],
+        "moe_layer_freq": [1, 2, [0, 1, 0, 1]],
+        "rope_theta": [10000.0, 1000000.0],
+        "swa_rope_theta": [50000.0, 500.0],
+        "swa_qk_rope_head_dim": [None, 6],
+        "rope_scaling": [None, None, {"rope_type": "linear", "factor": 4.0}],
+        "n_shared_experts": [1, 2],
+        "n_group": [1, 2],
+    },
     "HYV4ForCausalLM": {
         **_TOP,
         **_RENORM,
@@ -145,7 +166,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "hc_mult": [1, 2, 4],
         "swiglu_limit": [0.3, 10.0],
         "n_group": [1, 2],
-        "topk_group": [1, 2],
+        "topk_group": [1],
     },
     "RecurrentGemmaForCausalLM": {
         "attention_window_size": [3, 9],
@@ -167,7 +188,7 @@ _KINDS = {
 OWN_SHAPE = {
     *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
     *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
-    "HYV4ForCausalLM",
+    *("HYV4ForCausalLM", "Dots3NoteForCausalLM"),
 }
 _NAMES = {
     "BloomForCausalLM": ("n_head", "hidden_size", "n_layer"),
@@ -181,6 +202,8 @@ _NEED_BOTH = ("full_attention", "linear_attention")
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
     """Changes to the tiny config of ``architecture``."""
+    if architecture in newest_fuzz.FLAGS:
+        return newest_fuzz.draw(architecture, rng)
     out: dict[str, Any] = {"vocab_size": rng.choice([384, 391])}
     out["tie_word_embeddings"] = rng.random() < 0.5
     heads, kv_heads = rng.choice(_HEADS)

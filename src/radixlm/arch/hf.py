@@ -18,6 +18,7 @@ from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
+from radixlm.arch.families.builders import common_form
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
 from radixlm.arch.families.media_layouts_audio import unwrapped
@@ -141,6 +142,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         raw = {**outer, **nested, **whole}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
+    raw = common_form(model_type, raw)
     model_type = text_type(architecture, raw) or model_type
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
     model_type = TEXT_TYPES.get(model_type, model_type)
@@ -259,12 +261,13 @@ def _rope(
         raise CheckpointError(f"{source}: 'rope_parameters' must be an object, not {given!r}")
     if not given and defaults["rope_parameters"]:
         given = defaults["rope_parameters"]
-    if any(isinstance(given.get(key), dict) for key in _LAYER_TYPES):
+    own = [key for key, value in given.items() if isinstance(value, dict)]
+    if own:
         return {
             key: None  # layers of this type do not turn
             if key in given and given[key] is None
             else _flat(given.get(key) or {}, values, source, key)
-            for key in _LAYER_TYPES
+            for key in dict.fromkeys((*_LAYER_TYPES, *own))
         }
     if "rope_theta_by_type" not in defaults:
         return _flat(given, values, source)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config, is_number
-from radixlm.arch.names import Names
+from radixlm.arch.names import DEFAULT, AnyOf, Names
 from radixlm.arch.spec import (
     Activation,
     Attention,
@@ -38,6 +39,26 @@ def family(*architectures: str) -> Callable[[Family], Family]:
         return describe
 
     return register
+
+
+Form = Callable[[dict[str, Any]], dict[str, Any]]
+_FORMS: dict[str, Form] = {}
+
+
+def published_form(*model_types: str) -> Callable[[Form], Form]:
+    """Register what brings a config.json of the ``model_types``, as it is published, to the keys
+    of its Hugging Face class, before anything reads it."""
+
+    def register(form: Form) -> Form:
+        _FORMS.update(dict.fromkeys(model_types, form))
+        return form
+
+    return register
+
+
+def common_form(model_type: str, raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with the keys of its class."""
+    return _FORMS[model_type](raw) if model_type in _FORMS else raw
 
 
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -186,6 +207,16 @@ def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "hidden
 
 def rms(c: Config, offset: float = 0.0) -> Norm:
     return Norm(c.rms_norm_eps, offset=offset)
+
+
+def in_whole(c: Config, decoder: Decoder) -> Decoder:
+    """The text model of a whole whose head is its own where the checkpoint has one: such classes
+    do not look at what the text model's config says of it."""
+    if not decoder.tied or not c.architecture.endswith("ForConditionalGeneration"):
+        return decoder
+    names: dict[str, Any] = {**DEFAULT, **decoder.names}
+    either = AnyOf(names["head"], names["embed"])
+    return replace(decoder, tied=False, names={**decoder.names, "head": either})
 
 
 def is_sliding(c: Config, layer: int) -> bool:

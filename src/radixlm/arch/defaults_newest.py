@@ -1,0 +1,59 @@
+"""Config defaults of the newest classes; see ``defaults.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# fmt: off
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "muse_glimmer_text": {
+        "architecture": "MuseGlimmerForCausalLM", "vocab_size": 202048, "hidden_size": 6656,
+        "intermediate_size": 19968, "num_hidden_layers": 52, "num_attention_heads": 32,
+        "num_key_value_heads": 2, "head_dim": 128, "hidden_activation": "silu",
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "eos_token_id": 200001,
+        "sliding_window": 2048, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
+        "output_multiplier": 0.19611613513818404, "post_norm_eps": 1e-08,
+        "layer_rope_theta": None,
+    },
+    "muse_spark_text": {
+        "architecture": "MuseSparkForCausalLM", "vocab_size": 202048, "hidden_size": 8192,
+        "intermediate_size": 16384, "num_hidden_layers": 62, "num_attention_heads": 128,
+        "num_key_value_heads": 16, "head_dim": 64, "max_position_embeddings": 1048576,
+        "rms_norm_eps": 1e-05, "eos_token_id": 200001, "rope_theta": 500000.0,
+        "sliding_window": 2048, "final_logit_softcapping": 20.0,
+        "qk_scale_factor": 5.4730064863875, "output_multiplier": 0.1767766952966369,
+        "post_norm_eps": 1e-08, "layer_rope_theta": None, "moe_intermediate_size": 4096,
+        "num_experts": 256, "num_experts_per_tok": 8, "routed_scaling_factor": 1.0,
+        "moe_hidden_size": 4096, "mlp_layer_types": None, "residual_gate_temperature": 0.3,
+    },
+    "step3p5": {
+        "architecture": "Step3p5ForCausalLM", "vocab_size": 128815, "intermediate_size": 11264,
+        "num_hidden_layers": 45, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 128000, "rms_norm_eps": 1e-05,
+        "num_experts": 288, "num_experts_per_tok": 8, "moe_intermediate_size": 1280,
+        "share_expert_dim": 1280, "num_sliding_attention_heads": None, "mlp_layer_types": None,
+        "query_pre_attn_scalar": None, "moe_router_scaling_factor": 1.0, "swiglu_limits": None,
+        "swiglu_limits_shared": None, "per_layer_config": None,
+    },
+    "ctrl": {
+        "architecture": "CTRLLMHeadModel", "vocab_size": 246534, "hidden_size": 1280, "dff": 8192,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "max_position_embeddings": 256,
+        "layer_norm_epsilon": 1e-06, "tie_word_embeddings": True,
+    },
+    "embedding_gemma2_text": {
+        "architecture": "EmbeddingGemma2TextModel", "vocab_size": 262144, "hidden_size": 512,
+        "intermediate_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 262144, "eos_token_id": 1, "sliding_window": 512,
+        "hidden_size_per_layer_input": 512, "embedding_dim": 768, "per_layer_config": None,
+        "global_head_dim": 512, "num_global_key_value_heads": 1, "sliding_window_pattern": 6,
+        "rope_theta_by_type": {"sliding_attention": 10000.0, "full_attention": 1000000.0},
+    },
+    "hrm_text": {
+        "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
+        "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,
+        "head_dim": 128, "H_cycles": 2, "L_cycles": 3, "embedding_scale": None,
+        "initializer_range": 0.02, "num_layers_per_stack": None,
+    },
+}

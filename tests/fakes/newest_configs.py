@@ -1,0 +1,86 @@
+"""Tiny configs of the newest architectures; see ``later_configs``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 384,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_SLIDING = {"head_dim": 24, "sliding_window": 7}
+_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+_MUSE_TOWER = {
+    **_TOWER,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+    "max_position_embeddings": 16,
+}
+
+
+def whole(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    """Settings of a composite config, whose keys are those of its parts."""
+    return {**dict.fromkeys(_SHAPE), **parts, "text_config": {**_SHAPE, **text}}
+
+
+NEWEST: dict[str, dict[str, Any]] = {
+    "MuseGlimmerForConditionalGeneration": whole(
+        {**_SLIDING, "output_multiplier": 0.7}, vision_config=_MUSE_TOWER
+    ),
+    "MuseSparkForConditionalGeneration": whole(
+        {
+            **_SLIDING,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "moe_hidden_size": 40,
+            "moe_intermediate_size": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "output_multiplier": 0.7,
+        },
+        vision_config=_MUSE_TOWER,
+        audio_config={"hidden_sizes": [16] * 4, "depths": [1] * 4, "out_hidden_size": 64},
+    ),
+    "Step3p7ForConditionalGeneration": whole(
+        {
+            **_SLIDING,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_sliding_attention_heads": 6,
+            "moe_layers_enum": "1,2,3",
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 24,
+            "swiglu_limits": [0, 0.1, None, 0.2],
+            "swiglu_limits_shared": [0.05, 0.0, 0.1, 0],
+        },
+        vision_config={
+            "hidden_size": 16,
+            "mlp_ratio": 1.0,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 56,
+        },
+    ),
+    "CTRLLMHeadModel": {
+        **dict.fromkeys(_SHAPE),
+        "vocab_size": 384,
+        "n_positions": 256,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 3,
+        "dff": 96,
+    },
+}

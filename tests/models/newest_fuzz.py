@@ -1,0 +1,93 @@
+"""Random configs of the architectures of ``tests/fakes/newest_configs``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.fakes.newest_configs import NEWEST
+
+_BOOLS = [False, True]
+_SLIDING = ("sliding_attention", "full_attention")
+_MUSE = {
+    "attention_bias": _BOOLS,
+    "head_dim": [16, 24],
+    "qk_scale_factor": [1.0, 3.87],
+    "final_logit_softcapping": [20.0, 1.5],
+    "output_multiplier": [0.3, 1.0],
+    "post_norm_eps": [1e-8, 1e-2],
+    "sliding_window": [3, 9],
+}
+_TOP = {"num_experts_per_tok": [1, 2, 3]}
+# architecture -> settings to draw from
+FLAGS: dict[str, dict[str, list[Any]]] = {
+    "MuseGlimmerForConditionalGeneration": {**_MUSE, "hidden_activation": ["silu", "gelu"]},
+    "MuseSparkForConditionalGeneration": {
+        **_MUSE,
+        **_TOP,
+        "moe_hidden_size": [24, 64],
+        "residual_gate_temperature": [0.3, 1.0],
+        "routed_scaling_factor": [1.0, 2.5],
+    },
+    "Step3p7ForConditionalGeneration": {
+        **_TOP,
+        "attention_bias": _BOOLS,
+        "mlp_bias": _BOOLS,
+        "query_pre_attn_scalar": [None, 7],
+        "moe_router_scaling_factor": [1.0, 3.0],
+        "num_sliding_attention_heads": [None, 8],
+        "share_expert_dim": [16, 40],
+    },
+    "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
+}
+# whose layers are of these kinds, each at least once
+KINDS: dict[str, tuple[str, ...]] = {
+    "MuseGlimmerForConditionalGeneration": _SLIDING,
+    "MuseSparkForConditionalGeneration": _SLIDING,
+    "Step3p7ForConditionalGeneration": _SLIDING,
+}
+_OWN_SHAPE = ("CTRLLMHeadModel",)
+_HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
+
+
+def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
+    """Changes to the tiny config of ``architecture``."""
+    out: dict[str, Any] = {}
+    for key, values in FLAGS[architecture].items():
+        out[key] = rng.choice(values)
+    if architecture not in _OWN_SHAPE:
+        out["num_attention_heads"], out["num_key_value_heads"] = rng.choice(_HEADS)
+        out["tie_word_embeddings"] = rng.random() < 0.5
+        out["vocab_size"] = rng.choice([384, 391])
+    kinds = KINDS.get(architecture)
+    if kinds:
+        count = out.setdefault("num_hidden_layers", rng.choice([2, 3, 4]))
+        rest = rng.choices(kinds, k=max(0, count - len(kinds)))
+        out["layer_types"] = rng.sample([*kinds, *rest], len(kinds) + len(rest))[:count]
+    _ADJUST.get(architecture, lambda *_: None)(out, rng)
+    text = NEWEST[architecture].get("text_config")
+    return out if text is None else {"text_config": {**text, **out}}
+
+
+def _muse(out: dict[str, Any], rng: random.Random) -> None:
+    count = out["num_hidden_layers"]
+    out["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=count)
+    if rng.random() < 0.5:
+        out["layer_rope_theta"] = [rng.choice([0, 5000.0]) for _ in range(count)]
+
+
+def _step(out: dict[str, Any], rng: random.Random) -> None:
+    count = out["num_hidden_layers"]
+    out["moe_layers_enum"] = rng.sample(range(count), rng.randrange(1, count))
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        out[key] = rng.choice([None, [rng.choice([0.0, 0.05, 0.2]) for _ in range(count)]])
+    out["partial_rotary_factors"] = rng.choice(
+        [None, [0.5 if kind == "full_attention" else 1.0 for kind in out["layer_types"]]]
+    )
+
+
+_ADJUST = {
+    "MuseGlimmerForConditionalGeneration": _muse,
+    "MuseSparkForConditionalGeneration": _muse,
+    "Step3p7ForConditionalGeneration": _step,
+}
