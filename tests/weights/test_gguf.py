@@ -70,15 +70,15 @@ def test_narrow_weights_are_near(kind: str, near: float, tmp_path: Path) -> None
         source.release(name)
 
 
-def test_k_quants_are_refused_by_name(tmp_path: Path) -> None:
+def test_unread_kinds_are_refused_by_name(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", {})
     raw = bytearray(file.read_bytes())
     at = raw.index(b"blk.0.ffn_down.weight") + len(b"blk.0.ffn_down.weight")
     raw[at + 4 : at + 12] = (256).to_bytes(8, "little")  # a row of one block
-    raw[at + 20] = 12
+    raw[at + 20] = 18
     file.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_down\.weight is Q4_K"):
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_down\.weight is IQ3_XXS"):
         GgufSource(file)
 
 

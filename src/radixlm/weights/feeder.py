@@ -43,7 +43,7 @@ class CheckpointFeeder:
     """Joins a checkpoint's tensors by the names and recipes of its family."""
 
     def __init__(self, model: Target, folder: Path, load_format: str) -> None:
-        self._source: TensorSource = open_folder(folder, load_format)
+        self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
         self._joiner = Joiner(self._source)
         self._sizes = dict(self._source.sizes())
         self.total_bytes = sum(self._sizes.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.quant.checkpoint import checkpoint_quant
@@ -20,19 +22,21 @@ from radixlm.weights.source import TensorSource, numbered_files, shard_files
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
 
 
-def open_folder(folder: Path, load_format: str) -> TensorSource:
+def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None) -> TensorSource:
     """The weights of ``folder``, and as "2_Dense.linear.weight" those of the further layers of a
-    sentence-transformers folder; CheckpointError if there are none."""
-    layers = {name: _open(folder / name, load_format) for name in dense_folders(folder)}
-    source = _open(folder, load_format)
+    sentence-transformers folder; CheckpointError if there are none. Quantised ones are widened to
+    ``dtype``, or to what config.json says."""
+    dtype = dtype or checkpoint_dtype(folder)
+    layers = {name: _open(folder / name, load_format, dtype) for name in dense_folders(folder)}
+    source = _open(folder, load_format, dtype)
     quant = checkpoint_quant(folder)
     if quant is not None:
-        source = Fp8Source(source, quant.block, checkpoint_dtype(folder))
+        source = Fp8Source(source, quant.block, dtype)
     is_old = any(present_name(name) != name for name in source.sizes())
     return JoinedSource(source, layers) if layers or is_old else source
 
 
-def _open(folder: Path, load_format: str) -> TensorSource:
+def _open(folder: Path, load_format: str, dtype: torch.dtype) -> TensorSource:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder")
     if load_format in ("auto", "safetensors"):
@@ -40,10 +44,10 @@ def _open(folder: Path, load_format: str) -> TensorSource:
         if files or load_format == "safetensors":
             return SafetensorsSource(_some(folder, files, "*.safetensors"))
         if _ggufs(folder) and not find_pickles(folder):
-            return _open_gguf(folder, _ggufs(folder))
+            return _open_gguf(folder, _ggufs(folder), dtype)
         return PickleSource(_some(folder, find_pickles(folder), "*.safetensors or *.bin"))
     if load_format == "gguf":
-        return _open_gguf(folder, _ggufs(folder))
+        return _open_gguf(folder, _ggufs(folder), dtype)
     if load_format == "pt":
         return PickleSource(_some(folder, find_pickles(folder), "*.bin or *.pt"))
     if load_format == "npcache":
@@ -58,10 +62,10 @@ def _ggufs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.gguf"))
 
 
-def _open_gguf(folder: Path, files: list[Path]) -> TensorSource:
+def _open_gguf(folder: Path, files: list[Path], dtype: torch.dtype) -> TensorSource:
     if len(files) > 1:
         raise CheckpointError(f"{folder}: has several GGUF files; weights in parts are not read")
-    return GgufSource(_some(folder, files, "*.gguf")[0])
+    return GgufSource(_some(folder, files, "*.gguf")[0], dtype)
 
 
 def find_pickles(folder: Path) -> list[Path]:

@@ -1,15 +1,13 @@
 """The tensors of a GGUF file under our names, as floats: F32, F16, BF16 and F64 as they are, blocks
-of 4, 5, 6 and 8 bits widened.
-
-Legend: N blocks of a tensor. Blocks of 32 numbers: a scale d in 16 bits (and a least value m in the
-formats "_1"), then the numbers (https://github.com/ggml-org/ggml, ggml-common.h).
-"""
+of fewer bits widened."""
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,78 +16,30 @@ from torch import Tensor
 from radixlm.arch.families.gguf import Piece, pieces
 from radixlm.arch.gguf import TYPES, GgufTensor, read_header
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.gguf_blocks import WIDEN, widen
 
+log = logging.getLogger(__name__)
 _PLAIN = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_BLOCK_BYTES = {name: (block, size) for name, block, size in TYPES.values()}
-
-
-def _half(bytes_N2: Tensor) -> Tensor:
-    return bytes_N2.contiguous().view(torch.float16).float()  # [N, 1]
-
-
-def _nibbles(bytes_N16: Tensor) -> Tensor:
-    return torch.cat((bytes_N16 & 15, bytes_N16 >> 4), -1).float()  # low halves first
-
-
-def _fifth_bits(bytes_N4: Tensor) -> Tensor:
-    bits = (bytes_N4[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    return bits.flatten(-2).float() * 16
-
-
-def _q8_0(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * b[:, 2:].view(torch.int8)
-
-
-def _q4_0(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * (_nibbles(b[:, 2:]) - 8)
-
-
-def _q4_1(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * _nibbles(b[:, 4:]) + _half(b[:, 2:4])
-
-
-def _q5_0(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * (_nibbles(b[:, 6:]) + _fifth_bits(b[:, 2:6]) - 16)
-
-
-def _q5_1(b: Tensor) -> Tensor:
-    values = _nibbles(b[:, 8:]) + _fifth_bits(b[:, 4:8])
-    return _half(b[:, :2]) * values + _half(b[:, 2:4])
-
-
-def _q6_k(b: Tensor) -> Tensor:
-    """Two halves of 128 numbers: 64 bytes of low nibbles, 32 of upper pairs of bits; a signed
-    byte of scale for each 16 numbers, then d."""
-    low, high = b[:, :128].reshape(-1, 2, 2, 32), b[:, 128:192].reshape(-1, 2, 1, 32)
-    scales = b[:, 192:208].contiguous().view(torch.int8).float()
-    nibbles = torch.cat((low & 15, low >> 4), 2)  # [N, 2, 4, 32]
-    pairs = (high >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
-    values = (nibbles.float() + pairs.float() * 16 - 32).reshape(-1, 16, 16)
-    return (_half(b[:, 208:])[..., None] * scales[..., None] * values).flatten(1)
-
-
-_WIDEN: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q6_K": _q6_k,
-}  # fmt: skip
+_BLOCKS = {name: (block, size) for name, block, size in TYPES.values()}
 
 
 class GgufSource:
     """All tensors of one file; see TensorSource."""
 
-    def __init__(self, file: Path) -> None:
-        """CheckpointError for a broken file, an unknown architecture, or weights of a kind that is
-        not read."""
+    def __init__(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Blocks are widened to ``dtype``. CheckpointError for a broken file, an unknown
+        architecture, or weights of a kind that is not read."""
         header = read_header(file)
         for name, tensor in header.tensors.items():
-            if tensor.kind not in _PLAIN and tensor.kind not in _WIDEN:
-                known = ", ".join((*_PLAIN, *_WIDEN))
+            if tensor.kind not in _PLAIN and tensor.kind not in WIDEN:
+                known = ", ".join((*_PLAIN, *WIDEN))
                 raise CheckpointError(f"{file}: {name} is {tensor.kind}; read are: {known}")
-        self._file, self._tensors = file, header.tensors
+        self._dtype, self._tensors = dtype, header.tensors
         self._pieces: dict[str, Piece] = {}
         for name, piece in pieces(header):
             if name in self._pieces:
@@ -98,13 +48,23 @@ class GgufSource:
         with file.open("rb") as opened:
             # private and writable only because torch warns of read-only buffers
             self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        log.info("%s: %s", file.resolve().name, self._said())
+
+    def _said(self) -> str:
+        """How many tensors of which kind there are, and what becomes of them."""
+        counts = Counter(tensor.kind for tensor in self._tensors.values())
+        widened = [f"{kind} x {counts[kind]}" for kind in WIDEN if kind in counts]
+        kept = [f"{kind} x {counts[kind]}" for kind in _PLAIN if kind in counts]
+        dtype = str(self._dtype).removeprefix("torch.")
+        said = [f"{', '.join(kept)} as they are"] if kept else []
+        return "; ".join([*said, *([f"{', '.join(widened)} widened to {dtype}"] * bool(widened))])
 
     def sizes(self) -> Mapping[str, int]:
         """Bytes of every tensor as stored."""
         return {name: end - start for name in self._pieces for start, end in (self._span(name),)}
 
     def read(self, name: str) -> Tensor:
-        """The tensor as floats: 16 bits where the file has 16, else float32."""
+        """The tensor as floats; blocks in the dtype that they are widened to."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         shape = tensor.shape if piece.expert is None else tensor.shape[1:]
@@ -139,8 +99,8 @@ class GgufSource:
         data = torch.frombuffer(self._map, dtype=torch.uint8, count=end - start, offset=start)
         if tensor.kind in _PLAIN:
             return _aligned(data, start).view(_PLAIN[tensor.kind])
-        _, size = _BLOCK_BYTES[tensor.kind]
-        return _WIDEN[tensor.kind](data.view(-1, size))
+        block, size = _BLOCKS[tensor.kind]
+        return widen(tensor.kind, data.view(-1, size), block, self._dtype)
 
 
 def _aligned(data: Tensor, start: int) -> Tensor:

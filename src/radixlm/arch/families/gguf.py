@@ -13,6 +13,7 @@ from radixlm.base.errors import CheckpointError
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16"}
 # tensors that became keys of config.json
 CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _ATTENTION = {
@@ -154,7 +155,7 @@ def config_of(h: GgufHeader) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in h.tensors,
         "bos_token_id": h.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(one for one in eos if isinstance(one, int))) or None,
-        "torch_dtype": {"F16": "float16", "BF16": "bfloat16"}.get(embed.kind, "float32"),
+        "torch_dtype": _DTYPES.get(embed.kind, "bfloat16"),  # what blocks are widened to
         "rope_scaling": _rope_scaling(h),
         **kind.more(h),
     }
