@@ -18,8 +18,9 @@ from tests.multimodal.served import PARTS, PLACE, TEXTS, Served, part, picture, 
 from tests.multimodal.tiny import FAMILIES as FIRST
 from tests.multimodal.tiny import Tiny, save
 from tests.multimodal.tiny_more import MORE, NEEDS
+from tests.multimodal.tiny_newer import NEWER, NEWER_NEEDS
 
-FAMILIES = {**FIRST, **MORE}
+FAMILIES = {**FIRST, **MORE, **NEWER}
 QUICK = (
     *("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"),
     *("aya_vision", "idefics3", "janus", "deepseek_vl", "gemma3", "paligemma", "glm4v", "ovis2"),
@@ -115,8 +116,8 @@ async def compare(
 )
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
 def test_a_conversation_with_pictures(name: str, tmp_path: Path) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
+    if name in (needs := {**NEEDS, **NEWER_NEEDS}):
+        pytest.importorskip(needs[name])
     tiny = FAMILIES[name]()
     oracle = Oracle(tiny, save(tiny, tmp_path))
     is_one_token = len(oracle.tokenizer.tokenize(tiny.placeholder)) == 1

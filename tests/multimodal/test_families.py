@@ -21,8 +21,9 @@ from tests.multimodal.tiny import FAMILIES as FIRST  # noqa: E402
 from tests.multimodal.tiny import Tiny, save  # noqa: E402
 from tests.multimodal.tiny_later import LATER, PUBLISHED  # noqa: E402
 from tests.multimodal.tiny_more import MORE, NEEDS  # noqa: E402
+from tests.multimodal.tiny_newer import NEWER, NEWER_NEEDS  # noqa: E402
 
-FAMILIES = {**FIRST, **MORE, **LATER}
+FAMILIES = {**FIRST, **MORE, **LATER, **NEWER}
 
 QUICK = (
     "llava_next",
@@ -35,8 +36,10 @@ QUICK = (
     "glm4v_moe",
     "mllama",
     "internvl_chat",
+    "hyperclovax_vision_v2",
 )
-WHOLE = ("paligemma",)  # a prompt sees itself whole: nothing less is shared
+# a prompt, or a picture that the last whole page cuts, sees itself whole: nothing less is shared
+WHOLE = ("paligemma", "gemma4_unified")
 NUM_NEW = 16
 
 
@@ -76,8 +79,8 @@ def expected(tiny: Tiny, model: Any, text: str, images: list[Any]) -> tuple[int,
 )
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
 def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
+    if name in (needs := {**NEEDS, **NEWER_NEEDS}):
+        pytest.importorskip(needs[name])
     tiny = FAMILIES[name]()
     model = save(tiny, tmp_path)
     if name in PUBLISHED:

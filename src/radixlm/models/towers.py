@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from radixlm.arch.families.media_layouts_audio import speaks
+from radixlm.arch.families.composite_newer import row_scale
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.base.errors import CheckpointError, ConfigError
@@ -52,7 +53,7 @@ class HfTower:
         """``by_forward``: the class's forward joins what its towers make. CheckpointError if the
         weights do not load; ConfigError without transformers."""
         self._device, self._dtype = device, dtype
-        model, dim = _load(folder, dtype)
+        model, dim, self._scale = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)
         self._model = model
         self._forward: _Extended | _Forward | None = None
@@ -78,7 +79,7 @@ class HfTower:
         rows = _joined(_pooled(made))
         deep = getattr(made, "deepstack_features", None)
         layers = [rows, *(_joined(one) for one in deep or ())]
-        return torch.stack([layer.float() for layer in layers])
+        return torch.stack([layer.float() for layer in layers]) * self._scale
 
     def _beside(self, media: Media) -> Tensor:
         """[1, N, D] of a class without a rule of joining: layers attend to the projected rows."""
@@ -178,8 +179,8 @@ def _joined(rows: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
-    """The model without its language model, and the width of that."""
+def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
+    """The model without its language model, the width of that, and by what it multiplies rows."""
     try:
         import transformers  # noqa: PLC0415  (2 s that text models need not wait)
     except ImportError:
@@ -191,7 +192,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
         if speaks(raw):
             log.info("%s: what makes speech is left out, the answers are text", folder)
         if architecture in BUILT:
-            return build(BUILT[architecture], raw, folder, dtype)
+            return (*build(BUILT[architecture], raw, folder, dtype), 1.0)
         original = LAYOUTS.get(architecture)
         if original is not None:
             config = config_of(original, raw, folder, transformers)
@@ -220,7 +221,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int]:
     for name in ("language_model", "lm_head", *own):  # an embedding is left in it
         if hasattr(inner, name):
             delattr(inner, name)
-    return inner, int(config.get_text_config().hidden_size)
+    return inner, int(config.get_text_config().hidden_size), row_scale(architecture, raw)
 
 
 def _auto(transformers: Any, config: Any) -> Any:

@@ -44,7 +44,7 @@ _OF_TEXT = frozenset(
 _TYPE_OF_FRAMES = 2  # in mm_token_type_ids
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 _TOKENS = {
-    "image": ("image_token", "boi_token"),
+    "image": ("image_placeholder_token", "image_token", "boi_token"),
     "video": ("video_token",),
     "audio": ("audio_token",),
 }
@@ -182,7 +182,9 @@ class MediaProcessor:
             for one, count in shared_out(own, places) if own else ():
                 if not count:
                     raise InvalidRequest(f"{one.where}: the prompt has no place for it", one.where)
-                made = dict(one.arrays) if one.rows is None else {**one.arrays, ROWS: one.rows}
+                made = dict(one.arrays)
+                if one.rows is not None:
+                    made[ROWS] = one.rows * np.float32(self._facts.row_scale)
                 media.append(self._one(kind, made, places[at : at + count], ids))
                 at += count
         return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))
@@ -216,6 +218,11 @@ class MediaProcessor:
     def _prompt(self, ids: Ids, media: tuple[Media, ...]) -> Prompt:
         """With ids of the content in the places of media."""
         rule = self._facts.mutual
+        most = self._facts.most_places
+        large = next((one for one in media if most and one.num_places > most), None)
+        if large is not None:
+            message = f"a {large.kind} has {large.num_places} places, this model takes {most}"
+            raise InvalidRequest(f"messages: {message}", "messages")
         media = _mutual(media, len(ids), rule)
         if self._facts.is_crossed and media and media[0].spans[0][0]:
             media = tuple(msgspec.structs.replace(one, is_seen_before=True) for one in media)

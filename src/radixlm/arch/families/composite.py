@@ -10,6 +10,7 @@ from typing import Any
 from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, family
+from radixlm.arch.families.composite_newer import NEWER, NEWER_TEXT_DEFAULTS, NEWER_TEXT_TYPES
 from radixlm.arch.families.media_layouts_more import DEEPSEEKS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import Upright
@@ -33,6 +34,7 @@ TEXT_TYPES = {
     "phi4mm": "phi3",
     "deepseek_v2_noaux": "deepseek_v3",
     "phi4_multimodal": "phi3",
+    **NEWER_TEXT_TYPES,
 }
 _PHI4 = {
     "vocab_size": 200064,
@@ -78,6 +80,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": True,
     },
+    **NEWER_TEXT_DEFAULTS,
 }
 # whose language model is described elsewhere, by the family of its text model
 TOWERED = ("Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration")
@@ -108,6 +111,7 @@ COMPOSITES = (
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Exaone4_5_ForConditionalGeneration", "VideoLlama3ForConditionalGeneration"),
     "Qwen2_5OmniThinkerForConditionalGeneration",
+    *NEWER,
 )
 # whose text model sees its whole prompt forwards too
 PROMPT_SEES_ITSELF = ("PaliGemmaForConditionalGeneration",)

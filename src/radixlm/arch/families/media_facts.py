@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
+from radixlm.arch.families.composite_newer import (
+    most_places,
+    pictures_see_themselves,
+    row_scale,
+)
 from radixlm.arch.families.hearing import HEARING
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS
@@ -41,7 +46,8 @@ class MediaFacts:
     ``places_per_second``: of time in the rope of a film, 0 where a frame is one step.
     ``is_crossed``: a picture has one place, and layers of their own attend to what its tower
     makes (``spec.CrossAttention``). ``gives_vector``: a tower makes a picture's vector, and the
-    language model takes no part in it."""
+    language model takes no part in it. ``row_scale``: the text model multiplies what a tower makes
+    by it. ``most_places``: of a picture whose places see one another; 0: any number."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -51,6 +57,8 @@ class MediaFacts:
     places_per_second: float = 0.0
     is_crossed: bool = False
     gives_vector: bool = False
+    row_scale: float = 1.0
+    most_places: int = 0
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -70,6 +78,7 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     place = raw.get("media_placeholder_token_id")
     if isinstance(place, int):
         tokens["image"] = place
+    is_mutual = architecture in PICTURES_SEE_THEMSELVES or pictures_see_themselves(architecture, raw)
     vision = raw.get("vision_config") or {}
     if architecture in ADAPTED and isinstance(vision.get("image_token_id"), int):
         tokens["image"] = vision["image_token_id"]  # speech beside pictures is another model's
@@ -78,8 +87,10 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         tokens,
         tuple(raw.get("visual_indicator_token_ids") or ()),
         int(vision.get("spatial_merge_size") or 2),
-        "media" if architecture in PICTURES_SEE_THEMSELVES else mutual,
+        "media" if is_mutual else mutual,
         architecture in BY_FORWARD,
         float(vision.get("tokens_per_second") or 0),
         architecture in CROSSED,
+        row_scale=row_scale(architecture, raw),
+        most_places=most_places(architecture, raw),
     )

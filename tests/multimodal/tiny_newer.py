@@ -1,0 +1,135 @@
+"""The newest tiny checkpoints of language models behind towers; see ``tiny.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as tf
+
+from radixlm.multimodal.checkpoint import NoVideos
+from tests.multimodal.tiny import (
+    SMALL,
+    SQUARE,
+    Tiny,
+    pictures,
+    processor,
+    text,
+    tokenizer,
+)
+from tests.multimodal.tiny_more import quick_pictures
+
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "head_dim": 16,
+}  # fmt: skip
+AREA = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+
+
+def qianfan_ocr() -> Tiny:
+    tok = tokenizer(
+        "<image>", context_image_token="<IMG_CONTEXT>", start_image_token="<img>",
+        end_image_token="</img>",
+    )  # fmt: skip
+    tower = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "drop_path_rate": 0.1}
+    config = tf.QianfanOCRConfig(
+        vision_config=tower, text_config=text("qwen3", head_dim=16), image_seq_length=4,
+        image_token_id=tok.convert_tokens_to_ids("<IMG_CONTEXT>"),
+    )  # fmt: skip
+    reader = pictures("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    whole = tf.QianfanOCRProcessor(reader, tok, image_seq_length=4)
+    # Hugging Face writes a name that no published checkpoint has
+    renamed = ("language_model.model.encoder.layers.", "language_model.model.layers.")
+    return Tiny(config, whole, "<image>", renamed)
+
+
+def lfm3_vl() -> Tiny:
+    tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    tower = {
+        "hidden_size": 32, "intermediate_size": 48, "patch_size": 7, "num_hidden_layers": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 1,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    }  # fmt: skip
+    config = tf.Lfm3VlConfig(
+        vision_config=tower, projector_hidden_size=48, text_config=text(
+            "lfm3", num_hidden_layers=3, layer_types=["conv", "sliding_attention", "full_attention"]
+        ), image_token_id=257, video_token_id=258, vision_start_token_id=259,
+        vision_end_token_id=260,
+    )  # fmt: skip
+    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
+    whole = processor(tf.Lfm3VlProcessor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
+
+
+def hyperclovax_vision_v2() -> Tiny:
+    tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<vision>", "</vision>")
+    tower = {
+        "model_type": "qwen2_5_vl_vision", "depth": 2, "hidden_size": 32, "num_heads": 2,
+        "patch_size": 7, "out_hidden_size": 48, "intermediate_size": 48, "window_size": 28,
+        "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    scales = {"logits_scaling": 0.5, "residual_multiplier": 0.7, "embedding_multiplier": 2.0}
+    config = tf.HyperCLOVAXVisionV2Config(
+        vision_config=tower, text_config=text("hyperclovax", **scales), image_token_id=257,
+        video_token_id=258,
+    )  # fmt: skip
+    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
+    whole = processor(tf.HyperCLOVAXVisionV2Processor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<vision><|image_pad|></vision>")
+
+
+def minicpm_ocr() -> Tiny:
+    tok = tokenizer(
+        image_token="<|image_pad|>", video_token="<|video_pad|>", image_start_token="<image>",
+        image_end_token="</image>", slice_start_token="<slice>", slice_end_token="</slice>",
+        image_id_start_token="<image_id>", image_id_end_token="</image_id>",
+    )  # fmt: skip
+    tower = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
+    config = tf.MiniCPMOcrConfig(
+        vision_config=tower, text_config=text("qwen3_5_text", **LINEAR), insert_layer_id=0,
+        image_token_id=tok.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tok.convert_tokens_to_ids("<|video_pad|>"),
+    )  # fmt: skip
+    reader = quick_pictures("MiniCPMOcr", scale_resolution=56, max_slice_nums=4, patch_size=14)
+    whole = processor(
+        tf.MiniCPMOcrProcessor, image_processor=reader, video_processor=NoVideos(), tokenizer=tok
+    )
+    return Tiny(config, whole, "<|image_pad|>")
+
+
+def gemma4_unified() -> Tiny:
+    names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
+    tok = tokenizer(**names)
+    ids = {f"{name}_token_id": tok.convert_tokens_to_ids(f"<{name}>") for name in
+           ("image", "audio", "boi", "eoi", "boa")}  # fmt: skip
+    held: dict[str, Any] = text(
+        "gemma4_unified_text", head_dim=16, global_head_dim=32, num_hidden_layers=4,
+        sliding_window=96, layer_types=["sliding_attention", "full_attention"] * 2, pad_token_id=0,
+        num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=30.0,
+    )  # fmt: skip
+    tower = {
+        "patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 48, "mm_posemb_size": 64,
+        "output_proj_dims": 48,
+    }  # fmt: skip
+    config = tf.Gemma4UnifiedConfig(
+        text_config=held, vision_config=tower, audio_config=None, video_token_id=390, **ids
+    )
+    reader = quick_pictures(
+        "Gemma4Unified", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3
+    )
+    whole = processor(
+        tf.Gemma4UnifiedProcessor, tf.Gemma4UnifiedAudioFeatureExtractor(), reader, tok, NoVideos(),
+        image_seq_length=70,
+    )  # fmt: skip
+    return Tiny(config, whole, "<image>")
+
+
+NEWER: dict[str, Callable[[], Tiny]] = {
+    made.__name__: made
+    for made in (
+        qianfan_ocr, lfm3_vl, hyperclovax_vision_v2, minicpm_ocr, gemma4_unified,
+    )
+}  # fmt: skip
+# whose processors need a package that is not always there
+NEWER_NEEDS = dict.fromkeys(("minicpm_ocr", "gemma4_unified"), "torchvision")
