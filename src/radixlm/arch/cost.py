@@ -182,7 +182,9 @@ def _streams(decoder: Decoder) -> int:
 def _block(block: Block, dim: int) -> int:
     lacks_one = block.mixer is None or block.ffn is None
     count = int(block.mixer is not block.ffn) if lacks_one else _NUM_NORMS[block.layout]
-    norms = (count + 3 * (block.beside is not None)) * _norm(block.norm, dim)
+    norms = (count + 3 * (block.beside is not None) + (block.cross is not None)) * _norm(
+        block.norm, dim
+    )
     ffn = sum(_ffn(one, dim) for one in _ffns(block))
     if block.post_norms is not None:
         norms += sum(_norm(norm, dim) - _norm(block.norm, dim) for norm in block.post_norms)
@@ -202,12 +204,19 @@ def _mixers(block: Block, dim: int, *, matrices_only: bool = False) -> int:
         matrices, vectors = state_parameters(block.state, dim)
         total += matrices if matrices_only else matrices + vectors
     if isinstance(block.mixer, CrossAttention):
-        q_rows, kv_rows = block.mixer.rows
-        total += 2 * dim * (q_rows + kv_rows)
-        total += 0 if matrices_only else 2 * _norm(block.mixer.norm, block.mixer.head_dim) + 2
+        total += _crossed(block.mixer, dim, matrices_only) + (0 if matrices_only else 2)
+    if block.cross is not None:
+        total += _crossed(block.cross, dim, matrices_only)
     if isinstance(block.mixer, Straight):
         total += dim * (dim + block.mixer.bias * (not matrices_only))
     return total
+
+
+def _crossed(cross: CrossAttention, dim: int, matrices_only: bool) -> int:
+    q_rows, kv_rows = cross.rows
+    norms = 0 if cross.norm is None else 2 * _norm(cross.norm, cross.head_dim)
+    vectors = norms + cross.bias * (q_rows + 2 * kv_rows + dim)
+    return 2 * dim * (q_rows + kv_rows) + (0 if matrices_only else vectors)
 
 
 def _norm(norm: Norm, width: int) -> int:

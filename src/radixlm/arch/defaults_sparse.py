@@ -19,4 +19,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "indexer_types": None, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-06,
         "swiglu_limit": 10.0,
     },
+    "dots3_note_text": {
+        "architecture": "Dots3NoteForCausalLM", "vocab_size": 152064, "hidden_size": 5120,
+        "intermediate_size": 13824, "moe_intermediate_size": 1536, "num_hidden_layers": 46,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,
+        "num_experts": 256, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
+        "q_lora_rank": 1024, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "max_position_embeddings": 524288, "rms_norm_eps": 1e-05, "eos_token_id": 151668,
+        "mlp_layer_types": None, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
+        "head_dim": 256, "shared_experts_intermediate_size": 1536, "rope_theta": 80000000.0,
+    },
 }

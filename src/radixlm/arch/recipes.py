@@ -175,6 +175,28 @@ class Scaled:
         return tensor * self.factor
 
 
+@dataclass(frozen=True, slots=True)
+class ZeroRows:
+    """A vector with ``count`` zeros at ``at``: of joined projections of which one has no bias."""
+
+    at: int
+    count: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        zeros = (tensor[:1] * 0).repeat(self.count)
+        return cat([tensor[: self.at], zeros, tensor[self.at :]], 0)
+
+
 def unit_rows(tensor: Any, cat: Cat) -> Any:
     """Every row [in] divided by its length."""
     return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class RankScaled:
+    """A vector times sqrt(width / its length): its channels stand for ``width`` others."""
+
+    width: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor * (self.width / tensor.shape[0]) ** 0.5

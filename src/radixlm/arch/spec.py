@@ -326,12 +326,13 @@ class Pair:
 class CrossAttention:
     """Attention to the rows that a tower makes of a prompt's pictures, without positions. A token
     sees the pictures of the last run of neighbouring ones that has begun; one that stands before
-    them all sees all of them."""
+    them all sees all of them. ``bias``: of q, v and the output."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    norm: Norm  # of q and k, a head
+    norm: Norm | None  # of q and k, a head
+    bias: bool = False
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -417,6 +418,7 @@ class Block:
     # residual and the mixer's branch, then of the residual and the feed-forward's
     post_norms: tuple[Norm, Norm] | None = None  # of layout sandwich: those behind the branches,
     # where they are others
+    cross: CrossAttention | None = None  # of layout pre: a third branch between the two
     gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how
     # much of the residual and how much of the branch is kept
 
@@ -532,12 +534,31 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens and from the
-    embedding; it joins the residual at the end of each block, through a gate."""
+    """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens (where that is
+    above 0) and from the embedding; it joins the residual at the end of each block, through a gate."""
 
     dim: int
     vocab: int
     act: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Cycles:
+    """Two stacks of ``size`` blocks that run again and again (arXiv:2506.21734) over two streams,
+    the second of which begins as a learned vector. ``outer`` times: ``inner`` times the first stack
+    remakes the second stream from the sum of both, then the second stack remakes the first. Every
+    run norms what it gives and has keys and values of its own: ``Decoder.blocks`` lists the blocks
+    of all runs in order. ``{stack}`` in a name is one of ``stacks``, ``{i}`` the block in it."""
+
+    outer: int
+    inner: int
+    size: int
+    stacks: tuple[str, str]
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """Which stack each run takes: 0 or 1."""
+        return ((0,) * self.inner + (1,)) * self.outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,6 +595,7 @@ class Decoder:
     sinusoid_steps: int = 0  # frequency i is 10000 ** (-i / steps); 0 = half the width - 1
     head_layer: HeadLayer | None = None
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
+    cycles: Cycles | None = None
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None

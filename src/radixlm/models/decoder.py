@@ -17,7 +17,7 @@ from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.layers.altup import AltUpBlock, AltUpEnds, LayerInputsMaker
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.cross import CrossBlock
+from radixlm.layers.cross import CrossBlock, ThirdBranchBlock
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -115,6 +115,8 @@ class DecoderModel(Module):
         spec, dim = decoder.blocks[layer], decoder.dim
         if isinstance(spec.mixer, CrossAttention):
             return CrossBlock(spec, dim, context, layer)
+        if spec.cross is not None:
+            return ThirdBranchBlock(spec, dim, context, rope, place, layer)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
         if decoder.streams is not None:

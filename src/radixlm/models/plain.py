@@ -22,7 +22,7 @@ _MOE = (
     "width",
     "expert_norm",
 )
-_BLOCK = ("out_scale", "side", "beside", "weights", "post_norms", "gate_temperature")
+_BLOCK = ("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature")
 _DECODER = (
     "embed_norm",
     "sinusoids",

@@ -1,4 +1,4 @@
-"""Latent attention to what an index chooses, on several residual streams: HY 4."""
+"""Latent attention to what an index chooses: HY 4 (on several residual streams), dots 3."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family, mlp, moe, plain
+from radixlm.arch.families.builders import activation, family, mlp, moe, plain
 from radixlm.arch.families.deepseek import latent
-from radixlm.arch.names import LAYER, AnyOf, Names
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import RankScaled
 from radixlm.arch.spec import Decoder, Index, LatentAttention, Mlp, Norm, Streams
 
 _PARTS = ("fn", "base", "scale")
@@ -119,3 +120,111 @@ def hy_v4(c: Config) -> Decoder:
         names=_HY_V4,
         streams=streams,
     )
+
+
+_DOTS3_KINDS = ("indexed_attention", "full_attention", "sliding_attention")
+_DOTS3_LAYER = ("num_attention_heads", "num_key_value_heads", "q_lora_rank", "kv_lora_rank")
+_DOTS3_DIMS = ("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DOTS3_SLIDING = {  # of layers with a window, where the config does not say
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 1024,
+    "head_dim": 256,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 128,
+}
+
+
+@family("Dots3NoteForCausalLM")
+def dots3_note(c: Config) -> Decoder:
+    """Latents of other sizes in layers with a window; q's and the keys' are scaled to the width."""
+    kinds, windows = _dots3_kinds(c), c.sliding_window or c.get("sliding_window_size", 512)
+    of_layer, norm = _dots3_layers(c, kinds), Norm(c.rms_norm_eps)
+
+    def mixer(i: int) -> LatentAttention:
+        own = c.replace(**of_layer[i], rope_parameters=_dots3_rope(c, kinds[i]))
+        if own.num_attention_heads != own.num_key_value_heads or not own.q_lora_rank:
+            raise c.error("num_key_value_heads", "must be the heads, and 'q_lora_rank' be given")
+        made = replace(latent(own, interleaved=True), norm=norm, rope_norm=norm, gate="head")
+        made = replace(made, scale=(made.nope_dim + made.rope_dim) ** -0.5)
+        if kinds[i] == "sliding_attention":
+            return replace(made, window=windows)
+        is_chosen = kinds[i] == "indexed_attention"
+        layer_norm = Norm(1e-6, "layer", bias=True)
+        return (
+            replace(made, index=index_of(own, layer_norm, interleaved=True)) if is_chosen else made
+        )
+
+    shared = c.get("moe_shared_expert_intermediate_size", c.shared_experts_intermediate_size)
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=c.norm_topk_prob,
+        scale=c.routed_scaling_factor,
+        groups=(c.n_group, c.topk_group),
+        shared=Mlp(c.n_shared_experts * shared, activation(c)),
+    )
+    scaled = RankScaled(c.hidden_size)
+    names: Names = {
+        "mixer.gate": _ATTENTION + "g_proj",
+        "mixer.k_rope_norm": _ATTENTION + "k_rope_only_layernorm",
+        "mixer.q_a_norm": Named((_ATTENTION + "q_a_layernorm",), scaled),
+        "mixer.kv_a_norm": Named((_ATTENTION + "kv_a_layernorm",), scaled),
+    }
+    has_experts = _dots3_sparse(c)
+    return plain(c, mixer, lambda i: sparse if has_experts[i] else mlp(c), names=names)
+
+
+def _dots3_kinds(c: Config) -> list[str]:
+    """The kind of every layer; published configs call those with an index "full_attention"."""
+    use_index = c.get("use_dsa", None if c.is_given("per_layer_config") else True)
+    full = "full_attention" if use_index is False else "indexed_attention"
+    slides = c.get("use_sliding_window", True)
+    if c.layer_types is None:
+        is_full = [not slides or i < 2 or i % 4 == 1 for i in range(c.num_hidden_layers)]
+        return [full if one else "sliding_attention" for one in is_full]
+    kinds = kinds_of(c, "layer_types", *_DOTS3_KINDS)
+    if use_index is None:
+        return kinds
+    return [kind if kind == "sliding_attention" else full for kind in kinds]
+
+
+def _dots3_layers(c: Config, kinds: list[str]) -> list[dict[str, Any]]:
+    """What each layer has in place of the config's keys."""
+    given = c.get("per_layer_config")
+    if given is None:
+        own = {key: c.get("swa_" + key, value) for key, value in _DOTS3_SLIDING.items()}
+        turned = own["head_dim"] - own["qk_nope_head_dim"]
+        own["qk_rope_head_dim"] = c.get("swa_qk_rope_head_dim", turned)
+        return [own if kind == "sliding_attention" else {} for kind in kinds]
+    by_number = {int(i): changes for i, changes in given.items()}  # the keys are "02", "03" ..
+    layers = [dict(by_number.get(i, {})) for i in range(len(kinds))]
+    known = (*_DOTS3_LAYER, *_DOTS3_DIMS)
+    strange = next((key for layer in layers for key in layer if key not in known), None)
+    if strange is not None:
+        raise c.error("per_layer_config", f"changes {strange!r}; it may change: {', '.join(known)}")
+    return layers
+
+
+def _dots3_rope(c: Config, kind: str) -> dict[str, Any]:
+    """The rotation of a kind of layers."""
+    found: dict[str, Any] = c.rope_parameters
+    if kind in found:
+        return dict(found[kind])
+    if kind == "sliding_attention" and not (
+        c.is_given("rope_parameters") or c.is_given("rope_scaling")
+    ):
+        return {**found, "rope_theta": c.get("swa_rope_theta", 50000.0)}
+    return found
+
+
+def _dots3_sparse(c: Config) -> list[bool]:
+    """Which layers have experts."""
+    if c.mlp_layer_types is not None:
+        return [kind == "sparse" for kind in kinds_of(c, "mlp_layer_types", "dense", "sparse")]
+    first, step = c.get("first_k_dense_replace", 1), c.get("moe_layer_freq", 1)
+    turns = range(c.num_hidden_layers)
+    listed = isinstance(step, list)
+    return [i >= first and bool(step[i] if listed else i % step == 0) for i in turns]
