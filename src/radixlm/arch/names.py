@@ -180,6 +180,8 @@ _BESIDE = re.compile(
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
     r"|vit_large|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
+# What hears, beside a decoder that attends to it.
+_ENCODER = re.compile(r"^(model\.)?encoder\.")
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(
     r"^logit_scale$|(^|\.)(lm_head|cls|pooler|classifier|score|qa_outputs|predictions"
@@ -208,7 +210,9 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     the copy of a tied head, scales, towers, extra layers that predict further tokens."""
     if _BUFFERS.search(name) or _BESIDE.match(name) or _SCALES.search(name):
         return True
-    if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight")):
+    if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight", "proj_out.weight")):
+        return True
+    if _ENCODER.match(name) and any(block.cross for block in decoder.blocks):
         return True
     if decoder.pool is not None and (_OTHER_HEADS.search(name) or _is_head(name, decoder)):
         return True

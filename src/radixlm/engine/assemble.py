@@ -38,7 +38,7 @@ from radixlm.engine.modelinfo import ModelInfo
 from radixlm.executor.capacity import STATES_A_REQUEST
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
-from radixlm.executor.media import MediaRows
+from radixlm.executor.media import MediaRows, Tower
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner, RunnerOptions
@@ -53,6 +53,7 @@ from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.models.encoder_tower import EncoderTower
 from radixlm.models.fallback import TransformersModel
 from radixlm.models.towers import HfTower
 from radixlm.models.vector_tower import VectorTower
@@ -169,8 +170,13 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
     assert facts is not None
     if facts.gives_vector:
         return MediaVectors(VectorTower(info.folder, device))
-    tower = HfTower(info.folder, device, torch.float32, facts.by_forward)
-    return MediaRows(tower, crossed_token=facts.tokens["image"] if facts.is_crossed else None)
+    tower: Tower
+    if facts.is_encoded:
+        tower = EncoderTower(info.folder, device, torch.float32)
+    else:
+        tower = HfTower(info.folder, device, torch.float32, facts.by_forward)
+    token = next(iter(facts.tokens.values())) if facts.is_crossed else None
+    return MediaRows(tower, crossed_token=token)
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:

@@ -66,7 +66,7 @@ def why_no_graphs(
 def _waits(block: Block) -> str:
     """What of a block needs the device's numbers on the host; "" if nothing does."""
     attention = block.attention
-    if isinstance(block.mixer, CrossAttention):
+    if isinstance(block.mixer, CrossAttention) or block.cross is not None:
         return "what sees pictures is put together on the host"
     is_chosen = isinstance(attention, LatentAttention) and attention.index is not None
     more = attention.more if isinstance(attention, Attention) else None

@@ -50,7 +50,7 @@ def num_norms(spec: Block) -> int:
     """Norms of a block: one for each branch that it has, or what the layout says."""
     if None in (spec.ffn, spec.mixer):
         return int(spec.ffn is not spec.mixer)
-    return NUM_NORMS[spec.layout] + 3 * (spec.beside is not None)
+    return NUM_NORMS[spec.layout] + 3 * (spec.beside is not None) + (spec.cross is not None)
 
 
 LEAST_KEPT = 1e-3  # of the square of the residual's factor

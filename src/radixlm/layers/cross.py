@@ -1,4 +1,5 @@
-"""Layers that attend to a prompt's pictures and not to its text (Llama 3.2 Vision).
+"""Layers that attend to a prompt's pictures and not to its text (Llama 3.2 Vision), and those that
+attend to a sound besides (Whisper).
 
 What a layer makes of a picture's rows is kept beside them (``step.batch.Picture``), so that it is
 computed once however many chunks, steps and requests see the picture.
@@ -27,19 +28,20 @@ MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks go in
 
 
 class CrossAttentionLayer(Module):
-    """q of the tokens, k and v of the pictures' rows; both normed, nothing turned."""
+    """q of the tokens, k and v of the pictures' rows; both may be normed, nothing turns."""
 
     def __init__(self, spec: CrossAttention, dim: int, context: LayerContext, layer: int) -> None:
         """``layer`` names the layer among those that keep something of a picture."""
         self.spec, self._layer, self._dtype = spec, layer, context.compute_dtype
         q_rows, kv_rows = spec.rows
-        self.q = context.linear(dim, q_rows, shard=Shard(0))
-        self.kv = context.linear(dim, 2 * kv_rows, shard=Shard(0, (kv_rows, kv_rows)))
-        self.o = context.linear(q_rows, dim, shard=Shard(1))
-        self.q_norm, self.k_norm = (
-            NormLayer(spec.norm, (spec.head_dim,), context.kernels, context.device)
-            for _ in range(2)
-        )
+        self.q = context.linear(dim, q_rows, spec.bias, Shard(0))
+        self.kv = context.linear(dim, 2 * kv_rows, spec.bias, Shard(0, (kv_rows, kv_rows)))
+        self.o = context.linear(q_rows, dim, spec.bias, Shard(1))
+        if spec.norm is not None:
+            self.q_norm, self.k_norm = (
+                NormLayer(spec.norm, (spec.head_dim,), context.kernels, context.device)
+                for _ in range(2)
+            )
 
     def finish(self) -> None:
         self._version = object()  # what was made with other weights is of no use
@@ -47,7 +49,9 @@ class CrossAttentionLayer(Module):
     def run(self, x_TD: Tensor, sights: Sequence[Sight]) -> Tensor:
         """The mixer's branch [T, D]; zeros for tokens that no sight has."""
         spec = self.spec
-        q_THC = self.q_norm.run(self.q.run(x_TD).view(-1, spec.head_dim))
+        q_THC = self.q.run(x_TD).view(-1, spec.head_dim)
+        if spec.norm is not None:
+            q_THC = self.q_norm.run(q_THC)
         q_THC = q_THC.view(-1, spec.heads, spec.head_dim)
         out_THC = torch.zeros_like(q_THC)
         for sight in sights:
@@ -75,7 +79,9 @@ class CrossAttentionLayer(Module):
             spec = self.spec
             rows_ND = picture.rows().to(self._dtype)
             k, v = self.kv.run(rows_ND).chunk(2, -1)
-            k = self.k_norm.run(k.reshape(-1, spec.head_dim))
+            k = k.reshape(-1, spec.head_dim)
+            if spec.norm is not None:
+                k = self.k_norm.run(k)
             shape = (-1, spec.kv_heads, spec.head_dim)
             held = (self._version, k.view(shape), v.reshape(shape))
             picture.made[self._layer] = held
@@ -96,16 +102,44 @@ class CrossBlock(BlockLayer):
 
     def finish(self) -> None:
         super().finish()
-        self._gates = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
+        self._openings = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
 
     def _run_crossed(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         if not batch.sights:
             return x_TD
-        cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._gates)
+        cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._openings)
         x_TD += self.cross.run(self.norm1.run(x_TD), batch.sights) * cross_gate
         fed = self._feed(self.norm2.run(x_TD)) * ffn_gate
         for sight in batch.sights:
             if not sight.is_before:
                 rows = slice(sight.first, sight.first + sight.count)
                 x_TD[rows] += fed[rows]
+        return x_TD
+
+
+class ThirdBranchBlock(BlockLayer):
+    """A block of layout "pre" that attends to rows of a tower between its two branches; a text
+    without any goes past that."""
+
+    def __init__(
+        self,
+        spec: Block,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        pool: tuple[int, int],
+        layer: int,
+    ) -> None:
+        assert spec.cross is not None
+        super().__init__(spec, dim, context, rope, pool)
+        self.cross = CrossAttentionLayer(spec.cross, dim, context, layer)
+
+    def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        x_TD += self._mix(self.norm1.run(x_TD), batch, angles)
+        if batch.sights:
+            seen_TD = self.cross.run(self.norm2.run(x_TD), batch.sights)
+            for sight in batch.sights:
+                rows = slice(sight.first, sight.first + sight.count)
+                x_TD[rows] += seen_TD[rows]
+        x_TD += self._feed(self.norm3.run(x_TD))
         return x_TD

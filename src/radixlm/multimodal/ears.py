@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.arch.families.media_layouts import Raw
-from radixlm.arch.families.media_layouts_audio import ONE_BY_ONE
+from radixlm.arch.families.media_layouts_audio import EARS, ONE_BY_ONE, unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of
 from radixlm.base.errors import CheckpointError
 
@@ -108,18 +108,50 @@ class VoxtralEars(Ears):
         return self._begin + self.place * num_places
 
 
-_EARS: dict[str, Callable[[Any, Any], Ears]] = {"VoxtralForConditionalGeneration": VoxtralEars}
+class EncoderEars(Ears):
+    """Mel bands of one window (30 s) for an encoder; the token that starts a text stands for them,
+    and is put there where the text has none."""
+
+    def __init__(self, tokenizer: Any, feature_extractor: Any, start: int) -> None:
+        self.audio_token = self.place = str(tokenizer.convert_ids_to_tokens(start))
+        super().__init__(tokenizer, feature_extractor)
+
+    def __call__(
+        self,
+        text: Sequence[str],
+        audio: Sequence[NDArray[np.float32]] | None = None,
+        add_special_tokens: bool = True,
+        return_tensors: str = "np",
+    ) -> Arrays:
+        """As of ``Ears``; what a tokenizer would add is a prompt of its own making."""
+        whole = text[0] if self.place in text[0] or not audio else self.place + text[0]
+        return super().__call__([whole], audio, False, return_tensors)
+
+    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """``input_features`` [1, bands, frames]."""
+        ears = self.feature_extractor
+        if len(sound) > ears.n_samples:
+            seconds = ears.n_samples / ears.sampling_rate
+            raise ValueError(f"a sound of more than {seconds:g} s: cut it, or have it transcribed")
+        made = ears(sound, sampling_rate=ears.sampling_rate, return_tensors="np")
+        return {"input_features": np.asarray(made["input_features"])}, 1
+
+
+_EARS: dict[str, Callable[[Any, Any], Ears]] = {"voxtral": VoxtralEars}
 
 
 def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
     """The processor of a config.json, if it is one of these; CheckpointError where the folder has
     not what it needs."""
-    kind = _EARS.get(architecture_of(raw))
-    if kind is None:
+    name = EARS.get(architecture_of(raw))
+    if name is None:
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        return kind(tokenizer, transformers.AutoFeatureExtractor.from_pretrained(folder))
+        hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
+        if name == "encoder":
+            return EncoderEars(tokenizer, hears, int(unwrapped(raw)["decoder_start_token_id"]))
+        return _EARS[name](tokenizer, hears)
     except (KeyError, TypeError, ValueError, OSError, ImportError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 

@@ -12,6 +12,7 @@ from radixlm.arch.families.composite_newer import (
     pictures_see_themselves,
     row_scale,
 )
+from radixlm.arch.families.encoded import ENCODED
 from radixlm.arch.families.hearing import HEARING
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS
@@ -47,7 +48,8 @@ class MediaFacts:
     ``is_crossed``: a picture has one place, and layers of their own attend to what its tower
     makes (``spec.CrossAttention``). ``gives_vector``: a tower makes a picture's vector, and the
     language model takes no part in it. ``row_scale``: the text model multiplies what a tower makes
-    by it. ``most_places``: of a picture whose places see one another; 0: any number."""
+    by it. ``most_places``: of a picture whose places see one another; 0: any number.
+    ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -57,6 +59,7 @@ class MediaFacts:
     places_per_second: float = 0.0
     is_crossed: bool = False
     gives_vector: bool = False
+    is_encoded: bool = False
     row_scale: float = 1.0
     most_places: int = 0
 
@@ -66,6 +69,9 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     if architecture in VECTORS:
         return MediaFacts({}, gives_vector=True)
     raw = unwrapped(raw)
+    if architecture in ENCODED:
+        start = int(raw["decoder_start_token_id"])
+        return MediaFacts({"audio": start}, is_crossed=True, is_encoded=True)
     if architecture not in (*HEARING, *COMPOSITES, *TOWERED, *CROSSED, *ADAPTED, *LLAVA_TEXTS):
         return None
     tokens = {}
@@ -78,7 +84,9 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     place = raw.get("media_placeholder_token_id")
     if isinstance(place, int):
         tokens["image"] = place
-    is_mutual = architecture in PICTURES_SEE_THEMSELVES or pictures_see_themselves(architecture, raw)
+    is_mutual = architecture in PICTURES_SEE_THEMSELVES or pictures_see_themselves(
+        architecture, raw
+    )
     vision = raw.get("vision_config") or {}
     if architecture in ADAPTED and isinstance(vision.get("image_token_id"), int):
         tokens["image"] = vision["image_token_id"]  # speech beside pictures is another model's

@@ -10,8 +10,28 @@ from radixlm.arch.families.media_layouts import Original, Raw, Rules
 _SPEAKS = ("talker_config", "code2wav_config", "token2wav_config", "thinker_config")
 
 
+# model_type of an encoder and a decoder -> key of a decoder -> (the config's own, its default)
+_ENCODED: dict[str, dict[str, tuple[str, Any]]] = {
+    "whisper": {
+        "hidden_size": ("d_model", 384),
+        "num_hidden_layers": ("decoder_layers", 4),
+        "num_attention_heads": ("decoder_attention_heads", 6),
+        "intermediate_size": ("decoder_ffn_dim", 1536),
+        "max_position_embeddings": ("max_target_positions", 448),
+        "vocab_size": ("vocab_size", 51865),
+        "activation_function": ("activation_function", "gelu"),
+        "decoder_start_token_id": ("decoder_start_token_id", 50257),
+        "eos_token_id": ("eos_token_id", 50256),
+        "tie_word_embeddings": ("tie_word_embeddings", True),
+    },
+}
+
+
 def unwrapped(raw: Raw) -> dict[str, Any]:
-    """config.json with what its thinker says at the top; as it is where it has none."""
+    """config.json with what its thinker or decoder says at the top; as it is where it has none."""
+    keys = _ENCODED.get(str(raw.get("model_type")))
+    if keys is not None:
+        return {**raw, **{key: raw.get(own, default) for key, (own, default) in keys.items()}}
     thinker = raw.get("thinker_config")
     if not isinstance(thinker, dict):
         return dict(raw)
@@ -53,3 +73,8 @@ AUDIO_LAYOUTS: dict[str, Original] = {
 }
 # whose processor takes one sound a text, though the model hears several
 ONE_BY_ONE = ("GlmAsrForConditionalGeneration", "Qwen3ASRForConditionalGeneration")
+# whose processor is our own (``multimodal/ears.py``)
+EARS = {
+    "VoxtralForConditionalGeneration": "voxtral",
+    "WhisperForConditionalGeneration": "encoder",
+}

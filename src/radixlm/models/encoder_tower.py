@@ -1,0 +1,66 @@
+"""The encoder of a checkpoint whose decoder attends to it: Hugging Face's module."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.wire.media import Media
+
+# layers of the decoder, which is not needed
+_LAYER_KEYS = ("decoder_layers", "decoder_num_hidden_layers")
+
+
+class EncoderTower:
+    """What hears. CheckpointError if its weights do not load; ConfigError without transformers."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        try:
+            import transformers  # noqa: PLC0415  (2 s that text models need not wait)
+        except ImportError:
+            raise ConfigError("a model that hears needs transformers: install it") from None
+        transformers.logging.set_verbosity_error()
+        try:
+            model, report = self._load(transformers, folder, dtype)
+        except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(f"{folder}: its encoder cannot be loaded: {error}") from error
+        wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+        wrong = sorted(name for name in wrong if ".encoder." in f".{name}")
+        if wrong:
+            message = f"{folder}: weights of the encoder are missing or misshapen: {wrong}"
+            raise CheckpointError(message)
+        self._encoder = model.get_encoder().to(device).eval().requires_grad_(False)
+        self._known = inspect.signature(self._encoder.forward).parameters
+        self._device, self._dtype = device, dtype
+
+    @staticmethod
+    def _load(transformers: Any, folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        for key in _LAYER_KEYS:
+            if hasattr(config, key):
+                setattr(config, key, 0)
+        made: tuple[Any, dict[str, Any]]
+        made = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        return made
+
+    @torch.inference_mode()
+    def rows(self, media: Media) -> Tensor:
+        """float32 [1, N, D] of a sound's bands."""
+        given = {}
+        for name, array in media.inputs.items():
+            if name in self._known:
+                value = torch.from_numpy(array.read().copy()).to(self._device)
+                given[name] = value.to(self._dtype) if value.is_floating_point() else value
+        rows: Tensor = self._encoder(**given).last_hidden_state
+        return rows.flatten(0, 1)[None].float()
