@@ -36,6 +36,17 @@ def whole(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
     return {**dict.fromkeys(_SHAPE), **parts, "text_config": {**_SHAPE, **text}}
 
 
+EMBEDDING_GEMMA2: dict[str, Any] = {
+    "head_dim": 24,
+    "num_key_value_heads": 2,
+    "sliding_window": 7,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 16,
+    "embedding_dim": 40,
+}
 NEWEST: dict[str, dict[str, Any]] = {
     "MuseGlimmerForConditionalGeneration": whole(
         {**_SLIDING, "output_multiplier": 0.7}, vision_config=_MUSE_TOWER
@@ -74,6 +85,7 @@ NEWEST: dict[str, dict[str, Any]] = {
             "image_size": 56,
         },
     ),
+    "HrmTextForCausalLM": {**_SHAPE, "num_hidden_layers": 2, "head_dim": 16},
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

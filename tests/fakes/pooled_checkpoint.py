@@ -16,9 +16,9 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from radixlm.arch.families.heads import PLAIN
-from tests.arch.oracle import TINY_CONFIGS
-from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
+from radixlm.arch.families.heads import CAUSAL, PLAIN
+from tests.fakes.newest_configs import EMBEDDING_GEMMA2, whole
+from tests.fakes.tiny_checkpoint import ARCHITECTURES, VOCAB, cached_tiny
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -71,6 +71,20 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "GteForSequenceClassification": {"type_vocab_size": 0},
     "JinaEmbeddingsV3Model": {},
     "JinaEmbeddingsV3ForSequenceClassification": {},
+    "EmbeddingGemma2Model": whole(EMBEDDING_GEMMA2, vision_config=None),
+    "EmbeddingGemma2TextModel": EMBEDDING_GEMMA2,
+    "ErnieModel": {},
+    "ErnieForSequenceClassification": {"num_labels": 3},
+    "Data2VecTextModel": _PADDED,
+    "Data2VecTextForSequenceClassification": _PADDED,
+    "MegatronBertModel": {},
+    "MegatronBertForSequenceClassification": {},
+    "RobertaPreLayerNormModel": _PADDED,
+    "RobertaPreLayerNormForSequenceClassification": {**_PADDED, "num_labels": 1},
+    "RemBertModel": {"input_embedding_size": 32},
+    "RemBertForSequenceClassification": {"input_embedding_size": 64},
+    "RoFormerModel": {"embedding_size": 32},
+    "RoFormerForSequenceClassification": {},
     "EuroBertModel": {"num_key_value_heads": 2},
     "EuroBertForSequenceClassification": {"num_key_value_heads": 2},
 }
@@ -80,16 +94,17 @@ HEADS: dict[str, dict[str, Any]] = {
     **{
         f"{stem}{kind}": {
             **_FEW,
-            **TINY_CONFIGS.get(f"{stem}ForCausalLM", {}),
+            **ARCHITECTURES.get(CAUSAL.get(stem, f"{stem}ForCausalLM"), {}),
             **({"head_dim": 16} if stem.startswith("HunYuan") else {}),
         }
-        for stem in PLAIN
+        for stem in (*PLAIN, *CAUSAL)
         for kind in ("Model", "ForSequenceClassification")
     },
     "Gemma3TextModel": {**_GEMMA3, "use_bidirectional_attention": True},
     "Gemma3TextForSequenceClassification": _GEMMA3,
 }
 MEANS = ("MPNet", "Deberta", "T5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
+MEANS += ("EmbeddingGemma2",)
 
 
 def made(architecture: str, **changes: Any) -> Path:

@@ -38,6 +38,15 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "num_sliding_attention_heads": [None, 8],
         "share_expert_dim": [16, 40],
     },
+    "HrmTextForCausalLM": {
+        "num_hidden_layers": [1, 2],
+        "H_cycles": [1, 2, 3],
+        "L_cycles": [1, 2],
+        "attention_bias": _BOOLS,
+        "mlp_bias": _BOOLS,
+        "embedding_scale": [None, 3.0],
+        "head_dim": [8, 24],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once

@@ -13,6 +13,7 @@ from radixlm.arch.cost import num_parameters
 from radixlm.arch.hf import describe
 
 LENGTHS = (29, 1, 60)
+BUFFERS = ("correction_bias", "layer_scalar")
 
 
 def engine(folder: object, **options: object) -> radixlm.Engine:
@@ -56,7 +57,7 @@ def check(architecture: str) -> None:
     assert alone == got[0]
     assert len({tuple(vector) for vector in got}) == len(got)
     theirs = dict(oracle(folder).named_parameters()) | {
-        name: b for name, b in oracle(folder).named_buffers() if "correction" in name
+        name: b for name, b in oracle(folder).named_buffers() if name.endswith(BUFFERS)
     }
     unused = "pooler." if architecture.endswith("Model") else "no such name"
     counted = sum(p.numel() for name, p in theirs.items() if not name.startswith(unused))

@@ -48,6 +48,9 @@ def num_parameters(decoder: Decoder) -> int:
     """Parameters of the model; a tied embedding counts once."""
     is_shared = decoder.encoder is not None and decoder.encoder.is_shared
     blocks = decoder.blocks[: 1 if is_shared else None]
+    if decoder.cycles is not None:  # two stacks, and the second stream's beginning
+        size, inner = decoder.cycles.size, decoder.cycles.inner
+        blocks = (*blocks[:size], *blocks[inner * size : (inner + 1) * size])
     streams = _streams(decoder)
     return (
         _outside(decoder)
@@ -81,7 +84,7 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         elif mixer.more and mixer.more.kv_from is not None:
             continue
         else:
-            size = mixer.kv_heads * (mixer.head_dim + mixer.v_dim) * dtype_bytes
+            size = mixer.kv_heads * (mixer.k_row + mixer.v_dim) * dtype_bytes
         if mixer.window:
             window += size
         else:
@@ -138,6 +141,7 @@ def _outside(decoder: Decoder) -> int:
     head_bias = decoder.vocab if decoder.head_bias else 0
     norms = _norm(decoder.norm, decoder.dim) if encoder.has_final_norm else 0
     norms += _norm(decoder.embed_norm, width) if decoder.embed_norm else 0
+    norms += decoder.dim if decoder.cycles else 0
     return tables + head_bias + norms + _pool(decoder)
 
 
@@ -238,11 +242,14 @@ def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool 
     matrices = (qkv_rows + gate_rows + o_columns) * dim
     if more.q_rank:
         matrices += more.q_rank * (dim + q_rows) - q_rows * dim
+    if more.index:
+        matrices += dim * (more.index.heads + 1) * more.index.dim
     if matrices_only:
         return matrices
     vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
     vectors += more.q_rank if more.q_rank_norm else 0
     vectors += 4 * mixer.head_dim * bool(more.differs)
+    vectors += 2 * _norm(more.index.norm, more.index.dim) if more.index else 0
     vectors += gate_rows * more.gate_bias
     if mixer.qk_norm_spec is not None:
         kv_heads = 0 if reads else mixer.kv_heads

@@ -88,6 +88,21 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """Which blocks of ``size`` tokens are read: each of ``heads`` queries, which stands for as many
+    attention heads, takes the ``top`` blocks whose best key scores highest, the ``local`` newest
+    before all others. The keys of ``dim`` numbers are kept in the cache beside K, a part with each
+    KV head; they and the queries are normed and turn as those of the attention do."""
+
+    heads: int
+    dim: int
+    size: int
+    top: int
+    local: int
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """What few attentions do besides. None of it is known to the fused kernels."""
 
@@ -112,6 +127,7 @@ class Variant:
     gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: times two
     gate_bias: bool = False
     blocks: Blocks | None = None
+    index: BlockIndex | None = None
     differs: float = 0.0  # of two attentions, each of half the heads with the other half's values
     # too, a learned share of the second is taken from the first (arXiv:2410.05258), which starts
     # at this number
@@ -142,6 +158,12 @@ class Attention:
     @property
     def v_dim(self) -> int:
         return (self.more.v_dim if self.more else 0) or self.head_dim
+
+    @property
+    def k_row(self) -> int:
+        """Numbers a token and KV head in the cache, those of the value apart."""
+        index = self.more.index if self.more else None
+        return self.head_dim + (-(-index.dim // self.kv_heads) if index else 0)
 
     @property
     def softmax_scale(self) -> float:

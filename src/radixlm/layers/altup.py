@@ -31,17 +31,20 @@ class LayerInputsMaker(Module):
     ) -> None:
         self._inputs, self._dim, self._num_layers = spec, dim, num_layers
         width = num_layers * spec.dim
-        self.per_layer = Embedding(spec.vocab, width, context, spec.dim**0.5)
+        if spec.vocab:
+            self.per_layer = Embedding(spec.vocab, width, context, spec.dim**0.5)
         self.project = context.plain_linear(dim, width)
         self.project_norm = NormLayer(norm, (spec.dim,), context.kernels, context.device)
 
     def inputs(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
         """Each layer's own input: [T, L, P]."""
         shape = (-1, self._num_layers, self._inputs.dim)
-        known = torch.where(ids_T < self._inputs.vocab, ids_T, 0)
         projected = self.project.run(x_TD) * self._dim**-0.5
         rows = projected.reshape(-1, self._inputs.dim)
         normed = self.project_norm.run(rows).view(shape)
+        if not self._inputs.vocab:
+            return normed
+        known = torch.where(ids_T < self._inputs.vocab, ids_T, 0)
         return (normed + self.per_layer.run(known).view(shape)) * 2**-0.5
 
 

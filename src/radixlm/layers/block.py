@@ -6,6 +6,8 @@ Legend: T tokens, D model channels. Blocks own the residual x and change it in p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -200,6 +202,20 @@ class BlockLayer(Module):
         """The attention's site, if the block attends."""
         mixer = self.mixer.attention if isinstance(self.mixer, PairLayer) else self.mixer
         return getattr(mixer, "site", None)
+
+    def at(self, place: tuple[int, int]) -> BlockLayer:
+        """A plain, loaded block whose keys and values lie at ``place`` (group, row) of the cache:
+        this one, or another with its weights."""
+        mixer = self.mixer
+        assert isinstance(mixer, AttentionLayer | VariantAttentionLayer)
+        group, row = place
+        if (mixer.site.group, mixer.site.layer) == place:
+            return self
+        twin = copy(self)
+        twin.mixer = copy(mixer)
+        twin.mixer.site = replace(mixer.site, group=group, layer=row)
+        twin.run = twin._run_pre
+        return twin
 
     def finish(self) -> None:
         self._scale = self.out_scale.take() if self.spec.out_scale else None

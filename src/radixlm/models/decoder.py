@@ -23,6 +23,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 from radixlm.layers.streams import StreamBlock, StreamEnds
+from radixlm.models.cycles import CycleRunner
 from radixlm.models.groups import kv_groups, pool_places, state_rows
 from radixlm.models.plain import is_plain
 from radixlm.models.program import StepProgram, make_program
@@ -81,16 +82,19 @@ class DecoderModel(Module):
             self.positions = Embedding(decoder.positions[0], dim, context)
         if decoder.embed_norm is not None:
             self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
-        places = pool_places(decoder, self.kv_groups)
-        states = state_rows(decoder)
+        places = self._places = pool_places(decoder, self.kv_groups)
+        states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
+        if decoder.cycles is not None:
+            self.cycles = CycleRunner(decoder.cycles, dim)
+            layers = self.cycles.own_layers()
         self.blocks = [
             self._block(
                 layer,
-                ropes.index(rope) if (rope := rope_of(block)) else -1,
+                ropes.index(rope) if (rope := rope_of(decoder.blocks[layer])) else -1,
                 places.get(layer, NOWHERE),
                 states.get(layer, -1),
             )
-            for layer, block in enumerate(decoder.blocks)
+            for layer in layers
         ]
         if decoder.altup is not None:
             count = len(decoder.blocks)
@@ -130,6 +134,8 @@ class DecoderModel(Module):
         self.packed_head, self._run_head = head, head.run
         # on the device: a list would be copied there in each step
         self._unsaid = torch.tensor(self.decoder.unsaid, device=self.context.device).long()
+        if self.decoder.cycles is not None:
+            self.cycles.bind(self.blocks, self._places)
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
         self._program_backend: object = None
@@ -183,6 +189,8 @@ class DecoderModel(Module):
             x_TD = self.altup.begin(x_TD)
         if self.decoder.streams is not None:
             x_TD = self.streams.begin(x_TD)
+        if self.decoder.cycles is not None:
+            return self.cycles.run(x_TD, batch, angles, self.norm.run)
         for layer, block in enumerate(self.blocks):
             x_TD = block.run(x_TD, batch, angles)
             if layer < len(deep_LTD):

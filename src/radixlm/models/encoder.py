@@ -13,6 +13,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
 from radixlm.attention.ragged import RaggedAttention, Tables
+from radixlm.layers.altup import LayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
@@ -53,6 +54,11 @@ class EncoderModel(Module):
             )
             for block, mixer in zip(self._own_blocks, mixers, strict=False)
         ]
+        if decoder.layer_inputs is not None:
+            own, count = decoder.layer_inputs, len(self.blocks)
+            self.inputs = LayerInputsMaker(own, decoder.dim, count, decoder.norm, context)
+            for layer, made in enumerate(self.blocks):
+                made.give_layer_input(own, layer, decoder.dim, context)
         if self.spec.has_final_norm:
             self.norm = NormLayer(decoder.norm, (decoder.dim,), kernels, device)
 
@@ -122,6 +128,8 @@ class EncoderModel(Module):
         try:
             x_TD = self._embed(batch)
             angles = self.ropes.angles(batch)
+            if self.decoder.layer_inputs is not None:
+                batch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
             repeats = len(self.decoder.blocks) // len(self.blocks)
             for block in self.blocks * repeats:
                 x_TD = block.run(x_TD, batch, angles)

@@ -25,6 +25,7 @@ _MOE = (
 _BLOCK = ("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature")
 _DECODER = (
     "embed_norm",
+    "cycles",
     "sinusoids",
     "altup",
     "streams",

@@ -129,6 +129,10 @@ class Resolver:
     def _name(self, template: str, suffix: str, layer: int, expert: int) -> str:
         if template.startswith(self._ours):
             template = self._theirs + template.removeprefix(self._ours)
+        cycles = self._decoder.cycles
+        if cycles is not None and layer >= 0:
+            stack, layer = divmod(layer, cycles.size)
+            template = template.replace("{stack}", cycles.stacks[stack])
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
         name = name.replace("{half}", str(layer // 2)).replace("{odd}", str(layer % 2))
         if suffix == "weight" and name in self._present:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.arch.families.pools import (
+    dimensions,
     labels,
     pooled,
     scores,
@@ -15,7 +16,7 @@ from radixlm.arch.families.pools import (
     vectors,
 )
 from radixlm.arch.names import AnyOf
-from radixlm.arch.spec import Attention, Decoder, Dense, Pool
+from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
 
 # <name>Model gives vectors, <name>ForSequenceClassification scores; both around <name>ForCausalLM
 PLAIN = (
@@ -23,7 +24,11 @@ PLAIN = (
     *("Qwen2Moe", "Qwen3Moe", "Gemma", "Gemma2", "Phi", "Phi3", "Mixtral", "DeepseekV2"),
     *("DeepseekV3", "Glm", "Glm4", "Olmo", "Olmo2", "Olmo3", "Persimmon", "StableLm"),
     *("Starcoder2", "GptOss", "HunYuanDenseV1", "HunYuanMoEV1", "Nemotron", "Exaone4"),
+    *("Ministral3", "Phimoe", "DiffLlama", "AXK1", "MiniCPM3", "Qwen3Next", "Jamba", "MiniMax"),
+    *("Falcon", "Bloom", "Mpt", "OPT", "BioGpt", "GPTNeoX", "GPTNeo", "GPTJ", "GPTBigCode"),
 )
+# those whose model with a language head is called otherwise
+CAUSAL = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel", "CTRL": "CTRLLMHeadModel"}
 STEP_MARK = 151651  # <extra_0>, which ends a step for the process reward models of Qwen
 
 
@@ -42,9 +47,9 @@ def _vectors(base: str) -> Family:
     return embedding
 
 
-def _scores(base: str) -> Family:
+def _scores(base: str, head: str = "score") -> Family:
     def classifier(c: Config) -> Decoder:
-        return scores(c, body(base, c))
+        return scores(c, body(base, c), head)
 
     return classifier
 
@@ -52,6 +57,10 @@ def _scores(base: str) -> Family:
 for _stem in PLAIN:
     family(f"{_stem}Model")(_vectors(f"{_stem}ForCausalLM"))
     family(f"{_stem}ForSequenceClassification")(_scores(f"{_stem}ForCausalLM"))
+for _stem, _base in CAUSAL.items():
+    family(f"{_stem}Model")(_vectors(_base))
+    _head = "classifier" if _stem == "CTRL" else "score"
+    family(f"{_stem}ForSequenceClassification")(_scores(_base, _head))
 family("LlamaEmbeddingModel")(_vectors("LlamaForCausalLM"))
 
 
@@ -85,6 +94,44 @@ def _gemma3(c: Config) -> Decoder:
         for b in decoder.blocks
     )
     return replace(decoder, blocks=blocks)
+
+
+@family("EmbeddingGemma2Model", "EmbeddingGemma2TextModel")
+def embedding_gemma2(c: Config) -> Decoder:
+    """Gemma 4's blocks, seeing to both sides, whose own inputs come from the embedding alone."""
+    decoder = FAMILIES["Gemma4ForCausalLM"](
+        c.replace(
+            tie_word_embeddings=True,
+            use_bidirectional_attention=None,
+            attention_k_eq_v=False,
+            num_kv_shared_layers=0,
+            enable_moe_block=False,
+            use_double_wide_mlp=False,
+            final_logit_softcapping=None,
+            vocab_size_per_layer_input=0,
+            sliding_window=c.sliding_window + 1,  # itself beside so many to either side
+            layer_types=c.layer_types or gemma_kinds(c, c.sliding_window_pattern),
+        )
+    )
+    own, block = "model.ple.per_layer_", "model.layers.{i}.ple_block."
+    names = {
+        **decoder.names,
+        "inputs.project": own + "model_projection",
+        "inputs.project_norm": own + "projection_norm",
+        "layer_input.gate": block + "per_layer_input_gate",
+        "layer_input.out": block + "per_layer_projection",
+        "layer_input.norm": block + "post_per_layer_input_norm",
+    }
+    head = (Dense(c.hidden_size, c.embedding_dim, bias=False),)
+    pool = Pool("mean", head, "unit", dimensions=dimensions(c))
+    seeing = replace(decoder, encoder=Encoder(), names=names)
+    return pooled(seeing, pool, pool_0="model.embedding_projection")
+
+
+def gemma_kinds(c: Config, every: int) -> list[str]:
+    """Layer types where each ``every``-th sees everything."""
+    layers = range(1, c.num_hidden_layers + 1)
+    return ["sliding_attention" if i % every else "full_attention" for i in layers]
 
 
 @family("LlamaForClassification")

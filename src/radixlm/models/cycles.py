@@ -1,0 +1,59 @@
+"""Stacks of blocks that run again and again over two streams (``spec.Cycles``).
+
+Legend: T packed tokens, D model channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from radixlm.arch.spec import Cycles
+from radixlm.layers.block import BlockLayer
+from radixlm.layers.module import Module
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param
+from radixlm.step.batch import ForwardBatch
+
+Run = Callable[[Tensor], Tensor]
+
+
+class CycleRunner(Module):
+    """Runs the stacks; a run after a stack's first has its weights, and a place in the cache of
+    its own."""
+
+    def __init__(self, spec: Cycles, dim: int) -> None:
+        self.spec = spec
+        self.start = Param((dim,), "float32")
+
+    def finish(self) -> None:
+        self._start_D = self.start.take()
+
+    def own_layers(self) -> list[int]:
+        """Of all runs' blocks those of each stack's first run."""
+        size, second = self.spec.size, self.spec.inner * self.spec.size
+        return [*range(size), *range(second, second + size)]
+
+    def bind(self, blocks: Sequence[BlockLayer], places: Mapping[int, tuple[int, int]]) -> None:
+        """``blocks`` are the loaded ones of both stacks, ``places`` all layers' in the cache."""
+        size, runs = self.spec.size, list[tuple[BlockLayer, ...]]()
+        for run, stack in enumerate(self.spec.runs):
+            own = blocks[stack * size : (stack + 1) * size]
+            runs.append(tuple(b.at(places[run * size + i]) for i, b in enumerate(own)))
+        self._runs = tuple(runs)  # no lists: they are no part of the tree that is loaded
+
+    def run(
+        self, first_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles], norm: Run
+    ) -> Tensor:
+        """The first stream after all runs, normed: [T, D]."""
+        second_TD = self._start_D.to(first_TD.dtype).expand_as(first_TD)
+        for blocks, stack in zip(self._runs, self.spec.runs, strict=True):
+            x_TD = first_TD + second_TD
+            for block in blocks:
+                x_TD = block.run(x_TD, batch, angles)
+            if stack:
+                first_TD = norm(x_TD)
+            else:
+                second_TD = norm(x_TD)
+        return first_TD

@@ -1,0 +1,87 @@
+"""Further configs of the newest architectures, and what they refuse by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.fakes.newest_configs import EMBEDDING_GEMMA2, NEWEST
+from tests.fakes.pooled_checkpoint import expected, made
+from tests.models.test_pooled import engine, prompts
+
+from radixlm.arch.hf import describe
+from radixlm.base.errors import CheckpointError
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": None, "sliding_window_pattern": 2, "attention_bias": True},
+        {"sliding_window": 3, "embedding_dim": 16, "hidden_activation": "silu", "head_dim": 8},
+        {"global_head_dim": 16, "num_global_key_value_heads": 4, "hidden_size_per_layer_input": 9},
+    ],
+)
+def test_an_embedding_gemma_of_another_shape(changes: dict[str, Any]) -> None:
+    folder = made("EmbeddingGemma2TextModel", **{**EMBEDDING_GEMMA2, **changes})
+    texts = prompts("gemma")
+    with engine(folder) as served:
+        got = [one["embedding"] for one in served.encode(input_ids=texts)]
+    for text, vector in zip(texts, got, strict=True):
+        assert vector == pytest.approx(expected(folder, text), abs=1e-4)
+
+
+REFUSED = [
+    ("Step3p5ForCausalLM", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+    ("Step3p5ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("Step3p5ForCausalLM", {"layer_types": ["conv"] * 4}, "layer_types"),
+    ("MuseGlimmerForCausalLM", {"layer_types": ["conv"] * 4}, "layer_types"),
+    ("MuseSparkForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes", "key"), REFUSED)
+def test_what_no_record_can_say_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], key: str
+) -> None:
+    whole = NEWEST.get(architecture.replace("ForCausalLM", "ForConditionalGeneration"), {})
+    shape = whole.get("text_config") or NEWEST["MuseGlimmerForConditionalGeneration"]["text_config"]
+    with pytest.raises(CheckpointError, match=key):
+        describe({"architectures": [architecture], **shape, **changes})
+
+
+def test_lists_that_name_further_predictors_are_cut() -> None:
+    """As Step 3.5 is published: entries for three layers that predict, one rope a layer."""
+    kinds = ["full_attention", "sliding_attention"] * 2
+    published = {
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        **NEWEST["Step3p7ForConditionalGeneration"]["text_config"],
+        "num_key_value_heads": None,
+        "num_attention_groups": 2,
+        "num_sliding_attention_heads": None,
+        "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
+        "num_nextn_predict_layers": 3,
+        "layer_types": [*kinds, "sliding_attention", "sliding_attention", "sliding_attention"],
+        "swiglu_limits": [0.0] * 3 + [7.0] * 4,
+        "swiglu_limits_shared": [0.0] * 6 + [16.0],
+        "rope_theta": [5e6, 1e4] * 2 + [1e4] * 3,
+        "partial_rotary_factors": [0.5, 1.0] * 2 + [1.0] * 3,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 2.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 32.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    published = {key: value for key, value in published.items() if value is not None}
+    full, sliding, *_, last = describe(published).blocks
+    assert (full.mixer.heads, sliding.mixer.heads, full.mixer.kv_heads) == (4, 8, 2)
+    assert (full.mixer.rope.dim, full.mixer.rope.theta, full.mixer.rope.scaling.kind) == (
+        12,
+        5e6,
+        "llama3",
+    )
+    assert (sliding.mixer.rope.dim, sliding.mixer.rope.theta) == (24, 1e4)
+    assert sliding.mixer.rope.scaling is None and sliding.mixer.window == 7
+    assert (last.ffn.limit, last.ffn.shared.limit, full.ffn.limit) == (7.0, 0.0, 0.0)
