@@ -25,7 +25,7 @@ _NO = float("-inf")
 Params = Mapping[str, Any] | None
 
 
-def _whole(params: Params, name: str, low: int, default: int | None = None) -> int:
+def whole(params: Params, name: str, low: int, default: int | None = None) -> int:
     """An integer option; ValueError if it is missing, too small or of another type."""
     value = (params or {}).get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
@@ -33,7 +33,8 @@ def _whole(params: Params, name: str, low: int, default: int | None = None) -> i
     return value
 
 
-def _ids(params: Params, name: str, vocab_size: int) -> list[int]:
+def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
+    """A list of token ids; ValueError for anything else."""
     value = (params or {}).get(name, [])
     if not isinstance(value, list) or not all(type(i) is int for i in value):
         raise ValueError(f"{name} must be a list of token ids")
@@ -52,7 +53,7 @@ class DisallowedTokens:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        ids = _ids(params, "token_ids", self._vocab_size)
+        ids = token_ids(params, "token_ids", self._vocab_size)
         if not ids or len(set(ids)) >= self._vocab_size:
             raise ValueError("token_ids must name at least one token and leave at least one")
 
@@ -73,16 +74,16 @@ class NoRepeatNgram:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        _whole(params, "ngram_size", 1)
-        _whole(params, "window_size", 0, 0)
-        _ids(params, "whitelist_token_ids", self._vocab_size)
+        whole(params, "ngram_size", 1)
+        whole(params, "window_size", 0, 0)
+        token_ids(params, "whitelist_token_ids", self._vocab_size)
 
     def __call__(
         self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
     ) -> Tensor:
         for logits_V, given, row in zip(logits_RV, params, rows, strict=True):
-            size = _whole(given, "ngram_size", 1)
-            window = _whole(given, "window_size", 0, 0)
+            size = whole(given, "ngram_size", 1)
+            window = whole(given, "window_size", 0, 0)
             repeated = _followers(np.asarray(row.output_ids[-window:], np.int64), size)
             allowed = (given or {}).get("whitelist_token_ids", [])
             banned = np.setdiff1d(repeated, np.asarray(allowed, np.int64))
@@ -111,7 +112,7 @@ class ThinkingBudget:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        _whole(params, "thinking_budget", 0)
+        whole(params, "thinking_budget", 0)
         for text in self._texts(params)[:2]:
             if not self._encode(text):
                 raise ValueError(f"{text!r:.40} is no token of this model")
@@ -145,7 +146,7 @@ class ThinkingBudget:
             return None
         # tokens of the prompt do not count against the budget
         used = len(ids) - max(began + len(start), len(row.prompt_ids))
-        over = used - _whole(params, "thinking_budget", 0)
+        over = used - whole(params, "thinking_budget", 0)
         closing = text + end
         return closing[over] if 0 <= over < len(closing) else None
 
