@@ -191,6 +191,7 @@ ALIASES = {
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
     *("IQuestCoderForCausalLM", "PhiMoEForCausalLM"),
     *("Llama4ForConditionalGeneration", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+    "MiniMaxM3SparseForCausalLM",
     *("MuseGlimmerForCausalLM", "MuseSparkForCausalLM", "Step3p5ForCausalLM"),
     *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
 }

@@ -14,6 +14,8 @@ from radixlm.base.errors import CheckpointError
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
 from tests.models import later_fuzz
 
+OURS = ["HYV4ForCausalLM", "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"]
+
 
 def _raw(architecture: str, **changes: Any) -> dict[str, Any]:
     settings = {**TINY, **ARCHITECTURES[architecture], **changes}
@@ -21,7 +23,7 @@ def _raw(architecture: str, **changes: Any) -> dict[str, Any]:
     return {"architectures": [architecture], **given}
 
 
-@pytest.mark.parametrize("architecture", ["HYV4ForCausalLM", "Dots3NoteForCausalLM"])
+@pytest.mark.parametrize("architecture", OURS)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_config_as_published_means_what_its_class_makes_of_it(
     architecture: str, seed: int
@@ -35,7 +37,7 @@ def _name(architecture: str) -> dict[str, Any]:
     return {"architectures": [architecture]}
 
 
-@pytest.mark.parametrize("architecture", ["HYV4ForCausalLM", "Dots3NoteForCausalLM"])
+@pytest.mark.parametrize("architecture", OURS)
 def test_what_a_config_leaves_out_is_as_its_class_says(architecture: str) -> None:
     made = getattr(transformers, architecture).config_class()
     needed = {key: made.to_dict()[key] for key in (*_NEEDED, *_name(architecture)) if key in _SIZES}
@@ -60,6 +62,13 @@ REFUSED = [
     ("Dots3NoteForCausalLM", {"per_layer_config": {"0": {"index_topk": 4}}}, "per_layer_config"),
     ("Dots3NoteForCausalLM", {"swa_num_key_value_heads": 1}, "num_key_value_heads"),
     ("Dots3NoteForCausalLM", {"index_topk": 0}, "index_topk"),
+    ("MiniMaxM3VLForCausalLM", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
+    ("MiniMaxM3VLForCausalLM", {"swiglu_limit": 0.0}, "swiglu_limit"),
+    ("MiniMaxM3VLForCausalLM", {"index_n_heads": 3}, "num_attention_heads"),
+    ("MiniMaxM3VLForCausalLM", {"index_head_dim": 8}, "index_head_dim"),
+    ("MiniMaxM3VLForCausalLM", {"index_block_size": 0}, "index_block_size"),
+    ("MiniMaxM3VLForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+    ("MiniMaxM3VLForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
 ]
 
 
@@ -70,3 +79,24 @@ def test_what_no_record_can_say_is_refused_by_name(
     raw = {**_raw(architecture), **changes}
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{key}"):
         describe(raw)
+
+
+def test_minimax_m3_as_published() -> None:
+    sparse = {
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 15,
+        "sparse_block_size": 3,
+        "sparse_topk_blocks": 3,
+        "sparse_local_block": 2,
+        "sparse_attention_freq": [0, 1, 1, 0],
+    }
+    own = [key for key in ARCHITECTURES[_M3] if key.startswith("index_") or key.endswith("_types")]
+    raw = _raw(
+        _M3, **dict.fromkeys(own), sparse_attention_config=sparse, moe_layer_freq=[0, 1, 1, 0]
+    )
+    raw["hidden_act"] = "swigluoai"
+    made = transformers.MiniMaxM3VLTextConfig(**raw)
+    assert describe(raw) == describe({**json.loads(made.to_json_string()), **_name(_M3)})
+
+
+_M3 = "MiniMaxM3VLForCausalLM"

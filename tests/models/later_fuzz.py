@@ -138,6 +138,19 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "block_multiple_of": [16, 32],
     },
     "Lfm2MoeForCausalLM": {**_TOP, **_RENORM, "use_expert_bias": [False, True]},
+    "MiniMaxM3VLForCausalLM": {
+        **_TOP,
+        "partial_rotary_factor": [None, 0.5],
+        "index_n_heads": [1, 2],
+        "index_head_dim": [24, 31],
+        "index_block_size": [1, 4, 100],
+        "index_topk_blocks": [1, 2, 5],
+        "index_local_blocks": [0, 1],
+        "swiglu_limit": [0.3, 7.0],
+        "routed_scaling_factor": [1.0, 2.0],
+        "layer_types": [None],
+        "mlp_layer_types": [None],
+    },
     "Dots3NoteForCausalLM": {
         **_TOP,
         **_RENORM,
@@ -183,6 +196,7 @@ _KINDS = {
     **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), ("conv", "full_attention")),
     **dict.fromkeys(("LagunaForCausalLM", "MiMoV2FlashForCausalLM"), _SLIDING),
     **dict.fromkeys(("FlintForCausalLM", "Kolibri1ForCausalLM"), _SLIDING),
+    "MiniMaxM3VLForCausalLM": ("minimax_m3_sparse", "full_attention"),
 }
 # their heads are tied to other numbers, or they have none
 OWN_SHAPE = {

@@ -30,4 +30,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mlp_layer_types": None, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
         "head_dim": 256, "shared_experts_intermediate_size": 1536, "rope_theta": 80000000.0,
     },
+    "minimax_m3_vl_text": {
+        "architecture": "MiniMaxM3VLForCausalLM", "vocab_size": 200064, "hidden_size": 6144,
+        "intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 524288,
+        "eos_token_id": 200020, "num_experts_per_tok": 4, "num_experts": 128,
+        "dense_intermediate_size": 12288, "shared_intermediate_size": 3072,
+        "routed_scaling_factor": 2.0, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+        "mlp_layer_types": None, "index_n_heads": 4, "index_head_dim": 128,
+        "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1,
+        "rope_theta": 5000000.0,
+    },
 }

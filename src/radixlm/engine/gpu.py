@@ -70,7 +70,7 @@ def _waits(block: Block) -> str:
         return "what sees pictures is put together on the host"
     is_chosen = isinstance(attention, LatentAttention) and attention.index is not None
     more = attention.more if isinstance(attention, Attention) else None
-    if is_chosen or (more is not None and more.blocks is not None):
+    if is_chosen or (more is not None and (more.blocks or more.index)):
         return "layers that choose what they read gather it on the host"
     if any(isinstance(f, Moe) and f.limit for f in (block.ffn, block.side, block.beside)):
         return "experts with limits are told on the host which tokens are theirs"

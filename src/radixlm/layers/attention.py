@@ -47,7 +47,7 @@ def site_of(spec: Attention, pool: tuple[int, int], sinks: Tensor | None) -> Att
         group=group,
         heads=spec.heads,
         kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
+        head_dim=spec.k_row,
         v_dim=spec.v_dim,
         scale=spec.softmax_scale,
         window=spec.window,

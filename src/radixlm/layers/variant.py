@@ -15,6 +15,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, Norm, Temperature, Variant
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
+from radixlm.layers.block_index import BlockIndexLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import attend_gathered, in_blocks
 from radixlm.layers.module import Module
@@ -52,6 +53,8 @@ class VariantAttentionLayer(Module):
             self.out_norm = self._norm(self.more.out_norm, (width,))
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
+        if self.more.index is not None:
+            self.index = BlockIndexLayer(spec, self.more.index, dim, context)
 
     @property
     def _own_v_dim(self) -> int:
@@ -124,10 +127,14 @@ class VariantAttentionLayer(Module):
             q = q * temperatures(more.temperature, batch.positions_T)[:, None, None]
         if more.k_scale != 1.0 and k is not None:
             k = k * more.k_scale
-        if self._choose is None:
+        choose = self._choose
+        if more.index is not None and k is not None:
+            k = self.index.beside(k, x_TD, turn)
+            choose = self.index.chooser(x_TD, turn)
+        if choose is None:
             out = batch.attn.run(q, k, v, self.site)
         else:
-            out = attend_gathered(q, k, v, self.site, batch, self._choose)
+            out = attend_gathered(q, k, v, self.site, batch, choose)
         return self.o.run(self._finished(out, x_TD, gate))
 
     def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:

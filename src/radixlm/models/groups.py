@@ -15,7 +15,7 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     window = 0 if merge_windows else mixer.window
     if isinstance(mixer, LatentAttention):
         return (window, 1, mixer.row, mixer.kv_rank, True)
-    return (window, mixer.kv_heads, mixer.head_dim, mixer.v_dim, False)
+    return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False)
 
 
 def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, ...]:

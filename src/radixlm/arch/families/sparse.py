@@ -1,4 +1,5 @@
-"""Latent attention to what an index chooses: HY 4 (on several residual streams), dots 3."""
+"""Latent attention to what an index chooses: HY 4 (on several residual streams), dots 3;
+MiniMax M3, whose index chooses blocks of tokens."""
 
 from __future__ import annotations
 
@@ -6,11 +7,30 @@ from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, family, mlp, moe, plain
+from radixlm.arch.families.builders import (
+    activation,
+    attention,
+    family,
+    head_dim,
+    mlp,
+    moe,
+    plain,
+    rms,
+    rope,
+)
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import RankScaled
-from radixlm.arch.spec import Decoder, Index, LatentAttention, Mlp, Norm, Streams
+from radixlm.arch.spec import (
+    BlockIndex,
+    Decoder,
+    Index,
+    LatentAttention,
+    Mlp,
+    Norm,
+    Streams,
+    Variant,
+)
 
 _PARTS = ("fn", "base", "scale")
 _HEAD = "model.hc_head.hc_"
@@ -78,6 +98,10 @@ def kinds_of(c: Config, key: str, *known: str) -> list[str]:
     if strange is not None:
         raise c.error(key, f"has the unknown type {strange!r}; known: {', '.join(known)}")
     return kinds
+
+
+def _gate_and_up(at: str, gate: str = "gate_proj") -> tuple[str, str]:
+    return at + gate, at + "up_proj"
 
 
 @family("HYV4ForCausalLM")
@@ -228,3 +252,98 @@ def _dots3_sparse(c: Config) -> list[bool]:
     turns = range(c.num_hidden_layers)
     listed = isinstance(step, list)
     return [i >= first and bool(step[i] if listed else i % step == 0) for i in turns]
+
+
+_BLOCK_MOE = LAYER + "block_sparse_moe."
+_M3_KEYS = {  # of published configs, in an object of their own
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}
+_M3: Names = {
+    **{
+        f"mixer.index.{ours}": AnyOf(_ATTENTION + "indexer." + part, _ATTENTION + "index_" + part)
+        for ours, part in (("q", "q_proj"), ("k", "k_proj"), *((f"{x}_norm",) * 2 for x in "qk"))
+    },
+    "moe.router": AnyOf(_BLOCK_MOE + "gate", _MLP + "gate"),
+    "moe.correction": AnyOf(
+        _BLOCK_MOE + "e_score_correction_bias",
+        _BLOCK_MOE + "gate.e_score_correction_bias",
+        _MLP + "gate.e_score_correction_bias",
+    ),
+    "moe.up": AnyOf(
+        (_BLOCK_MOE + "experts.{e}.w1", _BLOCK_MOE + "experts.{e}.w3"),
+        _MLP + "experts.gate_up_proj",
+    ),
+    "moe.down": AnyOf(_BLOCK_MOE + "experts.{e}.w2", _MLP + "experts.down_proj"),
+    "moe.shared.up": AnyOf(
+        *(_gate_and_up(at + "shared_experts.") for at in (_BLOCK_MOE, _MLP)),
+        *(at + "shared_experts.gate_up_proj" for at in (_BLOCK_MOE, _MLP)),
+    ),
+    "moe.shared.down": AnyOf(*(f"{at}shared_experts.down_proj" for at in (_BLOCK_MOE, _MLP))),
+}
+
+
+@family("MiniMaxM3VLForCausalLM", "MiniMaxM3SparseForCausalLM")
+def minimax_m3(c: Config) -> Decoder:
+    """Layers that read some blocks of tokens, chosen by an index."""
+    c.refuse("hidden_act", "silu", "swigluoai")
+    c.refuse("swiglu_alpha", 1.702)
+    c, limit = _m3_keys(c), limit_of(c)
+    position = rope(c, head_dim(c), partial=True)
+    norm = rms(c, offset=1.0)
+    plain_one = attention(c, rope=position, qk_norm="head", qk_norm_spec=norm)
+    index = BlockIndex(
+        c.index_n_heads,
+        c.index_head_dim,
+        c.index_block_size,
+        c.index_topk_blocks,
+        c.index_local_blocks,
+        norm,
+    )
+    chosen = replace(plain_one, more=Variant(index=index))
+    sparse = moe(
+        c,
+        inner=c.intermediate_size,
+        act="swiglu_oai",
+        score="sigmoid",
+        correction=True,
+        renorm=True,
+        scale=c.routed_scaling_factor,
+        shared=Mlp(c.shared_intermediate_size, "swiglu_oai", limit=limit),
+        limit=limit,
+    )
+    dense = Mlp(c.dense_intermediate_size, "swiglu_oai", limit=limit)
+    kinds, ffns = c.layer_types, c.mlp_layer_types
+    return plain(
+        c,
+        lambda i: chosen if kinds[i] == "minimax_m3_sparse" else plain_one,
+        lambda i: sparse if ffns[i] == "sparse" else dense,
+        norm,
+        names=_M3,
+    )
+
+
+def _m3_keys(c: Config) -> Config:
+    """The config with its published keys under the names that its class gives them."""
+    count, own = c.num_hidden_layers, c.get("sparse_attention_config", {})
+    values = {ours: own[theirs] for ours, theirs in _M3_KEYS.items() if theirs in own}
+    turns = own.get("sparse_attention_freq", [0] * count)
+    values["layer_types"] = c.layer_types or [
+        "minimax_m3_sparse" if one else "full_attention" for one in turns
+    ]
+    values["mlp_layer_types"] = c.mlp_layer_types or [
+        "sparse" if one else "dense" for one in c.get("moe_layer_freq", [1] * count)
+    ]
+    c = c.replace(**values)
+    kinds_of(c, "layer_types", "minimax_m3_sparse", "full_attention")
+    kinds_of(c, "mlp_layer_types", "sparse", "dense")
+    for key in ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks"):
+        if not isinstance(c.get(key), int) or c.get(key) < 1:
+            raise c.error(key, f"= {c.get(key)!r} must be a positive integer")
+    c.divide("num_attention_heads", "index_n_heads")
+    if c.index_head_dim < rope(c, head_dim(c), partial=True).dim:
+        raise c.error("index_head_dim", "must hold the channels that turn")
+    return c
