@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.fakes.shapes import LATENT, ROUTED
+
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -86,6 +88,22 @@ NEWEST: dict[str, dict[str, Any]] = {
         },
     ),
     "HrmTextForCausalLM": {**_SHAPE, "num_hidden_layers": 2, "head_dim": 16},
+    "Mistral4ForCausalLM": {
+        **LATENT,
+        **ROUTED,
+        "rope_parameters": {
+            "type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 16,
+            "max_position_embeddings": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

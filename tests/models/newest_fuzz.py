@@ -47,6 +47,17 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "embedding_scale": [None, 3.0],
         "head_dim": [8, 24],
     },
+    "Mistral4ForCausalLM": {
+        **_TOP,
+        "q_lora_rank": [None, 16],
+        "rope_interleave": _BOOLS,
+        "first_k_dense_replace": [0, 2],
+        "norm_topk_prob": _BOOLS,
+        "routed_scaling_factor": [1.0, 2.0],
+        "v_head_dim": [8, 24],
+        "n_group": [2, 4],
+        "topk_group": [2],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
@@ -55,7 +66,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "MuseSparkForConditionalGeneration": _SLIDING,
     "Step3p7ForConditionalGeneration": _SLIDING,
 }
-_OWN_SHAPE = ("CTRLLMHeadModel",)
+_OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM")
 _HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
 
 

@@ -50,6 +50,22 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "global_head_dim": 512, "num_global_key_value_heads": 1, "sliding_window_pattern": 6,
         "rope_theta_by_type": {"sliding_attention": 10000.0, "full_attention": 1000000.0},
     },
+    "mistral4": {
+        "architecture": "Mistral4ForCausalLM", "vocab_size": 131072, "hidden_size": 4096,
+        "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "num_experts": 128,
+        "n_shared_experts": 1, "routed_scaling_factor": 1.0, "kv_lora_rank": 256,
+        "q_lora_rank": 1024, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 64,
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "first_k_dense_replace": 0,
+        "norm_topk_prob": True, "max_position_embeddings": 1048576, "eos_token_id": 2,
+        "rope_interleave": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0,
+            "original_max_position_embeddings": 8192, "max_position_embeddings": 1048576,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "hrm_text": {
         "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
         "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,

@@ -207,6 +207,7 @@ class LatentAttention:
     sinks: bool = False
     gate: Literal["", "channel", "head"] = ""
     rope_norm: Norm | None = None  # of the key that all heads share, before it turns
+    temperature: Temperature | None = None
 
     @property
     def row(self) -> int:

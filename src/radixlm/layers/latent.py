@@ -18,6 +18,7 @@ from radixlm.layers.gathered import Choose, Piece, attend_gathered
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
+from radixlm.layers.temperature import temperatures
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -90,6 +91,9 @@ class LatentAttentionLayer(Module):
             rotate(k_TR[:, None], turn, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
+        if spec.temperature is not None:
+            grown_T = temperatures(spec.temperature, batch.positions_T)
+            q_THC = q_THC * grown_T[:, None, None].to(q_THC.dtype)
         if spec.index is None:
             out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
         elif spec.index.is_shared:

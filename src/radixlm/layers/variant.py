@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Norm, Temperature, Variant
+from radixlm.arch.spec import Attention, Norm, Variant
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
 from radixlm.layers.block_index import BlockIndexLayer
 from radixlm.layers.context import LayerContext
@@ -21,6 +21,7 @@ from radixlm.layers.gathered import attend_gathered, in_blocks
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
+from radixlm.layers.temperature import temperatures
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -210,12 +211,3 @@ def _gate(raw: Tensor, more: Variant) -> Tensor:
         return F.softplus(raw.float()).to(raw.dtype)
     gate = torch.sigmoid(raw)
     return gate * 2 if more.gate_act == "sigmoid2" else gate
-
-
-def temperatures(spec: Temperature, positions_T: Tensor) -> Tensor:
-    """Factor of each token's query: float32 [T]."""
-    periods = (positions_T.float() + spec.offset) / spec.period
-    if spec.is_power:
-        return torch.exp(spec.beta * torch.log1p(periods))
-    periods = torch.floor(periods)
-    return 1.0 + spec.beta * torch.log1p(periods)

@@ -1,0 +1,17 @@
+"""Queries that grow with their position (``spec.Temperature``). Legend: T tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Temperature
+
+
+def temperatures(spec: Temperature, positions_T: Tensor) -> Tensor:
+    """Factor of each token's query: float32 [T]."""
+    periods = (positions_T.float() + spec.offset) / spec.period
+    if spec.is_power:
+        return torch.exp(spec.beta * torch.log1p(periods))
+    periods = torch.floor(periods)
+    return 1.0 + spec.beta * torch.log1p(periods)
