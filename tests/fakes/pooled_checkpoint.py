@@ -83,8 +83,6 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "RobertaPreLayerNormForSequenceClassification": {**_PADDED, "num_labels": 1},
     "RemBertModel": {"input_embedding_size": 32},
     "RemBertForSequenceClassification": {"input_embedding_size": 64},
-    "RoFormerModel": {"embedding_size": 32},
-    "RoFormerForSequenceClassification": {},
     "EuroBertModel": {"num_key_value_heads": 2},
     "EuroBertForSequenceClassification": {"num_key_value_heads": 2},
 }
@@ -102,6 +100,12 @@ HEADS: dict[str, dict[str, Any]] = {
     },
     "Gemma3TextModel": {**_GEMMA3, "use_bidirectional_attention": True},
     "Gemma3TextForSequenceClassification": _GEMMA3,
+    "ModernBertDecoderForSequenceClassification": {
+        **_FEW,
+        **ARCHITECTURES["ModernBertDecoderForCausalLM"],
+        "num_labels": 3,
+        "classifier_bias": True,
+    },
 }
 MEANS = ("MPNet", "Deberta", "T5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
 MEANS += ("EmbeddingGemma2",)

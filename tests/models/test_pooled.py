@@ -30,7 +30,8 @@ def prompts(seed: str) -> list[list[int]]:
 
 FEW = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3Text")
 ALWAYS = [name for name in HEADS if name.removesuffix("Model") in FEW or "Gemma3" in name]
-ALWAYS += [f"{stem}ForSequenceClassification" for stem in FEW[:-1]]
+OTHERS = ("GPT2", "Falcon", "Jamba", "ModernBertDecoder")  # names, forms, states, a head of layers
+ALWAYS += [f"{stem}ForSequenceClassification" for stem in (*FEW[:-1], *OTHERS)]
 
 
 @pytest.mark.parametrize("architecture", [*ENCODERS, *ALWAYS])

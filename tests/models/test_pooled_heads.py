@@ -16,7 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tests.arch import test_custom
 from tests.arch.oracle import TINY
-from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, expected, made, oracle
+from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, SHAPE, expected, made, oracle
+from tests.fakes.tiny_checkpoint import TINY as TINY_SETTINGS
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.models.test_pooled import engine, prompts
 from tokenizers import Tokenizer
@@ -420,9 +421,37 @@ def test_clip_embeds_texts_by_their_end_token(end: int, tmp_path: Path) -> None:
     assert got == pytest.approx(F.normalize(vector[0], dim=0).tolist(), abs=1e-4)
 
 
+_SIGHT = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+BESIDE_A_TOWER: dict[str, dict[str, Any]] = {
+    "Gemma3ForSequenceClassification": {
+        "vision_config": {**_SIGHT, "num_hidden_layers": 1, "num_attention_heads": 2}
+        | {"image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    },
+    "Qwen3_5ForSequenceClassification": {
+        "vision_config": {**_SIGHT, "depth": 1, "num_heads": 2, "patch_size": 4}
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", BESIDE_A_TOWER)
+def test_scores_of_a_text_model_beside_a_tower(architecture: str) -> None:
+    """The text model's config stands below the whole one's; a text needs no tower."""
+    stem = architecture.removesuffix("ForSequenceClassification")
+    text = {**SHAPE, **HEADS[f"{stem}TextForSequenceClassification"]}
+    nested = {**BESIDE_A_TOWER[architecture], "text_config": text, "num_labels": 3}
+    folder = cached_tiny(architecture, **dict.fromkeys(TINY_SETTINGS), **nested)
+    texts = prompts(architecture)
+    with engine(folder) as served:
+        got = [one["embedding"] for one in served.encode(input_ids=texts)]
+    for ids, vector in zip(texts, got, strict=True):
+        assert vector == pytest.approx(expected(folder, ids), abs=1e-4)
+
+
 def test_every_architecture_that_pools_is_tested() -> None:
-    modules = ("encoder", "heads")
+    modules = ("encoder", "encoder_kin", "heads")
     known = {name for name, f in FAMILIES.items() if f.__module__.rpartition(".")[2] in modules}
     same = {"NewForSequenceClassification", "EmbeddingGemmaModel", "CLIPTextModelWithProjection"}
-    tested = {*ENCODERS, *HEADS, *CASES, *RENAMED, "CLIPModel"}
+    tested = {*ENCODERS, *HEADS, *CASES, *RENAMED, *BESIDE_A_TOWER, "CLIPModel"}
     assert known == tested | same

@@ -21,6 +21,19 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "roberta": {"architecture": "RobertaModel", **_ROBERTA},
     "xlm-roberta": {"architecture": "XLMRobertaModel", **_ROBERTA, "vocab_size": 30522},
     "camembert": {"architecture": "CamembertModel", **_ROBERTA, "vocab_size": 30522},
+    "ernie": {"architecture": "ErnieModel", **_BERT, "use_task_id": False},
+    "data2vec-text": {"architecture": "Data2VecTextModel", **_ROBERTA, "vocab_size": 30522},
+    "megatron-bert": {
+        "architecture": "MegatronBertModel", **_BERT, "vocab_size": 29056, "hidden_size": 1024,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+    },
+    "roberta-prelayernorm": {"architecture": "RobertaPreLayerNormModel", **_ROBERTA},
+    "rembert": {
+        "architecture": "RemBertModel", **_BERT, "vocab_size": 250300, "hidden_size": 1152,
+        "num_hidden_layers": 32, "num_attention_heads": 18, "intermediate_size": 4608,
+        "input_embedding_size": 256, "bos_token_id": 312, "eos_token_id": 313,
+        "tie_word_embeddings": False,
+    },
     "xlm-roberta-xl": {
         "architecture": "XLMRobertaXLModel", **_ROBERTA, "vocab_size": 250880, "hidden_size": 2560,
         "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 10240,

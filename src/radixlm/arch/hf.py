@@ -42,7 +42,7 @@ _SHARED = (
     *("eos_token_id", "bos_token_id", "pad_token_id"),
 )
 # and those that win over the text model's
-_OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim")
+_OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim", "id2label", "num_labels")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -226,6 +226,8 @@ def _check(values: Mapping[str, Any], source: str) -> None:
             continue
         is_count = isinstance(value, int) and not isinstance(value, bool)
         smallest = 0 if key in ("num_experts", "sliding_window", "num_experts_per_tok") else 1
+        if key == "head_dim" and values.get("qk_rope_head_dim") == 0:
+            smallest = 0  # latent attention that does not turn says so in this key too
         if not is_count or not smallest <= value <= _MOST.get(key, 2**31):
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a positive integer")
     for key in _NUMBERS:

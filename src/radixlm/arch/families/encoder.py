@@ -40,7 +40,7 @@ def layer_norm(c: Config, key: str = "layer_norm_eps") -> Norm:
     return Norm(getattr(c, key), "layer", bias=True)
 
 
-def _bert_names(prefix: str) -> dict[str, Name]:
+def bert_names(prefix: str) -> dict[str, Name]:
     """Hugging Face's names since BERT, under a model's own prefix."""
     tables, layer = f"{prefix}.embeddings.", prefix + ".encoder.layer.{i}."
     qkv = tuple(f"{layer}attention.self.{part}" for part in ("query", "key", "value"))
@@ -92,19 +92,20 @@ def encoder(
     return replace(decoder, max_positions=longest)
 
 
-def _bert(c: Config, prefix: str, offset: int = 0, **more: Any) -> Decoder:
+def bert_like(c: Config, prefix: str, offset: int = 0, **more: Any) -> Decoder:
+    """BERT's body; ``more`` are fields of Encoder."""
     c.refuse("position_embedding_type", "absolute")
     c.refuse("is_decoder", False)
     more.setdefault("token_types", c.type_vocab_size)
-    return encoder(c, _bert_names(prefix), offset=offset, **more)
+    return encoder(c, bert_names(prefix), offset=offset, **more)
 
 
-def _pooler(c: Config, name: str) -> tuple[tuple[Dense, Name], ...]:
+def first_token(c: Config, name: str) -> tuple[tuple[Dense, Name], ...]:
     """A layer with tanh between the first token and the scores."""
     return ((Dense(c.hidden_size, c.hidden_size, "tanh"), name),)
 
 
-def _classifier(c: Config, decoder: Decoder, act: Any = "tanh") -> Decoder:
+def two_layers(c: Config, decoder: Decoder, act: Any = "tanh") -> Decoder:
     """RoBERTa's two layers over the first token."""
     dense = Dense(c.hidden_size, c.hidden_size, act)
     before = ((dense, "classifier.dense"),)
@@ -113,24 +114,24 @@ def _classifier(c: Config, decoder: Decoder, act: Any = "tanh") -> Decoder:
 
 @family("BertModel")
 def bert(c: Config) -> Decoder:
-    return vectors(c, _bert(c, "bert"), "cls")
+    return vectors(c, bert_like(c, "bert"), "cls")
 
 
 @family("Contriever")
 def contriever(c: Config) -> Decoder:
-    return vectors(c, _bert(c, "bert"), "mean")
+    return vectors(c, bert_like(c, "bert"), "mean")
 
 
 @family("BertForSequenceClassification")
 def bert_classifier(c: Config) -> Decoder:
-    before = _pooler(c, "bert.pooler.dense")
-    return scores(c, _bert(c, "bert"), "classifier", before, pooling="cls", bias=True)
+    before = first_token(c, "bert.pooler.dense")
+    return scores(c, bert_like(c, "bert"), "classifier", before, pooling="cls", bias=True)
 
 
 def _roberta(c: Config) -> Decoder:
     """Positions begin after the padding token's id."""
     pad = c.get("pad_token_id", 1)
-    return _bert(c, "roberta", offset=pad + 1)
+    return bert_like(c, "roberta", offset=pad + 1)
 
 
 @family("RobertaModel", "XLMRobertaModel", "CamembertModel")
@@ -144,13 +145,13 @@ def roberta(c: Config) -> Decoder:
     "CamembertForSequenceClassification",
 )
 def roberta_classifier(c: Config) -> Decoder:
-    return _classifier(c, _roberta(c))
+    return two_layers(c, _roberta(c))
 
 
 def _roberta_xl(c: Config) -> Decoder:
     layer = "roberta.encoder.layer.{i}."
     names = {
-        **_bert_names("roberta"),
+        **bert_names("roberta"),
         "norm1": layer + "attention.self_attn_layer_norm",
         "norm2": layer + "LayerNorm",
         "norm": "roberta.encoder.LayerNorm",
@@ -168,12 +169,12 @@ def roberta_xl(c: Config) -> Decoder:
 
 @family("XLMRobertaXLForSequenceClassification")
 def roberta_xl_classifier(c: Config) -> Decoder:
-    return _classifier(c, _roberta_xl(c))
+    return two_layers(c, _roberta_xl(c))
 
 
 def _electra(c: Config) -> Decoder:
     width = c.embedding_size
-    return _bert(c, "electra", embed_dim=0 if width == c.hidden_size else width)
+    return bert_like(c, "electra", embed_dim=0 if width == c.hidden_size else width)
 
 
 @family("ElectraModel")
@@ -183,14 +184,14 @@ def electra(c: Config) -> Decoder:
 
 @family("ElectraForSequenceClassification")
 def electra_classifier(c: Config) -> Decoder:
-    return _classifier(c, _electra(c), "gelu")
+    return two_layers(c, _electra(c), "gelu")
 
 
 def _distilbert(c: Config) -> Decoder:
     layer = "distilbert.transformer.layer.{i}."
     qkv = tuple(f"{layer}attention.{part}_lin" for part in "qkv")
     names = {
-        **_bert_names("distilbert"),
+        **bert_names("distilbert"),
         "mixer.qkv": qkv,
         "mixer.o": layer + "attention.out_lin",
         "norm1": layer + "sa_layer_norm",
@@ -219,7 +220,7 @@ def _albert(c: Config) -> Decoder:
     c.refuse("inner_group_num", 1)
     layer = "albert.encoder.albert_layer_groups.0.albert_layers.0."
     names = {
-        **_bert_names("albert"),
+        **bert_names("albert"),
         "embed_proj": "albert.encoder.embedding_hidden_mapping_in",
         "mixer.qkv": tuple(f"{layer}attention.{part}" for part in ("query", "key", "value")),
         "mixer.o": layer + "attention.dense",
@@ -239,14 +240,14 @@ def albert(c: Config) -> Decoder:
 
 @family("AlbertForSequenceClassification")
 def albert_classifier(c: Config) -> Decoder:
-    before = _pooler(c, "albert.pooler")
+    before = first_token(c, "albert.pooler")
     return scores(c, _albert(c), "classifier", before, pooling="cls", bias=True)
 
 
 def _mpnet(c: Config) -> Decoder:
     layer = "mpnet.encoder.layer.{i}.attention."
     names = {
-        **_bert_names("mpnet"),
+        **bert_names("mpnet"),
         "mixer.qkv": tuple(f"{layer}attn.{part}" for part in "qkv"),
         "mixer.o": layer + "attn.o",
         "norm1": layer + "LayerNorm",
@@ -263,7 +264,7 @@ def mpnet(c: Config) -> Decoder:
 
 @family("MPNetForSequenceClassification")
 def mpnet_classifier(c: Config) -> Decoder:
-    return _classifier(c, _mpnet(c))
+    return two_layers(c, _mpnet(c))
 
 
 @family("T5EncoderModel")
@@ -391,7 +392,7 @@ def nomic(c: Config) -> Decoder:
 
 @family("NomicBertForSequenceClassification")
 def nomic_classifier(c: Config) -> Decoder:
-    before = _pooler(c, "nomic_bert.pooler.dense")
+    before = first_token(c, "nomic_bert.pooler.dense")
     return scores(c, _nomic(c), "classifier", before, pooling="cls", bias=True)
 
 
@@ -434,7 +435,7 @@ def gte(c: Config) -> Decoder:
 @family("GteForSequenceClassification", "NewForSequenceClassification")
 def gte_classifier(c: Config) -> Decoder:
     prefix = _gte_prefix(c)
-    before = _pooler(c, prefix + ".pooler.dense")
+    before = first_token(c, prefix + ".pooler.dense")
     return scores(c, _gte(c, prefix), "classifier", before, pooling="cls", bias=True)
 
 
@@ -457,7 +458,7 @@ def jina(c: Config) -> Decoder:
 
 @family("JinaEmbeddingsV3ForSequenceClassification")
 def jina_classifier(c: Config) -> Decoder:
-    return _classifier(c, _jina(c))
+    return two_layers(c, _jina(c))
 
 
 @family("CLIPModel", "CLIPTextModelWithProjection")
@@ -498,7 +499,7 @@ def _deberta(c: Config) -> Decoder:
         raise c.error("pos_att_type", f"= {kinds!r} is not supported (must be c2p and p2c)")
     layer = "deberta.encoder.layer.{i}.attention.self."
     names: Names = {
-        **_bert_names("deberta"),
+        **bert_names("deberta"),
         "mixer.qkv": tuple(f"{layer}{part}_proj" for part in ("query", "key", "value")),
         "relative": "deberta.encoder.rel_embeddings",
         "relative_norm": "deberta.encoder.LayerNorm",

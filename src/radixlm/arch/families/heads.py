@@ -28,7 +28,12 @@ PLAIN = (
     *("Falcon", "Bloom", "Mpt", "OPT", "BioGpt", "GPTNeoX", "GPTNeo", "GPTJ", "GPTBigCode"),
 )
 # those whose model with a language head is called otherwise
-CAUSAL = {"GPT2": "GPT2LMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel", "CTRL": "CTRLLMHeadModel"}
+CAUSAL = {
+    "GPT2": "GPT2LMHeadModel",
+    "OpenAIGPT": "OpenAIGPTLMHeadModel",
+    "CTRL": "CTRLLMHeadModel",
+    "Qwen3_5Text": "Qwen3_5ForCausalLM",
+}
 STEP_MARK = 151651  # <extra_0>, which ends a step for the process reward models of Qwen
 
 
@@ -75,9 +80,26 @@ def gemma3_text(c: Config) -> Decoder:
     return vectors(c, _gemma3(c), "mean" if c.get("use_bidirectional_attention") else "last")
 
 
-@family("Gemma3TextForSequenceClassification")
+@family("Gemma3TextForSequenceClassification", "Gemma3ForSequenceClassification")
 def gemma3_classifier(c: Config) -> Decoder:
     return scores(c, _gemma3(c))
+
+
+@family("Qwen3_5ForSequenceClassification")
+def qwen35_classifier(c: Config) -> Decoder:
+    return scores(c, body("Qwen3_5ForCausalLM", c))
+
+
+@family("ModernBertDecoderForSequenceClassification")
+def modernbert_decoder_classifier(c: Config) -> Decoder:
+    """The layer before the language head stands before the scores here."""
+    decoder = body("ModernBertDecoderForCausalLM", c)
+    layer = decoder.head_layer
+    assert layer is not None, "the family gives it one"
+    dense = Dense(c.hidden_size, c.hidden_size, layer.act, layer.bias)
+    before = ((dense, "head.dense"), (layer.norm, "head.norm"))
+    plain = replace(decoder, head_layer=None)
+    return scores(c, plain, "classifier", before, bias=c.classifier_bias)
 
 
 def _gemma3(c: Config) -> Decoder:
