@@ -18,8 +18,8 @@ tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
 from radixlm.models.towers import HfTower  # noqa: E402
-from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
-from tests.multimodal.answers import assert_same_answers  # noqa: E402
+from radixlm.multimodal.checkpoint import NoVideos, load_processor  # noqa: E402
+from tests.multimodal.answers import assert_same_answers, assert_same_films  # noqa: E402
 from tests.multimodal.tiny import (  # noqa: E402
     CLIP,
     SQUARE,
@@ -28,7 +28,9 @@ from tests.multimodal.tiny import (  # noqa: E402
     llava_next,
     llava_onevision,
     pictures,
+    processor,
     save,
+    text,
     tokenizer,
 )
 
@@ -116,6 +118,26 @@ def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, 
     tokenizer().save_pretrained(folder)
 
 
+def llava_vid() -> Tiny:
+    """Pictures as LLaVA 1.6 reads them, films in squares of four patches."""
+    made = llava_next()
+    config = tf.LlavaNextVideoConfig(
+        vision_config=CLIP, text_config=text("llama"), image_token_index=257,
+        video_token_index=258, image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+        vision_feature_layer=-2,
+    )  # fmt: skip
+    try:
+        films = tf.LlavaNextVideoVideoProcessor(size={"shortest_edge": 28}, crop_size=SQUARE)
+    except ImportError:
+        films = NoVideos()
+    whole = processor(
+        tf.LlavaNextVideoProcessor, films, made.processor.image_processor,
+        tokenizer("<image>", "<video>"), patch_size=7, vision_feature_select_strategy="default",
+        image_token="<image>", video_token="<video>", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return Tiny(config, whole, "<image>")
+
+
 ANYRES = {"mm_patch_merge_type": "spatial_unpad", "image_aspect_ratio": "anyres"}
 KINDS: dict[str, tuple[Callable[[], Tiny], str, bool, dict[str, Any]]] = {
     "1.5": (padded, "LlavaLlamaForCausalLM", True, {"image_aspect_ratio": "pad"}),
@@ -125,6 +147,10 @@ KINDS: dict[str, tuple[Callable[[], Tiny], str, bool, dict[str, Any]]] = {
     ),
     "1.6": (
         llava_next, "LlavaMistralForCausalLM", False,
+        {**ANYRES, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
+    ),
+    "video": (
+        llava_vid, "LlavaVidForCausalLM", True,
         {**ANYRES, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
     ),
     "onevision": (
@@ -144,6 +170,28 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
         add_norms(model)
     publish(model, tmp_path, architecture, is_tower_beside, **own)
     assert_same_answers(tiny, model, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_published_llava_next_video_watches_films(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    make, architecture, is_tower_beside, own = KINDS["video"]
+    tiny = make()
+    model = save(tiny, tmp_path)
+    publish(model, tmp_path, architecture, is_tower_beside, mm_spatial_pool_mode="average", **own)
+    assert_same_films(tiny, model, tmp_path)
+
+
+@pytest.mark.parametrize("own", [{"image_aspect_ratio": "pad"}, {"mm_spatial_pool_stride": 4}])
+@pytest.mark.filterwarnings("ignore")
+def test_what_llava_next_video_has_no_rule_for_is_refused(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    make, architecture, is_tower_beside, usual = KINDS["video"]
+    model = save(make(), tmp_path)
+    publish(model, tmp_path, architecture, is_tower_beside, **{**usual, **own})
+    with pytest.raises(CheckpointError, match="cannot be understood"):
+        HfTower(tmp_path, torch.device("cpu"), torch.float32)
 
 
 def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ of a picture.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -249,4 +250,63 @@ class Deepseek(nn.Module):
         return torch.cat([grid, ends], 1).flatten(0, 1)
 
 
-_MODULES: dict[str, Any] = {"minicpm": MiniCpm, "kimi": Kimi, "deepseek": Deepseek}
+# ---- VILA and NVILA-Lite -----------------------------------------------------------------------
+
+
+class _PlainEye(nn.Module):
+    """SigLIP on tiles of one size, up to a layer."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers import SiglipVisionConfig  # noqa: PLC0415  (2 s)
+        from transformers.models.siglip import modeling_siglip as theirs  # noqa: PLC0415
+
+        config = SiglipVisionConfig(**values)
+        config._attn_implementation = "sdpa"
+        self.embeddings = theirs.SiglipVisionEmbeddings(config)
+        self.encoder = theirs.SiglipEncoder(config)
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [tiles, rows * columns, C]."""
+        made: Tensor = self.encoder(inputs_embeds=self.embeddings(tiles)).last_hidden_state
+        return made
+
+
+class Vila(nn.Module):
+    """Squares of patches made one; the numbers of the layers are the published ones, the first of
+    which has no weights."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.vision_tower = _PlainEye(config["vision_config"])
+        merge, dim = config["merge"], config["hidden_size"]
+        width = config["vision_config"]["hidden_size"]
+        self._merge = merge
+        wide = width * merge**2
+        layers = [nn.Identity(), nn.LayerNorm(wide)]
+        if merge == 2:
+            layers += [nn.Linear(wide, dim), nn.GELU(), nn.Linear(dim, dim)]
+        else:
+            layers += [nn.Linear(wide, width * merge), nn.GELU(), nn.LayerNorm(width * merge)]
+            layers += [nn.Linear(width * merge, dim), nn.GELU(), nn.Linear(dim, dim)]
+        self.projector = nn.Sequential(*layers)
+
+    def get_image_features(self, pixel_values: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [N, D]."""
+        rows, merge = self.vision_tower(pixel_values), self._merge
+        side = math.isqrt(rows.shape[1])
+        odd = -side % merge
+        grid = rows.reshape(len(rows), side, side, -1)
+        grid = nn.functional.pad(grid, (0, 0, 0, odd, 0, odd))
+        side = (side + odd) // merge
+        squares = grid.reshape(len(rows), side, merge, side, merge, -1).transpose(2, 3)
+        made: Tensor = self.projector(squares.flatten(3)).flatten(0, 2)
+        return made
+
+
+_MODULES: dict[str, Any] = {
+    "minicpm": MiniCpm,
+    "kimi": Kimi,
+    "deepseek": Deepseek,
+    "vila": Vila,
+}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
+from radixlm.arch.families.media_layouts_more import BUILT, architecture_of, vila_merge
 from radixlm.base.errors import CheckpointError
 
 Raw = Mapping[str, Any]
@@ -271,10 +271,78 @@ class DeepseekReader(Reader):
         return ImageOps.pad(picture, size, method=_BICUBIC, color=color)
 
 
+class VilaReader(Reader):
+    """A prompt's only picture in up to twelve tiles and as a whole, several each as a whole. Behind
+    the places of a tile stands the end of a line."""
+
+    image_token = place = "<image>"
+
+    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
+        found = tokenizer.convert_ids_to_tokens(int(raw.get("image_token_id", -1)))
+        self.image_token = self.place = found or "<image>"
+        super().__init__(tokenizer, folder)
+        vision = raw["vision_config"]
+        size = said.get("size") or {}
+        self._side = int(size.get("height") or vision.get("image_size") or 448)
+        per_side = self._side // int(vision.get("patch_size") or 14)
+        self._count = math.ceil(per_side / vila_merge(raw)) ** 2
+        self._most = int(said.get("max_tiles") or 12)
+        self._mean = said.get("image_mean") or _HALF
+        self._std = said.get("image_std") or _HALF
+        self._end = int(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
+
+    def __call__(
+        self,
+        text: list[str],
+        images: Sequence[Any] | None = None,
+        add_special_tokens: bool = True,
+        **options: Any,
+    ) -> dict[str, NDArray[Any]]:
+        """The last of each tile's placeholders becomes the end of a line."""
+        made = super().__call__(text, images, add_special_tokens, **options)
+        places = np.flatnonzero(made["input_ids"][0] == self.image_token_id)
+        made["input_ids"][0, places[self._count :: self._count + 1]] = self._end
+        made.pop("is_only", None)
+        return made
+
+    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` of the tiles; ``is_only``: whether there is no other picture."""
+        picture, side = picture.convert("RGB"), self._side
+        square = picture.resize((side, side), _BICUBIC)
+        tiles = self._tiles(picture) if num_pictures == 1 else []
+        parts = [*tiles, square] if len(tiles) != 1 else tiles
+        cut = [patches_of(one, side, self._mean, self._std) for one in parts]
+        return {"pixel_values": np.concatenate(cut), "is_only": np.asarray([num_pictures == 1])}
+
+    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """A tile's places and its end; of an only picture one end more, in the text."""
+        tile = self.place * (self._count + 1)
+        return (tile + "\n" * bool(arrays["is_only"][0])) * len(arrays["pixel_values"])
+
+    def _tiles(self, picture: Any) -> list[Any]:
+        """Of the grid whose shape is nearest to the picture's; a picture that is larger than half
+        of a grid takes the larger of equal shapes."""
+        most, side = self._most, self._side
+        grids = sorted(
+            ((x, y) for x in range(1, most + 1) for y in range(1, most // x + 1)),
+            key=lambda grid: grid[0] * grid[1],
+        )
+        best, difference = (1, 1), math.inf
+        for grid in grids:
+            found = abs(picture.width / picture.height - grid[0] / grid[1])
+            is_large = picture.width * picture.height > 0.5 * side**2 * grid[0] * grid[1]
+            if found < difference or (found == difference and is_large):
+                best, difference = grid, found
+        large = picture.resize((side * best[0], side * best[1]), _BICUBIC)
+        corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
+        return [large.crop((x, y, x + side, y + side)) for x, y in corners]
+
+
 _READERS: dict[str, Callable[[Raw, Raw, Path, Any], Reader]] = {
     "minicpm": MiniCpmReader,
     "kimi": KimiReader,
     "deepseek": DeepseekReader,
+    "vila": VilaReader,
 }
 
 

@@ -19,6 +19,17 @@ def original_of(raw: Mapping[str, Any]) -> Original | None:
     return found if found is not None and found.processor else None
 
 
+def _films(original: Original, raw: Mapping[str, Any], transformers: Any) -> Any | None:
+    """The video processor; None where it needs a package that is not installed."""
+    if original.films is None:
+        return None
+    name, options = original.films(raw)
+    try:
+        return getattr(transformers, name)(**options)
+    except ImportError:
+        return None
+
+
 def make_processor(
     original: Original, raw: Mapping[str, Any], folder: Path, transformers: Any, no_videos: Any
 ) -> Any:
@@ -49,7 +60,7 @@ def make_processor(
     parts = {
         "image_processor": reader(**original.reader_options(raw)),
         "tokenizer": tokenizer,
-        "video_processor": no_videos,
+        "video_processor": _films(original, raw, transformers) or no_videos,
         **{part: getattr(transformers, name)() for part, name in (original.parts or {}).items()},
     }
     known = {name: parts[name] for name in kind.get_attributes()}

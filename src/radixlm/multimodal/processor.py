@@ -111,7 +111,8 @@ class MediaProcessor:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What the checkpoint has tokens for."""
-        return tuple(kind for kind in KINDS if kind in self._facts.tokens) or ("image",)
+        named = tuple(kind for kind in KINDS if kind in self._facts.tokens)
+        return named or (("image", "video") if self._facts.has_films else ("image",))
 
     @property
     def gives_vector(self) -> bool:

@@ -11,7 +11,7 @@ from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, family
 from radixlm.arch.families.composite_newer import NEWER, NEWER_TEXT_DEFAULTS, NEWER_TEXT_TYPES
-from radixlm.arch.families.media_layouts_more import DEEPSEEKS
+from radixlm.arch.families.media_layouts_more import DEEPSEEKS, VILAS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import Upright
 from radixlm.arch.spec import Decoder, Moe
@@ -111,7 +111,7 @@ COMPOSITES = (
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Exaone4_5_ForConditionalGeneration", "VideoLlama3ForConditionalGeneration"),
     "Qwen2_5OmniThinkerForConditionalGeneration",
-    *NEWER,
+    *(*VILAS, *NEWER),
 )
 # whose text model sees its whole prompt forwards too
 PROMPT_SEES_ITSELF = ("PaliGemmaForConditionalGeneration",)

@@ -15,7 +15,8 @@ from radixlm.arch.families.composite_newer import (
 from radixlm.arch.families.encoded import ENCODED
 from radixlm.arch.families.hearing import HEARING
 from radixlm.arch.families.media_layouts_audio import unwrapped
-from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS
+from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS, WATCHING
+from radixlm.arch.families.media_layouts_more import VILAS
 
 Mutual = Literal["", "media", "prompt"]
 
@@ -29,10 +30,11 @@ BY_FORWARD = (
 CROSSED = ("MllamaForConditionalGeneration",)
 # whose tower makes a vector by itself, beside the text model's
 VECTORS = ("CLIPModel",)
-# whose films come with their sound
+# whose films come with their sound, or are not read
 NO_FILMS = (
     "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration",
+    *VILAS,
 )
 # whose places of a picture see one another
 PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration",)
@@ -49,7 +51,8 @@ class MediaFacts:
     makes (``spec.CrossAttention``). ``gives_vector``: a tower makes a picture's vector, and the
     language model takes no part in it. ``row_scale``: the text model multiplies what a tower makes
     by it. ``most_places``: of a picture whose places see one another; 0: any number.
-    ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend."""
+    ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend. ``has_films``:
+    the processor alone names their token."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -62,6 +65,7 @@ class MediaFacts:
     is_encoded: bool = False
     row_scale: float = 1.0
     most_places: int = 0
+    has_films: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -101,4 +105,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         architecture in CROSSED,
         row_scale=row_scale(architecture, raw),
         most_places=most_places(architecture, raw),
+        has_films=architecture in WATCHING,
     )

@@ -23,7 +23,8 @@ class Original:
     attribute of the tokenizer -> token. ``parts``: the processor's attribute -> class of what it
     needs besides. ``completed``: config.json with what it takes from elsewhere. ``classes``: of the
     processor and the reader where the config tells them. ``beside``: another folder with weights of
-    the towers. ``adds_tokens``: the tokenizer gets the ``tokens`` that it lacks, behind its own."""
+    the towers. ``adds_tokens``: the tokenizer gets the ``tokens`` that it lacks, behind its own.
+    ``films``: the class of the video processor and its arguments."""
 
     config: Callable[[Raw], dict[str, Any]]
     names: Rules
@@ -38,6 +39,7 @@ class Original:
     classes: Callable[[Raw], tuple[str, str]] | None = None
     beside: Callable[[Raw, Path], Path | None] = lambda raw, folder: None
     adds_tokens: bool = False
+    films: Callable[[Raw], tuple[str, dict[str, Any]]] | None = None
 
     def renamed(self, name: str) -> list[str]:
         """The class's names of a checkpoint's tensor; [] if it is not one of the towers'."""

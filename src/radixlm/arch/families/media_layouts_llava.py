@@ -32,7 +32,10 @@ LLAVA_TEXTS = {
     "LlavaQwenForCausalLM": "Qwen2ForCausalLM",
     "LlavaMistralForCausalLM": "MistralForCausalLM",
     "YiVLForCausalLM": "LlamaForCausalLM",
+    "LlavaVidForCausalLM": "LlamaForCausalLM",
 }
+# which of them watch films, whose tokens their configs do not name
+WATCHING = ("LlavaVidForCausalLM",)
 _CLIP = {
     "model_type": "clip_vision_model",
     "hidden_size": 1024,
@@ -62,8 +65,8 @@ _LLAVA: Rules = (
         rf"(?:model\.vision_tower\.vision_tower\.)?(?:vision_model\.)?{_TOWER_PARTS}",
         r"vision_tower.\1",
     ),
-    (r"model\.mm_projector\.0\.", "multi_modal_projector.linear_1."),
-    (r"model\.mm_projector\.2\.", "multi_modal_projector.linear_2."),
+    (r"model\.(?:vision_resampler\.)?mm_projector\.0\.", "multi_modal_projector.linear_1."),
+    (r"model\.(?:vision_resampler\.)?mm_projector\.2\.", "multi_modal_projector.linear_2."),
     (r"model\.mm_projector\.1\.", "multi_modal_projector.act.0."),  # where norms follow both
     (r"model\.mm_projector\.3\.", "multi_modal_projector.linear_2.0."),
     (r"model\.mm_projector\.4\.", "multi_modal_projector.linear_2.1."),
@@ -221,6 +224,37 @@ _LLAVA_LAYOUT = Original(
     adds_tokens=True,
 )
 
+# ---- LLaVA-NeXT-Video ---------------------------------------------------------------------------
+
+
+def _llava_vid(raw: Raw) -> dict[str, Any]:
+    """Frames of films in squares of four patches. ValueError for pictures that are not cut to
+    tiles, which the class has no rule for, and for other squares, which its processor has none."""
+    stride, mode = raw.get("mm_spatial_pool_stride", 2), raw.get("mm_spatial_pool_mode", "average")
+    if not _is_tiled(raw) or "_max_" in str(raw["image_aspect_ratio"]) or stride != 2:
+        ratio = raw.get("image_aspect_ratio")
+        raise ValueError(f"image_aspect_ratio {ratio!r}, mm_spatial_pool_stride {stride!r}")
+    own = {"model_type": "llava_next_video", "spatial_pool_mode": mode, "spatial_pool_stride": 2}
+    return {**_llava(raw), **own}
+
+
+def _llava_vid_films(raw: Raw) -> tuple[str, dict[str, Any]]:
+    side = _side(raw)
+    square = {"height": side, "width": side}
+    options: dict[str, Any] = {"size": {"shortest_edge": side}, "crop_size": square}
+    if _is_siglip(raw):
+        options |= {"size": square, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return "LlavaNextVideoVideoProcessor", options
+
+
+_LLAVA_VID = replace(
+    _LLAVA_LAYOUT,
+    config=_llava_vid,
+    classes=lambda raw: ("LlavaNextVideoProcessor", "LlavaNext"),
+    tokens={"image_token": "<image>", "video_token": "<video>"},
+    films=_llava_vid_films,
+)
+
 # ---- Intern-S1 ----------------------------------------------------------------------------------
 
 _INTERN_S1: Rules = ((r"model\.((?:vision_tower|multi_modal_projector)\.)", r"\1"),)
@@ -348,6 +382,7 @@ LAYOUTS: dict[str, Original] = {
     **ORIGINALS,
     **AUDIO_LAYOUTS,
     **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
+    "LlavaVidForCausalLM": _LLAVA_VID,
     "YiVLForCausalLM": replace(_LLAVA_LAYOUT, tokens={"image_token": "<image_placeholder>"}),
     "InternS1ForConditionalGeneration": Original(
         _intern_s1,

@@ -12,7 +12,8 @@ from radixlm.arch.families.media_layouts import Original, Raw, Rules
 _MINICPM_TEXTS = {"2.6": "qwen2", "4.0": "llama", "4": "llama", "4.5": "qwen3"}
 # some folders do not say which they are
 DEEPSEEKS = ("DeepseekVL2ForCausalLM", "DeepseekVLV2ForCausalLM")
-_OF_TYPE = {"deepseek_vl_v2": DEEPSEEKS[0]}
+VILAS = ("VILAForConditionalGeneration", "NVILALiteForConditionalGeneration")
+_OF_TYPE = {"deepseek_vl_v2": DEEPSEEKS[0], "vila": VILAS[0], "nvila_lite": VILAS[1]}
 _MINICPM: Rules = ((r"(vpm|resampler)\.", r"\1."),)
 _SIGLIP_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -126,11 +127,44 @@ def _deepseek(raw: Raw) -> dict[str, Any]:
     }
 
 
+_SIGLIP_PARTS = r"((?:embeddings|encoder)\.)"
+_VILA: Rules = (
+    (rf"(?:vision_tower\.)+(?:vision_model\.)?{_SIGLIP_PARTS}", r"vision_tower.\1"),
+    (r"mm_projector\.layers\.", "projector."),
+)
+# kind of projector -> so many rows and columns of patches make a place
+_VILA_MERGES = {"mlp_downsample_3x3_fix": 3, "mlp_downsample_2x2_fix": 2}
+
+
+def vila_merge(raw: Raw) -> int:
+    """Rows and columns of patches that make a place. ValueError for another projector."""
+    kind = str(raw.get("mm_projector_type") or "mlp_downsample_3x3_fix")
+    if kind not in _VILA_MERGES or raw.get("mm_vision_select_feature", "cls_patch") != "cls_patch":
+        select = raw.get("mm_vision_select_feature")
+        raise ValueError(f"mm_projector_type {kind!r}, mm_vision_select_feature {select!r}")
+    return _VILA_MERGES[kind]
+
+
+def _vila(raw: Raw) -> dict[str, Any]:
+    """Of VILA and NVILA-Lite. The tower's last layers, those behind the one that is read, are left
+    away."""
+    eye = {**_VILA_TOWER, **{k: v for k, v in raw["vision_config"].items() if k in _SIGLIP_KEYS}}
+    behind = -1 - int(raw.get("mm_vision_select_layer", -2))
+    if not 0 <= behind < eye["num_hidden_layers"]:
+        raise ValueError(f"mm_vision_select_layer {raw.get('mm_vision_select_layer')!r}")
+    eye["num_hidden_layers"] -= behind
+    dim = raw.get("hidden_size") or raw["text_config"]["hidden_size"]
+    return {"vision_config": eye, "hidden_size": int(dim), "merge": vila_merge(raw)}
+
+
+_VILA_TOWER = {**_SIGLIP, "image_size": 448, "num_channels": 3}
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """``kind``: the name of the module and of the processor; ``layout``: what they are made of."""
 
-    kind: Literal["minicpm", "kimi", "deepseek"]
+    kind: Literal["minicpm", "kimi", "deepseek", "vila"]
     layout: Original
 
 
@@ -139,6 +173,7 @@ BUILT: dict[str, Built] = {
     "MiniCPMO": Built("minicpm", Original(_minicpm, _MINICPM)),
     "KimiVLForConditionalGeneration": Built("kimi", Original(_kimi, _KIMI)),
     **dict.fromkeys(DEEPSEEKS, Built("deepseek", Original(_deepseek, _DEEPSEEK))),
+    **dict.fromkeys(VILAS, Built("vila", Original(_vila, _VILA))),
 }
 
 
