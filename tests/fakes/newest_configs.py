@@ -104,6 +104,14 @@ NEWEST: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.3,
         },
     },
+    "ZayaForCausalLM": {
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "head_dim": 16,
+        "router_hidden_size": 24,
+        "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+        "sliding_window": 7,
+    },
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

@@ -58,10 +58,21 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "n_group": [2, 4],
         "topk_group": [2],
     },
+    "ZayaForCausalLM": {
+        "attention_bias": _BOOLS,
+        "lm_head_bias": _BOOLS,
+        "cca_time0": [1, 2, 4],
+        "cca_time1": [1, 2, 3],
+        "router_hidden_size": [8, 40],
+        "num_experts": [1, 5],
+        "sliding_window": [3, 9],
+        "head_dim": [8, 24],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
 KINDS: dict[str, tuple[str, ...]] = {
+    "ZayaForCausalLM": ("hybrid", "hybrid_sliding"),
     "MuseGlimmerForConditionalGeneration": _SLIDING,
     "MuseSparkForConditionalGeneration": _SLIDING,
     "Step3p7ForConditionalGeneration": _SLIDING,

@@ -51,6 +51,7 @@ def test_the_record_knows_the_number_of_parameters(architecture: str) -> None:
     folder = cached_tiny(architecture)
     theirs = reference_model(folder)
     buffers = ("correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
+    buffers += ("balancing_biases",)
     held = [*theirs.named_parameters(), *theirs.named_buffers()]
     decoder = describe(folder)  # towers beside it are no part of it
     wanted = sum(

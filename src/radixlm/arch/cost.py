@@ -141,7 +141,7 @@ def _outside(decoder: Decoder) -> int:
     head_bias = decoder.vocab if decoder.head_bias else 0
     norms = _norm(decoder.norm, decoder.dim) if encoder.has_final_norm else 0
     norms += _norm(decoder.embed_norm, width) if decoder.embed_norm else 0
-    norms += decoder.dim if decoder.cycles else 0
+    norms += decoder.dim * ((decoder.cycles is not None) + 2 * decoder.embed_affine)
     return tables + head_bias + norms + _pool(decoder)
 
 
@@ -192,7 +192,7 @@ def _block(block: Block, dim: int) -> int:
     ffn = sum(_ffn(one, dim) for one in _ffns(block))
     if block.post_norms is not None:
         norms += sum(_norm(norm, dim) - _norm(block.norm, dim) for norm in block.post_norms)
-    gates = 2 * dim * (block.gate_temperature > 0)
+    gates = dim * (2 * (block.gate_temperature > 0) + 8 * block.affine_residual)
     return norms + _mixers(block, dim) + ffn + block.out_scale + gates
 
 
@@ -274,11 +274,12 @@ def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
     )
     index = mixer.index if mixer.index and not mixer.index.is_shared else None
     if index is not None:
-        matrices += mixer.q_rank * index.heads * index.dim + dim * (index.dim + index.heads)
+        matrices += mixer.q_rank * index.heads * index.dim + dim * (index.row + index.heads)
     if matrices_only:
         return matrices
     biases = (mixer.q_rank + kv_a_rows + dim) * mixer.bias
-    biases += _norm(index.norm, index.dim) if index is not None else 0
+    if index is not None:
+        biases += _norm(index.norm, index.dim) + index.pool * index.dim
     biases += mixer.heads * mixer.sinks
     biases += _norm(mixer.rope_norm, mixer.rope_dim) if mixer.rope_norm is not None else 0
     return matrices + biases + _norm(mixer.norm, mixer.q_rank + mixer.kv_rank)
@@ -294,9 +295,12 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
         return _ffn_matrices(ffn, dim) + vectors
     shared = _ffn(ffn.shared, dim) if ffn.shared else 0
     choices = ffn.experts + ffn.zero_experts
-    matrices = ffn.experts * _expert(ffn, dim) + dim * (choices + 2 * ffn.width)
+    matrices = ffn.experts * _expert(ffn, dim) + _router(ffn, dim) + 2 * ffn.width * dim
     biases = (ffn.experts * (_expert_rows(ffn) + dim) + choices) * ffn.bias
     norm = sum(_norm(one, dim) for one in (ffn.out_norm, ffn.router_norm) if one)
+    if ffn.deep_router is not None:
+        deep = ffn.deep_router
+        norm += _norm(deep.norm, deep.width) + (3 + deep.chained) * deep.width
     norm += sum(_norm(one, ffn.width) for one in (ffn.width_norm, ffn.expert_norm) if one)
     vectors = dim * ffn.shared_gate + choices * (ffn.correction + ffn.expert_scale) + norm
     return matrices + biases + shared + vectors
@@ -308,8 +312,14 @@ def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:
     if isinstance(ffn, Mlp):
         return (_up_rows(ffn) + ffn.inner) * dim
     shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
-    routers = dim * (ffn.experts + ffn.zero_experts + ffn.shared_gate + 2 * ffn.width)
+    routers = _router(ffn, dim) + dim * (ffn.shared_gate + 2 * ffn.width)
     return ffn.experts * _expert(ffn, dim) + routers + shared
+
+
+def _router(ffn: Moe, dim: int) -> int:
+    """Parameters of the matrices that choose experts."""
+    choices, deep = ffn.experts + ffn.zero_experts, ffn.deep_router
+    return dim * choices if deep is None else deep.width * (dim + 2 * deep.width + choices)
 
 
 def _idle(ffn: Mlp | Moe | Straight, dim: int, *, matrices_only: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.spec import (
+    CompressedAttention,
     DeltaNet,
     Lightning,
     Mamba1,
@@ -31,6 +32,10 @@ def state_parameters(mixer: StateMixer, dim: int) -> tuple[int, int]:
         case Lightning():
             width = mixer.heads * mixer.head_dim
             return 5 * width * dim, width
+        case CompressedAttention():  # beside what attention has
+            channels = mixer.conv_channels
+            widths = mixer.widths[0] + mixer.attention.head_dim * mixer.widths[1]
+            return 0, channels * (widths + 2) + mixer.attention.kv_heads
         case RgLru():
             block = mixer.channels // mixer.heads
             matrices = 3 * dim * mixer.channels + 2 * mixer.channels * block

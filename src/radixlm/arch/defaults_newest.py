@@ -66,6 +66,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
+    "zaya": {
+        "architecture": "ZayaForCausalLM", "vocab_size": 262272, "hidden_size": 2048,
+        "num_hidden_layers": 40, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "tie_word_embeddings": True,
+        "moe_intermediate_size": 2048, "num_experts_per_tok": 1, "num_experts": 16,
+        "eos_token_id": 106, "head_dim": 128, "lm_head_bias": False, "router_hidden_size": 256,
+        "cca_time0": 2, "cca_time1": 2,
+    },
     "hrm_text": {
         "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
         "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,

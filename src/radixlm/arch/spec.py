@@ -184,6 +184,12 @@ class Index:
     norm: Norm
     is_shared: bool = False
     turns_last: bool = False  # the last channels turn, not the first
+    pool: int = 0  # tokens are chosen by whole pools of so many, those behind the last one always
+
+    @property
+    def row(self) -> int:
+        """Numbers a token in the cache."""
+        return self.dim * (2 if self.pool else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +218,7 @@ class LatentAttention:
     @property
     def row(self) -> int:
         """Numbers a token in the cache."""
-        own = self.index.dim if self.index and not self.index.is_shared else 0
+        own = self.index.row if self.index and not self.index.is_shared else 0
         return self.kv_rank + self.rope_dim + own
 
 
@@ -294,6 +300,7 @@ class DeltaNet:
     beta_scale: float = 1.0
     gate_act: Literal["silu", "sigmoid"] = "silu"
     channel_decay: bool = False
+    decay_floor: float = 0.0  # log decays lie between this and 0, by a sigmoid; 0 = by a softplus
 
     @property
     def conv_channels(self) -> int:
@@ -334,7 +341,32 @@ class RgLru:
         return ((self.channels, self.width - 1), False), ((self.channels,), True)
 
 
-StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """Attention whose queries and keys pass two convolutions, a channel and a head each, of
+    ``widths`` tokens, beside a mean of both, and half of whose values are the token's before
+    (arXiv:2510.04476). Each head of q and k has unit size, keys times a learned number."""
+
+    attention: Attention
+    widths: tuple[int, int]
+
+    @property
+    def conv_channels(self) -> int:
+        return (self.attention.heads + self.attention.kv_heads) * self.attention.head_dim
+
+    @property
+    def late_channels(self) -> int:
+        """Of the values those that come a token late."""
+        return self.attention.kv_heads * self.attention.head_dim // 2
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        tokens = sum(self.widths) - 2
+        return ((self.conv_channels, tokens), False), ((self.late_channels,), False)
+
+
+StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | CompressedAttention
+Convolved = CompressedAttention  # mixers that attend and keep a state at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +419,16 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
+class DeepRouter:
+    """A router of three layers on ``width`` channels of the input. ``chained``: the channels of
+    the layer before, times learned numbers, are added to them."""
+
+    width: int
+    norm: Norm
+    chained: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Moe:
     """Mixture of experts with top-k routing."""
 
@@ -407,6 +449,7 @@ class Moe:
     gated: bool = True
     scale_input: bool = False  # the weight multiplies an expert's input, not its output
     zero_experts: int = 0  # further experts that hand their input through
+    zero_gives: bool = True  # or that give nothing
     out_norm: Norm | None = None  # of the sum of all experts
     jitter: float = 0.0  # of sparsemixer
     router_softcap: float = 0.0
@@ -414,6 +457,7 @@ class Moe:
     router_norm: Norm | None = None  # of the router's input
     expert_scale: bool = False  # a learned factor of every expert's weight, at the very end
     limit_after: bool = False  # as in Mlp
+    deep_router: DeepRouter | None = None
     width: int = 0  # channels of the experts' inputs and outputs, to and from which x is projected
     width_norm: Norm | None = None  # of the projected input
     expert_norm: Norm | None = None  # of each expert's output, before its weight
@@ -442,13 +486,16 @@ class Block:
     post_norms: tuple[Norm, Norm] | None = None  # of layout sandwich: those behind the branches,
     # where they are others
     cross: CrossAttention | None = None  # of layout pre: a third branch between the two
+    affine_residual: bool = False  # of layout pre: the residual and each branch are moved and
+    # scaled by learned numbers a channel before they are added
     gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how
     # much of the residual and how much of the branch is kept
 
     @property
     def attention(self) -> Attention | LatentAttention | None:
         """What attends, if anything does."""
-        mixer = self.mixer.attention if isinstance(self.mixer, Pair) else self.mixer
+        mixer = self.mixer
+        mixer = mixer.attention if isinstance(mixer, Pair | Convolved) else mixer
         return mixer if isinstance(mixer, Attention | LatentAttention) else None
 
     @property
@@ -610,6 +657,7 @@ class Decoder:
     logit_softcap: float = 0.0
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
+    embed_affine: bool = False  # embeddings are moved and scaled by learned numbers a channel
     norms_table: bool = False  # ... of the token table's alone: what towers make passes it by
     altup: AltUp | None = None
     streams: Streams | None = None

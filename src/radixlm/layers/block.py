@@ -15,6 +15,7 @@ from torch import Tensor
 from radixlm.arch.spec import (
     Attention,
     Block,
+    Convolved,
     LatentAttention,
     LayerInputs,
     Moe,
@@ -24,6 +25,7 @@ from radixlm.arch.spec import (
 )
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
+from radixlm.layers.convolved import ConvolvedLayer, make_convolved
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
@@ -105,6 +107,25 @@ class LayerInputLayer(Module):
         return x_TD
 
 
+class AffineResidual(Module):
+    """(x + a) * b + (branch + c) * d, learned numbers a channel."""
+
+    def __init__(self, dim: int) -> None:
+        for name in ("stream_bias", "stream_scale", "branch_bias", "branch_scale"):
+            setattr(self, name, Param((dim,), "float32"))
+
+    def finish(self) -> None:
+        params = vars(self)
+        self._stream = params["stream_bias"].take(), params["stream_scale"].take()
+        self._branch = params["branch_bias"].take(), params["branch_scale"].take()
+
+    def run(self, x_TD: Tensor, branch_TD: Tensor) -> Tensor:
+        """The sum: [T, D]."""
+        (bias, scale), (moved, scaled) = self._stream, self._branch
+        joined: Tensor = (branch_TD + moved) * scaled + (x_TD + bias) * scale
+        return joined.to(x_TD.dtype)
+
+
 class PairLayer(Module):
     """Attention and a state mixer on the same input, added."""
 
@@ -151,28 +172,24 @@ class BlockLayer(Module):
             self.side = MoeLayer(spec.side, dim, context)
         if spec.beside is not None:
             self.beside = MoeLayer(spec.beside, dim, context)
-        lacks_one, lacks_both = None in (spec.ffn, spec.mixer), spec.ffn is spec.mixer
         for index in range(num_norms(spec)):
             own = spec.post_norms[index // 2] if spec.post_norms and index % 2 else spec.norm
             norm = NormLayer(own, (dim,), context.kernels, context.device)
             setattr(self, f"norm{index + 1}", norm)
-        if spec.out_scale:
-            self.out_scale = Param((1,), "float32")
-        if spec.gate_temperature:
-            self.gate1, self.gate2 = Param((dim,), "float32"), Param((dim,), "float32")
+        self._make_factors(spec, dim)
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        layout: str = "sided" if spec.side is not None else spec.layout
-        if spec.beside is not None:
-            layout = "beside"
-        if spec.weights is not None:
-            layout = "weighted"
-        if spec.gate_temperature:
-            layout = "gated"
-        if lacks_one:
-            layout = "none" if lacks_both else "one"
-        run = getattr(self, f"_run_{layout}")
+        run = getattr(self, f"_run_{_layout(spec)}")
         self.run = self._run_scaled if spec.out_scale else run
         self._run_unscaled = run
+
+    def _make_factors(self, spec: Block, dim: int) -> None:
+        """What the residual and the branches are multiplied with."""
+        if spec.out_scale:
+            self.out_scale = Param((1,), "float32")
+        if spec.affine_residual:
+            self.affine1, self.affine2 = (AffineResidual(dim) for _ in range(2))
+        if spec.gate_temperature:
+            self.gate1, self.gate2 = Param((dim,), "float32"), Param((dim,), "float32")
 
     def give_layer_input(self, spec: LayerInputs, index: int, dim: int, ctx: LayerContext) -> None:
         """The block is layer ``index`` of a model whose layers have inputs of their own."""
@@ -187,8 +204,10 @@ class BlockLayer(Module):
 
     def _make_mixer(
         self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
-    ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | None:
+    ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | ConvolvedLayer | None:
         mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
+        if isinstance(mixer, Convolved):
+            return make_convolved(mixer, dim, context, rope, pool, row)
         attention = make_attention(attends, dim, context, rope, pool) if attends else None
         state = make_state_layer(keeps, dim, context, row) if keeps else None
         if isinstance(mixer, Straight):
@@ -291,6 +310,14 @@ class BlockLayer(Module):
         x_TD = x_TD * kept + self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles)) * mixed
         return x_TD * kept2 + self.norm4.run(self._feed(self.norm3.run(x_TD))) * fed
 
+    def _run_affine(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """As pre, where both sides of each sum are moved and scaled first."""
+        x_TD = self.affine1.run(x_TD, self._mix(self.norm1.run(x_TD), batch, angles))
+        h_TD = self.norm2.run(x_TD)
+        if isinstance(self.ffn, MoeLayer):
+            return self.affine2.run(x_TD, self.ffn.run(h_TD, None, batch))
+        return self.affine2.run(x_TD, self.ffn.run(h_TD))
+
     def _run_gated(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """A sandwich whose residual and branches have learned factors a channel."""
         (kept, mixed), (kept2, fed) = self._gates
@@ -321,6 +348,20 @@ class BlockLayer(Module):
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
         x_TD += mixed.add_(self._feed(self.norm2.run(x_TD)))
         return x_TD
+
+
+def _layout(spec: Block) -> str:
+    """Which ``_run_`` is the block's."""
+    if None in (spec.ffn, spec.mixer):
+        return "none" if spec.ffn is spec.mixer else "one"
+    special = {
+        "affine": spec.affine_residual,
+        "gated": spec.gate_temperature > 0,
+        "weighted": spec.weights is not None,
+        "beside": spec.beside is not None,
+        "sided": spec.side is not None,
+    }
+    return next((name for name, is_it in special.items() if is_it), spec.layout)
 
 
 def _shares(gate_D: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,3 +52,17 @@ class Embedding(Module):
         if self._table_VD is None:
             return self.tied.rows(ids_T, self.scale, self._dtype)
         return self._kernels.embedding(ids_T, self._table_VD, self.scale, self._dtype)
+
+
+class Affine(Module):
+    """(x + bias) * scale, learned numbers a channel."""
+
+    def __init__(self, dim: int) -> None:
+        self.bias, self.scale = Param((dim,), "float32"), Param((dim,), "float32")
+
+    def finish(self) -> None:
+        self._bias_D, self._scale_D = self.bias.take(), self.scale.take()
+
+    def run(self, x_TD: Tensor) -> Tensor:
+        """A new tensor in the dtype of x."""
+        return ((x_TD + self._bias_D) * self._scale_D).to(x_TD.dtype)

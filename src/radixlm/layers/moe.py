@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Moe
+from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, pack_experts, route
 from radixlm.layers.context import LayerContext
@@ -16,6 +16,7 @@ from radixlm.layers.mlp import MlpLayer, limited
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.quant.param import Param, Shard
+from radixlm.step.batch import ForwardBatch
 
 RARE_SCORES = ("sparsemixer", "sigmoid_topk")  # no kernel but the reference knows them
 
@@ -34,7 +35,10 @@ class MoeLayer(Module):
         self._kernels: Kernels = context.kernels
         wide, dim = dim, spec.width or dim  # what the router reads, what the experts read
         self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
-        self.router = context.plain_linear(wide, spec.experts + spec.zero_experts, spec.bias)
+        if spec.deep_router is not None:
+            self.deep_router = DeepRouterLayer(spec, spec.deep_router, wide, context)
+        else:
+            self.router = context.plain_linear(wide, spec.experts + spec.zero_experts, spec.bias)
         parts = (spec.inner,) * (2 if spec.gated else 1)
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
@@ -81,12 +85,22 @@ class MoeLayer(Module):
         self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
         self.correction_E = self.correction.take() if self.spec.correction else None
 
-    def run(self, x_TD: Tensor, routed_by_TD: Tensor | None = None) -> Tensor:
-        """The feed-forward branch: [T, D]. ``routed_by`` is what the router reads, if not x."""
+    def run(
+        self,
+        x_TD: Tensor,
+        routed_by_TD: Tensor | None = None,
+        batch: ForwardBatch | None = None,
+    ) -> Tensor:
+        """The feed-forward branch: [T, D]. ``routed_by`` is what the router reads, if not x; a
+        deep router needs the ``batch``."""
         seen_TD = x_TD if routed_by_TD is None else routed_by_TD
         if self.spec.router_norm is not None:
             seen_TD = self.router_norm.run(seen_TD)
-        logits_TE = self.router.run(seen_TD)
+        if self.spec.deep_router is not None:
+            assert batch is not None
+            logits_TE = self.deep_router.run_chained(seen_TD, batch)
+        else:
+            logits_TE = self.router.run(seen_TD)
         if self.spec.router_softcap:
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
         weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
@@ -120,7 +134,35 @@ class MoeLayer(Module):
         is_real = ids_TK < spec.experts
         passed = weights_TK.masked_fill(is_real, 0.0).sum(-1, keepdim=True)
         ids = ids_TK.clamp(max=spec.experts - 1)
+        if not spec.zero_gives:
+            return self.experts.run(x_TD, weights_TK * is_real, ids)
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
+
+
+class DeepRouterLayer(Module):
+    """down -> norm -> two layers -> logits; what ``down`` gives goes on to the next block's."""
+
+    def __init__(self, moe: Moe, spec: DeepRouter, dim: int, context: LayerContext) -> None:
+        self.spec, linear = spec, context.plain_linear
+        self.narrow = linear(dim, spec.width, True)
+        self.norm = NormLayer(spec.norm, (spec.width,), context.kernels, context.device)
+        self.first, self.second = (linear(spec.width, spec.width, True) for _ in range(2))
+        self.out = linear(spec.width, moe.experts + moe.zero_experts)
+        if spec.chained:
+            self.before = Param((spec.width,), "float32")
+
+    def finish(self) -> None:
+        self._before_R = self.before.take() if self.spec.chained else None
+
+    def run_chained(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
+        """Logits [T, E]."""
+        h_TR = self.narrow.run(x_TD)
+        if self._before_R is not None:
+            assert batch.routed_TR is not None, "the first layer's router is not chained"
+            h_TR = (h_TR + batch.routed_TR * self._before_R).to(h_TR.dtype)
+        batch.routed_TR = h_TR
+        h_TR = F.gelu(self.first.run(self.norm.run(h_TR)))
+        return self.out.run(F.gelu(self.second.run(h_TR)))
 
 
 class RareExperts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ class NormLayer(Module):
     def finish(self) -> None:
         spec = self.spec
         self._args: tuple[object, ...]
+        self._norm: Callable[..., Tensor]
         if spec.affine:
             self.weight_D = self.weight.take()
             if spec.offset:

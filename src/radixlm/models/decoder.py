@@ -18,7 +18,7 @@ from radixlm.layers.altup import AltUpBlock, AltUpEnds, LayerInputsMaker
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.cross import CrossBlock, ThirdBranchBlock
-from radixlm.layers.embedding import Embedding
+from radixlm.layers.embedding import Affine, Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
@@ -82,6 +82,8 @@ class DecoderModel(Module):
             self.positions = Embedding(decoder.positions[0], dim, context)
         if decoder.embed_norm is not None:
             self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
+        if decoder.embed_affine:
+            self.embed_affine = Affine(dim)
         places = self._places = pool_places(decoder, self.kv_groups)
         states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
         if decoder.cycles is not None:
@@ -212,6 +214,8 @@ class DecoderModel(Module):
             x_TD = given.clone() if given is batch.embeds_TD else given
         if self.decoder.positions is not None:
             x_TD += self._positions(batch.positions_T + self.decoder.positions[1])
+        if self.decoder.embed_affine:
+            x_TD = self.embed_affine.run(x_TD)
         norm_comes = self.decoder.embed_norm is not None and not self.decoder.norms_table
         return self.embed_norm.run(x_TD) if norm_comes else x_TD
 

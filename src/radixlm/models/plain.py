@@ -20,12 +20,17 @@ _MOE = (
     "router_norm",
     "expert_scale",
     "width",
+    "deep_router",
     "expert_norm",
 )
-_BLOCK = ("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature")
+_BLOCK = (
+    *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),
+    "affine_residual",
+)
 _DECODER = (
     "embed_norm",
     "cycles",
+    "embed_affine",
     "sinusoids",
     "altup",
     "streams",

@@ -123,6 +123,7 @@ class ForwardBatch:
     second_T: Tensor | None = None  # bool: tokens of the second text of a pair, if there is one
     per_layer_TLP: Tensor | None = None  # each layer's own input, where models have some
     chosen: Any = None  # tokens that the last layer with an index has chosen, by sequence piece
+    routed_TR: Tensor | None = None  # what a router of several layers hands to the next block's
     side_TD: Tensor | None = None  # what one block leaves for the end of the next
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
-from radixlm.arch.spec import Decoder, Mlp, Moe, Pair
+from radixlm.arch.spec import Convolved, Decoder, Mlp, Moe, Pair
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
 
@@ -97,6 +97,8 @@ class Resolver:
     def _mixer_key(self, layer: int, key: str) -> str:
         """Mixers that keep a state have roles of their own, "state" and not "mixer"."""
         block = self._decoder.blocks[layer]
+        if isinstance(block.mixer, Convolved):
+            return key
         if isinstance(block.mixer, Pair):
             return key.replace("mixer.attention", "mixer").replace("mixer.state", "state")
         return key.replace("mixer", "state", 1) if block.state is not None else key

@@ -38,7 +38,7 @@ SPARK: Names = {
 
 def _fourth(c: Config, layer: int) -> bool:
     """Every fourth layer, counted from the last."""
-    return (c.num_hidden_layers - 1 - layer) % 4 == 0
+    return bool((c.num_hidden_layers - 1 - layer) % 4 == 0)
 
 
 def _muse(

@@ -1,0 +1,136 @@
+"""Attention whose queries, keys and values pass convolutions: it has pages and a state.
+
+Legend: T packed tokens, B sequences of a segment, L tokens of each, D model channels, C channels,
+H query heads, K KV heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.arch.spec import CompressedAttention, Convolved
+from radixlm.layers.attention import site_of
+from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module
+from radixlm.layers.rope import Angles
+from radixlm.layers.state import ConvLayer
+from radixlm.pools.state import StateStep
+from radixlm.quant.param import Param, Shard
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+Advance = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def through(batch: ForwardBatch, place: tuple[int, int], x_TC: Tensor, advance: Advance) -> Tensor:
+    """``advance`` ([B, L, C], state) -> ([B, L, C'], state) over the step's tokens, segment by
+    segment; ``place`` is the row of the state pool and which of its states. [T, C'] in the dtype
+    of x."""
+    step: StateStep = batch.states
+    row, index = place
+    held, out = step.pool.layers[row][index], None
+    for segment in step.segments:
+        part = x_TC[segment.rows].float().view(segment.num_sequences, -1, x_TC.shape[1])
+        y_BLC, after = advance(part, held[segment.source].float())
+        held[segment.target] = after.to(held.dtype)
+        if out is None:
+            out = x_TC.new_empty(x_TC.shape[0], y_BLC.shape[2])
+        out[segment.rows] = y_BLC.flatten(0, 1).to(x_TC.dtype)
+    assert out is not None, "a step without tokens"
+    return out
+
+
+class CompressedAttentionLayer(Module):
+    """qk -> two convolutions, beside a mean of both -> unit heads -> rope -> attention -> o."""
+
+    site: AttentionSite
+
+    def __init__(
+        self,
+        spec: CompressedAttention,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        place: tuple[tuple[int, int], int],
+    ) -> None:
+        """``place``: (group, row) of the cache, and the row of the state pool."""
+        self.spec, self._rope, (self._pool, self._row) = spec, rope, place
+        self._prepare = context.kernels.prepare_qk
+        attends, channels = spec.attention, spec.conv_channels
+        heads, late = attends.heads * attends.head_dim, spec.late_channels
+        self._rows, bias = (heads, channels - heads), attends.qkv_bias
+        self.qk = context.linear(dim, channels, bias, Shard(0, self._rows))
+        self.current = context.linear(dim, channels - heads - late, bias)
+        self.late = context.linear(dim, late)
+        if bias:
+            self.late_bias = Param((late,), "float32")
+        self.conv = ConvLayer(channels, spec.widths[0], True)
+        self.grouped = Param((channels, attends.head_dim, spec.widths[1]), "float32")
+        self.grouped_bias = Param((channels,), "float32")
+        self.key_scale = Param((attends.kv_heads,), "float32")
+        self.o = context.linear(heads, dim, attends.o_bias, Shard(1))
+
+    def finish(self) -> None:
+        self.site = site_of(self.spec.attention, self._pool, None)
+        self._grouped = self.grouped.take(), self.grouped_bias.take()
+        self._key_scale_K1 = self.key_scale.take()[:, None]
+        self._late_bias = self.late_bias.take() if self.spec.attention.qkv_bias else None
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        q, k = self._queries_and_keys(self.qk.run(x_TD), batch)
+        turn = angles[self._rope] if self._rope >= 0 else None
+        self._prepare(q, k, None, turn, False)
+        v = torch.cat((self.current.run(x_TD), self._late(x_TD, batch)), -1)
+        out = batch.attn.run(q, k, v.view(k.shape), self.site)
+        return self.o.run(out)
+
+    def _queries_and_keys(self, qk_TC: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """[T, H, C] and [T, K, C]."""
+        attends = self.spec.attention
+        q, k = (
+            t.view(len(qk_TC), -1, attends.head_dim) for t in qk_TC.split_with_sizes(self._rows, -1)
+        )
+        groups = attends.heads // attends.kv_heads
+        mean_q = (q + k.repeat_interleave(groups, 1)) * 0.5
+        mean_k = mean_q.view(len(q), attends.kv_heads, groups, -1).mean(2)
+        mixed = through(batch, (self._row, 0), qk_TC, self._convolve)
+        q, k = (
+            t.view(shape)
+            for t, shape in zip(
+                mixed.split_with_sizes(self._rows, -1), (mean_q.shape, mean_k.shape), strict=True
+            )
+        )
+        size = attends.head_dim**0.5
+        q, k = (F.normalize(t, dim=-1, eps=1e-7) * size for t in (q + mean_q, k + mean_k))
+        return q, (k * self._key_scale_K1).to(q.dtype)
+
+    def _convolve(self, x_BLC: Tensor, state_BCw: Tensor) -> tuple[Tensor, Tensor]:
+        whole = torch.cat((state_BCw, x_BLC.transpose(1, 2)), -1)
+        y = F.conv1d(whole, self.conv.weight_CW[:, None], self.conv.bias_C, groups=whole.shape[1])
+        weight, bias = self._grouped
+        y = F.conv1d(y, weight, bias, groups=whole.shape[1] // self.spec.attention.head_dim)
+        return y.transpose(1, 2), whole[..., whole.shape[-1] - state_BCw.shape[-1] :]
+
+    def _late(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
+        """Values of the tokens before."""
+        late = through(batch, (self._row, 1), self.late.run(x_TD), _shifted)
+        return late if self._late_bias is None else (late + self._late_bias).to(late.dtype)
+
+
+def _shifted(x_BLC: Tensor, before_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token has what the one before it had."""
+    return torch.cat((before_BC[:, None], x_BLC[:, :-1]), 1), x_BLC[:, -1]
+
+
+ConvolvedLayer = CompressedAttentionLayer
+
+
+def make_convolved(
+    spec: Convolved, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
+) -> ConvolvedLayer:
+    """The layer of the record; ``row`` is its place in the state pool."""
+    return CompressedAttentionLayer(spec, dim, context, rope, (pool, row))
