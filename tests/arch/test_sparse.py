@@ -11,10 +11,14 @@ import transformers
 
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
+from tests.fakes.text_models import class_of
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
 from tests.models import later_fuzz
 
-OURS = ["HYV4ForCausalLM", "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"]
+OURS = [
+    *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"),
+    "Glm5NextForCausalLM",
+]
 
 
 def _raw(architecture: str, **changes: Any) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def test_a_config_as_published_means_what_its_class_makes_of_it(
     architecture: str, seed: int
 ) -> None:
     raw = _raw(architecture, **later_fuzz.draw(architecture, random.Random(seed)))
-    made = getattr(transformers, architecture).config_class(**raw)
+    made = class_of(architecture).config_class(**raw)
     assert describe(raw) == describe({**json.loads(made.to_json_string()), **_name(architecture)})
 
 
@@ -39,7 +43,7 @@ def _name(architecture: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("architecture", OURS)
 def test_what_a_config_leaves_out_is_as_its_class_says(architecture: str) -> None:
-    made = getattr(transformers, architecture).config_class()
+    made = class_of(architecture).config_class()
     needed = {key: made.to_dict()[key] for key in (*_NEEDED, *_name(architecture)) if key in _SIZES}
     assert describe({**needed, **_name(architecture)}) == describe(
         {**json.loads(made.to_json_string()), **_name(architecture)}
@@ -62,6 +66,19 @@ REFUSED = [
     ("Dots3NoteForCausalLM", {"per_layer_config": {"0": {"index_topk": 4}}}, "per_layer_config"),
     ("Dots3NoteForCausalLM", {"swa_num_key_value_heads": 1}, "num_key_value_heads"),
     ("Dots3NoteForCausalLM", {"index_topk": 0}, "index_topk"),
+    ("Glm5NextForCausalLM", {"indexer_types": ["shared"] * 5}, "indexer_types"),
+    (
+        "Glm5NextForCausalLM",
+        {"layer_types": ["indexed_attention", "linear_attention", "indexed_attention"] + [""] * 2},
+        "indexer_types",
+    ),
+    ("Glm5NextForCausalLM", {"layer_types": ["sliding_attention"] * 5}, "layer_types"),
+    ("Glm5NextForCausalLM", {"index_kpool": 4}, "index_kpool"),
+    ("Glm5NextForCausalLM", {"index_kpool": 0}, "index_kpool"),
+    ("Glm5NextForCausalLM", {"index_kpool_always_select_tail": False}, "always_select_tail"),
+    ("Glm5NextForCausalLM", {"qk_rope_head_dim": 8}, "qk_rope_head_dim"),
+    ("Glm5NextForCausalLM", {"linear_lower_bound": 0.0}, "linear_lower_bound"),
+    ("Glm5NextForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
     ("MiniMaxM3VLForCausalLM", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
     ("MiniMaxM3VLForCausalLM", {"swiglu_limit": 0.0}, "swiglu_limit"),
     ("MiniMaxM3VLForCausalLM", {"index_n_heads": 3}, "num_attention_heads"),

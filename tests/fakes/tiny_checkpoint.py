@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tests.arch.oracle import TINY_CONFIGS
 from tests.fakes.later_configs import LATER
+from tests.fakes.text_models import class_of
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -74,7 +75,7 @@ def make_tiny(
     """Write a random checkpoint of the architecture; an override of None drops a config key."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    cls = getattr(transformers, arch)
+    cls = class_of(arch)
     settings = {**TINY, **ARCHITECTURES.get(arch, {}), **config_overrides}
     config = cls.config_class(**{k: v for k, v in settings.items() if v is not None})
     config._attn_implementation = "eager"
@@ -123,7 +124,7 @@ def copy_tiny(source: Path, target: Path) -> Path:
 def reference_model(folder: Path) -> Any:
     """The Hugging Face model of a folder, in float32 with eager attention."""
     config = json.loads((folder / "config.json").read_text())
-    cls = getattr(transformers, config["architectures"][0])
+    cls = class_of(config["architectures"][0])
     return cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 

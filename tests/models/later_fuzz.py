@@ -138,6 +138,27 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "block_multiple_of": [16, 32],
     },
     "Lfm2MoeForCausalLM": {**_TOP, **_RENORM, "use_expert_bias": [False, True]},
+    "Glm5NextForCausalLM": {
+        **_TOP,
+        **_RENORM,
+        **_BIAS,
+        "index_topk": [12, 60],
+        "index_kpool": [1, 2, 6],
+        "layer_types": [
+            None,
+            ["indexed_attention"] * 4 + ["linear_attention"],
+            ["linear_attention", "full_attention"] * 2 + ["indexed_attention"],
+        ],
+        "indexer_types": [None],
+        "mlp_layer_types": [None, ["sparse", "dense"] * 2 + ["sparse"]],
+        "linear_num_heads": [1, 3],
+        "linear_conv_kernel_dim": [2, 4],
+        "linear_lower_bound": [-5.0, -0.5],
+        "hc_mult": [1, 2, 4],
+        "hc_sinkhorn_iters": [1, 20],
+        "swiglu_limit": [0.3, 10.0],
+        "n_group": [1, 2],
+    },
     "MiniMaxM3VLForCausalLM": {
         **_TOP,
         "partial_rotary_factor": [None, 0.5],
@@ -202,7 +223,7 @@ _KINDS = {
 OWN_SHAPE = {
     *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
     *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
-    *("HYV4ForCausalLM", "Dots3NoteForCausalLM"),
+    *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "Glm5NextForCausalLM"),
 }
 _NAMES = {
     "BloomForCausalLM": ("n_head", "hidden_size", "n_layer"),

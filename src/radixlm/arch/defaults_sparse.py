@@ -41,4 +41,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1,
         "rope_theta": 5000000.0,
     },
+    "glm5_next_text": {
+        "architecture": "Glm5NextForCausalLM", "vocab_size": 154880, "intermediate_size": 12288,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 45, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "n_shared_experts": 1, "num_experts": 288,
+        "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536,
+        "qk_rope_head_dim": 0, "v_head_dim": 256, "qk_nope_head_dim": 256, "n_group": 1,
+        "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "max_position_embeddings": 1048576, "rms_norm_eps": 1e-05, "mlp_layer_types": None,
+        "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "indexer_types": None,
+        "swiglu_limit": 10.0, "linear_head_dim": 128, "linear_num_heads": 64,
+        "linear_conv_kernel_dim": 4, "linear_lower_bound": -5.0, "hc_mult": 4, "hc_eps": 1e-06,
+        "hc_sinkhorn_iters": 20, "index_kpool": 16, "index_kpool_always_select_tail": True,
+    },
 }

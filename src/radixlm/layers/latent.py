@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Index, LatentAttention
+from radixlm.arch.spec import LatentAttention
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import Choose, Piece, attend_gathered
+from radixlm.layers.gathered import attend_gathered
+from radixlm.layers.index import IndexLayer, PooledIndexLayer, chosen_before
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -57,7 +58,8 @@ class LatentAttentionLayer(Module):
             width = spec.heads * (spec.v_dim if spec.gate == "channel" else 1)
             self.gate = context.linear(dim, width, shard=Shard(0))
         if spec.index is not None and not spec.index.is_shared:
-            self.index = IndexLayer(spec, spec.index, dim, context)
+            kind = PooledIndexLayer if spec.index.pool else IndexLayer
+            self.index = kind(spec, spec.index, dim, context)
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
@@ -110,66 +112,6 @@ class LatentAttentionLayer(Module):
         opened = self._context.kernels.sigmoid(self.gate.run(x_TD))
         heads = out_TV.view(-1, self.spec.heads, self.spec.v_dim)
         return (heads * opened.view(heads.shape[0], self.spec.heads, -1)).flatten(1)
-
-
-class IndexLayer(Module):
-    """Scores of all tokens for each query: a weighted sum over heads of relu(q . k)."""
-
-    def __init__(
-        self, spec: LatentAttention, index: Index, dim: int, context: LayerContext
-    ) -> None:
-        self._index, self._turned, self._rotate = index, spec.rope_dim, context.kernels.rope
-        self.q = context.plain_linear(spec.q_rank, index.heads * index.dim)
-        self.k = context.plain_linear(dim, index.dim)
-        self.k_norm = NormLayer(index.norm, (index.dim,), context.kernels, context.device)
-        self.weights = context.plain_linear(dim, index.heads)
-        self._scale = index.dim**-0.5 * index.heads**-0.5
-
-    def keys(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
-        """What is kept of each token: [T, index.dim]."""
-        k_T1I = self.k_norm.run(self.k.run(x_TD))[:, None]
-        self._turn(k_T1I, turn)
-        return k_T1I[:, 0]
-
-    def chooser(
-        self, x_TD: Tensor, low_TQ: Tensor, turn: Angles | None, batch: ForwardBatch
-    ) -> Choose:
-        """The choice of this step's tokens, which later layers may share."""
-        index = self._index
-        q_THI = self.q.run(low_TQ).view(-1, index.heads, index.dim)
-        self._turn(q_THI, turn)
-        weights_TH = self.weights.run(x_TD).float() * self._scale
-        batch.chosen = {}
-
-        def choose(piece: Piece) -> Tensor:
-            keys_NI = piece.k_NKC[:, 0, -index.dim :].float()
-            scores_QHN = torch.relu(q_THI[piece.rows].float() @ keys_NI.T)
-            scores_QN = (weights_TH[piece.rows][:, None] @ scores_QHN)[:, 0]
-            scores_QN = scores_QN.masked_fill(~piece.seen_QN, -torch.inf)
-            # stable: of equal scores (many are zero) the earlier token, however a prompt is cut
-            order = torch.sort(scores_QN, dim=-1, descending=True, stable=True)[1]
-            best = order[:, : index.top_k]
-            chosen = torch.zeros_like(scores_QN, dtype=torch.bool).scatter_(1, best, True)
-            batch.chosen[piece.rows.start] = chosen
-            return chosen
-
-        return choose
-
-    def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
-        if turn is not None:
-            first = self._index.dim - self._turned if self._index.turns_last else 0
-            turned = x_THI[..., first : first + self._turned]
-            self._rotate(turned, turn, self._index.interleaved)
-
-
-def chosen_before(batch: ForwardBatch) -> Choose:
-    """The choice that an earlier layer has left in the batch."""
-    chosen: dict[int, Tensor] = batch.chosen
-
-    def choose(piece: Piece) -> Tensor:
-        return chosen[piece.rows.start]
-
-    return choose
 
 
 class UpProjection(Module):

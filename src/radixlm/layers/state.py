@@ -286,11 +286,13 @@ class DeltaNetLayer(StateLayer):
             for t in (q, k)
         )
         v = split_last(v, spec.v_heads, spec.v_dim)
-        open_by = split_last(F.softplus(inputs[1] + self._dt_bias), spec.v_heads, -1)
+        opened = split_last(inputs[1] + self._dt_bias, spec.v_heads, -1)
+        if spec.decay_floor:
+            decays = spec.decay_floor * torch.sigmoid(self._a[:, None] * opened)
+        else:
+            decays = -self._a[:, None] * F.softplus(opened)
         beta = torch.sigmoid(inputs[2]) * spec.beta_scale
-        y, state = ops.delta_rule(
-            q * spec.k_dim**-0.5, k, v, -self._a[:, None] * open_by, beta, states[1]
-        )
+        y, state = ops.delta_rule(q * spec.k_dim**-0.5, k, v, decays, beta, states[1])
         return y, [conv, state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:

@@ -202,7 +202,7 @@ def kimi_linear(c: Config) -> Decoder:
         c,
         lambda i: attends if kinds[i] == "full_attention" else state,
         by_layer_type(c, sparse),
-        names=_KIMI,
+        names=KIMI,
         tied=False,  # whatever the config says
     )
 
@@ -226,7 +226,7 @@ def _kimi_keys(c: Config) -> Config:
 
 
 _KIMI_MOE = LAYER + "block_sparse_moe."
-_KIMI: Names = {
+KIMI: Names = {
     "ffn.up": AnyOf(
         (_MLP + "gate_proj", _MLP + "up_proj"), (_KIMI_MOE + "gate_proj", _KIMI_MOE + "up_proj")
     ),

@@ -34,7 +34,7 @@ from radixlm.arch.spec import (
 
 _PARTS = ("fn", "base", "scale")
 _HEAD = "model.hc_head.hc_"
-_STREAMS: Names = {
+STREAMS: Names = {
     **{f"streams1.{part}": f"{LAYER}attn_hc.{part}" for part in _PARTS},
     **{f"streams2.{part}": f"{LAYER}ffn_hc.{part}" for part in _PARTS},
     **{f"streams.end_weights.{part}": _HEAD + part for part in _PARTS},
@@ -65,11 +65,17 @@ _HY_V4: Names = {  # transformers' names after those of the published checkpoint
 }
 
 
-def index_of(c: Config, norm: Norm, **fields: bool) -> Index:
+def positive(c: Config, *keys: str) -> None:
+    """CheckpointError unless all of them are positive integers."""
+    for key in keys:
+        value = c.get(key)
+        if not isinstance(value, int) or value < 1:
+            raise c.error(key, f"= {value!r} must be a positive integer")
+
+
+def index_of(c: Config, norm: Norm, **fields: Any) -> Index:
     """The index of config.index_n_heads, index_head_dim and index_topk."""
-    for key in ("index_n_heads", "index_head_dim", "index_topk", "q_lora_rank"):
-        if not isinstance(c.get(key), int) or c.get(key) < 1:
-            raise c.error(key, f"= {c.get(key)!r} must be a positive integer")
+    positive(c, "index_n_heads", "index_head_dim", "index_topk", "q_lora_rank")
     if c.index_head_dim < c.qk_rope_head_dim:
         raise c.error("index_head_dim", "must hold 'qk_rope_head_dim'")
     return Index(c.index_n_heads, c.index_head_dim, c.index_topk, norm=norm, **fields)
@@ -84,8 +90,7 @@ def limit_of(c: Config) -> float:
 
 def streams_of(c: Config, **fields: Any) -> Streams:
     """The residual streams of config.hc_mult."""
-    if not c.hc_mult > 0:
-        raise c.error("hc_mult", f"= {c.hc_mult!r} must be a positive integer")
+    positive(c, "hc_mult")
     return Streams(c.hc_mult, Norm(c.rms_norm_eps, affine=False), float(c.hc_eps), **fields)
 
 
@@ -340,9 +345,7 @@ def _m3_keys(c: Config) -> Config:
     c = c.replace(**values)
     kinds_of(c, "layer_types", "minimax_m3_sparse", "full_attention")
     kinds_of(c, "mlp_layer_types", "sparse", "dense")
-    for key in ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks"):
-        if not isinstance(c.get(key), int) or c.get(key) < 1:
-            raise c.error(key, f"= {c.get(key)!r} must be a positive integer")
+    positive(c, "index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
     c.divide("num_attention_heads", "index_n_heads")
     if c.index_head_dim < rope(c, head_dim(c), partial=True).dim:
         raise c.error("index_head_dim", "must hold the channels that turn")

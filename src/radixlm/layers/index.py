@@ -1,0 +1,126 @@
+"""The index of a latent attention: which tokens each query reads (``spec.Index``).
+
+Legend: T tokens, D model channels, H index heads, I channels of one; of a piece
+(``layers/gathered``): Q queries, N tokens of its sequence, P pools of tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import Index, LatentAttention
+from radixlm.layers.context import LayerContext
+from radixlm.layers.gathered import Choose, Piece
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param
+from radixlm.step.batch import ForwardBatch
+
+
+class IndexLayer(Module):
+    """Scores of all tokens for each query: a weighted sum over heads of relu(q . k)."""
+
+    def __init__(
+        self, spec: LatentAttention, index: Index, dim: int, context: LayerContext
+    ) -> None:
+        self._index, self._turned, self._rotate = index, spec.rope_dim, context.kernels.rope
+        self.q = context.plain_linear(spec.q_rank, index.heads * index.dim)
+        self.k = context.plain_linear(dim, index.dim)
+        self.k_norm = NormLayer(index.norm, (index.dim,), context.kernels, context.device)
+        self.weights = context.plain_linear(dim, index.heads)
+        self._scale = index.dim**-0.5 * index.heads**-0.5
+
+    def keys(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+        """What is kept of each token: [T, index.row]."""
+        k_T1I = self.k_norm.run(self.k.run(x_TD))[:, None]
+        self._turn(k_T1I, turn)
+        return k_T1I[:, 0]
+
+    def chooser(
+        self, x_TD: Tensor, low_TQ: Tensor, turn: Angles | None, batch: ForwardBatch
+    ) -> Choose:
+        """The choice of this step's tokens, which later layers may share."""
+        index = self._index
+        q_THI = self.q.run(low_TQ).view(-1, index.heads, index.dim)
+        self._turn(q_THI, turn)
+        weights_TH = self.weights.run(x_TD).float() * self._scale
+        batch.chosen = {}
+
+        def choose(piece: Piece) -> Tensor:
+            kept_NR = piece.k_NKC[:, 0, -index.row :].float()
+            chosen = self._choice(q_THI[piece.rows], weights_TH[piece.rows], kept_NR, piece)
+            batch.chosen[piece.rows.start] = chosen
+            return chosen
+
+        return choose
+
+    def _choice(self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: Piece) -> Tensor:
+        """bool [Q, N] of what is kept of each token."""
+        scores_QN = scores_of(q_QHI, weights_QH, kept_NR)
+        return best_of(scores_QN.masked_fill(~piece.seen_QN, -torch.inf), self._index.top_k)
+
+    def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
+        if turn is not None:
+            first = self._index.dim - self._turned if self._index.turns_last else 0
+            turned = x_THI[..., first : first + self._turned]
+            self._rotate(turned, turn, self._index.interleaved)
+
+
+class PooledIndexLayer(IndexLayer):
+    """Pools of so many neighbouring tokens are scored, and read as a whole, each by an average of
+    its keys whose weights are learned; the tokens behind the last whole pool are always read."""
+
+    def __init__(
+        self, spec: LatentAttention, index: Index, dim: int, context: LayerContext
+    ) -> None:
+        super().__init__(spec, index, dim, context)
+        self.share = context.plain_linear(dim, index.dim)
+        self.share_of_place = Param((index.pool, index.dim), "float32")
+
+    def finish(self) -> None:
+        self._share_of_place = self.share_of_place.take()
+
+    def keys(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+        """Each token's key, and what it asks for in the average of its pool."""
+        return torch.cat((super().keys(x_TD, turn), self.share.run(x_TD)), -1)
+
+    def _choice(self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: Piece) -> Tensor:
+        size, dim, count = self._index.pool, self._index.dim, kept_NR.shape[0]
+        num_pools = count // size
+        pools_PSR = kept_NR[: num_pools * size].view(num_pools, size, 2 * dim)
+        shares = (pools_PSR[..., dim:] + self._share_of_place).softmax(1)
+        keys_PI = (shares * pools_PSR[..., :dim]).sum(1)
+        whole_Q = (piece.place_Q + 1) // size  # pools that a query sees whole
+        is_whole = torch.arange(num_pools, device=whole_Q.device) < whole_Q[:, None]
+        scores_QP = scores_of(q_QHI, weights_QH, keys_PI).masked_fill(~is_whole, -torch.inf)
+        chosen_QP = best_of(scores_QP, self._index.top_k // size) & is_whole
+        of_token = torch.arange(count, device=whole_Q.device)
+        chosen = of_token >= whole_Q[:, None] * size
+        chosen[:, : num_pools * size] |= chosen_QP.repeat_interleave(size, -1)
+        return chosen
+
+
+def scores_of(q_QHI: Tensor, weights_QH: Tensor, keys_NI: Tensor) -> Tensor:
+    """A weighted sum over heads of relu(q . k): float32 [Q, N]."""
+    scores_QHN = torch.relu(q_QHI.float() @ keys_NI.T)
+    return (weights_QH[:, None] @ scores_QHN)[:, 0]
+
+
+def best_of(scores_QN: Tensor, count: int) -> Tensor:
+    """bool [Q, N]: the ``count`` best of each query."""
+    # stable: of equal scores (many are zero) the earlier token, however a prompt is cut
+    order = torch.sort(scores_QN, dim=-1, descending=True, stable=True)[1]
+    chosen = torch.zeros_like(scores_QN, dtype=torch.bool)
+    return chosen.scatter_(1, order[:, :count], True)
+
+
+def chosen_before(batch: ForwardBatch) -> Choose:
+    """The choice that an earlier layer has left in the batch."""
+    chosen: dict[int, Tensor] = batch.chosen
+
+    def choose(piece: Piece) -> Tensor:
+        return chosen[piece.rows.start]
+
+    return choose
