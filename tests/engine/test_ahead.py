@@ -13,7 +13,7 @@ from radixlm.engine import ahead
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
 def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a.safetensors", "b.safetensors", "c.bin"):
+    for name in ("a.safetensors", "b.safetensors", "c.bin", "d.gguf"):
         (tmp_path / name).write_bytes(b"weights")
     asked: list[tuple[str, int]] = []
 
@@ -26,6 +26,13 @@ def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     thread.join()
     wanted = os.POSIX_FADV_WILLNEED
     assert asked == [("a.safetensors", wanted), ("b.safetensors", wanted)]
+    for name in ("a.safetensors", "b.safetensors"):
+        (tmp_path / name).unlink()
+    asked.clear()
+    thread = ahead.read_ahead(tmp_path)
+    assert thread is not None
+    thread.join()
+    assert asked == [("d.gguf", wanted)]
 
 
 def test_nothing_is_asked_without_files_or_memory(

@@ -15,7 +15,7 @@ from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 from torch import Tensor
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops import fp8
@@ -140,6 +140,14 @@ def test_what_configs_say() -> None:
         parse(compressed("group"))
     with pytest.raises(ConfigError, match="two sizes"):
         parse({"quant_method": "fp8", "weight_block_size": [128]})
+
+
+@pytest.mark.parametrize("size", [[128], 128, "128", [0, 128], [128, -1], [1.5, 2], [True], {}])
+def test_a_bad_block_size_names_its_file(size: object, tmp_path: Path) -> None:
+    stated = {"quantization_config": {"quant_method": "fp8", "weight_block_size": size}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(CheckpointError, match=r"config\.json: quantization_config: a block size"):
+        checkpoint_quant(tmp_path)
 
 
 def test_options_with_a_checkpoint_that_is_quantised() -> None:

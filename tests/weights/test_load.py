@@ -18,7 +18,9 @@ from radixlm.arch.names import untied_with_bias
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
+from radixlm.quant.param import Param
 from radixlm.weights.load import load_weights, open_feeder
+from radixlm.weights.place import problem_of
 from radixlm.weights.sharded_state import save_sharded_state
 
 CPU = torch.device("cpu")
@@ -178,13 +180,28 @@ def test_every_wrong_shape_is_named_with_both_sides(folder: Path) -> None:
     assert "blocks.1.ffn.up.weight cannot be made of " + GATE in message
 
 
-def test_nan_is_named_and_infinity_is_not_nan(folder: Path) -> None:
+@pytest.mark.parametrize("name", [GATE, "model.norm.weight"])
+def test_infinity_is_named(name: str, folder: Path) -> None:
     def infinities(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[GATE][0, 0], tensors[GATE][1, 1] = torch.inf, -torch.inf
+        tensors[name].view(-1)[0], tensors[name].view(-1)[5] = torch.inf, -torch.inf
 
     change(folder, infinities)
-    loaded(folder)
+    with pytest.raises(CheckpointError, match=rf"holds infinity.*\({name}") as raised:
+        loaded(folder)
+    assert str(folder) in str(raised.value)
 
+
+def test_sums_may_overflow_and_biases_be_infinite() -> None:
+    large = torch.full((64, 64), 6e4, dtype=torch.float16)
+    assert problem_of("a.weight", "a", Param((64, 64)), large) == ""
+    forbidding = torch.tensor([0.0, -torch.inf])
+    assert problem_of("head.bias", "b", Param((2,)), forbidding) == ""
+    assert "infinity" in problem_of("head.weight", "b", Param((2,)), forbidding)
+    both = torch.tensor([-torch.inf, torch.nan])
+    assert "NaN" in problem_of("head.bias", "b", Param((2,)), both)
+
+
+def test_nan_is_named(folder: Path) -> None:
     def nan(tensors: dict[str, torch.Tensor]) -> None:
         tensors[GATE][5, 7] = torch.nan
 

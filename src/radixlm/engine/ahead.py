@@ -12,9 +12,10 @@ MOST_OF_MEMORY = 0.5  # reading more ahead would push out what was read before i
 
 
 def read_ahead(folder: Path) -> threading.Thread | None:
-    """Ask for all safetensors files of ``folder``, in the background; what cannot be had is left to
-    the loader, which says what is wrong. None where the system cannot, or memory is short."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Ask for all safetensors files of ``folder``, else for its GGUF file, in the background; what
+    cannot be had is left to the loader, which says what is wrong. None where the system cannot, or
+    memory is short."""
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
     if not hasattr(os, "posix_fadvise") or not files:
         return None
     try:

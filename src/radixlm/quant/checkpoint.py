@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
 
 BY_ROW, BY_BLOCK = FORMATS
@@ -29,8 +29,8 @@ class CheckpointQuant:
 
 def checkpoint_quant(folder: Path) -> CheckpointQuant | None:
     """How the weights of ``folder`` are stored; None for floats and for methods that this module
-    does not read (their tensors are then unknown to the loader, which says so). ConfigError for
-    8 bit floats in a layout that cannot be computed."""
+    does not read (their tensors are then unknown to the loader, which says so). CheckpointError
+    for 8 bit floats in a layout that cannot be computed."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -42,11 +42,16 @@ def checkpoint_quant(folder: Path) -> CheckpointQuant | None:
         nested = config.get(key)
         if not stated and isinstance(nested, dict):
             stated = nested.get("quantization_config")
-    return parse(stated) if isinstance(stated, dict) else None
+    if not isinstance(stated, dict):
+        return None
+    try:
+        return parse(stated)
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
 
 def parse(stated: Mapping[str, Any]) -> CheckpointQuant | None:
-    """Of a ``quantization_config``; see ``checkpoint_quant``."""
+    """Of a ``quantization_config``; see ``checkpoint_quant``, here ConfigError."""
     method = str(stated.get("quant_method", ""))
     if method == "fp8":
         return _sized(method, stated.get("weight_block_size"))
@@ -81,7 +86,7 @@ def _sized(method: str, block: object) -> CheckpointQuant:
     if block is None:
         return CheckpointQuant(method, BY_ROW)
     match block:
-        case [int(rows), int(inputs)] if rows > 0 and inputs > 0:
+        case [int(rows), int(inputs)] if 0 < rows < 1 << 31 and 0 < inputs < 1 << 31:
             fmt = BY_BLOCK if (rows, inputs) == (BLOCK, BLOCK) else BY_ROW
             return CheckpointQuant(method, fmt, (rows, inputs))
-    raise ConfigError(f"quantization_config: a block size has two sizes, not {block!r}")
+    raise ConfigError(f"quantization_config: a block size has two sizes, not {block!r:.60}")

@@ -14,19 +14,23 @@ def problem_of(path: str, origin: str, param: Param, value: Tensor) -> str:
         return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)} ({origin})"
     if not value.is_floating_point():
         return f"{path} is a floating-point weight, the checkpoint has {value.dtype} ({origin})"
-    if _has_nan(value):
-        return f"{path} holds NaN in the checkpoint ({origin})"
-    return ""
+    bad = _not_finite(value)
+    if bad == "infinity" and path.endswith("bias"):
+        return ""  # forbids a token or an expert
+    return f"{path} holds {bad} in the checkpoint ({origin})" if bad else ""
 
 
-def _has_nan(value: Tensor) -> bool:
-    """One pass over the data: a sum is NaN if a number is (or if infinities meet). It is taken
-    in the data's own dtype, which is many times faster; overflow makes infinity, not NaN."""
+def _not_finite(value: Tensor) -> str:
+    """Either of "NaN" and "infinity", or "". One pass over the data: a sum is not finite if a
+    number is not. It is taken in the data's own dtype, which is many times faster, and may
+    overflow: each number is looked at then."""
     if value.dtype.itemsize == 1:
-        return False  # one-byte formats come with scales, which are checked
-    if not bool(torch.isnan(value.sum())):
-        return False
-    return bool(torch.isnan(value).any())
+        return ""  # one-byte formats come with scales, which are checked
+    if bool(torch.isfinite(value.sum())):
+        return ""
+    if bool(torch.isnan(value).any()):
+        return "NaN"
+    return "infinity" if bool(torch.isinf(value).any()) else ""
 
 
 def place(
