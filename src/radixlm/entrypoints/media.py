@@ -12,6 +12,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.entrypoints.native import Batch, Source
+from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers
 from radixlm.multimodal.features import Features, is_features, read_features
 from radixlm.multimodal.fetch import FetchRules, fetch
@@ -107,6 +108,26 @@ class MediaReader:
 
     def _vector(self, source: Source) -> Prompt:
         return self._processor.read_vector(Given("image", self._bytes(source), source.where))
+
+    @property
+    def window_s(self) -> float | None:
+        """The longest sound that is heard at once; None: as long as the context allows. Asked of
+        the processor: ``ready`` first."""
+        return self._processor.window_s
+
+    @property
+    def rate(self) -> int:
+        """Samples a second of ``sound``; ``ready`` first."""
+        return self._processor.rate
+
+    async def sound(self, data: bytes, where: str) -> Samples:
+        """A file as the model hears it, read in a thread."""
+        return await asyncio.to_thread(self._processor.read_sound, data, where)
+
+    async def heard(self, text: str, sound: Samples, where: str) -> Prompt:
+        """The prompt of a text with one sound, made in a thread."""
+        given = [Given("audio", sound, where)]
+        return await asyncio.to_thread(self._processor.read, text, given, False, where)
 
     async def prompt(
         self, text: str, sources: Sequence[Source], add_special_tokens: bool

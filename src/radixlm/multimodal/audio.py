@@ -85,3 +85,19 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
     kept = np.zeros(bins, spectrum.dtype)
     kept[: min(bins, len(spectrum))] = spectrum[:bins]
     return (np.fft.irfft(kept, 2 * count)[:count] * (count / len(samples))).astype(np.float32)
+
+
+def cut(samples: Samples, rate: int, longest_s: float) -> list[tuple[float, Samples]]:
+    """Pieces of at most ``longest_s`` seconds and where each begins, in seconds; cut where it is
+    quietest within the last sixth of a piece."""
+    longest, frame = int(longest_s * rate), max(1, rate // 50)
+    pieces, at = [], 0
+    while len(samples) - at > longest:
+        first = at + longest - longest // 6
+        tail = samples[first : at + longest]
+        frames = tail[: len(tail) // frame * frame].reshape(-1, frame)
+        loudness = np.convolve(np.square(frames).mean(1), np.ones(5) / 5, "same")
+        end = first + int(loudness.argmin()) * frame + frame // 2
+        pieces.append((at / rate, samples[at:end]))
+        at = end
+    return [*pieces, (at / rate, samples[at:])]

@@ -115,6 +115,7 @@ class EncoderEars(Ears):
     def __init__(self, tokenizer: Any, feature_extractor: Any, start: int) -> None:
         self.audio_token = self.place = str(tokenizer.convert_ids_to_tokens(start))
         super().__init__(tokenizer, feature_extractor)
+        self.window_s = feature_extractor.n_samples / feature_extractor.sampling_rate
 
     def __call__(
         self,
@@ -131,8 +132,8 @@ class EncoderEars(Ears):
         """``input_features`` [1, bands, frames]."""
         ears = self.feature_extractor
         if len(sound) > ears.n_samples:
-            seconds = ears.n_samples / ears.sampling_rate
-            raise ValueError(f"a sound of more than {seconds:g} s: cut it, or have it transcribed")
+            longest = f"{self.window_s:g} s; /v1/audio/transcriptions cuts longer ones"
+            raise ValueError(f"a sound of more than {longest}")
         made = ears(sound, sampling_rate=ears.sampling_rate, return_tensors="np")
         return {"input_features": np.asarray(made["input_features"])}, 1
 

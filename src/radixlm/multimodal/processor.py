@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from radixlm.arch.families.media_facts import MediaFacts
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.multimodal import image
-from radixlm.multimodal.audio import read_sound
+from radixlm.multimodal.audio import Samples, read_sound
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_picture
@@ -52,10 +52,11 @@ _TOKENS = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One piece of media as a client sent it: a file's bytes, or a film's frames, each a file."""
+    """One piece of media as a client sent it: a file's bytes, or a film's frames, each a file; a
+    sound may have been read already (``MediaProcessor.read_sound``)."""
 
     kind: Kind
-    data: bytes | tuple[bytes, ...]
+    data: bytes | tuple[bytes, ...] | Samples
     where: str
 
 
@@ -240,16 +241,33 @@ class MediaProcessor:
         turns = rope_ids(len(ids), self._grids(media)) if self._merge and media else None
         return Prompt(ids, plain, media, turns)
 
+    @property
+    def rate(self) -> int:
+        """Samples a second of what the model hears."""
+        hearing = getattr(self._processor, "feature_extractor", None)
+        return int(getattr(hearing, "sampling_rate", None) or DEFAULT_RATE)
+
+    @property
+    def window_s(self) -> float | None:
+        """The longest sound that is heard at once; None: as long as the context allows."""
+        found: float | None = getattr(self._processor, "window_s", None)
+        return found
+
+    def read_sound(self, data: bytes, where: str) -> Samples:
+        """A file as the model hears it; InvalidRequest."""
+        return read_sound(data, self.rate, where)
+
     def _piece(self, given: Given) -> _Piece:
         where, data = given.where, given.data
         if given.kind == "image":
             assert isinstance(data, bytes)
             return _Piece("image", open_picture(data, where))
         if given.kind == "audio":
-            assert isinstance(data, bytes)
-            hearing = getattr(self._processor, "feature_extractor", None)
-            rate = int(getattr(hearing, "sampling_rate", None) or DEFAULT_RATE)
-            return _Piece("audio", read_sound(data, rate, where))
+            assert not isinstance(data, tuple)
+            return _Piece(
+                "audio", self.read_sound(data, where) if isinstance(data, bytes) else data
+            )
+        assert not isinstance(data, np.ndarray)
         if isinstance(data, bytes):
             return _Piece("video", read_film(data, FILM_FPS, where))
         return _Piece("video", read_frames(data, FILM_FPS, where))

@@ -78,3 +78,14 @@ EARS = {
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "encoder",
 }
+# how a transcript is asked for and read (``entrypoints/http/speech/scribes.py``); others are asked
+SCRIBES = {
+    "WhisperForConditionalGeneration": "tokens",
+    "VoxtralForConditionalGeneration": "marked",
+    "Qwen3ASRForConditionalGeneration": "tagged",
+}
+# what those were trained on that are asked
+INSTRUCTIONS = {
+    "GlmAsrForConditionalGeneration": "Please transcribe this audio into text",
+    "GraniteSpeechForConditionalGeneration": "can you transcribe the speech into a written format?",
+}

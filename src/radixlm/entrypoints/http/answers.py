@@ -152,6 +152,7 @@ RANKED = _one_of(
     _object(results=_list(_object(index=INT, relevance_score=NUM))),
 )
 
+SPOKEN = _object(text=STR, usage=DICT)
 # path -> kind of content -> schema; a list where all methods answer alike
 ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/health": {},
@@ -193,6 +194,8 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
     "/invocations": {JSON: CHAT, SSE: STR},
+    "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: STR},
+    "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: STR},
     "/v1/embeddings": {JSON: VECTORS},
     "/v1/classify": {JSON: _object(data=_list(DICT), usage=USAGE)},
     "/encode": {JSON: _one_of(POOLED, _list(POOLED))},

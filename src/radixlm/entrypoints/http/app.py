@@ -47,6 +47,7 @@ from radixlm.entrypoints.http.responses.keeper import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
 from radixlm.entrypoints.http.responses.toolbox import servers_of
 from radixlm.entrypoints.http.schema import openapi_of
+from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native import default_sampling
@@ -66,6 +67,7 @@ _ROUTERS = (
     crashdump.router,
     completions.router,
     chat.router,
+    speech.router,
     pooled.router,
     rerank.router,
     score.router,
@@ -188,6 +190,9 @@ def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     if state.media is not None:
         state.media.warm()
     media = state.media.placeholders if state.media is not None else None
+    facts = state.info.media
+    if facts is not None and facts.is_encoded and serve.chat_template is None:
+        return  # a decoder of transcripts: it has learnt no conversations
     template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
     state.template = template
     state.tool_format = _tool_format(serve.tool_call_parser, template)

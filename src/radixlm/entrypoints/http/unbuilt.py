@@ -18,7 +18,6 @@ _HICACHE = "the hierarchical cache is not built (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not built (--enable-memory-saver)"
 _PD = "disaggregation is not built (--disaggregation-mode)"
 _CORPUS = "n-gram speculation is not built (--speculative-algorithm)"
-_AUDIO = "no speech model is supported yet"
 _TRACE = "traces are not built (--enable-trace)"
 _GET_POST = ("GET", "POST")
 _POST = ("POST",)
@@ -54,10 +53,8 @@ UNBUILT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/remove_external_corpus", _POST, _CORPUS),
     ("/list_external_corpora", ("GET",), _CORPUS),
     ("/set_trace_level", _GET_POST, _TRACE),
-    ("/v1/audio/transcriptions", _POST, _AUDIO),
-    ("/v1/audio/translations", _POST, _AUDIO),
-    ("/v1/audio/speech", _POST, _AUDIO),
-    ("/v1/realtime", ("GET",), _AUDIO),
+    ("/v1/audio/speech", _POST, "no model that speaks is supported"),
+    ("/v1/realtime", ("GET",), "sounds are read whole: POST /v1/audio/transcriptions"),
     ("/v1/moderations", _POST, "this server does not moderate"),
     ("/dumper/{method}", _POST, "dumping tensors is not built"),
     ("/v1/images/generations", _POST, "no image model is supported"),

@@ -1,0 +1,272 @@
+"""/v1/audio/transcriptions and /v1/audio/translations (OA-09)."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from radixlm.entrypoints.http.body import DONE, event, stream_response
+from radixlm.entrypoints.http.client import client_key
+from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai.sampling import check
+from radixlm.entrypoints.http.speech import writing
+from radixlm.entrypoints.http.speech.form import FORMATS, Form, read_form
+from radixlm.entrypoints.http.speech.scribes import (
+    Ask,
+    Scribe,
+    TokenScribe,
+    scribe_of,
+)
+from radixlm.entrypoints.http.speech.writing import Span, Transcript
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.media import MediaReader
+from radixlm.intake.records import GenerateRequest, Output
+from radixlm.multimodal.audio import Samples, cut
+from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.sampling_params import SamplingParams
+
+router = APIRouter(tags=["openai"])
+
+MAX_AT_ONCE = 8  # windows of one sound
+PROCESSOR = "transcript"
+
+
+@dataclass(slots=True)
+class Call:
+    """One sound, read and cut into windows: (where it begins in seconds, samples)."""
+
+    state: ServerState
+    media: MediaReader
+    scribe: Scribe
+    form: Form
+    model: str
+    sampling: SamplingParams
+    windows: list[tuple[float, Samples]]
+    duration_s: float
+    language: str = ""
+    id: str = field(default_factory=lambda: f"trsc-{secrets.token_hex(16)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def end_s(self, index: int) -> float:
+        """Where a window ends."""
+        began_s, samples = self.windows[index]
+        return began_s + len(samples) / self.media.rate
+
+    async def request(
+        self, ask: Ask, samples: Samples, sampling: SamplingParams, need: LogprobNeed | None
+    ) -> GenerateRequest:
+        """A request about one window."""
+        options = {"custom_params": ask.options} if ask.options else {}
+        return GenerateRequest(
+            sampling=SamplingParams.from_dict(options, sampling),
+            prompt=await self.media.heard(ask.text, samples, "file"),
+            stream=self.form.stream,
+            logprobs=need,
+            processor=PROCESSOR if ask.options else None,
+            fair_key=client_key(),
+        )
+
+
+def _documented(*left_out: str) -> dict[str, Any]:
+    text, flag, number = {"type": "string"}, {"type": "boolean"}, {"type": "number"}
+    fields: dict[str, Any] = {
+        "file": {"type": "string", "format": "binary"},
+        "model": text,
+        "language": text,
+        "prompt": text,
+        "response_format": {"type": "string", "enum": list(FORMATS)},
+        "temperature": number,
+        "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment"]}},
+        "include[]": {"type": "array", "items": {"enum": ["logprobs"]}},
+        "stream": flag,
+    }
+    shown = {name: kind for name, kind in fields.items() if name not in left_out}
+    schema = {"type": "object", "required": ["file"], "properties": shown}
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post("/v1/audio/transcriptions", openapi_extra=_documented())
+async def transcriptions(request: Request) -> Response:
+    """What is said in a sound."""
+    return await _answer(request, into_english=False)
+
+
+@router.post("/v1/audio/translations", openapi_extra=_documented("language"))
+async def translations(request: Request) -> Response:
+    """What is said in a sound, in English."""
+    return await _answer(request, into_english=True)
+
+
+async def _answer(request: Request, into_english: bool) -> Response:
+    state = state_of(request)
+    scribe = scribe_of(state)
+    form = await read_form(request, into_english)
+    call = await _call(state, scribe, form)
+    if form.stream:
+        return await stream_response(request, _events(call))
+    made = await until_gone(request, _transcript(call))
+    match form.response_format:
+        case "text":
+            return PlainTextResponse(made.text + "\n")
+        case "srt":
+            return PlainTextResponse(writing.srt(made))
+        case "vtt":
+            return PlainTextResponse(writing.vtt(made), media_type="text/vtt")
+        case "verbose_json":
+            return json_response(writing.verbose_json(made, call.sampling.temperature))
+        case _:
+            return json_response(writing.plain_json(made))
+
+
+async def _call(state: ServerState, scribe: Scribe, form: Form) -> Call:
+    """Check the form and read the sound."""
+    assert state.media is not None
+    model = state.check_model(form.model)
+    scribe.check(form)
+    base = SamplingParams(temperature=0.0, max_new_tokens=None)
+    sampling = SamplingParams.from_dict(form.sampling, base)
+    check(state, sampling)
+    await state.media.ready()
+    samples = await state.media.sound(form.data, "file")
+    longest_s = state.media.window_s or math.inf
+    duration_s = len(samples) / state.media.rate
+    is_short = duration_s <= longest_s
+    windows = [(0.0, samples)] if is_short else cut(samples, state.media.rate, longest_s)
+    call = Call(state, state.media, scribe, form, model, sampling, windows, duration_s)
+    call.language = form.language or ""
+    return call
+
+
+async def _probe(call: Call, scribe: TokenScribe, index: int) -> tuple[str, float]:
+    """The language of a window, and how likely it is that nobody speaks."""
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+    need = LogprobNeed(token_ids=(scribe.no_speech,))
+    request = await call.request(scribe.probe(), call.windows[index][1], sampling, need)
+    [[output]] = await run.collect(call.state, [request])
+    asked = output.logprobs.asked[0] if output.logprobs and output.logprobs.asked else None
+    silence = math.exp(asked[0][0]) if asked and asked[0][0] is not None else 0.0
+    return scribe.language_of(output.token_ids[0]), silence
+
+
+async def _find_language(call: Call) -> None:
+    scribe = call.scribe
+    if not call.language and isinstance(scribe, TokenScribe) and scribe.finds_language:
+        call.language, _ = await _probe(call, scribe, 0)
+
+
+async def _transcript(call: Call) -> Transcript:
+    """The whole answer."""
+    await _find_language(call)
+    is_timed = call.form.is_timed and call.scribe.knows_times
+    need = LogprobNeed() if call.form.wants_logprobs or is_timed else None
+    outputs: list[Output] = []
+    for first in range(0, len(call.windows), MAX_AT_ONCE):
+        ask = call.scribe.ask(call.form, call.language)
+        some = call.windows[first : first + MAX_AT_ONCE]
+        requests = [await call.request(ask, one, call.sampling, need) for _, one in some]
+        outputs += [one for [one] in await run.collect(call.state, requests)]
+    task = "translate" if call.form.into_english else "transcribe"
+    made = Transcript("", call.duration_s, call.language, task)
+    if is_timed:
+        made.spans = await _spans(call, outputs)
+        made.text = "".join(span.text for span in made.spans).strip()
+    else:
+        made.text = _text(call, outputs, made)
+    if call.form.wants_logprobs:
+        made.logprobs = [one for output in outputs for one in _logprobs(call, output)]
+    return made
+
+
+def _text(call: Call, outputs: list[Output], made: Transcript) -> str:
+    text = ""
+    for output in outputs:
+        reader = call.scribe.reader()
+        text += reader.feed(output.text) + reader.finish()
+        made.language = made.language or reader.language
+    return text.strip()
+
+
+async def _spans(call: Call, outputs: list[Output]) -> list[Span]:
+    scribe = call.scribe
+    assert isinstance(scribe, TokenScribe)
+    spans = []
+    for index, output in enumerate(outputs):
+        found = scribe.spans(_words(call, output), call.windows[index][0], call.end_s(index))
+        wants_more = call.form.response_format == "verbose_json" and scribe.finds_language
+        silence = (await _probe(call, scribe, index))[1] if wants_more else 0.0
+        chosen = [one[0] or 0.0 for one in (output.logprobs.chosen if output.logprobs else [])]
+        for span in found:
+            span.avg_logprob = sum(chosen) / max(len(chosen), 1)
+            span.no_speech_prob = silence
+        spans += found
+    return spans
+
+
+def _words(call: Call, output: Output) -> list[int]:
+    """The tokens without the one that ended them."""
+    ids = output.token_ids
+    return ids[:-1] if ids and ids[-1] in call.state.info.eos_ids else ids
+
+
+def _logprobs(call: Call, output: Output) -> list[dict[str, Any]]:
+    tokenizer, ids = call.state.need_tokenizer(), _words(call, output)
+    chosen = output.logprobs.chosen if output.logprobs else []
+    return [
+        {
+            "token": tokenizer.token_text(token),
+            "bytes": list(tokenizer.token_bytes(token)),
+            "logprob": one[0],
+        }
+        for token, one in zip(ids, chosen, strict=False)
+    ]
+
+
+async def _events(call: Call) -> AsyncGenerator[bytes, None]:
+    """Deltas, window by window, then the whole text; each readable by OpenAI's clients, by its
+    type, and by those that expect choices."""
+    text = ""
+    await _find_language(call)
+    for _, samples in call.windows:
+        ask = call.scribe.ask(call.form, call.language)
+        need = LogprobNeed() if call.form.wants_logprobs else None
+        request = await call.request(ask, samples, call.sampling, need)
+        reader = call.scribe.reader()
+        async with aclosing(run.stream(call.state, [request])) as deltas:
+            async for _, output in deltas:
+                new = reader.feed(output.text)
+                new += reader.finish() if output.finish is not None else ""
+                new = new if text else new.lstrip()
+                text += new
+                if new:
+                    logprobs = _logprobs(call, output) if need else None
+                    yield event(_delta(call, new, logprobs))
+    done = {"type": "transcript.text.done", "text": text.strip()}
+    yield event(_chunk(call, {}, "stop") | done | {"usage": writing.usage_of(call.duration_s)})
+    yield DONE
+
+
+def _delta(call: Call, new: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
+    made = _chunk(call, {"content": new}, None) | {"type": "transcript.text.delta", "delta": new}
+    return made if logprobs is None else made | {"logprobs": logprobs}
+
+
+def _chunk(call: Call, delta: dict[str, str], reason: str | None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return {
+        "id": call.id,
+        "object": "transcription.chunk",
+        "created": call.created,
+        "model": call.model,
+        "choices": [choice],
+    }

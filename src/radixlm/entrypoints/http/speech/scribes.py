@@ -1,0 +1,297 @@
+"""How a model is asked for a transcript, and how its answer is read.
+
+tokens: a prompt of marks, one a language and a task (Whisper). marked: a mark behind the sound
+(Voxtral). tagged: a tag between the language and the transcript (Qwen3-ASR). asked: in words.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from radixlm.arch.families.media_layouts_audio import INSTRUCTIONS, SCRIBES
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.speech.form import Form
+from radixlm.entrypoints.http.speech.languages import LANGUAGES, code_of
+from radixlm.entrypoints.http.speech.writing import Span
+from radixlm.entrypoints.http.state import ServerState
+
+_MARK = re.compile(r"<\|\d+\.\d\d\|>")
+_STEP_S = 0.02  # from a mark of time to the next
+_TAG = "<asr_text>"
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt with a placeholder for the sound; ``options``: of the logit processor."""
+
+    text: str
+    options: Options | None = None
+
+
+class Reader(Protocol):
+    """Reads one answer as it comes."""
+
+    language: str  # a code, "" as long as nothing is said of it
+
+    def feed(self, text: str) -> str:
+        """What of the answer is new in the transcript."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back to the end."""
+        ...
+
+
+class PlainReader:
+    """The answer is the transcript."""
+
+    language = ""
+
+    def feed(self, text: str) -> str:
+        """See Reader."""
+        return _MARK.sub("", text)
+
+    def finish(self) -> str:
+        """See Reader."""
+        return ""
+
+
+class TaggedReader:
+    """The language, a tag, then the transcript; all of it where no tag comes early."""
+
+    _MOST = 200  # characters before a tag
+
+    def __init__(self) -> None:
+        self.language, self._held, self._is_read = "", "", False
+
+    def feed(self, text: str) -> str:
+        """See Reader."""
+        if self._is_read:
+            return text
+        self._held += text
+        head, tag, rest = self._held.partition(_TAG)
+        if not tag and len(self._held) < self._MOST:
+            return ""
+        self._is_read = True
+        if not tag:
+            return self._held
+        self._name(head)
+        return rest
+
+    def finish(self) -> str:
+        """See Reader."""
+        return "" if self._is_read else self._held
+
+    def _name(self, head: str) -> None:
+        name = head.strip().removeprefix("language").strip()
+        try:
+            self.language = code_of(name)
+        except InvalidRequest:
+            self.language = ""
+
+
+class Scribe:
+    """In words, by the model's chat format."""
+
+    knows_times = False
+    finds_language = False  # before it writes
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def check(self, form: Form) -> None:
+        """InvalidRequest for what the model cannot do."""
+        if form.is_timed and not self.knows_times and form.response_format != "verbose_json":
+            raise InvalidRequest(
+                f"response_format: this model gives no times for {form.response_format}",
+                "response_format",
+            )
+
+    def ask(self, form: Form, language: str) -> Ask:
+        """The prompt for a sound; ``language`` is a code or ""."""
+        wanted = "Translate the audio into English text." if form.into_english else None
+        own = INSTRUCTIONS.get(self._state.info.architecture)
+        text = wanted or own or "Transcribe the audio into text."
+        if language:
+            text += f" It is in {LANGUAGES[language].title()}."
+        if form.prompt:
+            text += f" {form.prompt}"
+        parts = [{"type": "audio"}, {"type": "text", "text": text}]
+        return Ask(self._state.need_template().render([{"role": "user", "content": parts}]))
+
+    def reader(self) -> Reader:
+        """Of one answer."""
+        return PlainReader()
+
+
+class TaggedScribe(Scribe):
+    """The sound alone is asked about; a language given is written before the answer."""
+
+    def check(self, form: Form) -> None:
+        super().check(form)
+        if form.into_english:
+            raise InvalidRequest("this model transcribes and does not translate", "model")
+
+    def ask(self, form: Form, language: str) -> Ask:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "audio"}]}]
+        if form.prompt:
+            messages.insert(0, {"role": "system", "content": form.prompt})
+        text = self._state.need_template().render(messages)
+        return Ask(text + (f"language {LANGUAGES[language].title()}{_TAG}" if language else ""))
+
+    def reader(self) -> Reader:
+        return TaggedReader()
+
+
+class MarkedScribe(Scribe):
+    """A mark behind the sound; the model takes no prompt with it."""
+
+    def check(self, form: Form) -> None:
+        super().check(form)
+        if form.into_english:
+            raise InvalidRequest("this model transcribes and does not translate", "model")
+        if form.prompt:
+            raise InvalidRequest("prompt: this model takes none with a transcription", "prompt")
+
+    def ask(self, form: Form, language: str) -> Ask:
+        said = f"lang:{language}" if language else ""
+        return Ask(f"<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{said}[TRANSCRIBE]")
+
+
+class TokenScribe(Scribe):
+    """A prompt of tokens: what was said before, the start, the language, the task, no times."""
+
+    knows_times = True
+
+    def check(self, form: Form) -> None:
+        if "<|" in form.prompt:
+            raise InvalidRequest("prompt: must hold no special tokens", "prompt")
+        if form.language and form.language not in self.languages:
+            known = self.languages or ("en",)
+            if form.language not in known:
+                raise InvalidRequest(f"language: this model knows {', '.join(known)}", "language")
+        if form.into_english and not self.languages:
+            raise InvalidRequest("this model knows English only", "model")
+
+    @property
+    def finds_language(self) -> bool:  # type: ignore[override]
+        """Whether the model knows several."""
+        return bool(self.languages)
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Code -> token id; none where the model knows English only."""
+        if self._generation.get("is_multilingual") is False:
+            return {}
+        ids = {code: self._id(f"<|{code}|>") for code in LANGUAGES}
+        return {code: token for code, token in ids.items() if token is not None}
+
+    @cached_property
+    def no_times(self) -> int:
+        """The id that says that no times are wanted; marks of time are behind it."""
+        found = self._generation.get("no_timestamps_token_id")
+        token = found if isinstance(found, int) else self._id("<|notimestamps|>")
+        if token is None:
+            raise InvalidRequest("this model has no marks of time", "response_format")
+        return token
+
+    def ask(self, form: Form, language: str) -> Ask:
+        task = "translate" if form.into_english else "transcribe"
+        marks = f"<|{language}|><|{task}|>" if language and self.languages else ""
+        times = "" if form.is_timed else self._piece(self.no_times)
+        text = f"{self._before(form.prompt)}{self._start}{marks}{times}"
+        return Ask(text, self._options(form.is_timed))
+
+    def probe(self) -> Ask:
+        """A prompt whose first token is the language."""
+        return Ask(self._start, {"first_only": list(self.languages.values())})
+
+    def language_of(self, token: int) -> str:
+        """Of a token of ``probe``."""
+        return next((code for code, held in self.languages.items() if held == token), "")
+
+    @property
+    def no_speech(self) -> int:
+        """The token that says that nobody speaks."""
+        return self.no_times - 1
+
+    def spans(self, ids: list[int], began_s: float, ended_s: float) -> list[Span]:
+        """Segments of an answer with times about [began_s, ended_s) of the sound."""
+        tokenizer, seek = self._state.need_tokenizer(), round(began_s * 100)
+        spans: list[Span] = []
+        start_s, held = began_s, list[int]()
+        for token in ids:
+            if token <= self.no_times:
+                held.append(token)
+                continue
+            at_s = min(began_s + (token - self.no_times - 1) * _STEP_S, ended_s)
+            if held:
+                spans.append(Span(start_s, at_s, tokenizer.decode(held), held, seek))
+                held = []
+            start_s = at_s
+        if held and tokenizer.decode(held):
+            spans.append(Span(start_s, ended_s, tokenizer.decode(held), held, seek))
+        return spans
+
+    def _before(self, prompt: str) -> str:
+        """The end of what was said before, in the half of the context that is for it."""
+        if not prompt.strip():
+            return ""
+        tokenizer, most = self._state.need_tokenizer(), self._state.info.context_len // 2 - 1
+        ids = tokenizer.encode(" " + prompt.strip(), False)
+        return "<|startofprev|>" + tokenizer.decode(ids[-most:])
+
+    def _options(self, is_timed: bool) -> Options:
+        held, vocab = self._generation, self._state.info.decoder.vocab
+        options: Options = {
+            "suppress": _known(held.get("suppress_tokens"), vocab),
+            "first_suppress": _known(held.get("begin_suppress_tokens"), vocab),
+        }
+        if is_timed:
+            latest = held.get("max_initial_timestamp_index")
+            end = next(iter(self._state.info.eos_ids), 0)
+            options |= {"times_from": self.no_times + 1, "end": end, "latest_first": latest}
+        return options
+
+    @property
+    def _generation(self) -> dict[str, Any]:
+        return self._state.info.generation
+
+    @property
+    def _start(self) -> str:
+        media = self._state.info.media
+        assert media is not None
+        return self._piece(media.tokens["audio"])
+
+    def _id(self, piece: str) -> int | None:
+        return self._state.need_tokenizer().token_id(piece)
+
+    def _piece(self, token: int) -> str:
+        return self._state.need_tokenizer().id_to_piece(token) or ""
+
+
+def _known(ids: Any, vocab: int) -> list[int]:
+    return [i for i in ids or () if isinstance(i, int) and 0 <= i < vocab]
+
+
+_KINDS: dict[str, type[Scribe]] = {
+    "tokens": TokenScribe,
+    "marked": MarkedScribe,
+    "tagged": TaggedScribe,
+}
+
+
+def scribe_of(state: ServerState) -> Scribe:
+    """The model's; InvalidRequest for a model that does not hear."""
+    if state.media is None or "audio" not in state.media.kinds:
+        raise InvalidRequest("this model does not hear: serve one that does", "model")
+    found = state.extras.get(Scribe)
+    if found is None:
+        kind = SCRIBES.get(state.info.architecture, "")
+        found = state.extras[Scribe] = _KINDS.get(kind, Scribe)(state)
+    scribe: Scribe = found
+    return scribe
