@@ -125,11 +125,71 @@ def gemma4_unified() -> Tiny:
     return Tiny(config, whole, "<image>")
 
 
+def step3p7() -> Tiny:
+    names = "<im_patch> <im_start> <im_end> <patch_start> <patch_end> <patch_newline>"
+    tok = tokenizer(*names.split())
+    tower = {
+        "hidden_size": 32, "mlp_ratio": 1.5, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": 56, "patch_size": 7, "max_position_embeddings": 64,
+    }  # fmt: skip
+    held = text(
+        "step3p5", head_dim=16, num_hidden_layers=4, sliding_window=32,
+        layer_types=["full_attention", "sliding_attention"] * 2, num_sliding_attention_heads=6,
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"], n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, share_expert_dim=24, pad_token_id=0,
+    )  # fmt: skip
+    config = tf.Step3p7Config(vision_config=tower, text_config=held, image_token_id=257)
+    reader = quick_pictures(
+        "Step3p7", size={"height": 56, "width": 56}, patch_size=28, vision_patch_size=7
+    )
+    return Tiny(config, tf.Step3p7Processor(reader, tok), "<im_patch>")
+
+
+MUSE_TOWER = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "patch_size": 7, "pos_emb_height": 8, "pos_emb_width": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def _muse(kind: str, **more: Any) -> Tiny:
+    names = "<|patch|> <|video|> <|image_start|> <|image_end|> <|vid_frame_separator|>"
+    tok = tokenizer(*names.split(), "<|vid_start|>", "<|vid_end|>", "<|audio|>")
+    sizes = {"out_hidden_size": 128, "projector_hidden_size": 48}
+    config = getattr(tf, f"{kind}Config")(
+        vision_config=MUSE_TOWER, image_token_id=257, video_token_id=258, **sizes, **more
+    )
+    reader = quick_pictures("MuseGlimmer", patch_size=7, max_image_tokens=16)
+    whole = processor(
+        getattr(tf, f"{kind}Processor"), image_processor=reader, video_processor=NoVideos(),
+        tokenizer=tok, **({"feature_extractor": NoVideos()} if kind == "MuseSpark" else {}),
+    )  # fmt: skip
+    return Tiny(config, whole, "<|patch|>")
+
+
+def muse_glimmer() -> Tiny:
+    held = text("muse_glimmer_text", head_dim=16, num_hidden_layers=4, sliding_window=32)
+    return _muse("MuseGlimmer", text_config={**held, "output_multiplier": 0.7})
+
+
+def muse_spark() -> Tiny:
+    held = text("muse_spark_text", head_dim=16, num_hidden_layers=4, sliding_window=32)
+    held |= {
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "moe_hidden_size": 40,
+        "moe_intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "output_multiplier": 0.7,
+    }  # fmt: skip
+    ears = {"hidden_sizes": [16] * 4, "depths": [1] * 4, "out_hidden_size": 64}
+    return _muse("MuseSpark", text_config=held, audio_config=ears, audio_token_id=264)
+
+
 NEWER: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         qianfan_ocr, lfm3_vl, hyperclovax_vision_v2, minicpm_ocr, gemma4_unified,
+        step3p7, muse_glimmer, muse_spark,
     )
 }  # fmt: skip
 # whose processors need a package that is not always there
-NEWER_NEEDS = dict.fromkeys(("minicpm_ocr", "gemma4_unified"), "torchvision")
+NEWER_NEEDS = dict.fromkeys(
+    ("minicpm_ocr", "gemma4_unified", "step3p7", "muse_glimmer", "muse_spark"), "torchvision"
+)

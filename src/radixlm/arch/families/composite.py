@@ -10,7 +10,12 @@ from typing import Any
 from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, family
-from radixlm.arch.families.composite_newer import NEWER, NEWER_TEXT_DEFAULTS, NEWER_TEXT_TYPES
+from radixlm.arch.families.composite_newer import (
+    NEWER,
+    NEWER_TEXT_DEFAULTS,
+    NEWER_TEXT_TYPES,
+    NEWER_TOWERED,
+)
 from radixlm.arch.families.media_layouts_more import DEEPSEEKS, VILAS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import Upright
@@ -83,7 +88,10 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **NEWER_TEXT_DEFAULTS,
 }
 # whose language model is described elsewhere, by the family of its text model
-TOWERED = ("Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration")
+TOWERED = (
+    *("Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration"),
+    *NEWER_TOWERED,
+)
 _KNOWN = {**defaults.DEFAULTS, **defaults_more.DEFAULTS, **defaults_custom.DEFAULTS}
 COMPOSITES = (
     *("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),

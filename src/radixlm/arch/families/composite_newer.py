@@ -10,6 +10,11 @@ NEWER = (
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
     "Gemma4UnifiedForConditionalGeneration",
 )
+# whose language model is described elsewhere, by the family of its text model
+NEWER_TOWERED = (
+    *("Step3p7ForConditionalGeneration", "MuseGlimmerForConditionalGeneration"),
+    "MuseSparkForConditionalGeneration",
+)
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {}
 NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {}
