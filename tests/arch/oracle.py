@@ -193,6 +193,7 @@ ALIASES = {
     *("Llama4ForConditionalGeneration", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     "MiniMaxM3SparseForCausalLM",
     *("MuseGlimmerForCausalLM", "MuseSparkForCausalLM", "Step3p5ForCausalLM"),
+    "InklingForConditionalGeneration",
     *("QuantMixtralForCausalLM", "TorchNativeLlamaForCausalLM", "TorchNativePhi3ForCausalLM"),
 }
 

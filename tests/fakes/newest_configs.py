@@ -49,6 +49,23 @@ EMBEDDING_GEMMA2: dict[str, Any] = {
     "hidden_size_per_layer_input": 16,
     "embedding_dim": 40,
 }
+_INKLING = {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "swa_num_attention_heads": 6,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 24,
+    "sliding_window_size": 7,
+    "d_rel": 4,
+    "rel_extent": 12,
+    "log_scaling_n_floor": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+    "logits_mup_width_multiplier": 2.0,
+}
 NEWEST: dict[str, dict[str, Any]] = {
     "MuseGlimmerForConditionalGeneration": whole(
         {**_SLIDING, "output_multiplier": 0.7}, vision_config=_MUSE_TOWER
@@ -112,6 +129,7 @@ NEWEST: dict[str, dict[str, Any]] = {
         "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
         "sliding_window": 7,
     },
+    "InklingForCausalLM": {**_SHAPE, **_INKLING},
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

@@ -19,6 +19,20 @@ _MUSE = {
     "sliding_window": [3, 9],
 }
 _TOP = {"num_experts_per_tok": [1, 2, 3]}
+_INKLING = {
+    **_TOP,
+    "swa_num_attention_heads": [2, 4],
+    "swa_num_key_value_heads": [1, 2],
+    "swa_head_dim": [8, 16],
+    "sliding_window_size": [3, 9],
+    "d_rel": [2, 5],
+    "rel_extent": [4, 50],
+    "log_scaling_n_floor": [None, 5],
+    "log_scaling_alpha": [0.1, 0.5],
+    "conv_kernel_size": [2, 4],
+    "n_shared_experts": [1, 3],
+    "route_scale": [1.0, 8.0],
+}
 # architecture -> settings to draw from
 FLAGS: dict[str, dict[str, list[Any]]] = {
     "MuseGlimmerForConditionalGeneration": {**_MUSE, "hidden_activation": ["silu", "gelu"]},
@@ -68,10 +82,12 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "sliding_window": [3, 9],
         "head_dim": [8, 24],
     },
+    "InklingForCausalLM": {**_INKLING, "unpadded_vocab_size": [None, 380]},
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
 KINDS: dict[str, tuple[str, ...]] = {
+    "InklingForCausalLM": ("hybrid", "hybrid_sliding"),
     "ZayaForCausalLM": ("hybrid", "hybrid_sliding"),
     "MuseGlimmerForConditionalGeneration": _SLIDING,
     "MuseSparkForConditionalGeneration": _SLIDING,
@@ -117,7 +133,13 @@ def _step(out: dict[str, Any], rng: random.Random) -> None:
     )
 
 
+def _inkling(out: dict[str, Any], rng: random.Random) -> None:
+    count = out["num_hidden_layers"]
+    out["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=count)
+
+
 _ADJUST = {
+    "InklingForCausalLM": _inkling,
     "MuseGlimmerForConditionalGeneration": _muse,
     "MuseSparkForConditionalGeneration": _muse,
     "Step3p7ForConditionalGeneration": _step,

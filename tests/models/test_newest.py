@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.fakes.newest_configs import EMBEDDING_GEMMA2, NEWEST
+from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.pooled_checkpoint import expected, made
+from tests.fakes.tiny_checkpoint import cached_tiny, reference_model
+from tests.models.test_decoder import relative_error
 from tests.models.test_pooled import engine, prompts
+from torch import Tensor
 
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
@@ -85,3 +93,71 @@ def test_lists_that_name_further_predictors_are_cut() -> None:
     assert (sliding.mixer.rope.dim, sliding.mixer.rope.theta) == (24, 1e4)
     assert sliding.mixer.rope.scaling is None and sliding.mixer.window == 7
     assert (last.ffn.limit, last.ffn.shared.limit, full.ffn.limit) == (7.0, 0.0, 0.0)
+
+
+INKLING = {
+    "lm_head.weight": "model.llm.unembed.weight",
+    "embed_tokens.embed_norm": "embed_norm",
+    "embed_tokens": "embed",
+    "mlp_sconv.conv1d": "mlp_sconv",
+    "attn_sconv.conv1d": "attn_sconv",
+    "sconv.conv1d": "sconv",
+    "self_attn.q_proj": "attn.wq_du",
+    "self_attn.k_proj": "attn.wk_dv",
+    "self_attn.v_proj": "attn.wv_dv",
+    "self_attn.r_proj": "attn.wr_du",
+    "self_attn.o_proj": "attn.wo_ud",
+    "self_attn.": "attn.",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "gate.e_score_correction_bias": "gate.bias",
+    "experts.gate_up_proj": "experts.w13_weight",
+    "shared_experts.down_proj": "shared_experts.shared_w2_weight",
+    "experts.down_proj": "experts.w2_weight",
+    "mlp.down_proj": "mlp.w2_md",
+}
+
+
+def _in_turn(gate: Tensor, up: Tensor, axis: int) -> Tensor:
+    """Rows gate, up, gate, up .."""
+    return torch.stack((gate, up), axis + 1).flatten(axis, axis + 1)
+
+
+def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint of the class in the layout that Inkling is published in."""
+    out: dict[str, Tensor] = {"model.audio.encoder.weight": torch.zeros(2, 2)}
+    for name, value in tensors.items():
+        if name.endswith(("up_proj.weight", "shared_experts.up_proj")):
+            continue
+        if name.endswith("mlp.gate_proj.weight"):
+            up = tensors[name.replace("gate_proj", "up_proj")]
+            name, value = name.replace("gate_proj", "w13_dn"), _in_turn(value, up, 0)
+        elif name.endswith("shared_experts.gate_proj"):
+            up = tensors[name.replace("gate_proj", "up_proj")]
+            name = name.replace("gate_proj", "shared_w13_weight")
+            value = _in_turn(value, up, 1)
+        elif name.endswith("experts.gate_up_proj"):
+            value = _in_turn(*value.chunk(2, 1), 1)
+        for ours, theirs in INKLING.items():
+            name = name.replace(ours, theirs)
+        out[name.replace("model.", "model.llm.", "llm" not in name)] = value.contiguous()
+    return out
+
+
+def test_inkling_as_it_is_published(tmp_path: Path) -> None:
+    """The whole's config and names; its towers are left out."""
+    folder = cached_tiny("InklingForCausalLM", unpadded_vocab_size=381)
+    text = json.loads((folder / "config.json").read_text())
+    text |= {"sconv_kernel_size": text.pop("conv_kernel_size"), "layer_types": None}
+    text |= {"local_layer_ids": [1], "dense_intermediate_size": text["intermediate_size"]}
+    text["intermediate_size"] = text.pop("moe_intermediate_size")
+    text["model_max_length"] = text.pop("max_position_embeddings")
+    whole = {"architectures": ["InklingForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "model_type": "inkling_mm_model"}))
+    save_file(_published(load_file(folder / "model.safetensors")), tmp_path / "model.safetensors")
+    ids = torch.randint(3, 380, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        theirs = reference_model(folder)(torch.tensor([ids])).logits[0]
+    ours = PagedRunner(load_model(tmp_path)).prefill({0: ids}, num_chunks=3)[0]
+    assert ours.shape == theirs.shape == (40, 381)
+    assert relative_error(ours, theirs) < 1e-4

@@ -290,12 +290,14 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
         return dim * (dim + ffn.bias)
     if isinstance(ffn, Mlp):
         vectors = (_up_rows(ffn) + dim) * ffn.bias + dim * ffn.down_bias
-        vectors += 4 if ffn.act == "xielu" else 0
+        vectors += (4 if ffn.act == "xielu" else 0) + ffn.out_scale
         vectors += _norm(ffn.sub_norm, ffn.inner) if ffn.sub_norm else 0
         return _ffn_matrices(ffn, dim) + vectors
     shared = _ffn(ffn.shared, dim) if ffn.shared else 0
     choices = ffn.experts + ffn.zero_experts
-    matrices = ffn.experts * _expert(ffn, dim) + _router(ffn, dim) + 2 * ffn.width * dim
+    matrices = (
+        (ffn.experts + ffn.sinks) * _expert(ffn, dim) + _router(ffn, dim) + 2 * ffn.width * dim
+    )
     biases = (ffn.experts * (_expert_rows(ffn) + dim) + choices) * ffn.bias
     norm = sum(_norm(one, dim) for one in (ffn.out_norm, ffn.router_norm) if one)
     if ffn.deep_router is not None:
@@ -303,7 +305,7 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
         norm += _norm(deep.norm, deep.width) + (3 + deep.chained) * deep.width
     norm += sum(_norm(one, ffn.width) for one in (ffn.width_norm, ffn.expert_norm) if one)
     vectors = dim * ffn.shared_gate + choices * (ffn.correction + ffn.expert_scale) + norm
-    return matrices + biases + shared + vectors
+    return matrices + biases + shared + vectors + (ffn.sinks > 0)
 
 
 def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:
@@ -313,12 +315,12 @@ def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:
         return (_up_rows(ffn) + ffn.inner) * dim
     shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
     routers = _router(ffn, dim) + dim * (ffn.shared_gate + 2 * ffn.width)
-    return ffn.experts * _expert(ffn, dim) + routers + shared
+    return (ffn.experts + ffn.sinks) * _expert(ffn, dim) + routers + shared
 
 
 def _router(ffn: Moe, dim: int) -> int:
     """Parameters of the matrices that choose experts."""
-    choices, deep = ffn.experts + ffn.zero_experts, ffn.deep_router
+    choices, deep = ffn.experts + ffn.zero_experts + ffn.sinks, ffn.deep_router
     return dim * choices if deep is None else deep.width * (dim + 2 * deep.width + choices)
 
 

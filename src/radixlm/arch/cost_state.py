@@ -8,6 +8,7 @@ from radixlm.arch.spec import (
     Lightning,
     Mamba1,
     Mamba2,
+    RelativeAttention,
     RgLru,
     ShortConv,
     StateMixer,
@@ -36,6 +37,10 @@ def state_parameters(mixer: StateMixer, dim: int) -> tuple[int, int]:
             channels = mixer.conv_channels
             widths = mixer.widths[0] + mixer.attention.head_dim * mixer.widths[1]
             return 0, channels * (widths + 2) + mixer.attention.kv_heads
+        case RelativeAttention():
+            rows = mixer.attention.heads * mixer.rank
+            channels = 2 * mixer.kv_channels + 2 * mixer.dim
+            return rows * dim, mixer.rank * mixer.extent + channels * mixer.width
         case RgLru():
             block = mixer.channels // mixer.heads
             matrices = 3 * dim * mixer.channels + 2 * mixer.channels * block

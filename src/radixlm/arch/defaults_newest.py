@@ -74,6 +74,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "eos_token_id": 106, "head_dim": 128, "lm_head_bias": False, "router_hidden_size": 256,
         "cca_time0": 2, "cca_time1": 2,
     },
+    "inkling_text": {
+        "architecture": "InklingForCausalLM", "vocab_size": 201024, "hidden_size": 6144,
+        "num_hidden_layers": 66, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 128, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 16,
+        "swa_head_dim": 128, "sliding_window": 512, "d_rel": 16, "rel_extent": 1024,
+        "log_scaling_n_floor": None, "log_scaling_alpha": 0.1, "max_position_embeddings": 131072,
+        "conv_kernel_size": 4, "mlp_layer_types": None, "intermediate_size": 24576,
+        "moe_intermediate_size": 3072, "num_experts": 256, "num_experts_per_tok": 6,
+        "n_shared_experts": 2, "route_scale": 8.0, "logits_mup_width_multiplier": 24.0,
+        "eos_token_id": 2, "unpadded_vocab_size": None,
+    },
     "hrm_text": {
         "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
         "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,

@@ -142,7 +142,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         raw = {**outer, **nested, **whole}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
-    raw = common_form(model_type, raw)
+    raw = common_form(model_type or _MODEL_TYPE_OF.get(architecture, ""), raw)
     model_type = text_type(architecture, raw) or model_type
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
     model_type = TEXT_TYPES.get(model_type, model_type)

@@ -175,7 +175,7 @@ _BUFFERS = re.compile(
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^(model\.|thinker\.)?(vision|visual|vit_|image_|audio_|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"^(model\.|thinker\.)?(vision|visual|vit_|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
     r"|vit_large|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"

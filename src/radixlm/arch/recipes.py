@@ -26,6 +26,21 @@ def interleaved(tensor: Any, cat: Cat) -> Any:
     return cat((tensor[..., 0::2], tensor[..., 1::2]), -1)
 
 
+def interleaved_middle(tensor: Any, cat: Cat) -> Any:
+    """Rows gate, up, gate, up .. -> all gates, all ups, of every expert (second axis)."""
+    return cat((tensor[:, 0::2], tensor[:, 1::2]), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """The first ``count`` rows: others pad."""
+
+    count: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor[: self.count]
+
+
 def interleaved_rows(tensor: Any, cat: Cat) -> Any:
     """Rows gate, up, gate, up .. -> all gates, all ups (first axis)."""
     return cat((tensor[0::2], tensor[1::2]), 0)

@@ -222,6 +222,58 @@ class LatentAttention:
         return self.kv_rank + self.rope_dim + own
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Entries that each sum up ``rate`` neighbouring tokens (with ``overlaps`` the ``rate`` before
+    them too), channel by channel with learned shares; an entry is normed and turns as at the first
+    of its tokens. A query reads the entries of all whole runs up to it, or the ``top_k`` that an
+    index chooses: ``heads`` light queries of ``dim`` numbers over sums of its own."""
+
+    rate: int
+    overlaps: bool
+    heads: int = 0
+    dim: int = 0
+    top_k: int = 0
+
+    def raw(self, dim: int) -> int:
+        """Numbers that a token gives to sums of ``dim`` channels: values and shares."""
+        return 2 * dim * (2 if self.overlaps else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedAttention:
+    """Attention to the ``window`` newest tokens, each one key that is its value too, and to sums of
+    earlier ones (DeepSeek-V4). The last channels turn; the output turns back at the query's place
+    and is projected in ``groups`` of heads to ``group_rank`` numbers each, then all together."""
+
+    heads: int
+    head_dim: int
+    rope: Rope
+    own_window: int
+    q_rank: int
+    norm: Norm
+    groups: int
+    group_rank: int
+    sums: Sums | None = None
+
+    @property
+    def row(self) -> int:
+        """Numbers that are kept of each token while the window has not passed."""
+        sums = self.sums
+        return self.head_dim + (sums.raw(self.head_dim) + sums.raw(sums.dim) if sums else 0)
+
+    @property
+    def entry(self) -> int:
+        """Numbers of an entry, which are kept with the last of its tokens."""
+        return self.head_dim + self.sums.dim if self.sums else 0
+
+    @property
+    def window(self) -> int:
+        """Tokens that are kept: those that are read and those that are summed up."""
+        runs = 0 if self.sums is None else 2 if self.sums.overlaps else 1
+        return max(self.own_window, runs * self.sums.rate if self.sums else 0)
+
+
 State = tuple[tuple[int, ...], bool]  # shape a sequence, and whether it sums up the whole past
 
 
@@ -365,8 +417,33 @@ class CompressedAttention:
         return ((self.conv_channels, tokens), False), ((self.late_channels,), False)
 
 
-StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | CompressedAttention
-Convolved = CompressedAttention  # mixers that attend and keep a state at once
+@dataclass(frozen=True, slots=True)
+class RelativeAttention:
+    """Attention without rotation whose scores gain, up to ``extent`` tokens back, what ``rank``
+    numbers a query head make of as many learned profiles of the distance. Keys, values, the output
+    and the feed-forward's output pass convolutions of ``width`` tokens each, beside themselves.
+    Queries and profiles grow with log(length / ``grows_from``) ``* growth`` from there on."""
+
+    attention: Attention
+    dim: int  # channels of the model
+    width: int
+    rank: int
+    extent: int
+    grows_from: int = 0  # 0 = never
+    growth: float = 0.0
+
+    @property
+    def kv_channels(self) -> int:
+        return self.attention.kv_heads * self.attention.head_dim
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        channels = (self.kv_channels, self.kv_channels, self.dim, self.dim)
+        return tuple(((count, self.width - 1), False) for count in channels)
+
+
+Convolved = CompressedAttention | RelativeAttention  # mixers that attend and keep a state at once
+StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | Convolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +493,7 @@ class Mlp:
     sparsity: float = 0.0  # share of gate channels that are cut off, by mean and deviation
     limit: float = 0.0  # 0 = none, or the activation's own
     limit_after: bool = False  # the gate is cut behind its activation
+    out_scale: bool = False  # a learned number multiplies the output
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +514,9 @@ class Moe:
     top_k: int
     inner: int
     act: Activation
-    score: Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"] = "softmax"
+    score: Literal[
+        "softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer", "sqrtsoftplus"
+    ] = "softmax"
     # _topk: after the choice, which is by the logits; sparsemixer: arXiv:2409.12136
     renorm: bool = False
     scale: float = 1.0
@@ -458,9 +538,12 @@ class Moe:
     expert_scale: bool = False  # a learned factor of every expert's weight, at the very end
     limit_after: bool = False  # as in Mlp
     deep_router: DeepRouter | None = None
+    sinks: int = 0  # experts that every token takes and that share the chosen ones' weights, which
+    # are then normed and times one learned number
     width: int = 0  # channels of the experts' inputs and outputs, to and from which x is projected
     width_norm: Norm | None = None  # of the projected input
     expert_norm: Norm | None = None  # of each expert's output, before its weight
+    by_token: int = 0  # the experts are looked up in a table of so many tokens, not chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +553,16 @@ class Block:
     mixer's norm; crossed is pre with a learned gate for each branch, skipped in a prompt without
     pictures (and its feed-forward by tokens that stand before them)."""
 
-    mixer: Attention | LatentAttention | StateMixer | Pair | CrossAttention | Straight | None
+    mixer: (
+        Attention
+        | LatentAttention
+        | SummedAttention
+        | StateMixer
+        | Pair
+        | CrossAttention
+        | Straight
+        | None
+    )
     ffn: Mlp | Moe | Straight | None  # only layout "pre" may lack the one or the other, or both
     norm: Norm
     layout: Layout = "pre"
@@ -492,11 +584,11 @@ class Block:
     # much of the residual and how much of the branch is kept
 
     @property
-    def attention(self) -> Attention | LatentAttention | None:
+    def attention(self) -> Attention | LatentAttention | SummedAttention | None:
         """What attends, if anything does."""
         mixer = self.mixer
         mixer = mixer.attention if isinstance(mixer, Pair | Convolved) else mixer
-        return mixer if isinstance(mixer, Attention | LatentAttention) else None
+        return mixer if isinstance(mixer, Attention | LatentAttention | SummedAttention) else None
 
     @property
     def state(self) -> StateMixer | None:

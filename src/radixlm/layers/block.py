@@ -21,11 +21,12 @@ from radixlm.arch.spec import (
     Moe,
     Norm,
     Pair,
+    RelativeAttention,
     Straight,
 )
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved import ConvolvedLayer, make_convolved
+from radixlm.layers.convolved import ConvolvedLayer, RelativeAttentionLayer, make_convolved
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
@@ -318,6 +319,13 @@ class BlockLayer(Module):
             return self.affine2.run(x_TD, self.ffn.run(h_TD, None, batch))
         return self.affine2.run(x_TD, self.ffn.run(h_TD))
 
+    def _run_convolved(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """As pre, where the mixer's layer also convolves what the feed-forward gives."""
+        assert isinstance(self.mixer, RelativeAttentionLayer)
+        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
+        x_TD += self.mixer.behind_ffn(self._feed(self.norm2.add_run(x_TD, mixed)), batch)
+        return x_TD
+
     def _run_gated(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """A sandwich whose residual and branches have learned factors a channel."""
         (kept, mixed), (kept2, fed) = self._gates
@@ -355,6 +363,7 @@ def _layout(spec: Block) -> str:
     if None in (spec.ffn, spec.mixer):
         return "none" if spec.ffn is spec.mixer else "one"
     special = {
+        "convolved": isinstance(spec.mixer, RelativeAttention),
         "affine": spec.affine_residual,
         "gated": spec.gate_temperature > 0,
         "weighted": spec.weights is not None,

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import CompressedAttention, Convolved
-from radixlm.layers.attention import site_of
+from radixlm.arch.spec import CompressedAttention, Convolved, RelativeAttention
+from radixlm.layers.attention import qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
+from radixlm.layers.gathered import Piece, attend_gathered
 from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.state import ConvLayer
 from radixlm.pools.state import StateStep
@@ -126,11 +128,85 @@ def _shifted(x_BLC: Tensor, before_BC: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((before_BC[:, None], x_BLC[:, :-1]), 1), x_BLC[:, -1]
 
 
-ConvolvedLayer = CompressedAttentionLayer
+class RelativeAttentionLayer(Module):
+    """q; k and v behind convolutions -> norms -> attention with a bias by distance -> o -> a
+    convolution. The last convolution is the feed-forward's."""
+
+    site: AttentionSite
+
+    def __init__(
+        self,
+        spec: RelativeAttention,
+        dim: int,
+        context: LayerContext,
+        place: tuple[tuple[int, int], int],
+    ) -> None:
+        """``place``: (group, row) of the cache, and the row of the state pool."""
+        self.spec, (self._pool, self._row) = spec, place
+        self._prepare, attends = context.kernels.prepare_qk, spec.attention
+        rows = attends.heads * attends.head_dim
+        self._rows = (rows, spec.kv_channels, spec.kv_channels)
+        self.qkv = context.linear(dim, sum(self._rows), False, Shard(0, self._rows))
+        self.distance = context.plain_linear(dim, attends.heads * spec.rank)
+        self.profiles = Param((spec.rank, spec.extent), "float32")
+        self.o = context.linear(rows, dim, False, Shard(1))
+        for name, (shape, _) in zip(CONVOLUTIONS, spec.states, strict=True):
+            setattr(self, name, ConvLayer(shape[0], spec.width, False))
+        norm = attends.qk_norm_spec
+        assert norm is not None
+        self.q_norm, self.k_norm = (
+            NormLayer(norm, (attends.head_dim,), context.kernels, context.device) for _ in "qk"
+        )
+
+    def finish(self) -> None:
+        self.site = site_of(self.spec.attention, self._pool, None)
+        self._norms = qk_norm_of(self.spec.attention, (self.q_norm, self.k_norm))
+        self._profiles_RE = self.profiles.take()
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        spec, attends = self.spec, self.spec.attention
+        q, k, v = self.qkv.run(x_TD).split_with_sizes(self._rows, -1)
+        k, v = self._convolved(k, batch, 0), self._convolved(v, batch, 1)
+        q, k, v = (t.reshape(len(x_TD), -1, attends.head_dim) for t in (q, k, v))
+        self._prepare(q, k, self._norms, None, False)
+        states_THR = self.distance.run(x_TD).float().view(len(x_TD), attends.heads, spec.rank)
+        bias_THE = states_THR @ self._profiles_RE
+        if spec.grows_from:
+            lengths_T = (batch.positions_T + 1).float() / spec.grows_from
+            grown = (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]
+            q, bias_THE = (q.float() * grown).to(q.dtype), bias_THE * grown
+
+        def bias(piece: Piece) -> Tensor:
+            away_QN = piece.away_QN
+            index = away_QN.clamp(0, spec.extent - 1).expand(attends.heads, -1, -1)
+            gained = bias_THE[piece.rows].transpose(0, 1).gather(2, index)
+            return gained.masked_fill(away_QN >= spec.extent, 0.0)
+
+        out = attend_gathered(q, k, v, self.site, batch, self._seen, bias)
+        return self._convolved(self.o.run(out), batch, 2)
+
+    def behind_ffn(self, y_TD: Tensor, batch: ForwardBatch) -> Tensor:
+        """The feed-forward's branch: [T, D]."""
+        return self._convolved(y_TD, batch, 3)
+
+    def _seen(self, piece: Piece) -> Tensor:
+        window = self.spec.attention.window
+        return piece.away_QN < window if window else piece.seen_QN
+
+    def _convolved(self, x_TC: Tensor, batch: ForwardBatch, index: int) -> Tensor:
+        conv: ConvLayer = getattr(self, CONVOLUTIONS[index])
+        return x_TC + through(batch, (self._row, index), x_TC, conv.run)
+
+
+CONVOLUTIONS = ("k_conv", "v_conv", "out_conv", "ffn_conv")  # in the order of the states
+ConvolvedLayer = CompressedAttentionLayer | RelativeAttentionLayer
 
 
 def make_convolved(
     spec: Convolved, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
 ) -> ConvolvedLayer:
     """The layer of the record; ``row`` is its place in the state pool."""
+    if isinstance(spec, RelativeAttention):
+        return RelativeAttentionLayer(spec, dim, context, (pool, row))
     return CompressedAttentionLayer(spec, dim, context, rope, (pool, row))

@@ -32,8 +32,13 @@ class Piece:
     @property
     def seen_QN(self) -> Tensor:
         """Keys that are not ahead of the query."""
+        return self.away_QN >= 0
+
+    @property
+    def away_QN(self) -> Tensor:
+        """How many tokens each key stands before the query."""
         places = torch.arange(self.k_NKC.shape[0], device=self.place_Q.device)
-        return places <= self.place_Q[:, None]
+        return self.place_Q[:, None] - places
 
 
 Choose = Callable[[Piece], Tensor]  # bool [Q, N] or [H, Q, N]: what each query reads
@@ -46,14 +51,17 @@ def attend_gathered(
     site: AttentionSite,
     batch: ForwardBatch,
     choose: Choose,
+    bias: Callable[[Piece], Tensor] | None = None,
 ) -> Tensor:
-    """Store the step's keys, attend to what ``choose`` leaves: [T, heads * v_dim] as q."""
+    """Store the step's keys, attend to what ``choose`` leaves: [T, heads * v_dim] as q. ``bias``
+    joins the scores: float32 [H, Q, N]."""
     if k_TKC is not None:
         pool = batch.attn.pools[site.group]
         pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
     for piece in pieces(batch, site, q_THC.dtype):
-        out_THV[piece.rows] = _attend(q_THC[piece.rows], piece, choose(piece), site)
+        more = None if bias is None else bias(piece)
+        out_THV[piece.rows] = _attend(q_THC[piece.rows], piece, choose(piece), site, more)
     return out_THV.flatten(1)
 
 
@@ -77,7 +85,9 @@ def pieces(batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype) -> Iter
             yield Piece(slice(first, last), place_Q, k[:until], v[:until])
 
 
-def _attend(q_QHC: Tensor, piece: Piece, chosen: Tensor, site: AttentionSite) -> Tensor:
+def _attend(
+    q_QHC: Tensor, piece: Piece, chosen: Tensor, site: AttentionSite, bias_HQN: Tensor | None
+) -> Tensor:
     """[Q, H, V] of one piece."""
     width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
     q = q_QHC.transpose(0, 1).reshape(site.kv_heads, -1, q_QHC.shape[0], width)  # [K, H/K, Q, C]
@@ -85,6 +95,8 @@ def _attend(q_QHC: Tensor, piece: Piece, chosen: Tensor, site: AttentionSite) ->
     scores = (q @ k[:, None]).float() * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
+    if bias_HQN is not None:
+        scores = scores + bias_HQN.view(scores.shape)
     mask = chosen & piece.seen_QN
     mask = mask.expand(site.heads, *mask.shape[-2:]).reshape(scores.shape)
     scores = scores.masked_fill(~mask, -torch.inf)

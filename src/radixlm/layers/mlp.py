@@ -31,6 +31,11 @@ class MlpLayer(Module):
             self.sub_norm = NormLayer(spec.sub_norm, (spec.inner,), context.kernels, context.device)
         if spec.act == "xielu":
             self.act = XieluLayer()
+        if spec.out_scale:
+            self.out_scale = Param((1,), "float32")
+
+    def finish(self) -> None:
+        self._scale = self.out_scale.take() if self.spec.out_scale else None
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
@@ -44,7 +49,8 @@ class MlpLayer(Module):
             h = self.act.run(h)
         elif not self.spec.gated:
             h = self._activate(h, self.spec.act)
-        return self.down.run(h if self.spec.sub_norm is None else self.sub_norm.run(h))
+        y = self.down.run(h if self.spec.sub_norm is None else self.sub_norm.run(h))
+        return y if self._scale is None else (y * self._scale).to(y.dtype)
 
 
 def cut_off(gate_TI: Tensor, share: float) -> Tensor:

@@ -38,8 +38,13 @@ class MoeLayer(Module):
         if spec.deep_router is not None:
             self.deep_router = DeepRouterLayer(spec, spec.deep_router, wide, context)
         else:
-            self.router = context.plain_linear(wide, spec.experts + spec.zero_experts, spec.bias)
-        parts = (spec.inner,) * (2 if spec.gated else 1)
+            choices = spec.experts + spec.zero_experts + spec.sinks
+            self.router = context.plain_linear(wide, choices, spec.bias)
+        if spec.sinks:
+            self.sink_up = Param((spec.sinks, 2 * spec.inner, dim), shard=Shard(1, parts_of(spec)))
+            self.sink_down = Param((spec.sinks, dim, spec.inner), shard=Shard(2))
+            self.weight_scale = Param((1,), "float32")
+        parts = parts_of(spec)
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
         if spec.bias:
@@ -82,6 +87,10 @@ class MoeLayer(Module):
             reference = pack_experts if self.spec.gated else PlainExperts
             pack = reference(up, down, biases[0], biases[1], act)
         self.experts = pack
+        if self.spec.sinks:
+            sinks = [p.borrow() if copies else p.take() for p in (self.sink_up, self.sink_down)]
+            self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)
+            self._weight_scale = self.weight_scale.take()
         self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
         self.correction_E = self.correction.take() if self.spec.correction else None
 
@@ -103,6 +112,8 @@ class MoeLayer(Module):
             logits_TE = self.router.run(seen_TD)
         if self.spec.router_softcap:
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
+        if self.spec.sinks:
+            return self._run_with_sinks(x_TD, logits_TE)
         weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
         if self._scale_E is not None:
             weights_TK = weights_TK * self._scale_E[ids_TK]
@@ -118,6 +129,22 @@ class MoeLayer(Module):
                 shared_TD = shared_TD * self._kernels.sigmoid(self.shared_gate.run(x_TD))
             y_TD += shared_TD
         return y_TD if self.spec.out_norm is None else self.out_norm.run(y_TD)
+
+    def _run_with_sinks(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
+        """The sum of the chosen experts and of those that every token takes: [T, D]."""
+        spec, count = self.spec, self.spec.experts
+        scores = self._kernels.sigmoid(logits_TE.float())
+        pick = scores[:, :count]
+        pick = pick if self.correction_E is None else pick + self.correction_E
+        ids_TK = pick.topk(spec.top_k, -1)[1]
+        weights = torch.cat((scores.gather(1, ids_TK), scores[:, count:]), -1)
+        weights = weights / weights.sum(-1, keepdim=True) * (spec.scale * self._weight_scale)
+        chosen, always = (
+            t.contiguous() for t in weights.split_with_sizes((spec.top_k, spec.sinks), -1)
+        )
+        all_TS = torch.arange(spec.sinks, device=x_TD.device).expand(len(x_TD), -1).contiguous()
+        y_TD = self._run_experts(x_TD, chosen, ids_TK)
+        return y_TD + self._sinks.run(x_TD, always, all_TS)
 
     def _run_experts(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The experts' weighted sum; experts past the real ones hand x through."""
@@ -137,6 +164,11 @@ class MoeLayer(Module):
         if not spec.zero_gives:
             return self.experts.run(x_TD, weights_TK * is_real, ids)
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
+
+
+def parts_of(spec: Moe) -> tuple[int, ...]:
+    """Rows of an expert's gate and up projections."""
+    return (spec.inner,) * (2 if spec.gated else 1)
 
 
 class DeepRouterLayer(Module):

@@ -8,7 +8,7 @@ from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe
 from radixlm.layers.moe import RARE_SCORES
 
 # fields that the program knows nothing of
-_MLP = ("sub_norm", "sparsity", "limit")
+_MLP = ("sub_norm", "sparsity", "limit", "out_scale")
 _MOE = (
     "gated",
     "scale_input",
@@ -21,6 +21,7 @@ _MOE = (
     "expert_scale",
     "width",
     "deep_router",
+    "sinks",
     "expert_norm",
 )
 _BLOCK = (

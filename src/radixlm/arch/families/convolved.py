@@ -1,4 +1,4 @@
-"""Attention behind convolutions: ZAYA."""
+"""Attention behind convolutions: ZAYA, Inkling."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
+    activation,
     attention,
     family,
     head_dim,
@@ -17,8 +18,16 @@ from radixlm.arch.families.builders import (
     window,
 )
 from radixlm.arch.families.hybrid import stacked
-from radixlm.arch.names import LAYER, Names
-from radixlm.arch.spec import Block, CompressedAttention, Decoder, DeepRouter
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import Experts, FirstRows, interleaved_middle, interleaved_rows
+from radixlm.arch.spec import (
+    Block,
+    CompressedAttention,
+    Decoder,
+    DeepRouter,
+    Mlp,
+    RelativeAttention,
+)
 
 _ATTENTION, _QKV = LAYER + "self_attn.", LAYER + "self_attn.qkv_proj."
 _KINDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
@@ -103,3 +112,133 @@ def zaya(c: Config) -> Decoder:
     blocks = [block(i) for i in range(c.num_hidden_layers)]
     bias = bool(c.lm_head_bias)
     return stacked(c, blocks, norm, ZAYA, embed_affine=True, head_bias=bias)
+
+
+@published_form("inkling_text")
+def _inkling_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """Layer types by their usual names; older names of widths."""
+    out, count = dict(raw), raw.get("num_hidden_layers", 66)
+    if out.get("layer_types") is None:
+        local = out.get("local_layer_ids")
+        local = {i for i in range(count) if (i + 1) % 6} if local is None else set(local)
+        out["layer_types"] = ["hybrid_sliding" if i in local else "hybrid" for i in range(count)]
+    out["layer_types"] = [_KINDS.get(kind, kind) for kind in out["layer_types"]]
+    if out.get("mlp_layer_types") is None:
+        dense = out.get("dense_mlp_idx", 0)
+        out["mlp_layer_types"] = ["dense" if i < dense else "sparse" for i in range(count)]
+    if out.get("dense_intermediate_size") is not None:
+        out["moe_intermediate_size"] = out.get("intermediate_size", 24576)
+        out["intermediate_size"] = out["dense_intermediate_size"]
+    for ours, theirs in (
+        ("sliding_window", "sliding_window_size"),
+        ("conv_kernel_size", "sconv_kernel_size"),
+        ("max_position_embeddings", "model_max_length"),
+        ("logits_mup_width_multiplier", "embedding_multiplier"),
+    ):
+        if out.get(theirs) is not None:
+            out[ours] = out[theirs]
+    return out
+
+
+_ATTN, _LLM, _MLP = "model.llm.layers.{i}.attn.", "model.llm.layers.{i}.", LAYER + "mlp."
+_WIDE = _LLM + "mlp."
+
+
+def _either(part: str, theirs: str) -> AnyOf:
+    """Below the attention, in both layouts."""
+    return AnyOf(_ATTENTION + part, _ATTN + theirs)
+
+
+def _inkling_names(c: Config) -> Names:
+    shared, sinks = _MLP + "shared_experts.", Experts(c.n_shared_experts, 2)
+    rows = FirstRows(_spoken(c))
+    return {
+        "embed": AnyOf("model.embed_tokens", "model.llm.embed"),
+        "embed_norm": AnyOf("model.embed_tokens.embed_norm", "model.llm.embed_norm"),
+        "norm": AnyOf("model.norm", "model.llm.norm"),
+        "head": AnyOf(*(Named((one,), rows) for one in ("lm_head", "model.llm.unembed"))),
+        "norm1": AnyOf(LAYER + "input_layernorm", _LLM + "attn_norm"),
+        "norm2": AnyOf(LAYER + "post_attention_layernorm", _LLM + "mlp_norm"),
+        "mixer.qkv": AnyOf(
+            tuple(f"{_ATTENTION}{one}_proj" for one in "qkv"),
+            tuple(_ATTN + one for one in ("wq_du", "wk_dv", "wv_dv")),
+        ),
+        "mixer.o": _either("o_proj", "wo_ud"),
+        "mixer.q_norm": _either("q_norm", "q_norm"),
+        "mixer.k_norm": _either("k_norm", "k_norm"),
+        "mixer.distance": _either("r_proj", "wr_du"),
+        "mixer.profiles": _either("rel_logits_proj.proj", "rel_logits_proj.proj"),
+        "mixer.k_conv": _either("k_sconv.conv1d", "k_sconv"),
+        "mixer.v_conv": _either("v_sconv.conv1d", "v_sconv"),
+        "mixer.out_conv": AnyOf(LAYER + "attn_sconv.conv1d", _LLM + "attn_sconv"),
+        "mixer.ffn_conv": AnyOf(LAYER + "mlp_sconv.conv1d", _LLM + "mlp_sconv"),
+        "ffn.up": AnyOf(
+            (_MLP + "gate_proj", _MLP + "up_proj"), Named((_WIDE + "w13_dn",), interleaved_rows)
+        ),
+        "ffn.down": AnyOf(_MLP + "down_proj", _WIDE + "w2_md"),
+        "ffn.out_scale": AnyOf(_MLP + "global_scale", _WIDE + "global_scale"),
+        "moe.router": AnyOf(_MLP + "gate", _WIDE + "gate"),
+        "moe.weight_scale": AnyOf(_MLP + "gate.global_scale", _WIDE + "gate.global_scale"),
+        "moe.correction": AnyOf(_MLP + "gate.e_score_correction_bias", _WIDE + "gate.bias"),
+        "moe.up": AnyOf(
+            _MLP + "experts.gate_up_proj",
+            Named((_WIDE + "experts.w13_weight",), interleaved_middle),
+        ),
+        "moe.down": AnyOf(_MLP + "experts.down_proj", _WIDE + "experts.w2_weight"),
+        "moe.sink_up": AnyOf(
+            Named((shared + "gate_proj", shared + "up_proj"), sinks),
+            Named((_WIDE + "shared_experts.shared_w13_weight",), interleaved_middle),
+        ),
+        "moe.sink_down": AnyOf(shared + "down_proj", _WIDE + "shared_experts.shared_w2_weight"),
+    }
+
+
+def _spoken(c: Config) -> int:
+    """Tokens that the head may say: rows beyond them only pad."""
+    return int(min(c.get("unpadded_vocab_size", c.vocab_size), c.vocab_size))
+
+
+@family("InklingForCausalLM", "InklingForConditionalGeneration")
+def inkling(c: Config) -> Decoder:
+    """Scores gain by distance; the shared experts take part in the norming of the weights."""
+    c.refuse("shared_expert_sink", True)
+    norm, act, extent = rms(c), activation(c), c.rel_extent
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        scale=c.route_scale,
+        sinks=c.n_shared_experts,
+    )
+    dense = Mlp(c.intermediate_size, act, out_scale=True)
+
+    def block(i: int) -> Block:
+        span = window(c, i)
+        dim = c.swa_head_dim if span else c.head_dim
+        attends = attention(
+            c,
+            heads=c.swa_num_attention_heads if span else c.num_attention_heads,
+            kv_heads=c.swa_num_key_value_heads if span else c.num_key_value_heads,
+            head_dim=dim,
+            rope=None,
+            scale=1.0 / dim,
+            window=span,
+            qk_norm="head",
+            qk_norm_spec=norm,
+        )
+        shape = (c.hidden_size, c.conv_kernel_size, c.d_rel, span or extent)
+        grows = 0 if span else c.get("log_scaling_n_floor", 0)
+        mixer = RelativeAttention(attends, *shape, grows, c.log_scaling_alpha)
+        return Block(mixer, sparse if c.mlp_layer_types[i] == "sparse" else dense, norm)
+
+    return stacked(
+        c.replace(vocab_size=_spoken(c)),
+        [block(i) for i in range(c.num_hidden_layers)],
+        norm,
+        _inkling_names(c),
+        tied=False,
+        unspoken=c.vocab_size - _spoken(c),
+        embed_norm=norm,
+        norms_table=True,
+        logit_scale=1.0 / c.logits_mup_width_multiplier,
+    )
