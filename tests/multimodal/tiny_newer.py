@@ -145,6 +145,28 @@ def step3p7() -> Tiny:
     return Tiny(config, tf.Step3p7Processor(reader, tok), "<im_patch>")
 
 
+def granite_docling() -> Tiny:
+    tiles = [f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5)]
+    tok = tokenizer(
+        *tiles, "<fake_token_around_image>", "<global-img>", image_token="<image>",
+    )  # fmt: skip
+    tower = {
+        **SMALL, "num_hidden_layers": 4, "out_hidden_size": 64, "scale_factor": 2,
+        "deepstack_visual_indexes": [1, 3],
+    }  # fmt: skip
+    scales = {
+        "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+    }  # fmt: skip
+    config = tf.GraniteDoclingConfig(
+        vision_config=tower, text_config=text("granite_docling_text", **scales),
+        image_token_id=tok.convert_tokens_to_ids("<image>"), density_router_hidden_size=16,
+        pad_token_id=None,
+    )  # fmt: skip
+    reader = pictures("GraniteDocling", size=SQUARE, max_patches=4)
+    return Tiny(config, tf.GraniteDoclingProcessor(reader, tok, image_seq_len=4), "<image>")
+
+
 MUSE_TOWER = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
     "patch_size": 7, "pos_emb_height": 8, "pos_emb_width": 8, "max_position_embeddings": 64,
@@ -156,7 +178,7 @@ def _muse(kind: str, **more: Any) -> Tiny:
     tok = tokenizer(*names.split(), "<|vid_start|>", "<|vid_end|>", "<|audio|>")
     sizes = {"out_hidden_size": 128, "projector_hidden_size": 48}
     config = getattr(tf, f"{kind}Config")(
-        vision_config=MUSE_TOWER, image_token_id=257, video_token_id=258, **sizes, **more
+        vision_config=MUSE_TOWER, image_token_id=257, video_token_id=398, **sizes, **more
     )
     reader = quick_pictures("MuseGlimmer", patch_size=7, max_image_tokens=16)
     whole = processor(
@@ -187,6 +209,7 @@ NEWER: dict[str, Callable[[], Tiny]] = {
     for made in (
         qianfan_ocr, lfm3_vl, hyperclovax_vision_v2, minicpm_ocr, gemma4_unified,
         step3p7, muse_glimmer, muse_spark,
+        granite_docling,
     )
 }  # fmt: skip
 # whose processors need a package that is not always there

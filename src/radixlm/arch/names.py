@@ -178,7 +178,7 @@ _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|visual|vit_|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
-    r"|vit_large|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
+    r"|vit_large|density_router\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # What hears, beside a decoder that attends to it.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")

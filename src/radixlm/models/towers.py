@@ -79,7 +79,8 @@ class HfTower:
         rows = _joined(_pooled(made))
         deep = getattr(made, "deepstack_features", None)
         layers = [rows, *(_joined(one) for one in deep or ())]
-        return torch.stack([layer.float() for layer in layers]) * self._scale
+        layers[0] = layers[0] * self._scale
+        return torch.stack([layer.float() for layer in layers])
 
     def _beside(self, media: Media) -> Tensor:
         """[1, N, D] of a class without a rule of joining: layers attend to the projected rows."""

@@ -186,7 +186,8 @@ class MediaProcessor:
                     raise InvalidRequest(f"{one.where}: the prompt has no place for it", one.where)
                 made = dict(one.arrays)
                 if one.rows is not None:
-                    made[ROWS] = one.rows * np.float32(self._facts.row_scale)
+                    made[ROWS] = one.rows.copy()
+                    made[ROWS][0] *= self._facts.row_scale
                 media.append(self._one(kind, made, places[at : at + count], ids))
                 at += count
         return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))

@@ -8,7 +8,7 @@ from typing import Any
 NEWER = (
     *("QianfanOCRForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
-    "Gemma4UnifiedForConditionalGeneration",
+    *("Gemma4UnifiedForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
 )
 # whose language model is described elsewhere, by the family of its text model
 NEWER_TOWERED = (
@@ -16,10 +16,33 @@ NEWER_TOWERED = (
     "MuseSparkForConditionalGeneration",
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
-NEWER_TEXT_TYPES: Mapping[str, str] = {}
-NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {}
-# whose text model multiplies all that comes in, the rows of towers too
-_SCALED = ("HyperCLOVAXVisionV2ForConditionalGeneration",)
+NEWER_TEXT_TYPES: Mapping[str, str] = {
+    "granite4_vision_text": "granite",
+    "granite_docling_text": "granite",
+}
+NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "granite_docling_text": {
+        "vocab_size": 133800,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.263,
+        "attention_multiplier": 0.015625,
+    },
+}
+# whose text model multiplies all that comes in, the rows of towers too; and by what if it is not
+# said
+_SCALED = {
+    "HyperCLOVAXVisionV2ForConditionalGeneration": 1.0,
+    "GraniteDoclingForConditionalGeneration": 12.0,
+}
 
 
 def row_scale(architecture: str, raw: Mapping[str, Any]) -> float:
@@ -27,7 +50,8 @@ def row_scale(architecture: str, raw: Mapping[str, Any]) -> float:
     text = raw.get("text_config")
     if architecture not in _SCALED or not isinstance(text, Mapping):
         return 1.0
-    return float(text.get("embedding_multiplier") or 1.0)
+    found = text.get("embedding_multiplier")
+    return float(_SCALED[architecture] if found is None else found)
 
 
 def pictures_see_themselves(architecture: str, raw: Mapping[str, Any]) -> bool:
