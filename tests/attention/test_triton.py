@@ -244,7 +244,7 @@ def test_a_step_takes_the_smallest_tile_that_holds_its_sequences() -> None:
     every = (1, UNBOUNDED)
     assert rows([(1, 5), (1, 9)]) == [(16, every)]
     assert rows([(8, 5), (1, 9)]) == [(16, every)]
-    assert rows([(9, 5), (1, 9)]) == [(64, every)]
+    assert rows([(9, 5), (1, 9)]) == [(16, (1, 1)), (128, (2, UNBOUNDED))]
     assert rows([(40, 5), (40, 9)]) == [(128, every)]
     assert rows([(40, 5), (1, 9)]) == [(16, (1, 1)), (128, (2, UNBOUNDED))]
     assert [tile.rows for tile in tiles_of(576, torch.bfloat16)] == [16, 32]

@@ -38,7 +38,9 @@ from radixlm.kernels.triton.attention_run import (
     Tile,
     Tree,
     attend,
+    computed_in,
     cut_of,
+    has_extras,
     tiles_of,
 )
 from radixlm.kernels.triton.attention_store import kind_of, store
@@ -97,7 +99,7 @@ class Launch:
 
 class TritonBackend(PagedBackend):
     """The Triton kernels behind the backend protocol. Any page size and kind of cache; products
-    are in the dtype of q."""
+    are in the dtype of q, but see ``computed_in``."""
 
     name = NAME
     pool_class = TritonPool
@@ -193,7 +195,8 @@ class TritonBackend(PagedBackend):
         if self._is_dense(batch, pool, q_THD, k_TKD, v_TKV, site):
             assert k_TKD is not None and v_TKV is not None
             return dense.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
-        q_THD = _rows(q_THD)
+        dtype = q_THD.dtype
+        q_THD = _rows(q_THD).to(computed_in(dtype, pool.dtype))
         out_THV = torch.empty(
             q_THD.shape[0], site.heads, site.v_dim, dtype=q_THD.dtype, device=q_THD.device
         )
@@ -206,7 +209,7 @@ class TritonBackend(PagedBackend):
                 q_THD, out_THV, cache, shape, step, launch.work, launch.num_units,
                 batch.max_query_len, launch.between,
             )  # fmt: skip
-        return out_THV.flatten(1)
+        return out_THV.flatten(1).to(dtype)
 
     def _is_dense(
         self,
@@ -227,8 +230,8 @@ class TritonBackend(PagedBackend):
     ) -> list[Launch]:
         max_len = num_pages * pool.page_size
         key = (
-            site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window, site.chunk, dtype,
-            pool.dtype, max_len,
+            site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window, site.chunk,
+            has_extras(site, False), dtype, pool.dtype, max_len,
         )  # fmt: skip
         launches = self._launches.get(key)
         if launches is None:
@@ -242,7 +245,8 @@ class TritonBackend(PagedBackend):
         assert batch is not None
         has_tree = self._tree is not None
         launches = []
-        tiles = tiles_of(site.head_dim, dtype, has_tree, self.is_hopper, cache_dtype)
+        extras = has_extras(site, has_tree)
+        tiles = tiles_of(site.head_dim, dtype, extras, self.is_hopper, cache_dtype)
         for tile, queries in phases(site, tiles, batch, has_tree):
             shape = Shape(site, tile)
             cut = cut_of(

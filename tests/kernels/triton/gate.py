@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -14,12 +16,18 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+import triton
 
 import radixlm.kernels.triton
 from radixlm.kernels.triton.variant import Variant, compiled
 
 ARCHS = (90, 80)
+RECORD = Path(__file__).with_name("compiled.csv")
+COLUMNS = ("key", "name", "kernel", "arch", "registers", "spills", "shared_bytes", "has_wgmma",
+           "wants_wgmma")  # fmt: skip
 MODULES = sorted(m.name for m in pkgutil.iter_modules(radixlm.kernels.triton.__path__))
 Job = tuple[str, int, int]  # module, which of its variants, architecture
 Row = dict[str, Any]
@@ -33,6 +41,56 @@ def variants_of(module: str) -> tuple[Variant, ...]:
     return tuple(announce()) if announce is not None else ()
 
 
+def key_of(variant: Variant, arch: int) -> str:
+    """Of all that decides what comes out: the compiler, the source of the kernel and of what it
+    calls, types, constants."""
+    parts = (variant.signature, variant.constants, variant.options)
+    texts = [triton.__version__, arch, variant.num_warps, variant.num_stages]
+    texts += [sorted(part.items()) for part in parts]
+    texts += source_of(variant.kernel)
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+
+
+@lru_cache
+def source_of(function: Any) -> tuple[str, ...]:
+    """A function's text, the constants that it names, and the same of the functions it calls."""
+    known = function.fn.__globals__
+    found = [function.src]
+    for name in sorted(set(function.fn.__code__.co_names)):
+        value = known.get(name)
+        if hasattr(value, "src"):
+            found += source_of(value)
+        elif name in known and not hasattr(value, "__name__"):
+            found.append(f"{name} = {value!r}")
+    return tuple(found)
+
+
+def read_record() -> dict[str, Row]:
+    """What was compiled before, by key."""
+    if not RECORD.exists():
+        return {}
+    with RECORD.open(newline="") as file:
+        return {line["key"]: as_row(line) for line in csv.DictReader(file)}
+
+
+def as_row(line: dict[str, str]) -> Row:
+    numbers = {name: int(line[name]) for name in COLUMNS[3:]}
+    return {"key": line["key"], "name": line["name"], "kernel": line["kernel"], **numbers}
+
+
+def write_record(rows: Iterable[Row]) -> None:
+    with RECORD.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in sorted(rows, key=lambda row: (row["kernel"], row["name"], row["arch"])):
+            writer.writerow({name: int(v) if isinstance(v, bool) else v for name, v in row.items()})
+
+
+def is_chosen(variant: Variant, arch: int) -> bool:
+    """Whether the product picks the variant on such a GPU."""
+    return variant.min_arch <= arch <= variant.max_arch
+
+
 def representative(module: str) -> list[Job]:
     """The first and the last variant of each kernel for sm_90, the first that sm_80 runs for it."""
     by_kernel: dict[int, list[int]] = {}
@@ -41,9 +99,11 @@ def representative(module: str) -> list[Job]:
         by_kernel.setdefault(id(variant.kernel), []).append(index)
     picked = []
     for own in by_kernel.values():
-        picked += [(module, own[0], 90)]
-        picked += [(module, index, 80) for index in own if variants[index].min_arch <= 80][:1]
-        picked += [(module, own[-1], 90)] if len(own) > 1 else []
+        for arch, count in ((90, 2), (80, 1)):
+            fit = [index for index in own if is_chosen(variants[index], arch)]
+            picked += [
+                (module, index, arch) for index in dict.fromkeys((fit[:1] + fit[-1:])[:count])
+            ]
     return picked
 
 
@@ -52,7 +112,8 @@ def every(module: str) -> list[Job]:
     seen, jobs = set(), []
     for index, variant in enumerate(variants_of(module)):
         parts = (variant.signature, variant.constants, variant.options)
-        size = (variant.num_warps, variant.num_stages, variant.wgmma, variant.min_arch)
+        archs = (variant.min_arch, variant.max_arch)
+        size = (variant.num_warps, variant.num_stages, variant.wgmma, archs)
         key = (id(variant.kernel), size, *(str(sorted(part.items())) for part in parts))
         if key not in seen:
             seen.add(key)
@@ -74,6 +135,7 @@ def compile_one(job: Job) -> Row:
             "error": f"{type(error).__name__}: {reason[-1]}",
         }
     return {
+        "key": key_of(variant, arch),
         "name": variant.name,
         "kernel": f"{module}.{variant.kernel.fn.__name__}",
         "arch": arch,
@@ -99,7 +161,7 @@ def compile_all(jobs: list[Job], num_processes: int) -> Iterator[Row]:
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """A line for each kernel and architecture: its worst numbers."""
-    kinds: dict[tuple[str, int], list[Row]] = {}
+    kinds: dict[tuple[Any, int], list[Row]] = {}
     for row in rows:
         kinds.setdefault((row.get("kernel", row["name"]), row["arch"]), []).append(row)
     head = ("variants", "registers", "spills", "shared", "wgmma", "seconds")
@@ -122,6 +184,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--record", action="store_true", help=f"what {RECORD.name} lacks, into it")
+    parser.add_argument("--missing", action="store_true", help=f"list what {RECORD.name} lacks")
     options = parser.parse_args()
     choose = every if options.all else representative
     jobs = [
@@ -129,17 +193,33 @@ def main() -> None:
         for name in options.modules
         for module, index, arch in choose(name)
         if arch in (options.arch or arch,)
-        and arch >= variants_of(module)[index].min_arch
+        and is_chosen(variants_of(module)[index], arch)
         and options.only in variants_of(module)[index].name
     ]
+    if options.record or options.missing:
+        jobs = unrecorded(jobs, options.record and len(options.modules) == len(MODULES))
+    if options.missing:
+        print("\n".join(f"{variants_of(m)[i].name} sm_{arch}" for m, i, arch in jobs))
+        return
     rows = []
-    for row in compile_all(jobs, min(options.jobs, max(1, len(jobs) // 4))):
+    for row in compile_all(jobs, max(1, min(options.jobs, len(jobs) // 4))):
         rows.append(row)
+        if options.record and "error" not in row:
+            write_record((read_record() | {row["key"]: row}).values())
         if not options.table:
             print(json.dumps(row), flush=True)
     if options.table:
         print("\n".join(table(rows)))
         sys.exit(any("error" in row for row in rows))
+
+
+def unrecorded(jobs: list[Job], forgets: bool) -> list[Job]:
+    """Jobs whose outcome is not known. ``forgets``: rows of what no longer exists are dropped."""
+    known = read_record()
+    keys = {job: key_of(variants_of(job[0])[job[1]], job[2]) for job in jobs}
+    if forgets:
+        write_record(row for key, row in known.items() if key in keys.values())
+    return [job for job, key in keys.items() if key not in known]
 
 
 if __name__ == "__main__":

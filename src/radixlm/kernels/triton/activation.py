@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -23,6 +24,13 @@ CODES = {
     "tanh": 6,
     "sigmoid": 7,
     "swiglu_oai": 8,
+}
+# x * sigmoid(alpha x) * (up + shift), x and up within a limit: (limit, alpha, shift). A product can
+# end with any of them; with the other activations it is followed by a kernel.
+SWISH = {
+    "silu": (math.inf, 1.0, 0.0),
+    "gelu_quick": (math.inf, 1.702, 0.0),
+    "swiglu_oai": (reference.OAI_LIMIT, reference.OAI_ALPHA, 1.0),
 }
 _BLOCK = 1024
 _OAI_LIMIT = tl.constexpr(reference.OAI_LIMIT)
@@ -73,6 +81,15 @@ def gated(gate, up, ACT: tl.constexpr):
     return y
 
 
+@triton.jit
+def swish_gated(gate, up, limit, alpha, shift):
+    """``act(gate) * up`` of float32 for an activation of SWISH."""
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
+    return gate * tl.sigmoid(gate * alpha) * (up + shift)
+
+
 @triton.jit(do_not_specialize=["size"])
 def pointwise_kernel(
     x_ptr, out_ptr, size, inner, outer, ACT: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
@@ -99,6 +116,18 @@ def gated_kernel(x_ptr, out_ptr, half, x_stride, ACT: tl.constexpr, BLOCK: tl.co
     up = tl.load(x_ptr + token * x_stride + half + col, mask=mask, other=0.0).to(tl.float32)
     y = gated(gate, up, ACT)
     tl.store(out_ptr + token * half + col, cast(y, out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated_pairs_kernel(x_ptr, out_ptr, width, ACT: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row, block): act(gate) * up of interleaved pairs."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    both = pair[:, None] * 2 + tl.arange(0, 2)[None, :]
+    x = tl.load(x_ptr + row * 2 * width + both, mask=both < 2 * width, other=0.0)
+    gate, up = tl.split(x.to(tl.float32))
+    y = cast(gated(gate, up, ACT), out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + pair, y, mask=pair < width)
 
 
 def _takes(x: Tensor) -> bool:
@@ -147,6 +176,18 @@ def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
     return out.view(*x_T2I.shape[:-1], half)
 
 
+def gated_pairs(x: Tensor, act: str, out: Tensor | None = None) -> Tensor:
+    """act(gate) * up of rows [N, 2I] whose gate and up are interleaved: [N, I]."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    if out is None:
+        out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if rows:
+        gated_pairs_kernel[(rows, triton.cdiv(width, _BLOCK))](
+            x, out, width, ACT=CODES[act], BLOCK=_BLOCK, num_warps=4
+        )
+    return out
+
+
 def variants() -> tuple[Variant, ...]:
     """Every activation and dtype."""
     return tuple(_variants())
@@ -176,3 +217,5 @@ def _variants() -> Iterator[Variant]:
                     num_warps=4,
                     num_stages=3,
                 )
+                sizes = pointers | {"width": "i32:16"}
+                yield Variant(f"{act}_pairs-{pointer}", gated_pairs_kernel, sizes, constants, 4, 3)

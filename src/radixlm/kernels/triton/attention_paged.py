@@ -18,13 +18,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from radixlm.kernels.triton.mode import operand
+from radixlm.kernels.triton.mode import if_set, operand
 
 # The step's numbers are views of one buffer, and its sizes change: neither may mean another
 # compilation while requests wait.
 _VIEWS = ["query_start", "kv_len", "page_table", "unit_row", "unit_number", "splits", "split_len",
           "num_units", "tree", "positions"]  # fmt: skip
-_SIZES = ["table_stride", "tree_stride", "window", "chunk", "scale", "softcap"]
+_SIZES = ["table_stride", "tree_stride", "window", "chunk", "scale", "softcap", "has_sinks",
+          "has_slopes", "has_tree"]  # fmt: skip
+_UNBOUNDED: tl.constexpr = tl.constexpr(1 << 30)  # of windows and chunks: none
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 E4M3_BITS: tl.constexpr = tl.constexpr(2)  # KIND of a cache of fp8 e4m3 in bytes, for sm_80
@@ -61,27 +63,26 @@ def _load_rows(
 
 @triton.jit
 def _seen(
-    place, position, stop, window, chunk, tree, tree_stride, positions, first, prefix, token, live,
-    LOCAL: tl.constexpr, TREE: tl.constexpr, CAUSAL: tl.constexpr,
+    place, position, lowest, stop, chunk, tree, tree_stride, positions, first, prefix, token, live,
+    has_tree, EXTRA: tl.constexpr,
 ):  # fmt: skip
     """Which keys the rows see, and how far a key is ahead of the row's token: [M, N]."""
     key = place
-    if TREE:
+    if EXTRA:
         step = place - prefix  # of the step's own tokens, from 0
-        is_new = (step >= 0) & (place < stop)
+        is_new = if_set(has_tree, (step >= 0) & (place < stop))
         key = tl.where(is_new, tl.load(positions + first + step, mask=is_new, other=0), place)
         key = key.to(tl.int32)
     ahead = key[None, :] - position[:, None]
-    seen = (place < stop)[None, :]
-    if TREE:
+    seen = (place < stop)[None, :] & (key[None, :] >= lowest[:, None])
+    if EXTRA:
         at = tree + (first + token).to(tl.int64)[:, None] * tree_stride + (step >> 5)[None, :]
         word = tl.load(at, mask=live[:, None] & is_new[None, :], other=0)
-        seen = seen & (((word >> (step & 31)[None, :]) & 1 != 0) | (step < 0)[None, :])
-    elif CAUSAL:
-        seen = seen & (ahead <= 0)
-    if LOCAL:
-        seen = seen & (ahead > -window)
+        in_tree = ((word >> (step & 31)[None, :]) & 1 != 0) | (step < 0)[None, :]
+        seen = seen & tl.where(has_tree != 0, in_tree, ahead <= 0)
         seen = seen & (key[None, :] // chunk == position[:, None] // chunk)
+    else:
+        seen = seen & (ahead <= 0)
     return seen, ahead
 
 
@@ -94,10 +95,9 @@ def _page(pages, place, stop, PAGE: tl.constexpr):
 @triton.jit
 def _sweep(
     q1, q2, acc, most, total, start, stop, k, v, k_scale, v_scale, pages,
-    scale, softcap, slope, window, chunk, tree, tree_stride, positions, first, prefix, token,
-    position, live,
-    KIND: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr,
-    CAP: tl.constexpr, SLOPES: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
+    scale, softcap, slope, chunk, tree, tree_stride, positions, first, prefix, token,
+    position, lowest, live, has_tree,
+    KIND: tl.constexpr, MASKED: tl.constexpr, EXTRA: tl.constexpr, LATENT: tl.constexpr,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -106,6 +106,7 @@ def _sweep(
     k_stride: tl.constexpr = KV_HEADS * DIM
     v_stride: tl.constexpr = KV_HEADS * V_DIM
     lane_n = tl.arange(0, KEYS)
+    cap = tl.where(softcap > 0.0, softcap, 1.0)
     page = _page(pages, start + lane_n, stop, PAGE)
     for at in range(start, stop, KEYS):
         place = at + lane_n
@@ -120,16 +121,17 @@ def _sweep(
         if KIND == SCALED:
             k_row = tl.load(k_scale + slot * KV_HEADS, mask=inside, other=0.0)
             score = score * k_row[None, :]
-        if CAP:  # tanh(x) = 2 sigmoid(2 x) - 1
-            score = softcap * (2.0 * tl.sigmoid(score * (2.0 * scale / softcap)) - 1.0) * _LOG2E
+        if EXTRA:  # tanh(x) = 2 sigmoid(2 x) - 1
+            capped = cap * (2.0 * tl.sigmoid(score * (2.0 * scale / cap)) - 1.0)
+            score = tl.where(softcap > 0.0, capped, score * scale) * _LOG2E
         else:
             score = score * (scale * _LOG2E)
-        if MASKED or SLOPES:
+        if MASKED or EXTRA:
             seen, ahead = _seen(
-                place, position, stop, window, chunk, tree, tree_stride, positions, first,
-                prefix, token, live, LOCAL, TREE, CAUSAL,
+                place, position, lowest, stop, chunk, tree, tree_stride, positions, first,
+                prefix, token, live, has_tree, EXTRA,
             )  # fmt: skip
-            if SLOPES:
+            if EXTRA:
                 score = score + slope[:, None] * ahead
             if MASKED:
                 score = tl.where(seen, score, float("-inf"))
@@ -156,25 +158,22 @@ def _sweep(
 
 @triton.jit
 def _reach(
-    low, high, prefix, length, split, part, window, chunk,
-    LOCAL: tl.constexpr, TREE: tl.constexpr, KEYS: tl.constexpr,
+    low, high, prefix, length, split, part, window, chunk, has_tree,
+    EXTRA: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """[start, stop) of this split for tokens at positions low..high; before ``full`` every token
     sees every key."""
-    if TREE:
-        low = prefix
-        stop = length
-        full = prefix
-    else:
-        stop = high + 1
-        full = low + 1
-    start = 0
-    if LOCAL:
-        start = tl.maximum(tl.maximum(low - window + 1, low // chunk * chunk), 0)
-        start = start // KEYS * KEYS
-    start = start + split * part
+    stop = high + 1
+    full = low + 1
+    if EXTRA:
+        low = tl.where(has_tree != 0, prefix, low)
+        stop = tl.where(has_tree != 0, length, stop)
+        full = tl.where(has_tree != 0, prefix, full)
+    start = tl.maximum(tl.maximum(low - window + 1, low // chunk * chunk), 0)
+    start = start // KEYS * KEYS + split * part
     stop = tl.minimum(stop, start + part)
-    full = tl.minimum(full, stop)
+    is_local = tl.minimum(window, chunk) < _UNBOUNDED
+    full = tl.minimum(tl.where(is_local, start, full), stop)
     full = start + tl.maximum(full - start, 0) // KEYS * KEYS
     return start, stop, full
 
@@ -225,14 +224,16 @@ def attention_kernel(
     q, k, v, out, partial, lse, k_scale, v_scale, sinks, slopes, tree, positions,
     query_start, kv_len, page_table, unit_row, unit_number, splits, split_len, num_units,
     q_stride, q_head_stride, table_stride, tree_stride, scale, softcap, window, chunk,
-    KIND: tl.constexpr, SPLIT_LOOP: tl.constexpr, LOCAL: tl.constexpr, CAP: tl.constexpr,
-    SINKS: tl.constexpr, SLOPES: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
+    has_sinks, has_slopes, has_tree,
+    KIND: tl.constexpr, SPLIT_LOOP: tl.constexpr, EXTRA: tl.constexpr, LATENT: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     GROUP_BLOCK: tl.constexpr, TOKENS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
     V_DIM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One unit of work for one KV head; see the file's head."""
+    """One unit of work for one KV head; see the file's head. EXTRA: scores may be capped
+    (``softcap`` > 0) or have slopes, and the step's own tokens may see a tree. ``window`` and
+    ``chunk`` of 2^30: none."""
     unit = tl.program_id(0)
     lane = tl.program_id(1)
     if unit >= tl.load(num_units):
@@ -250,8 +251,10 @@ def attention_kernel(
     head = kv_head * GROUP + group_head
     live = (m < TOKENS * GROUP_BLOCK) & (token < queries) & (group_head < GROUP)
     position = prefix + token
-    if TREE:
-        position = tl.load(positions + first + token, mask=live, other=0).to(tl.int32)
+    if EXTRA:
+        inside = if_set(has_tree, live)
+        position = tl.load(positions + first + token, mask=inside, other=position).to(tl.int32)
+    lowest = tl.maximum(position - window + 1, position // chunk * chunk)
     q_row = q + (first + token).to(tl.int64) * q_stride + head * q_head_stride
     q1 = _load_q(q_row, live, 0, BLOCK_C, DIM)
     q2 = q1
@@ -259,34 +262,33 @@ def attention_kernel(
         q2 = _load_q(q_row, live, BLOCK_C, BLOCK_R, DIM)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if SINKS:
-        if split == 0:
-            most = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * _LOG2E
-            total = tl.full([ROWS], 1.0, tl.float32)
+    if (split == 0) & (has_sinks != 0):
+        most = tl.load(sinks + head, mask=live, other=0.0) * _LOG2E
+        total = tl.full([ROWS], 1.0, tl.float32)
     slope = most
-    if SLOPES:
-        slope = tl.load(slopes + head, mask=live, other=0.0) * _LOG2E
+    if EXTRA:
+        slope = tl.load(slopes + head, mask=if_set(has_slopes, live), other=0.0) * _LOG2E
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
     low = prefix + block * TOKENS
     start, stop, full = _reach(
         low, tl.minimum(low + TOKENS, length) - 1, prefix, length, split,
-        tl.load(split_len + row), window, chunk, LOCAL, TREE, KEYS,
+        tl.load(split_len + row), window, chunk, has_tree, EXTRA, KEYS,
     )  # fmt: skip
     pages = page_table + row.to(tl.int64) * table_stride
     k += kv_head * DIM
     v += kv_head * V_DIM
-    if SPLIT_LOOP and not LOCAL:
+    if SPLIT_LOOP:
         acc, most, total = _sweep(
             q1, q2, acc, most, total, start, full, k, v, k_scale + kv_head, v_scale + kv_head,
-            pages, scale, softcap, slope, window, chunk, tree, tree_stride, positions, first,
-            prefix, token, position, live, KIND, False, False, LOCAL, CAP, SLOPES, TREE, LATENT,
+            pages, scale, softcap, slope, chunk, tree, tree_stride, positions, first,
+            prefix, token, position, lowest, live, has_tree, KIND, False, EXTRA, LATENT,
             KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
         )  # fmt: skip
         start = full
     acc, most, total = _sweep(
         q1, q2, acc, most, total, start, stop, k, v, k_scale + kv_head, v_scale + kv_head,
-        pages, scale, softcap, slope, window, chunk, tree, tree_stride, positions, first,
-        prefix, token, position, live, KIND, True, True, LOCAL, CAP, SLOPES, TREE, LATENT,
+        pages, scale, softcap, slope, chunk, tree, tree_stride, positions, first,
+        prefix, token, position, lowest, live, has_tree, KIND, True, EXTRA, LATENT,
         KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
     )  # fmt: skip
     o_row = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + head

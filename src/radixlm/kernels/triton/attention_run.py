@@ -15,8 +15,8 @@ from torch import Tensor
 
 from radixlm.kernels.triton import attention_paged as paged
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work
-from radixlm.kernels.triton.mode import interpreting
-from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.kernels.triton.mode import interpreting, nothing
+from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
 from radixlm.step.batch import AttentionSite
 
 MAX_DIM = 256  # of a head; latents have 576
@@ -35,20 +35,19 @@ class Tile:
 
 
 # Most channels of K: tiles by the rows they hold, the last for all more. None spills; see
-# variants().
+# variants(). The middle one holds what the extras of a site need beside its sums.
 _HOPPER: dict[int, tuple[Tile, ...]] = {
-    64: (Tile(16, 64, 4, 3), Tile(64, 64, 8, 3), Tile(128, 64, 8, 3)),
-    128: (Tile(16, 64, 4, 3), Tile(64, 64, 8, 3), Tile(128, 64, 8, 3)),
+    128: (Tile(16, 64, 4, 3), Tile(64, 32, 8, 3), Tile(128, 64, 8, 3)),
     256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
     1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
 }
 _AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in registers
-    128: (Tile(16, 64, 4, 3), Tile(64, 64, 8, 3)),
+    128: (Tile(16, 64, 4, 3), Tile(64, 32, 8, 3), Tile(64, 64, 8, 3)),
     256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
     1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
 }
 _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
-    128: (Tile(16, 32, 8, 2), Tile(32, 32, 8, 1)),
+    128: (Tile(16, 32, 8, 2),),
     1024: (Tile(16, 16, 16, 1),),
 }
 
@@ -56,7 +55,7 @@ _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single 
 def tiles_of(
     dim: int,
     dtype: torch.dtype,
-    has_tree: bool = False,
+    has_extras: bool = False,
     is_hopper: bool = True,
     cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tile, ...]:
@@ -68,7 +67,18 @@ def tiles_of(
     tiles = next(tiles for most, tiles in table.items() if dim <= most)
     if cache_dtype is not None and cache_dtype.itemsize == 1:
         tiles = (replace(tiles[0], num_warps=max(8, tiles[0].num_warps)), *tiles[1:])
-    return tiles[:2] if has_tree else tiles
+    return tiles[:2] if has_extras else tiles[:1] + tiles[1:][-1:]
+
+
+def computed_in(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
+    """In which dtype q of ``dtype`` meets a cache: 8 bits are no reason for single precision."""
+    is_coarse = cache_dtype.itemsize == 1 and dtype == torch.float32 and not interpreting()
+    return torch.bfloat16 if is_coarse else dtype
+
+
+def has_extras(site: AttentionSite, has_tree: bool) -> bool:
+    """Whether the site or the step asks for more than causal attention, a window and sinks."""
+    return has_tree or bool(site.softcap) or site.slopes is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +118,9 @@ def channel_blocks(site: AttentionSite) -> tuple[int, int]:
     """Channels of K as a power of two and, where that wastes less, a rest: 576 = 512 + 64. V of a
     latent is within the first."""
     dim = site.head_dim
-    power = max(16, triton.next_power_of_2(dim))
+    power = max(64, triton.next_power_of_2(dim))
     half = power // 2
-    wastes_less = half >= 64 and half < dim <= half + half // 2
+    wastes_less = half >= 128 and half < dim <= half + half // 2
     if not wastes_less or (site.latent and site.v_dim > half):
         return power, 0
     return half, max(16, triton.next_power_of_2(dim - half))
@@ -155,7 +165,7 @@ class Shape:
 
     def constants(self) -> dict[str, int]:
         """What both kernels are compiled for."""
-        values = max(16, triton.next_power_of_2(self.site.v_dim))
+        values = max(64, triton.next_power_of_2(self.site.v_dim))
         return {
             "KV_HEADS": self.site.kv_heads,
             "GROUP": self.site.heads // self.site.kv_heads,
@@ -167,17 +177,13 @@ class Shape:
         }
 
 
-def _features(shape: Shape, page_size: int, kind: int, has_tree: bool) -> dict[str, int | bool]:
+def _features(shape: Shape, page_size: int, kind: int, is_extra: bool) -> dict[str, int | bool]:
     site, tile = shape.site, shape.tile
     channels, rest = channel_blocks(site)
     return {
         "KIND": kind,
-        "SPLIT_LOOP": tile.rows > 32,
-        "LOCAL": bool(site.window or site.chunk),
-        "CAP": bool(site.softcap),
-        "SINKS": site.sinks is not None,
-        "SLOPES": site.slopes is not None,
-        "TREE": has_tree,
+        "SPLIT_LOOP": tile.rows > 32 and not is_extra,
+        "EXTRA": is_extra,
         "LATENT": site.latent,
         "PAGE": page_size,
         "DIM": site.head_dim,
@@ -221,21 +227,25 @@ def attend(
     k, v = cache.k_LKC, cache.k_LKC if cache.v_LKV is None else cache.v_LKV
     if kind == 2:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
-    scales = cache.scales or (q_THC,)
-    partial, lse = between or (q_THC, q_THC)
-    tree = step.tree
+    device = q_THC.device
+    floats, integers = nothing(torch.float32, device), nothing(torch.int32, device)
+    scales = cache.scales or (floats,)
+    partial, lse = between or (floats, floats)
+    tree, is_extra = step.tree, has_extras(site, step.tree is not None)
     common = shape.constants()
     plan = (work.unit_row_U, work.unit_number_U, work.splits_S)
     paged.attention_kernel[(num_units, shape.lanes)](
         q_THC, k, v, out_THV, partial, lse, scales[0], scales[-1],
-        q_THC if site.sinks is None else site.sinks, q_THC if site.slopes is None else site.slopes,
-        work.splits_S if tree is None else tree.bits_TW,
-        work.splits_S if tree is None else tree.positions_T,
+        floats if site.sinks is None else site.sinks,
+        floats if site.slopes is None else site.slopes,
+        integers if tree is None else tree.bits_TW,
+        nothing(torch.int64, device) if tree is None else tree.positions_T,
         step.query_start_S1, step.kv_len_S, step.page_table_SP, *plan, work.split_len_S,
         work.num_units_1, q_THC.stride(0), q_THC.stride(1), step.page_table_SP.stride(0),
         0 if tree is None else tree.bits_TW.stride(0), site.scale, site.softcap,
         site.window or UNBOUNDED, site.chunk or UNBOUNDED,
-        **common, **_features(shape, cache.page_size, kind, tree is not None),
+        int(site.sinks is not None), int(site.slopes is not None), int(tree is not None),
+        **common, **_features(shape, cache.page_size, kind, is_extra),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if between is None:
@@ -279,48 +289,43 @@ def cut_of(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Every tile for every kind of head and cache, plain and with everything that a site can ask
-    for; groups of heads, page sizes and strides make no difference to registers."""
+    """Every tile for every kind of head and cache, with and without extras; groups of heads, page
+    sizes and channels beside a block's make no difference to registers."""
     return tuple(_variants())
 
 
 _SITE = AttentionSite(0, 0, 32, 8, 128, 128, 1.0)
 _LATENT = AttentionSite(0, 0, 128, 1, 576, 512, 1.0, latent=True)
-_SITES = tuple(replace(_SITE, head_dim=d, v_dim=d) for d in (128, 64, 80, 96, 112, 192, 256))
+# 96: 80 and 112 too, in a block of 128
+_SITES = (*(replace(_SITE, head_dim=d, v_dim=d) for d in (128, 64, 96, 192, 256)), _LATENT)
 _CACHES = {"same": 0, "i8": 1, "fp8e5": 0, "fp8e4nv": 0, "u8": 2}  # to KIND; u8: e4m3 on sm_80
-_NAMES = ("decode", "short", "extend")
+_ARCHS = {True: (90, NEWEST), False: (80, 88)}  # by whether it is a Hopper
 
 
 def _variants() -> Iterator[Variant]:
-    for site in (*_SITES, _LATENT):
+    for site in _SITES:
         for dtype in POINTERS:
             for is_hopper in (True, False):
                 yield from _tables(site, dtype, is_hopper)
-    for site in (*_SITES, _LATENT):
-        for tile in tiles_of(site.head_dim, torch.bfloat16):
-            yield _combine(site, tile)
+    blocks = {(Shape(site, tile).combine_block, site.v_dim): (site, tile)
+              for site in _SITES
+              for extras in (False, True)
+              for tile in tiles_of(site.head_dim, torch.bfloat16, extras)}  # fmt: skip
+    for dtype in POINTERS:
+        for site, tile in blocks.values():
+            yield _combine(site, tile, dtype)
 
 
 def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterator[Variant]:
-    weights = torch.zeros(1)
-    scores = replace(site, softcap=1.0, sinks=weights, slopes=weights)
-    sites = {"": site}
-    if site.head_dim in (64, 128, 256):
-        sites |= {"-scores": scores, "-all": replace(scores, window=1)}
     for cache in _CACHES:
-        arch = 90 if is_hopper else 80
-        if (cache == "u8") == is_hopper or (cache == "fp8e4nv" and not is_hopper):
+        if cache == ("u8" if is_hopper else "fp8e4nv"):
             continue
-        if cache == "u8" and dtype == torch.float32:
-            continue  # no test for it: compiled for sm_90, where it never runs, it spills
+        if cache != "same" and dtype == torch.float32:
+            continue  # see computed_in
         held = dtype if cache == "same" else torch.int8
-        tiles = tiles_of(site.head_dim, dtype, False, is_hopper, held)
-        for name, tile in reversed([*zip(_NAMES, tiles, strict=False)]):  # the largest first
-            for suffix, asked in sites.items():
-                if cache in ("same", "fp8e4nv") or not suffix:
-                    yield _variant(asked, tile, dtype, cache, name + suffix, arch)
-        tree = tiles_of(site.head_dim, dtype, True, is_hopper, held)[-1]
-        yield _variant(site, tree, dtype, cache, "tree", arch, has_tree=True)
+        for is_extra in (False, True):
+            for tile in tiles_of(site.head_dim, dtype, is_extra, is_hopper, held):
+                yield _variant(site, tile, dtype, cache, is_extra, is_hopper)
 
 
 _POINTERS = dict.fromkeys(("partial", "lse", "k_scale", "v_scale", "sinks", "slopes"), "*fp32")
@@ -331,39 +336,36 @@ _TABLES = dict.fromkeys(
 _NUMBERS = {
     **dict.fromkeys(("q_stride", "q_head_stride"), "i32:16"),
     **dict.fromkeys(("table_stride", "tree_stride", "window", "chunk"), "i32"),
+    **dict.fromkeys(("has_sinks", "has_slopes", "has_tree"), "i32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
 
 
 def _variant(
-    site: AttentionSite,
-    tile: Tile,
-    dtype: torch.dtype,
-    cache: str,
-    name: str,
-    arch: int,
-    has_tree: bool = False,
+    site: AttentionSite, tile: Tile, dtype: torch.dtype, cache: str, is_extra: bool, is_hopper: bool
 ) -> Variant:
     shape, pointer = Shape(site, tile), POINTERS[dtype]
     held = pointer if cache == "same" else f"*{cache}"
     signature = {"q": pointer, "out": pointer, "k": held, "v": held, "positions": "*i64:1"}
-    kind = _CACHES[cache]
+    min_arch, max_arch = _ARCHS[is_hopper]
+    name = f"{tile.rows}{'-extras' * is_extra}-{pointer[1:]}-{cache}-{site.head_dim}"
     return Variant(
-        f"attention-{name}-{pointer[1:]}-{cache}-{site.head_dim}-sm_{arch}",
+        f"attention-{name}-sm_{min_arch}",
         paged.attention_kernel,
         signature | _POINTERS | _TABLES | _NUMBERS,
-        shape.constants() | _features(shape, 16, kind, has_tree),
+        shape.constants() | _features(shape, 16, _CACHES[cache], is_extra),
         tile.num_warps,
         tile.num_stages,
         wgmma=tile.rows >= 64 and dtype != torch.float32,
-        min_arch=arch,
+        min_arch=min_arch,
+        max_arch=max_arch,
     )
 
 
-def _combine(site: AttentionSite, tile: Tile) -> Variant:
-    shape = Shape(site, tile)
+def _combine(site: AttentionSite, tile: Tile, dtype: torch.dtype) -> Variant:
+    shape, pointer = Shape(site, tile), POINTERS[dtype]
     block_m, block_p = shape.combine_block
     constants = shape.constants() | {"BLOCK_M": block_m, "BLOCK_P": block_p}
-    pointers = {"out": "*bf16", "partial": "*fp32", "lse": "*fp32"}
-    name = f"attention-combine-{tile.rows}-{site.head_dim}"
+    pointers = {"out": pointer, "partial": "*fp32", "lse": "*fp32"}
+    name = f"attention-combine-{pointer[1:]}-{block_m}x{block_p}-{site.v_dim}"
     return Variant(name, paged.combine_kernel, pointers | _TABLES, constants, 4, 3)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm_tile import ACTS, gemm_kernel
-from radixlm.kernels.triton.mode import interpreting
+from radixlm.kernels.triton.activation import SWISH, gated_pairs
+from radixlm.kernels.triton.gemm_tile import gemm_kernel
+from radixlm.kernels.triton.mode import interpreting, nothing
 from radixlm.kernels.triton.moe_align import Aligned
-from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class Packed:
     def width(self) -> int:
         """Columns of a product."""
         return self.num_out // 2 if self.act else self.num_out
+
+    @property
+    def is_swish(self) -> bool:
+        """Whether the product itself ends with the activation."""
+        return self.act in SWISH
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,13 @@ def int4_chunk(group: int) -> int:
     return 64 if group == 32 else 128
 
 
-def fits(kind: int, dtype: torch.dtype) -> bool:
-    """Whether x in ``dtype`` can be multiplied: 4 bits with float32 overflow the registers."""
-    return interpreting() or kind != kinds.INT4 or dtype != torch.float32
+QUANTISED_X = ("w8a8", "fp8", "fp8-128")  # formats whose x is rounded too
+
+
+def fits(fmt: str, dtype: torch.dtype) -> bool:
+    """Whether x in ``dtype`` can be multiplied with weights in ``fmt``: quantised weights go with
+    16 bit activations."""
+    return interpreting() or not fmt or dtype != torch.float32
 
 
 def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int = 1) -> Tile:
@@ -145,6 +154,7 @@ def product_by_expert(
     """Row s of ``out`` [S, width]: row s // top_k of x through the expert of slot s, times
     ``row_weights[s]``."""
     assert tile.m == aligned.block
+    assert row_weights is None or not packed.act
     _launch(
         x, packed, x_scale, out, tile, out.shape[0], aligned.max_blocks, aligned, top_k, row_weights
     )
@@ -163,21 +173,29 @@ def _launch(
     top_k: int = 1,
     row_weights: Tensor | None = None,
 ) -> None:
-    none = out  # of a pointer that the kernel does not read
+    is_gated = packed.is_swish
+    made = out  # what the kernel writes
+    if packed.act and not is_gated:
+        made = out.new_empty(num_rows, packed.num_out)
+    floats, integers = nothing(torch.float32, x.device), nothing(torch.int32, x.device)
     grid = (num_blocks * triton.cdiv(packed.num_out, tile.n),)
     gemm_kernel[grid](
-        x, none if x_scale is None else x_scale, packed.data,
-        none if packed.scale is None else packed.scale,
-        none if packed.bias is None else packed.bias, out,
-        none if aligned is None else aligned.slots, none if aligned is None else aligned.owners,
-        none if row_weights is None else row_weights,
+        x, floats if x_scale is None else x_scale, packed.data,
+        floats if packed.scale is None else packed.scale,
+        floats if packed.bias is None else packed.bias, made,
+        integers if aligned is None else aligned.slots,
+        integers if aligned is None else aligned.owners,
+        floats if row_weights is None else row_weights,
         num_rows, num_blocks, packed.num_out, packed.num_in, x.stride(0),
-        KIND=packed.kind, GROUP=packed.group, BY_EXPERT=aligned is not None, TOP_K=top_k,
-        HAS_BIAS=packed.bias is not None, ACT=ACTS[packed.act] if packed.act else 0,
-        IS_WEIGHTED=row_weights is not None, EVEN_K=packed.num_in % tile.k == 0,
+        packed.group, int(aligned is not None), top_k, int(packed.bias is not None),
+        int(row_weights is not None), int(bool(packed.act)),
+        *SWISH.get(packed.act, (0.0, 0.0, 0.0)),
+        KIND=packed.kind, GATED=is_gated,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=tile.rows_in_turn,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    if made is not out:
+        gated_pairs(made, packed.act, out)
 
 
 _DATA = {
@@ -191,9 +209,17 @@ _NAMES = {
 }  # fmt: skip
 
 
+_ONLY_OLD = (kinds.FP8_WIDE, kinds.FP8_BLOCK_WIDE)
+_ONLY_NEW = (kinds.FP8, kinds.FP8_BLOCK)
+
+
+def archs_of(kind: int) -> tuple[int, int]:
+    """The oldest and the newest GPU on which a kind of weights is chosen."""
+    return 89 if kind in _ONLY_NEW else 80, 88 if kind in _ONLY_OLD else NEWEST
+
+
 def variants() -> tuple[Variant, ...]:
-    """Every kind and tile: gated by expert, weighted by expert, and dense; inputs that fill the
-    tiles and that do not."""
+    """Every kind, dtype and tile, gated and not; nothing else is compiled in."""
     return tuple(_variants())
 
 
@@ -201,50 +227,46 @@ def _variants() -> Iterator[Variant]:
     for kind, name in _NAMES.items():
         for dtype, pointer in POINTERS.items():
             is_float32 = dtype == torch.float32
-            if is_float32 and kind in (*kinds.QUANTISED_X, kinds.INT4):
+            if is_float32 and kind != kinds.PLAIN:
                 continue
-            for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
-                tiles = {
-                    _fit(kind, group, num_out, rows, is_float32)
-                    for num_out in (4096, 32768)
-                    for rows in (1, 17, 33, 65)
-                }
-                label = f"{name}{group or ''}-{pointer}"
-                for tile in sorted(tiles, key=lambda t: (t.m, t.n)):
-                    yield from _uses(label, kind, group, pointer, tile)
+            tiles = {
+                _fit(kind, group, num_out, rows, is_float32)
+                for group in ((32, 128) if kind == kinds.INT4 else (0,))
+                for num_out in (_NARROW_OUT, _NARROW_OUT + 1)
+                for rows in (1, 17, 33, 65)
+            }
+            for tile in sorted(tiles, key=lambda t: (t.m, t.n, t.k)):
+                for is_gated in (False, True):
+                    yield _variant(f"{name}-{pointer}", kind, pointer, tile, is_gated)
 
 
-def _uses(label: str, kind: int, group: int, pointer: str, tile: Tile) -> Iterator[Variant]:
-    for use, constants in {
-        "up": {"BY_EXPERT": True, "TOP_K": 8, "ACT": 1, "IS_WEIGHTED": False, "EVEN_K": True},
-        "down": {"BY_EXPERT": True, "TOP_K": 1, "ACT": 0, "IS_WEIGHTED": True, "EVEN_K": False},
-        "dense": {"BY_EXPERT": False, "TOP_K": 1, "ACT": 0, "IS_WEIGHTED": False, "EVEN_K": True},
-    }.items():
-        rest: dict[str, Any] = {
+def _variant(label: str, kind: int, pointer: str, tile: Tile, is_gated: bool) -> Variant:
+    is_wide = pointer == "*fp32" or kind not in (kinds.PLAIN, *kinds.QUANTISED_X)
+    min_arch, max_arch = archs_of(kind)
+    return Variant(
+        f"{label}-{tile.m}x{tile.n}x{tile.k}{'-gated' * is_gated}",
+        gemm_kernel,
+        signature(kind, pointer),
+        {
             "KIND": kind,
-            "GROUP": group,
-            "HAS_BIAS": use == "down",
+            "GATED": is_gated,
             "BLOCK_M": tile.m,
             "BLOCK_N": tile.n,
             "BLOCK_K": tile.k,
             "GROUP_M": tile.rows_in_turn,
-        }
-        is_wide = pointer == "*fp32" or kind not in (kinds.PLAIN, *kinds.QUANTISED_X)
-        yield Variant(
-            f"{use}-{label}-{tile.m}x{tile.n}x{tile.k}",
-            gemm_kernel,
-            signature(kind, pointer),
-            constants | rest,
-            tile.warps,
-            tile.stages,
-            wgmma=tile.m >= 64 and not is_wide,
-            min_arch=89 if kind in (kinds.FP8, kinds.FP8_BLOCK) else 80,
-        )
+        },
+        tile.warps,
+        tile.stages,
+        wgmma=tile.m >= 64 and not is_wide,
+        min_arch=min_arch,
+        max_arch=max_arch,
+    )
 
 
 def signature(kind: int, pointer: str) -> dict[str, str]:
     """Types of the kernel's parameters; ``pointer`` is that of activations outside."""
     inner = {kinds.W8A8: "*i8", kinds.FP8: "*fp8e4nv", kinds.FP8_BLOCK: "*fp8e4nv"}
+    flags = ("group", "by_expert", "top_k", "has_bias", "is_weighted", "is_paired")
     return {
         "x_ptr": inner.get(kind, pointer),
         "w_ptr": _DATA.get(kind, pointer),
@@ -252,6 +274,7 @@ def signature(kind: int, pointer: str) -> dict[str, str]:
         **dict.fromkeys(("x_scale_ptr", "w_scale_ptr", "bias_ptr", "row_weight_ptr"), "*fp32"),
         "slots_ptr": "*i32",
         "owners_ptr": "*i32:1",
-        **dict.fromkeys(("num_rows", "num_blocks"), "i32"),
+        **dict.fromkeys(("num_rows", "num_blocks", *flags), "i32"),
         **dict.fromkeys(("num_out", "num_in", "x_stride"), "i32:16"),
+        **dict.fromkeys(("limit", "alpha", "shift"), "fp32"),
     }

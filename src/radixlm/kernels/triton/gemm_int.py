@@ -12,18 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm import Packed, int4_chunk, signature
+from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
 from radixlm.kernels.triton.gemm_tile import unpacked
+from radixlm.kernels.triton.mode import if_set, nothing
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _OUTPUTS, _INPUTS = 32, 128  # of a program that widens
 _COLUMNS = 1024  # of a program that scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group", "is_paired"])
 def widen_kernel(
-    w_ptr, w_scale_ptr, out_ptr, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, SCALED: tl.constexpr,
+    w_ptr, w_scale_ptr, out_ptr, num_out, num_in, group, is_paired,
+    KIND: tl.constexpr, SCALED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (n, k): a tile of the weights of the first expert, row by row as they lie."""
@@ -33,7 +34,7 @@ def widen_kernel(
     near = tl.minimum(col, num_out - 1)
     first = tl.zeros((), tl.int64)
     w = unpacked(
-        w_ptr, w_scale_ptr, first, near, start, num_out, num_in, KIND, GROUP, PAIRED, CHUNK,
+        w_ptr, w_scale_ptr, first, near, start, num_out, num_in, group, is_paired, KIND, CHUNK,
         BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if SCALED:
@@ -43,10 +44,9 @@ def widen_kernel(
     tl.store(out_at, w.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["has_bias"])
 def scale_kernel(
-    sums_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, num_out, HAS_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    sums_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, num_out, has_bias, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Program (row, block): sums of integers times the scales of row and output, plus bias."""
     row = tl.program_id(0).to(tl.int64)
@@ -54,8 +54,7 @@ def scale_kernel(
     mask = col < num_out
     y = tl.load(sums_ptr + row * num_out + col, mask=mask, other=0).to(tl.float32)
     y *= tl.load(x_scale_ptr + row) * tl.load(w_scale_ptr + col, mask=mask, other=0.0)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + col, mask=mask, other=0.0)
+    y += tl.load(bias_ptr + col, mask=if_set(has_bias, mask), other=0.0)
     tl.store(out_ptr + row * num_out + col, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -64,16 +63,24 @@ def _inputs(kind: int) -> int:
     return 32 if kind == kinds.INT4 else _INPUTS
 
 
+def _constants(kind: int, group: int) -> dict[str, int | bool]:
+    return {
+        "KIND": kind,
+        "SCALED": kind in kinds.SCALED_ROWS,
+        "BLOCK_N": _OUTPUTS,
+        "BLOCK_K": _inputs(kind),
+        "CHUNK": int4_chunk(group) if kind == kinds.INT4 else 0,
+    }
+
+
 def widen(packed: Packed, dtype: torch.dtype) -> Tensor:
     """Dense weights [N, K] in ``dtype``, gated ones still interleaved."""
     scale, shape = packed.scale, (packed.num_out, packed.num_in)
     out = torch.empty(shape, dtype=dtype, device=packed.data.device)
     grid = (triton.cdiv(packed.num_out, _OUTPUTS), triton.cdiv(packed.num_in, _inputs(packed.kind)))
     widen_kernel[grid](
-        packed.data, out if scale is None else scale, out, packed.num_out, packed.num_in,
-        KIND=packed.kind, GROUP=packed.group, PAIRED=bool(packed.act),
-        SCALED=packed.kind in kinds.SCALED_ROWS, BLOCK_N=_OUTPUTS, BLOCK_K=_inputs(packed.kind),
-        CHUNK=int4_chunk(packed.group), num_warps=4,
+        packed.data, scale, out, packed.num_out, packed.num_in, packed.group,
+        int(bool(packed.act)), **_constants(packed.kind, packed.group), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -84,8 +91,9 @@ def scaled(sums_MN: Tensor, x_scale_M: Tensor, packed: Packed, dtype: torch.dtyp
     out = torch.empty(rows, num_out, dtype=dtype, device=sums_MN.device)
     bias = packed.bias
     scale_kernel[(rows, triton.cdiv(num_out, _COLUMNS))](
-        sums_MN, x_scale_M, packed.scale, out if bias is None else bias, out, num_out,
-        HAS_BIAS=bias is not None, BLOCK=_COLUMNS, num_warps=4,
+        sums_MN, x_scale_M, packed.scale,
+        nothing(torch.float32, out.device) if bias is None else bias, out, num_out,
+        int(bias is not None), BLOCK=_COLUMNS, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -99,23 +107,18 @@ def _variants() -> Iterator[Variant]:
     widening = (kinds.INT8, kinds.INT4, kinds.FP8_WIDE, kinds.FP8_BLOCK_WIDE)
     for pointer in POINTERS.values():
         for kind in widening:
-            for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
+            for group in (32, 128) if kind == kinds.INT4 else (0,):
                 types = signature(kind, pointer)
+                min_arch, max_arch = archs_of(kind)
                 yield Variant(
                     f"widen-{kind}-{group}-{pointer}",
                     widen_kernel,
                     {name: types[name] for name in widen_kernel.arg_names if name in types},
-                    {
-                        "KIND": kind,
-                        "GROUP": group,
-                        "PAIRED": True,
-                        "SCALED": kind in kinds.SCALED_ROWS,
-                        "BLOCK_N": _OUTPUTS,
-                        "BLOCK_K": _inputs(kind),
-                        "CHUNK": int4_chunk(group),
-                    },
+                    _constants(kind, group),
                     4,
                     3,
+                    min_arch=min_arch,
+                    max_arch=max_arch,
                 )
         yield Variant(
             f"scale-{pointer}",
@@ -125,8 +128,9 @@ def _variants() -> Iterator[Variant]:
                 **dict.fromkeys(("x_scale_ptr", "w_scale_ptr", "bias_ptr"), "*fp32"),
                 "out_ptr": pointer,
                 "num_out": "i32:16",
+                "has_bias": "i32",
             },
-            {"HAS_BIAS": True, "BLOCK": _COLUMNS},
+            {"BLOCK": _COLUMNS},
             4,
             3,
         )

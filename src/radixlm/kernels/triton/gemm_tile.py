@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from radixlm.kernels.triton.activation import CODES, gated
-from radixlm.kernels.triton.mode import INTERPRET, operand
+from radixlm.kernels.triton.activation import swish_gated
+from radixlm.kernels.triton.mode import INTERPRET, if_set, operand
 
 # Kinds of weights, and the scales of each
 PLAIN = 0  # of the type of x
@@ -34,9 +34,6 @@ _PLAIN, _INT8, _W8A8, _INT4 = (tl.constexpr(kind) for kind in (PLAIN, INT8, W8A8
 _FP8, _FP8_BLOCK = tl.constexpr(FP8), tl.constexpr(FP8_BLOCK)
 _FP8_WIDE, _FP8_BLOCK_WIDE = tl.constexpr(FP8_WIDE), tl.constexpr(FP8_BLOCK_WIDE)
 _GROUP = tl.constexpr(FP8_GROUP)
-
-# Activations of the gate; 0 is none
-ACTS = {name: code + 1 for name, code in CODES.items() if name != "sigmoid"}
 
 
 @triton.jit
@@ -58,19 +55,17 @@ def _as(w, x):
 
 
 @triton.jit
-def scale_rows(col, num_out, PAIRED: tl.constexpr):
+def scale_rows(col, num_out, is_paired):
     """Row of blockwise scales of each output; gate and up have blocks of their own."""
-    if PAIRED:
-        half = num_out // 2
-        return (col % 2) * ((half + _GROUP - 1) // _GROUP) + (col // 2) // _GROUP
-    return col // _GROUP
+    half = num_out // 2
+    paired = (col % 2) * ((half + _GROUP - 1) // _GROUP) + (col // 2) // _GROUP
+    return tl.where(is_paired != 0, paired, col // _GROUP)
 
 
 @triton.jit
 def unpacked(
-    w_ptr, w_scale_ptr, expert, col, start, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    w_ptr, w_scale_ptr, expert, col, start, num_out, num_in, group, is_paired,
+    KIND: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_K inputs from ``start`` of outputs ``col`` of an expert as float32 [col, input], 0 past
     the last input; scales that are the same for all inputs are left out. A block of 4 bit weights
@@ -84,8 +79,8 @@ def unpacked(
         packed = tl.load(w_at + byte[None, :] * num_out, mask=is_in, other=0)
         is_high = (at % CHUNK >= CHUNK // 2)[None, :]
         w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32) - 8.0
-        scale_at = w_scale_ptr + expert * num_out * (num_in // GROUP) + col[:, None]
-        w *= tl.load(scale_at + tl.minimum(start, num_in - 1) // GROUP * num_out)
+        scale_at = w_scale_ptr + expert * num_out * (num_in // group) + col[:, None]
+        w *= tl.load(scale_at + tl.minimum(start, num_in - 1) // group * num_out)
     else:
         w_at = w_ptr + expert * num_out * num_in + col.to(tl.int64)[:, None] * num_in
         w = tl.load(w_at + at[None, :], mask=is_in, other=0.0)
@@ -94,11 +89,11 @@ def unpacked(
         w = w.to(tl.float32)
         if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
             groups = (num_in + _GROUP - 1) // _GROUP
-            rows = scale_rows(num_out - 1, num_out, PAIRED) + 1
-            scale_row = expert * rows + scale_rows(col, num_out, PAIRED)
+            rows = scale_rows(num_out - 1, num_out, is_paired) + 1
+            scale_row = expert * rows + scale_rows(col, num_out, is_paired)
             scale_at = w_scale_ptr + scale_row[:, None] * groups
-            group = start // _GROUP + tl.arange(0, BLOCK_K // _GROUP)[None, :]
-            scale = tl.load(scale_at + group, mask=group < groups, other=0.0)
+            block = start // _GROUP + tl.arange(0, BLOCK_K // _GROUP)[None, :]
+            scale = tl.load(scale_at + block, mask=block < groups, other=0.0)
             blocks = tl.reshape(w, (BLOCK_N, BLOCK_K // _GROUP, _GROUP)) * scale[:, :, None]
             w = tl.reshape(blocks, (BLOCK_N, BLOCK_K))
     return w
@@ -119,69 +114,44 @@ def _dot(x, w, acc, KIND: tl.constexpr):
 
 
 @triton.jit
-def _sum_rows(
-    x_at, w_at, num_in,
-    KIND: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+def _sum(
+    x_at, x_scale_at, w_at, w_scale_at, num_in,
+    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Products whose scales are the same for all inputs; the scales are left to the end."""
+    """Sums of products. Where 128 inputs share a scale, each product of so many is scaled, then
+    added; scales that are the same for all inputs, and fp8's 256, are left to the end."""
     IS_INT: tl.constexpr = (KIND == _W8A8) & (not INTERPRET)
+    IS_WIDE: tl.constexpr = (KIND == _FP8_WIDE) | (KIND == _FP8_BLOCK_WIDE)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INT else tl.float32)
     k = tl.arange(0, BLOCK_K)
     x_at += k[None, :]
     w_at += k[:, None]
     for start in range(0, num_in, BLOCK_K):
-        if EVEN_K:
-            x = tl.load(x_at)
-            w = tl.load(w_at)
-        else:
-            x = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
-            w = tl.load(w_at, mask=k[:, None] < num_in - start, other=0.0)
-        if KIND == _FP8_WIDE:
+        x = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
+        w = tl.load(w_at, mask=k[:, None] < num_in - start, other=0.0)
+        if IS_WIDE:
             w = fp8_widened(w)
-        if (KIND == _INT8) | (KIND == _FP8_WIDE) | ((KIND == _PLAIN) & (w.dtype != x.dtype)):
+        if w.dtype != x.dtype:
             w = _as(w, x)
-        acc = _dot(x, w, acc, KIND)
+        if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
+            scale = tl.load(w_scale_at + start // _GROUP)[None, :]
+            if KIND == _FP8_BLOCK:
+                scale = tl.load(x_scale_at + start // _GROUP)[:, None] * scale
+            acc += _dot(x, w, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), KIND) * scale
+        else:
+            acc = _dot(x, w, acc, KIND)
         x_at += BLOCK_K
         w_at += BLOCK_K
-    return acc.to(tl.float32)
-
-
-@triton.jit
-def _sum_blocks(
-    x_at, x_scale_at, w_at, w_scale_at, num_in,
-    KIND: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """e4m3 with a scale for each 128 inputs: each product of so many is scaled, then added."""
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    k = tl.arange(0, BLOCK_K)
-    x_at += k[None, :]
-    w_at += k[:, None]
-    for start in range(0, num_in, BLOCK_K):
-        if EVEN_K:
-            x = tl.load(x_at)
-            w = tl.load(w_at)
-        else:
-            x = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
-            w = tl.load(w_at, mask=k[:, None] < num_in - start, other=0.0)
-        scale = tl.load(w_scale_at + start // _GROUP)[None, :]
-        if KIND == _FP8_BLOCK_WIDE:
-            w = _as(fp8_widened(w), x)
-            scale *= 256.0
-        else:
-            scale = tl.load(x_scale_at + start // _GROUP)[:, None] * scale
-        acc += _dot(x, w, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), KIND) * scale
-        x_at += BLOCK_K
-        w_at += BLOCK_K
+    acc = acc.to(tl.float32)
+    if IS_WIDE:
+        acc *= 256.0
     return acc
 
 
 @triton.jit
 def _sum_nibbles(
-    x_at, w_at, w_scale_at, is_col, num_out, num_in,
-    GROUP: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    x_at, w_at, w_scale_at, is_col, num_out, num_in, group,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Values of 4 bits, scaled after the product of each half of a chunk of BLOCK_K inputs."""
     HALF: tl.constexpr = BLOCK_K // 2
@@ -190,26 +160,18 @@ def _sum_nibbles(
     k = tl.arange(0, HALF)
     x_at += k[None, :]
     w_at += k[:, None] * num_out
-    last = num_in // GROUP - 1
+    last = num_in // group - 1
     for start in range(0, num_in, BLOCK_K):
         packed = tl.load(w_at, mask=is_col[None, :], other=0)
-        if EVEN_K:
-            x_low = tl.load(x_at)
-            x_high = tl.load(x_at + HALF)
-        else:
-            x_low = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
-            x_high = tl.load(x_at + HALF, mask=k[None, :] + HALF < num_in - start, other=0.0)
+        x_low = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
+        x_high = tl.load(x_at + HALF, mask=k[None, :] + HALF < num_in - start, other=0.0)
         low = _as((packed & 15).to(tl.int8) - 8, x_low)
         high = _as((packed >> 4).to(tl.int8) - 8, x_low)
-        low_scale = tl.load(w_scale_at + start // GROUP * num_out, mask=is_col, other=0.0)
-        if GROUP == BLOCK_K:
-            both = _dot(x_high, high, _dot(x_low, low, zero, _INT4), _INT4)
-            acc += both * low_scale[None, :]
-        else:
-            group = tl.minimum((start + HALF) // GROUP, last)
-            high_scale = tl.load(w_scale_at + group * num_out, mask=is_col, other=0.0)
-            acc += _dot(x_low, low, zero, _INT4) * low_scale[None, :]
-            acc += _dot(x_high, high, zero, _INT4) * high_scale[None, :]
+        low_scale = tl.load(w_scale_at + start // group * num_out, mask=is_col, other=0.0)
+        high_group = tl.minimum((start + HALF) // group, last)
+        high_scale = tl.load(w_scale_at + high_group * num_out, mask=is_col, other=0.0)
+        acc += _dot(x_low, low, zero, _INT4) * low_scale[None, :]
+        acc += _dot(x_high, high, zero, _INT4) * high_scale[None, :]
         x_at += BLOCK_K
         w_at += HALF * num_out
     return acc
@@ -226,48 +188,57 @@ def _place(pid, num_blocks, num_cols, GROUP_M: tl.constexpr):
 
 @triton.jit
 def _store(
-    acc, out_ptr, row_weight_ptr, slot, is_row, block_n, num_out,
-    ACT: tl.constexpr, IS_WEIGHTED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    acc, out_ptr, row_weight_ptr, slot, is_row, block_n, num_out, is_weighted, limit, alpha, shift,
+    GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The finished tile, of gated weights half as wide."""
-    if ACT > 0:
+    if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        y = gated(gate, up, ACT - 1)
+        y = swish_gated(gate, up, limit, alpha, shift)
         width = num_out // 2
         col = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     else:
         y = acc
         width = num_out
         col = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    if IS_WEIGHTED:
-        y *= tl.load(row_weight_ptr + slot, mask=is_row, other=0.0)[:, None]
+    y *= tl.load(row_weight_ptr + slot, mask=if_set(is_weighted, is_row), other=1.0)[:, None]
     at = out_ptr + slot.to(tl.int64)[:, None] * width + col[None, :]
     tl.store(at, y.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & (col < width)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
+@triton.jit
+def _rows_of(slots_ptr, owners_ptr, by_expert, block_m, BLOCK_M: tl.constexpr):
+    """(rows of a block, its expert): as they lie, or a block's slots and owner."""
+    lane = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    owner = tl.load(owners_ptr + tl.where(by_expert != 0, block_m, 0))
+    slot = tl.load(slots_ptr + lane, mask=if_set(by_expert, lane >= 0), other=0)
+    return tl.where(by_expert != 0, slot, lane), owner
+
+
+# numbers that would mean a compilation each, where they are 1 or multiples of 16
+_FREE = ["num_rows", "num_blocks", "group", "by_expert", "top_k", "has_bias", "is_weighted",
+         "is_paired", "limit", "alpha", "shift"]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_FREE, do_not_specialize_on_alignment=["owners_ptr"])
 def gemm_kernel(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, slots_ptr, owners_ptr,
     row_weight_ptr, num_rows, num_blocks, num_out, num_in, x_stride,
-    KIND: tl.constexpr, GROUP: tl.constexpr, BY_EXPERT: tl.constexpr, TOP_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, IS_WEIGHTED: tl.constexpr, EVEN_K: tl.constexpr,
+    group, by_expert, top_k, has_bias, is_weighted, is_paired, limit, alpha, shift,
+    KIND: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """A program makes one tile. By expert, rows are slots: slot s reads row s // TOP_K of x and
+    """A program makes one tile. By expert, rows are slots: slot s reads row s // top_k of x and
     writes row s of out; ``num_rows`` is the number of slots."""
     block_m, block_n = _place(
         tl.program_id(0), num_blocks, (num_out + BLOCK_N - 1) // BLOCK_N, GROUP_M
     )
-    slot = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    expert = tl.zeros((), tl.int64)
-    if BY_EXPERT:
-        owner = tl.load(owners_ptr + block_m)
-        if owner < 0:
-            return
-        expert = owner.to(tl.int64)
-        slot = tl.load(slots_ptr + slot)
+    slot, owner = _rows_of(slots_ptr, owners_ptr, by_expert, block_m, BLOCK_M)
+    if owner < 0:
+        return
+    expert = owner.to(tl.int64)
     is_row = slot < num_rows
-    row = tl.minimum(slot, num_rows - 1) // TOP_K
+    row = tl.minimum(slot, num_rows - 1) // top_k
     col = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     is_col = col < num_out
     near = tl.minimum(col, num_out - 1)
@@ -275,32 +246,26 @@ def gemm_kernel(
     if KIND == _INT4:
         chunks = (num_in + BLOCK_K - 1) // BLOCK_K
         w_at = w_ptr + expert * num_out * chunks * (BLOCK_K // 2) + col[None, :]
-        scale_at = w_scale_ptr + expert * num_out * (num_in // GROUP) + col
+        scale_at = w_scale_ptr + expert * num_out * (num_in // group) + col
         acc = _sum_nibbles(
-            x_at, w_at, scale_at, is_col, num_out, num_in, GROUP, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K
+            x_at, w_at, scale_at, is_col, num_out, num_in, group, BLOCK_M, BLOCK_N, BLOCK_K
         )
     else:
         w_at = w_ptr + expert * num_out * num_in + (near.to(tl.int64) * num_in)[None, :]
-        if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
-            groups = (num_in + _GROUP - 1) // _GROUP
-            rows = scale_rows(num_out - 1, num_out, ACT > 0) + 1
-            scale_row = expert * rows + scale_rows(near, num_out, ACT > 0)
-            acc = _sum_blocks(
-                x_at, x_scale_ptr + row * groups, w_at, w_scale_ptr + scale_row * groups, num_in,
-                KIND, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-        else:
-            acc = _sum_rows(x_at, w_at, num_in, KIND, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K)
-            if KIND != _PLAIN:
-                scale = tl.load(w_scale_ptr + expert * num_out + near)
-                if KIND == _FP8_WIDE:
-                    scale *= 256.0
-                acc *= scale[None, :]
-            if (KIND == _W8A8) | (KIND == _FP8):
-                acc *= tl.load(x_scale_ptr + row)[:, None]
-    if HAS_BIAS:
+        groups = (num_in + _GROUP - 1) // _GROUP
+        rows = scale_rows(num_out - 1, num_out, is_paired) + 1
+        scale_row = expert * rows + scale_rows(near, num_out, is_paired)
+        acc = _sum(
+            x_at, x_scale_ptr + row * groups, w_at, w_scale_ptr + scale_row * groups, num_in,
+            KIND, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    if (KIND == _INT8) | (KIND == _W8A8) | (KIND == _FP8) | (KIND == _FP8_WIDE):
+        acc *= tl.load(w_scale_ptr + expert * num_out + near)[None, :]
+    if (KIND == _W8A8) | (KIND == _FP8):
+        acc *= tl.load(x_scale_ptr + row)[:, None]
+    if has_bias != 0:
         acc += tl.load(bias_ptr + expert * num_out + near).to(tl.float32)[None, :]
     _store(
-        acc, out_ptr, row_weight_ptr, slot, is_row, block_n, num_out, ACT, IS_WEIGHTED, BLOCK_M,
-        BLOCK_N,
+        acc, out_ptr, row_weight_ptr, slot, is_row, block_n, num_out, is_weighted, limit, alpha,
+        shift, GATED, BLOCK_M, BLOCK_N,
     )  # fmt: skip

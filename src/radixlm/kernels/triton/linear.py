@@ -23,14 +23,12 @@ from radixlm.kernels.ops import linear as reference
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm import Packed, fits, product
+from radixlm.kernels.triton.gemm import QUANTISED_X, Packed, fits, product
 from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
 from radixlm.kernels.triton.gemm_int import scaled, widen
 from radixlm.kernels.triton.gemm_pack import owned, pack, widened
 from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
-from radixlm.kernels.triton.gemm_tile import ACTS
 from radixlm.kernels.triton.mode import runs_on
-from radixlm.kernels.triton.moe import gated_pairs
 from radixlm.kernels.triton.ops import announce
 from radixlm.kernels.triton.variant import POINTERS
 
@@ -70,8 +68,8 @@ class TritonGated(reference.Gated):
 class QuantisedLinear:
     """Packed weights of any format; ``run`` takes the way of the number of rows."""
 
-    def __init__(self, packed: Packed, dtype: torch.dtype) -> None:
-        self.packed, self._dtype = packed, dtype
+    def __init__(self, packed: Packed, dtype: torch.dtype, fmt: str) -> None:
+        self.packed, self._dtype, self.fmt = packed, dtype, fmt
         self.out_features = packed.width
         self._bias = None if packed.bias is None else packed.bias[0]
         self._many = _WAYS.get(packed.kind, _run_wide)
@@ -99,7 +97,7 @@ class QuantisedLinear:
 
     def finished(self, y_TO: Tensor) -> Tensor:
         """A whole product, gated if the weights are."""
-        return gated_pairs(y_TO, self.packed.act) if self.packed.act else y_TO
+        return activation.gated_pairs(y_TO, self.packed.act) if self.packed.act else y_TO
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """The bias of torch's products."""
@@ -108,7 +106,7 @@ class QuantisedLinear:
 
 def _run_wide(linear: QuantisedLinear, x: Tensor) -> Tensor:
     """Weights are widened: inside the product, or for many rows once before it."""
-    if x.shape[0] <= FEW_ROWS and fits(linear.packed.kind, x.dtype):
+    if x.shape[0] <= FEW_ROWS and fits(linear.fmt, x.dtype):
         return product(x, linear.packed, None, x.dtype)
     weight = widen(linear.packed, x.dtype)
     return linear.finished(F.linear(x, weight, linear.bias(x.dtype)))
@@ -212,7 +210,8 @@ class PlainTied(PlainLinear):
 
 def _takes(weight: Tensor, fmt: str) -> bool:
     known = fmt in FORMATS or fmt in reference_fp8.FORMATS
-    return bool(fmt) and known and runs_on(weight) and weight.dtype in POINTERS
+    is_fit = fits(fmt, weight.dtype) or fmt not in QUANTISED_X
+    return bool(fmt) and known and is_fit and runs_on(weight) and weight.dtype in POINTERS
 
 
 def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> reference.PackedLinear:
@@ -222,7 +221,7 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> reference
     if not _takes(weight_OI, fmt):
         return reference.pack_linear(weight_OI, bias_O, fmt)
     bias = None if bias_O is None else bias_O[None]
-    return QuantisedLinear(pack(weight_OI[None], bias, fmt), weight_OI.dtype)
+    return QuantisedLinear(pack(weight_OI[None], bias, fmt), weight_OI.dtype, fmt)
 
 
 def pack_gated(
@@ -230,10 +229,10 @@ def pack_gated(
 ) -> reference.PackedLinear:
     """See kernels/ops/linear.py."""
     # Interleaved blocks would shut out torch's blockwise product, which prompts need.
-    if not _takes(weight_OI, fmt) or act not in ACTS or fmt == reference_fp8.FORMATS[1]:
+    if not _takes(weight_OI, fmt) or act not in activation.CODES or fmt == reference_fp8.FORMATS[1]:
         return TritonGated(pack_linear(weight_OI, bias_O, fmt), act)
     bias = None if bias_O is None else bias_O[None]
-    return QuantisedLinear(pack(weight_OI[None], bias, fmt, act), weight_OI.dtype)
+    return QuantisedLinear(pack(weight_OI[None], bias, fmt, act), weight_OI.dtype, fmt)
 
 
 def pack_tied(table_VD: Tensor, fmt: str = "") -> reference.TiedTable:
@@ -242,7 +241,7 @@ def pack_tied(table_VD: Tensor, fmt: str = "") -> reference.TiedTable:
         return PlainTied(table_VD, None)
     if fmt not in ("int8wo", "w8a8") or not _takes(table_VD, fmt):
         return reference.pack_tied(table_VD, fmt)
-    return QuantisedLinear(pack(table_VD[None], None, fmt), table_VD.dtype)
+    return QuantisedLinear(pack(table_VD[None], None, fmt), table_VD.dtype, fmt)
 
 
 for _op, _function in {

@@ -14,6 +14,7 @@ from torch import Tensor
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _CHUNK = 4096
+_FEW_CHUNKS = 64  # 262144 tokens
 CHUNK = tl.constexpr(_CHUNK)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)  # JSON knows no -inf
 
@@ -65,7 +66,7 @@ def logprobs_at(logits_RV: Tensor, tokens_RK: Tensor) -> Tensor:
     sum_kernel[rows, chunks](logits_RV, sums, vocab, stride, chunks, num_warps=8)
     logprob_kernel[(rows,)](
         logits_RV, sums, tokens_RK, out, stride, chunks, num_tokens,
-        BLOCK=triton.next_power_of_2(chunks), TOKENS=32, num_warps=4,
+        BLOCK=max(_FEW_CHUNKS, triton.next_power_of_2(chunks)), TOKENS=32, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -80,7 +81,7 @@ def variants() -> tuple[Variant, ...]:
         found.append(Variant(f"sum-{pointer}", sum_kernel, signature, {}, 8, 3))
         signature = common | numbers
         signature |= {"tokens_ptr": "*i64", "out_ptr": "*fp32", "num_tokens": "i32"}
-        for block in (1, 2, 4, 8, 16, 32, 64, 128):
+        for block in (_FEW_CHUNKS, 2 * _FEW_CHUNKS):
             constants = {"BLOCK": block, "TOKENS": 32}
             name = f"logprob-{pointer}-{block}"
             found.append(Variant(name, logprob_kernel, signature, constants, 4, 3))

@@ -7,6 +7,9 @@ the operands of a dot through ``operand``, and narrow with ``cast``.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +26,19 @@ def interpreting() -> bool:
 def runs_on(x: Tensor) -> bool:
     """Whether a kernel can take the tensor: on a GPU, or anywhere when interpreting."""
     return x.is_cuda or IS_INTERPRETED
+
+
+@functools.cache
+def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """For a pointer that a kernel will not read. Types of pointers are compiled in: with one tensor
+    in place of another a kernel would be compiled once more."""
+    return torch.zeros(16, dtype=dtype, device=device)
+
+
+@triton.jit
+def if_set(flag, mask):
+    """``mask`` where the number ``flag`` is not 0, else nowhere."""
+    return tl.where(flag != 0, mask, False)
 
 
 @triton.jit

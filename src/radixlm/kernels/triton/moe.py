@@ -22,11 +22,10 @@ from radixlm.kernels.ops import moe as reference
 from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.activation import gated
+from radixlm.kernels.triton.activation import CODES, SWISH, gated_pairs
 from radixlm.kernels.triton.gemm import Packed, choose_tile, fits, product_by_expert
 from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
 from radixlm.kernels.triton.gemm_pack import pack
-from radixlm.kernels.triton.gemm_tile import ACTS
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.moe_align import align
 from radixlm.kernels.triton.moe_gemv import gemv_down, gemv_up
@@ -68,29 +67,6 @@ def combine_sorted_kernel(
     tl.store(out_ptr + token * dim + col, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def gated_pairs_kernel(x_ptr, out_ptr, width, ACT: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row, block): act(gate) * up of interleaved pairs."""
-    row = tl.program_id(0).to(tl.int64)
-    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    both = pair[:, None] * 2 + tl.arange(0, 2)[None, :]
-    x = tl.load(x_ptr + row * 2 * width + both, mask=both < 2 * width, other=0.0)
-    gate, up = tl.split(x.to(tl.float32))
-    y = gated(gate, up, ACT - 1).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * width + pair, y, mask=pair < width)
-
-
-def gated_pairs(x: Tensor, act: str) -> Tensor:
-    """act(gate) * up of rows [N, 2I] whose gate and up are interleaved: [N, I]."""
-    rows, width = x.shape[0], x.shape[1] // 2
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    if rows:
-        gated_pairs_kernel[(rows, triton.cdiv(width, _BLOCK_D))](
-            x, out, width, ACT=ACTS[act], BLOCK=_BLOCK_D, num_warps=4
-        )
-    return out
-
-
 class TritonExperts:
     """``PackedExperts`` of the op; one expert may come twice for a token."""
 
@@ -114,7 +90,7 @@ class TritonExperts:
         if not x_TD.shape[0]:
             return torch.empty_like(x_TD)
         tokens = x_TD.shape[0]
-        if tokens <= GEMV_TOKENS:
+        if tokens <= GEMV_TOKENS and self.up.act in SWISH:
             return self.run_few(x_TD, weights_TK, ids_TK)
         is_known = self._fits_torch and x_TD.is_cuda and x_TD.dtype == torch.bfloat16
         if tokens > GROUPED_TOKENS and is_known:
@@ -199,9 +175,8 @@ def pack_experts(
 ) -> reference.PackedExperts:
     """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py."""
     known = ("", *FORMATS, *FP8_FORMATS)
-    is_known = act in ACTS and up_E2ID.dtype in POINTERS and set(fmts) <= set(known)
-    has_int4 = any("int4" in fmt or "w4a8" in fmt for fmt in fmts)
-    is_fit = not has_int4 or fits(kinds.INT4, up_E2ID.dtype)
+    is_known = act in CODES and up_E2ID.dtype in POINTERS and set(fmts) <= set(known)
+    is_fit = all(fits(fmt, up_E2ID.dtype) for fmt in fmts)
     if not (is_known and is_fit and runs_on(up_E2ID)):
         return reference.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
     up = pack(up_E2ID, up_bias_E2I, fmts[0], act)
@@ -209,15 +184,14 @@ def pack_experts(
 
 
 def variants() -> tuple[Variant, ...]:
-    """The sums over a token's experts and the activation of pairs, for each dtype."""
+    """The sums over a token's experts, for each dtype."""
     found = []
     for pointer in POINTERS.values():
-        rows = {"slots_ptr": pointer, "sorted_ptr": pointer, "x_ptr": pointer, "out_ptr": pointer}
-        rest = {"position_ptr": "*i32", "weight_ptr": "*fp32", "dim": "i32:16", "width": "i32:16"}
+        rows = {"slots_ptr": pointer, "sorted_ptr": pointer, "out_ptr": pointer}
+        rest = {"position_ptr": "*i32", "weight_ptr": "*fp32", "dim": "i32:16"}
         for kernel, constants in (
             (combine_kernel, {"TOP_K": 8, "BLOCK": _BLOCK_D}),
             (combine_sorted_kernel, {"TOP_K": 8, "BLOCK": _BLOCK_D}),
-            (gated_pairs_kernel, {"ACT": 1, "BLOCK": _BLOCK_D}),
         ):
             names = kernel.arg_names
             types = {name: kind for name, kind in (rows | rest).items() if name in names}

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from radixlm.kernels.triton.variant import Variant
 
-CHUNK = 1024  # slots that a program looks at in one go
+_CHUNKS = (128, 1024)  # slots that a program looks at in one go, of few and of many
+_EXPERTS = (64, 512)  # most experts that a program counts; else the next power of two
+_MAX_BLOCK = tl.constexpr(128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Aligned:
     max_blocks: int
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["counts_ptr"])
 def count_kernel(ids_ptr, counts_ptr, num_slots, CHUNK: tl.constexpr):
     """A program counts the slots of one expert."""
     expert = tl.program_id(0)
@@ -48,17 +50,20 @@ def count_kernel(ids_ptr, counts_ptr, num_slots, CHUNK: tl.constexpr):
     tl.store(counts_ptr + expert, tl.sum(found, 0))
 
 
-@triton.jit(do_not_specialize=["num_slots", "max_blocks"])
+@triton.jit(
+    do_not_specialize=["num_slots", "num_experts", "max_blocks", "block_size"],
+    do_not_specialize_on_alignment=["counts_ptr", "owners_ptr", "ends_ptr"],
+)
 def place_kernel(
     ids_ptr, counts_ptr, slots_ptr, owners_ptr, ends_ptr, num_slots, num_experts, max_blocks,
-    BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
+    block_size, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """A program writes the slots of one expert, their padding and the owners of their blocks; the
     one after the last expert marks the blocks that nobody owns."""
     expert = tl.program_id(0)
     every = tl.arange(0, BLOCK_E)
     counts = tl.load(counts_ptr + every, mask=every < num_experts, other=0)
-    blocks = (counts + BLOCK - 1) // BLOCK
+    blocks = (counts + block_size - 1) // block_size
     first = tl.sum(tl.where(every < expert, blocks, 0), 0)
     own = tl.sum(tl.where(every == expert, blocks, 0), 0)
     if expert == num_experts:
@@ -70,7 +75,7 @@ def place_kernel(
         for start in range(0, own, CHUNK):
             block = start + tl.arange(0, CHUNK)
             tl.store(owners_ptr + first + block, expert + block * 0, mask=block < own)
-        done = first * BLOCK
+        done = first * block_size
         for start in range(0, num_slots, CHUNK):
             slot = start + tl.arange(0, CHUNK)
             ids = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1)
@@ -78,8 +83,8 @@ def place_kernel(
             at = done + tl.cumsum(is_own, 0) - is_own
             tl.store(slots_ptr + at, slot, mask=is_own != 0)
             done += tl.sum(is_own, 0)
-        pad = tl.arange(0, BLOCK)
-        end = (first + own) * BLOCK
+        pad = tl.arange(0, _MAX_BLOCK)
+        end = (first + own) * block_size
         tl.store(slots_ptr + done + pad, num_slots + pad * 0, mask=done + pad < end)
 
 
@@ -89,26 +94,27 @@ def max_blocks(num_slots: int, num_experts: int, block: int) -> int:
 
 
 def align(ids_TK: Tensor, num_experts: int, block: int) -> Aligned:
-    """Group slots t * K + k by their expert, ``block`` (a power of two) at a time."""
+    """Group slots t * K + k by their expert, ``block`` (at most 128) at a time."""
     ids = ids_TK.contiguous()
     num_slots, device = ids.numel(), ids.device
     blocks = max_blocks(num_slots, num_experts, block)
     joint = torch.empty(2 * num_experts + blocks * (block + 1), dtype=torch.int32, device=device)
     slots, owners, counts, ends = joint.split([blocks * block, blocks, num_experts, num_experts])
-    chunk = min(CHUNK, max(32, triton.next_power_of_2(num_slots)))
+    chunk = next((chunk for chunk in _CHUNKS if num_slots <= chunk), _CHUNKS[-1])
+    most = triton.next_power_of_2(num_experts)
     count_kernel[(num_experts,)](ids, counts, num_slots, CHUNK=chunk, num_warps=4)
     place_kernel[(num_experts + 1,)](
-        ids, counts, slots, owners, ends, num_slots, num_experts, blocks,
-        BLOCK=block, BLOCK_E=triton.next_power_of_2(num_experts), CHUNK=chunk, num_warps=4,
+        ids, counts, slots, owners, ends, num_slots, num_experts, blocks, block,
+        BLOCK_E=next((e for e in _EXPERTS if most <= e), most), CHUNK=chunk, num_warps=4,
     )  # fmt: skip
     return Aligned(slots, owners, ends, block, blocks)
 
 
 def variants() -> tuple[Variant, ...]:
-    """Few and many slots, few and many experts, all blocks of ``gemm_tile``'s tables."""
-    integers = dict.fromkeys(("num_slots", "num_experts", "max_blocks"), "i32")
-    outputs = dict.fromkeys(("counts_ptr", "slots_ptr", "owners_ptr", "ends_ptr"), "*i32:1")
-    chunks = [32 << step for step in range(6)]
+    """Few and many slots, few and many experts."""
+    integers = dict.fromkeys(("num_slots", "num_experts", "max_blocks", "block_size"), "i32")
+    outputs = dict.fromkeys(("counts_ptr", "owners_ptr", "ends_ptr"), "*i32:1")
+    ids = {"ids_ptr": "*i64", "slots_ptr": "*i32"}
     counting = [
         Variant(
             f"count-{chunk}",
@@ -118,19 +124,18 @@ def variants() -> tuple[Variant, ...]:
             4,
             3,
         )
-        for chunk in chunks
+        for chunk in _CHUNKS
     ]
     placing = [
         Variant(
-            f"place-{block}-{experts}-{chunk}",
+            f"place-{experts}-{chunk}",
             place_kernel,
-            {"ids_ptr": "*i64", **outputs, **integers},
-            {"BLOCK": block, "BLOCK_E": experts, "CHUNK": chunk},
+            ids | outputs | integers,
+            {"BLOCK_E": experts, "CHUNK": chunk},
             4,
             3,
         )
-        for chunk in chunks
-        for experts in (8, 128, 512)
-        for block in (1, 16, 32, 64, 128)
+        for chunk in _CHUNKS
+        for experts in _EXPERTS
     ]
     return (*counting, *placing)

@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.activation import gated
-from radixlm.kernels.triton.gemm import Packed, int4_chunk, signature
-from radixlm.kernels.triton.gemm_tile import ACTS, unpacked
-from radixlm.kernels.triton.mode import interpreting
+from radixlm.kernels.triton.activation import SWISH, swish_gated
+from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
+from radixlm.kernels.triton.gemm_tile import unpacked
+from radixlm.kernels.triton.mode import if_set, interpreting, nothing
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _SIZE = 4096  # numbers of a step
@@ -27,9 +27,9 @@ _BUSY = 264  # programs that keep a GPU of 132 SMs busy
 
 @triton.jit
 def _products(
-    x_at, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, PAIRED: tl.constexpr, SCALED: tl.constexpr,
-    ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    x_at, w_ptr, w_scale_ptr, expert, col, num_out, num_in, group, is_paired,
+    KIND: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of x with outputs ``col`` of an expert: float32 [BLOCK_N], scaled."""
     near = tl.minimum(col, num_out - 1)
@@ -37,7 +37,7 @@ def _products(
     if ONE_STEP:
         x = tl.load(x_at + k, mask=k < num_in, other=0.0).to(tl.float32)[None, :]
         acc = x * unpacked(
-            w_ptr, w_scale_ptr, expert, near, 0, num_out, num_in, KIND, GROUP, PAIRED, CHUNK,
+            w_ptr, w_scale_ptr, expert, near, 0, num_out, num_in, group, is_paired, KIND, CHUNK,
             BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
@@ -46,7 +46,7 @@ def _products(
             at = start + k
             x = tl.load(x_at + at, mask=at < num_in, other=0.0).to(tl.float32)[None, :]
             acc += x * unpacked(
-                w_ptr, w_scale_ptr, expert, near, start, num_out, num_in, KIND, GROUP, PAIRED,
+                w_ptr, w_scale_ptr, expert, near, start, num_out, num_in, group, is_paired, KIND,
                 CHUNK, BLOCK_N, BLOCK_K,
             )  # fmt: skip
     y = tl.sum(acc, 1)
@@ -55,52 +55,53 @@ def _products(
     return y
 
 
-@triton.jit
+_FREE = ["group", "top_k", "has_bias", "limit", "alpha", "shift"]  # never compiled in
+
+
+@triton.jit(do_not_specialize=_FREE)
 def gemv_up_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, num_out, num_in, x_stride,
-    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ACT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    group, top_k, has_bias, limit, alpha, shift,
+    KIND: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (slot, block): act(gate) * up of one token through one of its experts."""
     slot = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(ids_ptr + slot).to(tl.int64)
     y = _products(
-        x_ptr + slot // TOP_K * x_stride, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-        KIND, GROUP, True, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
+        x_ptr + slot // top_k * x_stride, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
+        group, True, KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
     )  # fmt: skip
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
+    bias_at = bias_ptr + expert * num_out + tl.minimum(col, num_out - 1)
+    y += tl.load(bias_at, mask=if_set(has_bias, col >= 0), other=0.0)
     gate, up = tl.split(tl.reshape(y, (BLOCK_N // 2, 2)))
-    out = gated(gate, up, ACT - 1).to(out_ptr.dtype.element_ty)
+    out = swish_gated(gate, up, limit, alpha, shift).to(out_ptr.dtype.element_ty)
     half = num_out // 2
     at = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     tl.store(out_ptr + slot * half + at, out, mask=at < half)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_FREE[:3])
 def gemv_down_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, row_weight_ptr, num_out, num_in,
-    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    group, top_k, has_bias,
+    KIND: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (token, block): the weighted sum over the token's experts, in their order."""
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for choice in tl.range(TOP_K, num_stages=STAGES):
-        slot = token * TOP_K + choice
+    for choice in tl.range(top_k, num_stages=STAGES):
+        slot = token * top_k + choice
         expert = tl.load(ids_ptr + slot).to(tl.int64)
         y = _products(
             x_ptr + slot * num_in, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-            KIND, GROUP, False, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
+            group, False, KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
         )  # fmt: skip
-        if HAS_BIAS:
-            y += tl.load(bias_ptr + expert * num_out + tl.minimum(col, num_out - 1))
+        bias_at = bias_ptr + expert * num_out + tl.minimum(col, num_out - 1)
+        y += tl.load(bias_at, mask=if_set(has_bias, col >= 0), other=0.0)
         total += y * tl.load(row_weight_ptr + slot)
     out = total.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token * num_out + col, out, mask=col < num_out)
@@ -112,22 +113,39 @@ def _blocks(kind: int, rows: int, num_out: int) -> tuple[int, int]:
         return 64, 32
     if interpreting():  # a program costs much there, its size little
         return 64, 256
-    block = next((n for n in (16, 8) if rows * num_out >= n * _BUSY), 4)
+    block = 16 if rows * num_out >= 8 * _BUSY else 4
     return block, _SIZE // block
 
 
+def _choice(packed: Packed, rows: int) -> dict[str, int | bool]:
+    """What is compiled in for so many rows of programs."""
+    block_n, block_k = _blocks(packed.kind, rows, packed.num_out)
+    return _constants(packed.kind, packed.group, block_n, block_k, packed.num_in <= block_k)
+
+
+def _constants(
+    kind: int, group: int, block_n: int, block_k: int, is_one: bool
+) -> dict[str, int | bool]:
+    return {
+        "KIND": kinds.INT8 if kind == kinds.W8A8 else kind,  # here x stays as it is
+        "SCALED": kind in kinds.SCALED_ROWS,
+        "ONE_STEP": is_one and block_n == 4,  # wider blocks are for many inputs
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "CHUNK": int4_chunk(group) if kind == kinds.INT4 else 0,
+    }
+
+
 def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
-    """act(gate) * up of every slot: [S, I] in the dtype of x."""
+    """act(gate) * up of every slot: [S, I] in the dtype of x. The activation is one of SWISH."""
     num_slots, top_k = ids_TK.numel(), ids_TK.shape[1]
     out = torch.empty(num_slots, packed.width, dtype=x_TD.dtype, device=x_TD.device)
-    block_n, block_k = _blocks(packed.kind, num_slots, packed.num_out)
-    gemv_up_kernel[(num_slots, triton.cdiv(packed.num_out, block_n))](
-        x_TD, packed.data, out if packed.scale is None else packed.scale,
-        out if packed.bias is None else packed.bias, out, ids_TK, packed.num_out, packed.num_in,
-        x_TD.stride(0), KIND=packed.kind, GROUP=packed.group,
-        SCALED=packed.kind in kinds.SCALED_ROWS, ONE_STEP=packed.num_in <= block_k, TOP_K=top_k,
-        HAS_BIAS=packed.bias is not None, ACT=ACTS[packed.act], BLOCK_N=block_n, BLOCK_K=block_k,
-        CHUNK=int4_chunk(packed.group), num_warps=4,
+    constants, none = _choice(packed, num_slots), nothing(torch.float32, x_TD.device)
+    gemv_up_kernel[(num_slots, triton.cdiv(packed.num_out, constants["BLOCK_N"]))](
+        x_TD, packed.data, none if packed.scale is None else packed.scale,
+        none if packed.bias is None else packed.bias, out, ids_TK, packed.num_out, packed.num_in,
+        x_TD.stride(0), packed.group, top_k, int(packed.bias is not None), *SWISH[packed.act],
+        **constants, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -136,57 +154,43 @@ def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) 
     """Sum over a token's experts of weight * down(h): [T, D] in the dtype of h."""
     tokens, top_k = ids_TK.shape
     out = torch.empty(tokens, packed.num_out, dtype=h_SI.dtype, device=h_SI.device)
-    block_n, block_k = _blocks(packed.kind, tokens, packed.num_out)
-    gemv_down_kernel[(tokens, triton.cdiv(packed.num_out, block_n))](
-        h_SI, packed.data, out if packed.scale is None else packed.scale,
-        out if packed.bias is None else packed.bias, out, ids_TK, weights_TK, packed.num_out,
-        packed.num_in, KIND=packed.kind, GROUP=packed.group,
-        SCALED=packed.kind in kinds.SCALED_ROWS, ONE_STEP=packed.num_in <= block_k, TOP_K=top_k,
-        HAS_BIAS=packed.bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
-        CHUNK=int4_chunk(packed.group), num_warps=4,
+    constants, none = _choice(packed, tokens), nothing(torch.float32, h_SI.device)
+    gemv_down_kernel[(tokens, triton.cdiv(packed.num_out, constants["BLOCK_N"]))](
+        h_SI, packed.data, none if packed.scale is None else packed.scale,
+        none if packed.bias is None else packed.bias, out, ids_TK, weights_TK, packed.num_out,
+        packed.num_in, packed.group, top_k, int(packed.bias is not None),
+        **constants, num_warps=4,
     )  # fmt: skip
     return out
 
 
 def variants() -> tuple[Variant, ...]:
-    """Every kind, block and dtype."""
+    """Every kind, dtype and block of outputs; nothing else is compiled in."""
     return tuple(_variants())
 
 
 def _variants() -> Iterator[Variant]:
     for kind in range(kinds.FP8_BLOCK_WIDE + 1):
-        for pointer in POINTERS.values():
-            for group in (32, 64, 128) if kind == kinds.INT4 else (0,):
-                blocks = {_blocks(kind, 1, num_out) for num_out in (1024, 2560, 65536)}
-                for block in sorted(blocks):
-                    for is_one in (False, True):
-                        yield from _uses(kind, group, pointer, is_one, *block)
+        for dtype, pointer in POINTERS.items():
+            if kind == kinds.W8A8 or (dtype == torch.float32 and kind != kinds.PLAIN):
+                continue
+            for group in (32, 128) if kind == kinds.INT4 else (0,):
+                blocks = {_blocks(kind, 1, num_out) for num_out in (1, 1 << 20)}
+                for block_n, block_k in sorted(blocks):
+                    for is_one in (False, True) if block_n == 4 else (False,):
+                        constants = _constants(kind, group, block_n, block_k, is_one)
+                        yield from _uses(f"{kind}-{group}-{pointer}", pointer, kind, constants)
 
 
 def _uses(
-    kind: int, group: int, pointer: str, is_one_step: bool, block_n: int, block_k: int
+    label: str, pointer: str, kind: int, constants: dict[str, int | bool]
 ) -> Iterator[Variant]:
-    if kind == kinds.INT4 and is_one_step:
-        return
     types = signature(kind, pointer) | {"x_ptr": pointer, "ids_ptr": "*i64"}
+    size = f"{constants['BLOCK_N']}x{constants['BLOCK_K']}{'-one' * constants['ONE_STEP']}"
+    min_arch, max_arch = archs_of(kind)
     for use, kernel in {"up": gemv_up_kernel, "down": gemv_down_kernel}.items():
-        constants = {
-            "KIND": kind,
-            "GROUP": group,
-            "SCALED": kind in kinds.SCALED_ROWS,
-            "ONE_STEP": is_one_step,
-            "TOP_K": 8,
-            "HAS_BIAS": use == "up",
-            "BLOCK_N": block_n,
-            "BLOCK_K": block_k,
-            "CHUNK": int4_chunk(group),
-        }
+        own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
         yield Variant(
-            f"gemv-{use}-{kind}-{group}-{pointer}-{block_n}x{block_k}{'-one' * is_one_step}",
-            kernel,
-            {name: kind for name, kind in types.items() if name in kernel.arg_names},
-            constants | ({"ACT": 1} if use == "up" else {}),
-            4,
-            3,
-            min_arch=89 if kind in (kinds.FP8, kinds.FP8_BLOCK) else 80,
-        )
+            f"gemv-{use}-{label}-{size}", kernel, own, constants, 4, 3, min_arch=min_arch,
+            max_arch=max_arch,
+        )  # fmt: skip

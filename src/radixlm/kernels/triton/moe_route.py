@@ -33,14 +33,14 @@ def _without_weak_groups(
     lowest = float("-inf")
     group = tl.arange(0, BLOCK_G)[None, :]
     rating = tl.full((ROWS, BLOCK_G), lowest, tl.float32)
-    for g in tl.static_range(GROUPS):
+    for g in range(GROUPS):
         own = tl.where(expert // group_size == g, pick, lowest)
         best, at = tl.max(own, 1, return_indices=True)
         if BY_TOP2:
             best += tl.max(tl.where(expert == at[:, None], lowest, own), 1)
         rating = tl.where(group == g, best[:, None], rating)
     is_kept = pick != pick
-    for _ in tl.static_range(KEPT):
+    for _ in range(KEPT):
         chosen = tl.argmax(rating, 1)[:, None]
         is_kept = is_kept | (expert // group_size == chosen)
         rating = tl.where(group == chosen, lowest, rating)
@@ -78,7 +78,7 @@ def route_kernel(
     rank = tl.arange(0, BLOCK_K)[None, :]
     ids = tl.zeros((ROWS, BLOCK_K), tl.int32)
     weights = tl.zeros((ROWS, BLOCK_K), tl.float32)
-    for k in tl.static_range(TOP_K):
+    for k in range(TOP_K):
         # A score that is no number must not lead outside the experts.
         chosen = tl.minimum(tl.argmax(pick, 1), num_experts - 1)[:, None]
         weight = tl.sum(tl.where(expert == chosen, score, 0.0), 1)[:, None]

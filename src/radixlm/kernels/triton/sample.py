@@ -28,6 +28,7 @@ _CHUNK = 2048
 _WARPS = 4
 _PICK_WARPS = 8
 MAX_CHUNKS = 256
+_FEW_CHUNKS = 64  # most vocabularies, up to 131072
 # rows of the parameter table: floats as their bits, the seed as two halves
 PARAMS = ("temperature", "top_p", "min_p", "top_k", "seed_low", "seed_high", "is_greedy")
 
@@ -253,7 +254,7 @@ def draw(
         logits_RV, params_PR, positions_R, floats, tokens, out_R, bad_R,
         out_R if next_token is None else next_token, out_R if slots_R is None else slots_R,
         vocab, logits_RV.stride(0), stride, chunks,
-        TO_SLOTS=next_token is not None, BLOCK=triton.next_power_of_2(chunks),
+        TO_SLOTS=next_token is not None, BLOCK=_FEW_CHUNKS if chunks <= _FEW_CHUNKS else MAX_CHUNKS,
         num_warps=_PICK_WARPS,
     )  # fmt: skip
     return out_R, bad_R
@@ -267,7 +268,7 @@ def pack_params(floats_R3: Tensor, top_k_R: Tensor, seeds_R: Tensor, is_greedy_R
 
 
 def variants() -> tuple[Variant, ...]:
-    """Every size of vocabulary, with and without mask and token table."""
+    """Small and large vocabularies, with and without mask and token table."""
     return tuple(_variants())
 
 
@@ -285,7 +286,7 @@ def _variants() -> Iterator[Variant]:
         yield Variant(
             f"chunk{'-mask' * has_mask}", chunk_kernel, signature, {"MASK": has_mask}, _WARPS, 3
         )
-    for block in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+    for block in (_FEW_CHUNKS, MAX_CHUNKS):
         for next_dtype in ("", "*i64"):
             signature = common | {
                 "out_ptr": "*i64",

@@ -19,6 +19,7 @@ from radixlm.base.errors import RadixError
 
 MAX_SHARED_BYTES = 227 * 1024  # sm_90; sm_80 has 163 KiB
 MAX_SHARED_BYTES_SM80 = 163 * 1024
+NEWEST = 999  # of architectures
 _WARP = 32
 # of activations, as triton writes them
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -36,7 +37,8 @@ class Variant:
     "fp32"). Pointers are taken as aligned to 16 bytes, as torch's are ("*bf16:1": not); integers
     are not ("i32:16": a multiple of 16). ``constants``: the tl.constexpr parameters, and
     parameters that are always None or 1. ``wgmma``: the PTX for sm_90 must use it. ``min_arch``:
-    the oldest GPU that runs it (89 for fp8 e4m3). ``options``: further options of the compiler.
+    the oldest GPU on which it is chosen (89 for fp8 e4m3), ``max_arch`` the newest. ``options``:
+    further options of the compiler.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Variant:
     num_stages: int
     wgmma: bool = False
     min_arch: int = 80
+    max_arch: int = NEWEST
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
