@@ -17,8 +17,9 @@ struct BlockPointers {  // float32, or bfloat16 straight from the cache
     int64_t v_stride;
     const float* k_scale;  // [64] each, or null: all ones
     const float* v_scale;
+    const void* next_k[TILES];  // what the next block reads there, or this one again
+    const void* next_v[TILES];
 };
-
 template <int DTYPE>
 static void widen_tile(const Shape& s, const Tile& t, int width, float* k, float* v) {
     widen_k<DTYPE>(t, s.k_dim, k);
@@ -28,6 +29,7 @@ static void widen_tile(const Shape& s, const Tile& t, int width, float* k, float
 // p[row][64] = q . k, one chain over d for each token
 template <int R, int DTYPE>
 static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p) {
+    constexpr int LINE = 4 / dtype_size(DTYPE);  // of K: as many channels
     for (int t0 = 0; t0 < TILES; t0 += TILES_AT_ONCE) {
         vf acc[R][TILES_AT_ONCE];
         for (int r = 0; r < R; r++)
@@ -36,6 +38,8 @@ RADIX_UNROLL(2)
         for (int d = 0; d < k_dim; d++) {
             vf k[TILES_AT_ONCE];
             for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load_kv<DTYPE>(bp.k[t0 + t], d * 16);
+            if (d % LINE == 0)
+                for (int t = 0; t < TILES_AT_ONCE; t++) ask_for<DTYPE>(bp.next_k[t0 + t], d * 16);
 RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
@@ -59,6 +63,7 @@ static void weighted_part(float* state, int stride, const float* p, const BlockP
         for (int t = lo; t < hi; t++) {
             vf x[NV];
             for (int c = 0; c < NV; c++) x[c] = load_kv<DTYPE>(v, t * bp.v_stride + at + c * 16);
+            for (int c = 0; c < NV * 16; c += 64 / dtype_size(DTYPE)) ask_for<DTYPE>(bp.next_v[tile], t * bp.v_stride + at + c);
 RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf w = set1(p[r * BLOCK + tile * 16 + t]);
@@ -88,8 +93,8 @@ static const WeightFn WEIGHT[3][MAX_GROUP] = {RADIX_GROUPS(weighted, DT_F32), RA
 class VectorBlock {
   public:
     static size_t floats(const Shape& s, int rows) { return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK; }
-    VectorBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, float* memory)
-        : a(args), s(shape), rows(of), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head) {
+    VectorBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
+        : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head) {
         k = memory;
         v = k + size_t(BLOCK) * s.k_dim;
         p = v + size_t(BLOCK) * s.v_pad;
@@ -112,6 +117,7 @@ class VectorBlock {
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
+    const Later& later;
     const int32_t* pages;
     int kv_head, raw;
     float *k, *v, *p, *scale, *q;
@@ -126,15 +132,19 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
     out.k_scale = out.v_scale = nullptr;
     const void* any = nullptr;
     for (int i = 0; i < TILES; i++) {
-        const int tile = first_tile / TILES * TILES + i, ahead = tile + TILES;
-        if (ahead <= (rows.hi - 1) / TILE) prefetch_tile(c, tile_at(c, pages, kv_head, ahead));
+        const int tile = first_tile / TILES * TILES + i;
+        const bool is_there = tile >= first_tile && tile <= last_tile, is_read = raw || direct;
+        const Tile next = later.of(tile);
+        if (next.v && !(is_read && is_there)) prefetch_tile(c, next);
         out.k[i] = nullptr;
-        if (tile < first_tile || tile > last_tile) continue;
+        if (!is_there) continue;
         const Tile t = tile_at(c, pages, kv_head, tile);
         float *own_k = k + int64_t(i) * s.k_dim * TILE, *own_v = v + int64_t(i) * TILE * s.v_pad;
         const bool direct_k = raw || (c.dtype == DT_F32 && t.k);
         out.k[i] = any = direct_k ? t.k : own_k;
-        out.v[i] = raw || direct ? t.v : own_v;
+        out.v[i] = is_read ? t.v : own_v;
+        out.next_k[i] = is_read && next.v ? next.k : out.k[i];
+        out.next_v[i] = is_read && next.v ? next.v : out.v[i];
         if (t.k_scale) {
             std::memcpy(scale + i * TILE, t.k_scale, TILE * 4);
             std::memcpy(scale + BLOCK + i * TILE, t.v_scale, TILE * 4);
@@ -151,7 +161,7 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         }
     }
     for (int i = 0; i < TILES; i++)
-        if (!out.k[i]) out.k[i] = any;  // scores of absent tiles are masked, never used
+        if (!out.k[i]) out.k[i] = out.next_k[i] = any;  // scores of absent tiles are masked, never used
 }
 
 void VectorBlock::run(int block0) {

@@ -82,14 +82,40 @@ inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, 
     return a.partials + row * s.state;
 }
 
-// Block(a, shape, task, rows, memory) prepares the queries; run(block0) adds a block to the states.
+// Which tiles of the cache are read a block later: of this task, then of the one that follows it.
+class Later {
+  public:
+    Later(const AttnArgs& args, const AttnTask& task, const AttnTask* following, int end) : a(args), head(task.kv_head), pages(pages_of(task)), last((end - 1) / TILE) {
+        if (!following) return;
+        const int len = a.kv_len[following->seq], q_len = a.query_start[following->seq + 1] - a.query_start[following->seq];
+        const int first = std::max(std::max(following->split0 * SPLIT, following->from * BLOCK), first_seen(a, len - q_len + following->q0));
+        next_pages = pages_of(*following), next_head = following->kv_head;
+        next_first = first / BLOCK * TILES, next_last = (len - 1) / TILE;
+    }
+    // What stands where `tile` does, one block on; nothing after the last.
+    Tile of(int tile) const {
+        if (tile + TILES <= last) return tile_at(a.cache, pages, head, tile + TILES);
+        const int next = next_first + tile % TILES;
+        return next <= next_last ? tile_at(a.cache, next_pages, next_head, next) : Tile{};
+    }
+
+  private:
+    const AttnArgs& a;
+    int head, next_head = 0;
+    const int32_t *pages, *next_pages = nullptr;
+    int last, next_first = 0, next_last = -1;
+    const int32_t* pages_of(const AttnTask& task) const { return a.page_table + int64_t(task.seq) * a.ldp; }
+};
+
+// Block(a, shape, task, rows, later, memory) prepares the queries; run(block0) adds a block to the states.
 template <class Block>
-static void run_task(const AttnArgs& a, const AttnTask& task, char* local) {
+static void run_task(const AttnArgs& a, const AttnTask& task, const AttnTask* following, char* local) {
     const Shape s(a);
     const int most = rows_of_task(a);
     float* memory = (float*)local;
     const Rows rows = open_rows(a, s, task, memory, most);
-    Block block(a, s, task, rows, memory + (rows_floats(s, most) + 15) / 16 * 16);
+    const Later later(a, task, following, rows.hi);
+    Block block(a, s, task, rows, later, memory + (rows_floats(s, most) + 15) / 16 * 16);
     const bool direct = task.partial < 0;
     if (direct)
         for (int i = 0; i < rows.count; i++) clear_state(rows.total + int64_t(i) * s.state, s);
@@ -130,7 +156,7 @@ static void run_attention(const AttnArgs& a, const Ctx& ctx) {
     for (int count : {a.num_shared, a.num_tasks}) {
         if (count == 0) continue;
         ctx.each(count, 1, [&](int64_t i0, int64_t i1) {
-            for (int64_t i = i0; i < i1; i++) run_task<Block>(a, task[i], ctx.local());
+            for (int64_t i = i0; i < i1; i++) run_task<Block>(a, task[i], i + 1 < count ? task + i + 1 : nullptr, ctx.local());
         });
         ctx.barrier();
         task += count;

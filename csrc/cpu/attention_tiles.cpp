@@ -1,10 +1,11 @@
 // Blocks of attention on matrix tiles (AMX): caches whose numbers are exact in bfloat16, which are
-// bfloat16, int8 and the 8-bit floats. Queries and weights are sums of two bfloat16, so that 16 of
-// their 24 bits count; products and sums are float32.
+// bfloat16, int8 and the 8-bit floats. Queries and weights are rounded to bfloat16 as the cache is;
+// products and sums are float32.
 //
 // A tile multiplies 16 rows whether or not they are there, and each row by itself: decode and prefill
-// are one arithmetic. Weights of hidden tokens are 0 and change no sum, so whole steps of them may be
+// are one arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights of hidden tokens are 0 and change no sum, so whole steps of them may be
 // left out. Tiles flush denormals; vectors are told to do the same.
+#include "attention_few.h"
 #include "attention_rows.h"
 #include "tile_config.h"
 
@@ -19,14 +20,10 @@ constexpr int PAIRS = 32;  // of numbers: what one multiplication adds up, in it
 RADIX_INLINE __m512i paired(vf a, vf b) {
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16), _mm512_and_si512(_mm512_castps_si512(b.v), _mm512_set1_epi32(int(0xffff0000u))));
 }
-// 32 numbers of [0, 1] as high + low, each 32 bfloat16
-RADIX_INLINE void split_weights(vf x0, vf x1, uint16_t* high, uint16_t* low) {
-    const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
-    const __m512 h0 = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x0.v), upper));
-    const __m512 h1 = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x1.v), upper));
-    const __m512bh h = _mm512_cvtne2ps_pbh(h1, h0), l = _mm512_cvtne2ps_pbh(_mm512_sub_ps(x1.v, h1), _mm512_sub_ps(x0.v, h0));
-    std::memcpy(high, &h, 64);
-    std::memcpy(low, &l, 64);
+// 32 numbers, rounded to bfloat16
+RADIX_INLINE void round_to(vf x0, vf x1, uint16_t* out) {
+    const __m512bh h = _mm512_cvtne2ps_pbh(x1.v, x0.v);
+    std::memcpy(out, &h, 64);
 }
 // e^x of x <= 0: exactly 1 at 0, 0 where x is lower than floats reach
 RADIX_INLINE vf exp_weight(vf x) {
@@ -45,27 +42,25 @@ RADIX_INLINE vf exp_weight(vf x) {
     return {_mm512_scalef_ps(p, n)};
 }
 
-// x as high + low, each 32 bfloat16
-RADIX_INLINE void split_in_two(vf x0, vf x1, uint16_t* high, uint16_t* low) {
-    const __m512bh h = _mm512_cvtne2ps_pbh(x1.v, x0.v);
-    __m512i bits;
-    std::memcpy(&bits, &h, 64);
-    const __m512 h0 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits)), 16));
-    const __m512 h1 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(bits, 1)), 16));
-    const __m512bh l = _mm512_cvtne2ps_pbh(_mm512_sub_ps(x1.v, h1), _mm512_sub_ps(x0.v, h0));
-    std::memcpy(high, &h, 64);
-    std::memcpy(low, &l, 64);
-}
+// Bytes that a later block reads. They are asked for line by line between the steps of this block's
+// work: many at once would wait for each other and stop all that comes after.
+struct Ahead {
+    const char *at, *end;
+    RADIX_INLINE void lines(int n) {
+        for (; n > 0 && at < end; n--, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
 
 // K of 16 tokens as pairs of channels: out [k_pad / 2][16], zeros after the last channel
 template <int DTYPE>
-static void pair_k(const void* k, int k_dim, int k_pad, uint32_t* out) {
+static void pair_k(const void* k, int k_dim, int k_pad, uint32_t* out, Ahead ahead) {
     int d = 0;
     if constexpr (DTYPE == DT_BF16) {
         const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        for (; d + 2 <= k_dim; d += 2) _mm512_store_si512(out + d * 8, _mm512_permutexvar_epi16(order, _mm512_loadu_si512((const uint16_t*)k + d * TILE)));
+        for (; d + 2 <= k_dim; d += 2) ahead.lines(1), _mm512_store_si512(out + d * 8, _mm512_permutexvar_epi16(order, _mm512_loadu_si512((const uint16_t*)k + d * TILE)));
     }
     for (; d < k_pad; d += 2) {
+        if (d % 4 == 0) ahead.lines(1);
         vf a = d < k_dim ? load_kv<DTYPE>(k, d * TILE) : zero(), b = d + 1 < k_dim ? load_kv<DTYPE>(k, (d + 1) * TILE) : zero();
         _mm512_store_si512(out + d * 8, paired(a, b));
     }
@@ -74,7 +69,7 @@ static void pair_k(const void* k, int k_dim, int k_pad, uint32_t* out) {
 // V of 16 tokens as pairs of tokens: 8 rows of each tile of 16 channels, `step` apart; tokens from
 // `count` on are zeros, whatever the cache holds there.
 template <int DTYPE>
-static void pair_v(const void* v, int width, int dim, int count, uint32_t* out, int64_t step) {
+static void pair_v(const void* v, int width, int dim, int count, uint32_t* out, int64_t step, Ahead ahead) {
     const int64_t size = dtype_size(DTYPE);
     alignas(64) char rest[2][64];
     const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
@@ -82,12 +77,14 @@ static void pair_v(const void* v, int width, int dim, int count, uint32_t* out, 
         int i = 0;
         if (DTYPE == DT_BF16 && t + 2 <= count)
             for (const uint16_t *x = (const uint16_t*)v + int64_t(t) * width, *y = x + width; i + 32 <= dim; i += 32) {
+                ahead.lines(2);
                 const __m512i a = _mm512_loadu_si512(x + i), b = _mm512_loadu_si512(y + i);
                 const __m512i even = _mm512_unpacklo_epi16(a, b), odd = _mm512_unpackhi_epi16(a, b);
                 _mm512_store_si512(out + (i / 16) * step + t * 8, _mm512_permutex2var_epi64(even, first, odd));
                 _mm512_store_si512(out + (i / 16 + 1) * step + t * 8, _mm512_permutex2var_epi64(even, second, odd));
             }
         for (; i < dim; i += 16) {
+            if (i % 32 == 0) ahead.lines(1);
             const char *x = (const char*)v + (int64_t(t) * width + i) * size, *y = x + width * size;
             if (dim - i < 16) {  // the last row of a cache ends where its memory does
                 if (t < count) std::memcpy(rest[0], x, size_t((dim - i) * size)), x = rest[0];
@@ -149,36 +146,45 @@ class TileBlock {
     static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
     static size_t floats(const Shape& s, int rows) {
         rows = (rows + 15) / 16 * 16;
-        return size_t(rows) * padded(s.k_dim) + size_t(BLOCK) * (padded(s.k_dim) + s.v_pad) / 2 + 2 * 16 * BLOCK * 2 + 2 * BLOCK + 64;
+        return size_t(rows) * padded(s.k_dim) / 2 + size_t(BLOCK) * (padded(s.k_dim) + s.v_pad) / 2 + 2 * 16 * BLOCK * 3 / 2 + 2 * BLOCK + 64 + size_t(FEW) * (padded(s.k_dim) + BLOCK);
     }
-    TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, float* memory)
-        : a(args), s(shape), rows(of), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head), k_pad(padded(shape.k_dim)) {
+    TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
+        : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head), k_pad(padded(shape.k_dim)) {
         const size_t padded_rows = size_t(rows.count + 15) / 16 * 16;
         float* f = (float*)((uintptr_t(memory) + 63) / 64 * 64);
         k = (uint32_t*)f, f += size_t(BLOCK) * k_pad / 2;
         v = (uint32_t*)f, f += size_t(BLOCK) * s.v_pad / 2;
         p = f, f += 2 * 16 * BLOCK;
-        p_high = (uint16_t*)f, f += 16 * BLOCK;
-        p_low = (uint16_t*)f, f += 16 * BLOCK;
+        weights = (uint16_t*)f, f += 16 * BLOCK;
         scale = f, f += 2 * BLOCK;
-        q_high = (uint16_t*)f, f += padded_rows * size_t(k_pad) / 2;
-        q_low = (uint16_t*)f;
-        std::memset(p_high, 0, 2 * 16 * BLOCK * 4);
-        for (size_t i = 0; i < padded_rows; i++) split_query(task, int(i));
+        q = (uint16_t*)f, f += padded_rows * size_t(k_pad) / 2;
+        is_few = rows.count <= FEW && !a.cache.latent && s.k_dim % 2 == 0 && s.v_dim % 16 == 0;
+        for (size_t i = 0; i < (is_few ? size_t(rows.count) : padded_rows); i++) round_query(task, int(i));
+        if (is_few) {
+            few_q = f, few_weights = f + FEW * k_pad;
+            widen_bf16(q, rows.count * k_pad, few_q);
+            return;
+        }
+        std::memset(weights, 0, 2 * 16 * BLOCK * 2);
         configure(rows.count < 16 ? rows.count : 16);
     }
     void run(int block0);
-    ~TileBlock() { release_tiles(); }
+    ~TileBlock() {
+        if (!is_few) release_tiles();
+    }
 
   private:
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
+    const Later& later;
     const int32_t* pages;
     int kv_head, k_pad;
     uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
-    float *p, *scale;  // p, p_high, p_low: twice 16 rows of 64, for rows that follow each other
-    uint16_t *p_high, *p_low, *q_high, *q_low;
+    float *p, *scale;  // p, weights: twice 16 rows of 64, for rows that follow each other
+    uint16_t *weights, *q;
+    bool is_few;
+    float *few_q, *few_weights;  // q and weights as float32
 
     // Sixteen rows on their way through a block: scores, then weights, then sums.
     struct Group {
@@ -199,23 +205,27 @@ class TileBlock {
         for (int i = 0; i < 8; i++) c.row_bytes[i] = 64, c.rows[i] = uint8_t(i < 6 ? count : 16);
         c.use();
     }
-    void split_query(const AttnTask& task, int i) {
+    void round_query(const AttnTask& task, int i) {
         const bool is_there = i < rows.count;
         const float* from = is_there ? query_of(a, s, task, rows, i) : nullptr;
         auto part = [&](int d) { return is_there && d < s.k_dim ? mul(load_n(from + d, lanes_at(d, s.k_dim)), set1(a.scale)) : zero(); };
-        for (int d = 0; d < k_pad; d += 32) split_in_two(part(d), part(d + 16), q_high + int64_t(i) * k_pad + d, q_low + int64_t(i) * k_pad + d);
+        for (int d = 0; d < k_pad; d += 32) round_to(part(d), part(d + 16), q + int64_t(i) * k_pad + d);
     }
     template <int DTYPE>
-    void stage(const Tile& t, int tile, int count) {
+    void stage(const Tile& t, int tile, int count, const Tile& next) {
         uint32_t* to = k + int64_t(tile) * k_pad * 8;
-        if (t.k) pair_k<DTYPE>(t.k, s.k_dim, k_pad, to);
+        if (t.k) pair_k<DTYPE>(t.k, s.k_dim, k_pad, to, {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
         else pair_rows<DTYPE>(t.v, s.k_dim, k_pad, count, to);
-        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128, 256);
+        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128, 256, {(const char*)next.v, (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
     }
     void open(int block0, int first_tile, int last_tile);
     void prefetch(int tile) const {
         if (tile <= (rows.hi - 1) / TILE) prefetch_tile(a.cache, tile_at(a.cache, pages, kv_head, tile));
     }
+    static void widen_bf16(const uint16_t* x, int64_t n, float* out) {
+        for (int64_t i = 0; i < n; i += 16) store(out + i, load_bf16(x + i));
+    }
+    void run_few(int block0, int first_tile, int last_tile);
     void mask_scores(int i, int block0, float* w) const;
     void soften_tile(const Group& g, int block0, Products& beside);
     void score(const Group& g, int step);
@@ -231,9 +241,12 @@ class TileBlock {
 // Brings the block's tiles into the order of the multiplications; what is not there becomes zeros.
 void TileBlock::open(int block0, int first_tile, int last_tile) {
     const Cache& c = a.cache;
+    const bool is_short = rows.count <= 32;
     for (int i = 0; i < TILES; i++) {
         const int tile = block0 / TILE + i;
+        const Tile next = is_short ? later.of(tile) : Tile{};
         if (tile < first_tile || tile > last_tile) {  // its scores are masked
+            if (next.v) prefetch_tile(c, next);
             store(scale + BLOCK + i * TILE, zero());
             for (int j = 0; j < s.v_pad / 16; j++) std::memset(v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + j * 256, 0, 512);
             continue;
@@ -245,10 +258,10 @@ void TileBlock::open(int block0, int first_tile, int last_tile) {
             store(scale + BLOCK + i * TILE, load_n(t.v_scale, count));
         }
         switch (c.dtype) {
-            case DT_BF16: stage<DT_BF16>(t, i, count); break;
-            case DT_I8: stage<DT_I8>(t, i, count); break;
-            case DT_E4M3: stage<DT_E4M3>(t, i, count); break;
-            default: stage<DT_E5M2>(t, i, count);
+            case DT_BF16: stage<DT_BF16>(t, i, count, next); break;
+            case DT_I8: stage<DT_I8>(t, i, count, next); break;
+            case DT_E4M3: stage<DT_E4M3>(t, i, count, next); break;
+            default: stage<DT_E5M2>(t, i, count, next);
         }
     }
 }
@@ -263,20 +276,15 @@ void TileBlock::score(const Group& g, int step) {
     }
     const int64_t at = int64_t(g.r0) * k_pad + step * PAIRS, tile = int64_t(k_pad) * 8;
     const uint32_t* b = k + step * 256;
-    _tile_loadd(4, q_high + at, k_pad * 2);
-    _tile_loadd(5, q_low + at, k_pad * 2);
+    _tile_loadd(4, q + at, k_pad * 2);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(0, 5, 6);
     _tile_loadd(7, b + tile, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(1, 5, 7);
     _tile_loadd(6, b + 2 * tile, 64);
     _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(2, 5, 6);
     _tile_loadd(7, b + 3 * tile, 64);
     _tile_dpbf16ps(3, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
     if ((step + 1) * PAIRS < k_pad) return;
     float* to = p + g.side * 16 * BLOCK;
     _tile_stored(0, to, BLOCK * 4);
@@ -296,26 +304,21 @@ void TileBlock::weigh_part(const Group& g, int at, int step, bool begins, bool e
         if constexpr (N > 2) _tile_loadd(2, state + 32, ld);
         if constexpr (N > 3) _tile_loadd(3, state + 48, ld);
     }
-    _tile_loadd(4, p_high + g.side * 16 * BLOCK + step * 32, BLOCK * 2);
-    _tile_loadd(5, p_low + g.side * 16 * BLOCK + step * 32, BLOCK * 2);
+    _tile_loadd(4, weights + g.side * 16 * BLOCK + step * 32, BLOCK * 2);
     const uint32_t* b = v + int64_t(step) * s.v_pad * 16 + int64_t(at / 16) * 256;
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(0, 5, 6);
     if constexpr (N > 1) {
         _tile_loadd(7, b + 256, 64);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(1, 5, 7);
     }
     if constexpr (N > 2) {
         _tile_loadd(6, b + 512, 64);
         _tile_dpbf16ps(2, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (N > 3) {
         _tile_loadd(7, b + 768, 64);
         _tile_dpbf16ps(3, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
     }
     if (!ends) return;
     _tile_stored(0, state, ld);
@@ -377,24 +380,50 @@ void TileBlock::soften_tile(const Group& g, int block0, Products& beside) {
     }
     for (int r = 0; r < g.n; r++) {
         const float* w = p + side + r * BLOCK;
-        float* weights = rows.now + int64_t(g.r0 + r) * s.state + s.v_pad;
+        float* partial = rows.now + int64_t(g.r0 + r) * s.state + s.v_pad;
         const vf m = set1(highest[r]);
         vf e[TILES];
         for (int t = 0; t < TILES; t++) e[t] = exp_weight(sub(load(w + t * 16), m));
-        store(weights, add(load(weights), add(add(e[0], e[1]), add(e[2], e[3]))));
+        store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
         if (scaled)
             for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(scale + BLOCK + t * 16));
-        split_weights(e[0], e[1], p_high + side + r * BLOCK, p_low + side + r * BLOCK);
-        split_weights(e[2], e[3], p_high + side + r * BLOCK + 32, p_low + side + r * BLOCK + 32);
+        round_to(e[0], e[1], weights + side + r * BLOCK);
+        round_to(e[2], e[3], weights + side + r * BLOCK + 32);
         do_until(beside, g.n + 2 * (r + 1), 3 * g.n);
     }
 }
 
+void TileBlock::run_few(int block0, int first_tile, int last_tile) {
+    FewTile tile[TILES];
+    for (int i = 0; i < TILES; i++) {
+        const int number = block0 / TILE + i, left = rows.kv_len - number * TILE;
+        const Tile next = later.of(number);
+        if (number < first_tile || number > last_tile) {
+            if (next.v) prefetch_tile(a.cache, next);
+            tile[i] = {};
+            continue;
+        }
+        const Tile t = tile_at(a.cache, pages, kv_head, number);
+        tile[i] = {t.k, t.v, next.v ? next.k : t.k, next.v ? next.v : t.v, left < TILE ? left : TILE};
+        if (!t.k_scale) continue;
+        std::memcpy(scale + i * TILE, t.k_scale, TILE * 4);
+        store(scale + BLOCK + i * TILE, load_n(t.v_scale, tile[i].count));
+    }
+    const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
+    FEW_SCORES[of_type][n - 1](few_q, s.k_dim, k_pad, tile, p);
+    Products none{};
+    soften_tile({0, n, 0, 1, 0}, block0, none);
+    widen_bf16(weights, n * BLOCK, few_weights);
+    for (int half = 0; half < 2; half++)
+        if (tile[2 * half].k || tile[2 * half + 1].k) FEW_SUMS[of_type][n - 1](rows.now, s.state, few_weights + half * STEP, tile + 2 * half, v_width(a.cache), s.v_dim);
+}
+
 void TileBlock::run(int block0) {
     const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    if (is_few) return run_few(block0, start / TILE, (end - 1) / TILE);
     open(block0, start / TILE, (end - 1) / TILE);
     int ahead = block0 / TILE + TILES;  // tiles of the next block are fetched between those of this one
-    const int last = ahead + TILES, each = rows.count > 32 ? 1 : TILES;
+    const int last = ahead + TILES;
     Group group[3];
     const Group *before = nullptr, *now = nullptr;
     auto turn = [&](const Group* after) {
@@ -405,7 +434,7 @@ void TileBlock::run(int block0) {
     };
     int num = 0;
     for (int r0 = 0; r0 < rows.count; r0 += 16) {
-        for (int i = 0; i < each && ahead < last; i++) prefetch(ahead++);
+        if (rows.count > 32 && ahead < last) prefetch(ahead++);
         const int n = rows.count - r0 < 16 ? rows.count - r0 : 16;
         const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
         if (hi <= block0 || lo >= block0 + BLOCK) continue;

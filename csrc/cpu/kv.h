@@ -94,6 +94,13 @@ RADIX_INLINE void prefetch_tile(const Cache& c, const Tile& t) {
     prefetch_bytes(t.v, tile_bytes(c, v_width(c)));
 }
 
+// The line where number `i` of a later tile stands: asked for beside the work on an earlier one, since
+// many requests at once wait for each other and stop all that comes after.
+template <int DTYPE>
+RADIX_INLINE void ask_for(const void* p, int64_t i) {
+    __builtin_prefetch((const char*)p + i * dtype_size(DTYPE), 0, 2);
+}
+
 // V rows as floats, `pad` apart, zeros after the last channel.
 template <int DTYPE>
 static void widen_v(const void* v, int width, int dim, int pad, float* out) {

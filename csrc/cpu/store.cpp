@@ -84,31 +84,33 @@ RADIX_INLINE vf quantised(vf x, float scale) {
     return vmax(vmin(vround(div(x, set1(scale))), set1(127.0f)), set1(-127.0f));
 }
 
-// One row into the cache, its numbers `step` apart.
+// One row into the cache, its numbers `step` apart, sixteen at a time; narrow(out, x) makes them of type T.
+template <class T, class Narrow>
+static void put_numbers(void* base, int64_t step, const float* x, int n, Narrow narrow) {
+    T* out = (T*)base;
+    for (int i = 0; i < n; i += 16) {
+        const int count = lanes_at(i, n);
+        alignas(64) T b[16];
+        narrow(b, load_n(x + i, count));
+        if (step == 1 && count == 16) std::memcpy(out + i, b, sizeof(b));
+        else if (count == 16)
+            RADIX_UNROLL(16)
+            for (int j = 0; j < 16; j++) out[(i + j) * step] = b[j];
+        else
+            for (int j = 0; j < count; j++) out[(i + j) * step] = b[j];
+    }
+}
 static void put_row(void* base, int dtype, int64_t step, const float* x, int n, float scale) {
     switch (dtype) {
-        case DT_F32:
-            for (int d = 0; d < n; d++) ((float*)base)[d * step] = x[d];
-            break;
-        case DT_BF16:
-            for (int d = 0; d < n; d++) ((uint16_t*)base)[d * step] = float_to_bf16(x[d]);
-            break;
-        case DT_F16:
-            for (int d = 0; d < n; d++) ((uint16_t*)base)[d * step] = float_to_f16(x[d]);
-            break;
+        case DT_F32: return put_numbers<float>(base, step, x, n, [](float* b, vf v) { store(b, v); });
+        case DT_BF16: return put_numbers<uint16_t>(base, step, x, n, [](uint16_t* b, vf v) { store_bf16(b, v); });
+        case DT_F16: return put_numbers<uint16_t>(base, step, x, n, [](uint16_t* b, vf v) { store_f16(b, v); });
+        case DT_I8: return put_numbers<int8_t>(base, step, x, n, [=](int8_t* b, vf v) { store_i8(b, quantised(v, scale)); });
         case DT_E4M3:
             for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e4m3(x[d]);
             break;
-        case DT_E5M2:
-            for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e5m2(x[d]);
-            break;
         default:
-            for (int i = 0; i < n; i += 16) {
-                const int count = lanes_at(i, n);
-                int8_t q[16];
-                store_i8(q, quantised(load_n(x + i, count), scale));
-                for (int j = 0; j < count; j++) ((int8_t*)base)[(i + j) * step] = q[j];
-            }
+            for (int d = 0; d < n; d++) ((uint8_t*)base)[d * step] = float_to_e5m2(x[d]);
     }
 }
 

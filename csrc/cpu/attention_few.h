@@ -1,0 +1,115 @@
+// A block of attention for few rows, as matrix tiles compute it, in vectors: decode waits for memory,
+// and vectors read the cache where it stands.
+//
+// One multiplication of tiles adds 32 products in two chains, of the even and of the odd ones, and
+// then both to its sum; FMAs in that order give the same bits, denormals flushed as tiles flush them.
+#pragma once
+#include "kv.h"
+
+namespace radix {
+namespace RADIX_ISA {
+
+constexpr int FEW = 8, STEP = 32;  // rows; products of one multiplication
+
+struct FewTile {
+    const void *k, *v;            // null: absent
+    const void *next_k, *next_v;  // what a later block reads, or these again
+    int count;                    // tokens
+};
+// p[row][64] of tiles [t0, t0 + N) = q . k; q is float32, rounded to bfloat16, `k_pad` apart
+template <int R, int DTYPE, int N>
+static void few_scores_of(const float* q, int k_dim, int k_pad, const FewTile* tile, float* p) {
+    constexpr int LINE = 4 / dtype_size(DTYPE);  // of K: as many channels
+    vf sum[R][N];
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) sum[r][t] = zero();
+    for (int d0 = 0; d0 < k_dim; d0 += STEP) {
+        const int end = d0 + STEP < k_dim ? d0 + STEP : k_dim;
+        vf even[R][N], odd[R][N];
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < N; t++) even[r][t] = odd[r][t] = zero();
+        for (int d = d0; d < end; d += 2) {
+            vf a[N], b[N];
+            for (int t = 0; t < N; t++) {
+                a[t] = load_kv<DTYPE>(tile[t].k, d * TILE), b[t] = load_kv<DTYPE>(tile[t].k, (d + 1) * TILE);
+                if (d % LINE == 0) ask_for<DTYPE>(tile[t].next_k, d * TILE);
+                if (LINE == 1) ask_for<DTYPE>(tile[t].next_k, (d + 1) * TILE);
+            }
+RADIX_UNROLL(8)
+            for (int r = 0; r < R; r++) {
+                const vf x = set1(q[r * k_pad + d]), y = set1(q[r * k_pad + d + 1]);
+                for (int t = 0; t < N; t++) even[r][t] = fma(x, a[t], even[r][t]), odd[r][t] = fma(y, b[t], odd[r][t]);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < N; t++) sum[r][t] = add(sum[r][t], add(even[r][t], odd[r][t]));
+    }
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) store(p + r * 4 * TILE + t * TILE, sum[r][t]);
+}
+
+template <int R, int DTYPE>
+static void few_scores(const float* q, int k_dim, int k_pad, const FewTile* tile, float* p) {
+    constexpr int N = R > 4 ? 1 : R > 2 ? 2 : 4;
+    for (int t0 = 0; t0 < 4; t0 += N) {
+        bool is_whole = true;
+        for (int t = 0; t < N; t++) is_whole &= tile[t0 + t].k != nullptr;
+        if (is_whole) {
+            few_scores_of<R, DTYPE, N>(q, k_dim, k_pad, tile + t0, p + t0 * TILE);
+            continue;
+        }
+        for (int t = t0; t < t0 + N; t++) {
+            if (tile[t].k) few_scores_of<R, DTYPE, 1>(q, k_dim, k_pad, tile + t, p + t * TILE);
+            else
+                for (int r = 0; r < R; r++) store(p + r * 4 * TILE + t * TILE, zero());
+        }
+    }
+}
+
+// sums[row] += weights . v of the tokens of two tiles; weights are float32, rounded to bfloat16
+template <int R, int DTYPE, int N>
+static void few_sums_of(float* state, int stride, const float* weight, const FewTile* tile, int64_t width, int at) {
+    vf even[R][N], odd[R][N];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < N; c++) even[r][c] = odd[r][c] = zero();
+    for (int half = 0; half < 2; half++) {
+        const FewTile& from = tile[half];
+        auto add_token = [&](vf(&chain)[R][N], int t) {
+            vf x[N];
+            for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(from.v, t * width + at + c * 16);
+            for (int c = 0; c < N * 16; c += 64 / dtype_size(DTYPE)) ask_for<DTYPE>(from.next_v, t * width + at + c);
+RADIX_UNROLL(8)
+            for (int r = 0; r < R; r++) {
+                const vf w = set1(weight[r * 4 * TILE + half * TILE + t]);
+                for (int c = 0; c < N; c++) chain[r][c] = fma(w, x[c], chain[r][c]);
+            }
+        };
+        int t = 0;
+        for (; t + 1 < from.count; t += 2) add_token(even, t), add_token(odd, t + 1);
+        if (t < from.count) add_token(even, t);
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < N; c++) {
+            float* to = state + r * stride + at + c * 16;
+            store(to, add(load(to), add(even[r][c], odd[r][c])));
+        }
+}
+
+template <int R, int DTYPE>
+static void few_sums(float* state, int stride, const float* weight, const FewTile* tile, int64_t width, int v_dim) {
+    constexpr int N = R > 4 ? 1 : R > 2 ? 2 : 4;
+    int at = 0;
+    for (; at + N * 16 <= v_dim; at += N * 16) few_sums_of<R, DTYPE, N>(state, stride, weight, tile, width, at);
+    for (; at < v_dim; at += 16) few_sums_of<R, DTYPE, 1>(state, stride, weight, tile, width, at);
+}
+
+using FewScores = void (*)(const float*, int, int, const FewTile*, float*);
+using FewSums = void (*)(float*, int, const float*, const FewTile*, int64_t, int);
+#define RADIX_FEW(f, dtype) {f<1, dtype>, f<2, dtype>, f<3, dtype>, f<4, dtype>, f<5, dtype>, f<6, dtype>, f<7, dtype>, f<8, dtype>}
+// [bfloat16, int8, e4m3, e5m2][rows - 1]
+static const FewScores FEW_SCORES[4][FEW] = {RADIX_FEW(few_scores, DT_BF16), RADIX_FEW(few_scores, DT_I8), RADIX_FEW(few_scores, DT_E4M3), RADIX_FEW(few_scores, DT_E5M2)};
+static const FewSums FEW_SUMS[4][FEW] = {RADIX_FEW(few_sums, DT_BF16), RADIX_FEW(few_sums, DT_I8), RADIX_FEW(few_sums, DT_E4M3), RADIX_FEW(few_sums, DT_E5M2)};
+#undef RADIX_FEW
+
+}  // namespace RADIX_ISA
+}  // namespace radix
