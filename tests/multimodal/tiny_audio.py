@@ -223,5 +223,6 @@ def inputs_of(tiny: Tiny, text: str, sounds: Sounds, **more: Any) -> Any:
     """What Hugging Face's model is given for a text with sounds (and pictures, by name)."""
     own = _INPUTS.get(str(tiny.config.model_type))
     if own is not None:
-        return own(tiny, text, sounds)
+        made = own(tiny, text, sounds)  # all of it counts, whatever the id of the padding is
+        return {"attention_mask": torch.ones_like(made["input_ids"]), **made}
     return tiny.processor(text=[text], return_tensors="pt", audio=sounds, **more)
