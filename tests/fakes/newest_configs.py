@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fakes.shapes import LATENT, ROUTED
+from tests.fakes.shapes import EXPERTS, LATENT, ROUTED
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -130,6 +130,29 @@ NEWEST: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
     },
     "InklingForCausalLM": {**_SHAPE, **_INKLING},
+    "Qwen4ExpForCausalLM": {
+        **EXPERTS,
+        "head_dim": 16,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "ple_layer_ids": [1],
+        "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "heads_per_ngram": 2,
+        "ngram_size": 3,
+        "split_ngram_parts": 2,
+        "indexer_n_heads": 24,  # of few heads many scores are zero: any choice is right
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 17,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "shared_expert_intermediate_size": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    },
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

@@ -83,10 +83,27 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "head_dim": [8, 24],
     },
     "InklingForCausalLM": {**_INKLING, "unpadded_vocab_size": [None, 380]},
+    "Qwen4ExpForCausalLM": {
+        **_TOP,
+        "attention_bias": _BOOLS,
+        "norm_topk_prob": _BOOLS,
+        "output_gate_type": [None, "sigmoid"],
+        "hc_count": [2, 3],
+        "hc_lowrank": [4, 16],
+        "ngram_size": [2, 3, 4],
+        "heads_per_ngram": [1, 2],
+        "ple_embed_dim": [None, 48],
+        "ple_conv_kernel_size": [2, 4],
+        "eos_token_id": [2, [7, 2]],
+        "indexer_compress_ratio": [2, 4],
+        "linear_num_key_heads": [1, 2, 4],
+        "head_dim": [16],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
 KINDS: dict[str, tuple[str, ...]] = {
+    "Qwen4ExpForCausalLM": ("linear_attention", "full_attention", "linear_attention"),
     "InklingForCausalLM": ("hybrid", "hybrid_sliding"),
     "ZayaForCausalLM": ("hybrid", "hybrid_sliding"),
     "MuseGlimmerForConditionalGeneration": _SLIDING,
@@ -138,7 +155,16 @@ def _inkling(out: dict[str, Any], rng: random.Random) -> None:
     out["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=count)
 
 
+def _qwen4(out: dict[str, Any], rng: random.Random) -> None:
+    out["num_hidden_layers"] = len(out["layer_types"])
+    linear = [i + 1 for i, kind in enumerate(out["layer_types"]) if "linear" in kind]
+    out["ple_layer_ids"] = rng.sample(linear, rng.randrange(len(linear) + 1))
+    if out["ngram_size"] == 4:
+        out["ple_embed_dim"] = 48
+
+
 _ADJUST = {
+    "Qwen4ExpForCausalLM": _qwen4,
     "InklingForCausalLM": _inkling,
     "MuseGlimmerForConditionalGeneration": _muse,
     "MuseSparkForConditionalGeneration": _muse,

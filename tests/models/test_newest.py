@@ -43,6 +43,15 @@ REFUSED = [
     ("Step3p5ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ("Step3p5ForCausalLM", {"layer_types": ["conv"] * 4}, "layer_types"),
     ("MuseGlimmerForCausalLM", {"layer_types": ["conv"] * 4}, "layer_types"),
+    ("Qwen4ExpForCausalLM", {"indexer_budget": 9}, "indexer_budget"),
+    ("Qwen4ExpForCausalLM", {"indexer_n_heads": None}, "indexer_n_heads"),
+    ("Qwen4ExpForCausalLM", {"ple_layer_ids": [2]}, "ple_layer_ids"),
+    ("Qwen4ExpForCausalLM", {"ple_embed_dim": 63}, "ple_embed_dim"),
+    ("Qwen4ExpForCausalLM", {"output_gate_type": "relu"}, "output_gate_type"),
+    ("ZayaForCausalLM", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
+    ("ZayaForCausalLM", {"cca_time0": 0}, "cca_time0"),
+    ("InklingForCausalLM", {"shared_expert_sink": False}, "shared_expert_sink"),
+    ("HrmTextForCausalLM", {"H_cycles": 0}, "H_cycles"),
     ("MuseSparkForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
 ]
 
@@ -51,8 +60,10 @@ REFUSED = [
 def test_what_no_record_can_say_is_refused_by_name(
     architecture: str, changes: dict[str, Any], key: str
 ) -> None:
+    muse = NEWEST["MuseGlimmerForConditionalGeneration"]["text_config"]
     whole = NEWEST.get(architecture.replace("ForCausalLM", "ForConditionalGeneration"), {})
-    shape = whole.get("text_config") or NEWEST["MuseGlimmerForConditionalGeneration"]["text_config"]
+    own = whole.get("text_config") or NEWEST.get(architecture, {})
+    shape = {**muse, "num_hidden_layers": 3, "layer_types": None, **own}
     with pytest.raises(CheckpointError, match=key):
         describe({"architectures": [architecture], **shape, **changes})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixlm.arch.cost_state import state_parameters
+from radixlm.arch.cost_summed import summed_flops, summed_parameters
 from radixlm.arch.spec import (
     Attention,
     Block,
@@ -16,6 +17,7 @@ from radixlm.arch.spec import (
     Moe,
     Norm,
     Straight,
+    SummedAttention,
     Variant,
 )
 
@@ -79,7 +81,9 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         mixer = block.attention
         if mixer is None:
             continue
-        if isinstance(mixer, LatentAttention):
+        if isinstance(mixer, SummedAttention):
+            full += mixer.entry * dtype_bytes
+        if isinstance(mixer, LatentAttention | SummedAttention):
             size = mixer.row * dtype_bytes
         elif mixer.more and mixer.more.kv_from is not None:
             continue
@@ -111,7 +115,9 @@ def flops_per_token(decoder: Decoder, context: int) -> int:
     return total
 
 
-def _attention_flops(mixer: Attention | LatentAttention, context: int) -> int:
+def _attention_flops(mixer: Attention | LatentAttention | SummedAttention, context: int) -> int:
+    if isinstance(mixer, SummedAttention):
+        return summed_flops(mixer, context)
     seen = min(context, mixer.window) if mixer.window else context
     if isinstance(mixer, LatentAttention):
         return 2 * seen * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
@@ -175,7 +181,10 @@ def _altup(decoder: Decoder) -> int:
 
 def _streams(decoder: Decoder) -> int:
     """Parameters of what joins branches to several streams, and the streams at the end."""
-    streams = decoder.streams
+    streams, gated = decoder.streams, decoder.gated_streams
+    if gated is not None:
+        wide, count = gated.count * decoder.dim, len(decoder.blocks)
+        return (2 * count + 1) * wide * (2 * gated.rank + 1) + 2 * count * gated.count * wide
     if streams is None:
         return 0
     branch = streams.rows * (streams.count * decoder.dim + 1) + (3 if streams.rounds else 2)
@@ -227,7 +236,12 @@ def _norm(norm: Norm, width: int) -> int:
     return width * (norm.affine + norm.bias)
 
 
-def _mixer(mixer: Attention | LatentAttention, dim: int, *, matrices_only: bool = False) -> int:
+def _mixer(
+    mixer: Attention | LatentAttention | SummedAttention, dim: int, *, matrices_only: bool = False
+) -> int:
+    if isinstance(mixer, SummedAttention):
+        matrices, vectors = summed_parameters(mixer, dim)
+        return matrices if matrices_only else matrices + vectors
     if isinstance(mixer, LatentAttention):
         return _latent(mixer, dim, matrices_only)
     more = mixer.more or Variant()

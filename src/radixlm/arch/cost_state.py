@@ -71,4 +71,9 @@ def _delta(mixer: DeltaNet, dim: int) -> tuple[int, int]:
     else:
         matrices += (mixer.v_heads + values) * dim
     vectors = mixer.conv_channels * mixer.width + mixer.v_heads + decays + mixer.v_dim
+    runs = mixer.ngrams
+    if runs is not None:  # the table is looked up
+        wide = runs.streams * runs.width
+        matrices += runs.dim * (wide + runs.width)
+        vectors += runs.rows * (runs.dim // len(runs.sizes)) + wide * (3 + runs.conv)
     return matrices, vectors

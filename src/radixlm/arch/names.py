@@ -171,14 +171,14 @@ def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
 
 _BUFFERS = re.compile(
     r"\.(inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
-    r"|position_ids|lora_[AB]\.(vision|speech)\.weight|slope_rate|(query|key|diagonal)_decay)$"
+    r"|position_ids|lora_[AB]\.(vision|speech)\.weight|slope_rate|layer_multipliers|ngram_heads_(offsets|vocab_sizes)|(query|key|diagonal)_decay)$"
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|visual|vit_|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
-    r"|vit_large|density_router\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
+    r"|vit_large|patch_merge_mlp\.|density_router\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # What hears, beside a decoder that attends to it.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")

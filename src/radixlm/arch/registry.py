@@ -42,6 +42,7 @@ from radixlm.arch.families import (
     phi,
     published,
     qwen,
+    qwen4,
     sparse,
     step,
 )
@@ -89,6 +90,7 @@ LINEAGES = (
     phi,
     published,
     qwen,
+    qwen4,
     sparse,
     step,
 )

@@ -100,6 +100,8 @@ class BlockIndex:
     top: int
     local: int
     norm: Norm
+    is_mean: bool = False  # instead: of the whole blocks the best ones for all heads together, each
+    # by the mean of its keys, and what follows the last whole block
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,33 @@ class Mamba2:
         return (conv, False), ((self.heads, self.head_dim, self.state), True)
 
 
+Wide = tuple[int, ...]  # of any size
+
+
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """What runs of up to ``length`` tokens say, hashed into tables of ``sizes`` rows (joined and
+    padded to ``rows``) of ``dim`` numbers in all: it joins ``streams`` of ``width`` channels
+    through a gate each, beside a convolution of every ``length``-th of ``conv`` tokens. A run does
+    not reach beyond the token ``end``."""
+
+    dim: int
+    rows: int
+    sizes: tuple[int, ...]  # a head each, those of shorter runs first
+    multipliers: Wide
+    length: int
+    end: int
+    streams: int
+    width: int
+    conv: int
+    norm: Norm
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        kept = (self.conv - 1) * self.length
+        return ((self.streams * self.width, kept), False), ((self.length - 1,), False)
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
     """Gated delta rule (arXiv:2412.06464): a matrix a head that forgets, and corrects what it
@@ -352,6 +381,7 @@ class DeltaNet:
     beta_scale: float = 1.0
     gate_act: Literal["silu", "sigmoid"] = "silu"
     channel_decay: bool = False
+    ngrams: Ngrams | None = None  # what its block reads first keeps its states behind the net's
     decay_floor: float = 0.0  # log decays lie between this and 0, by a sigmoid; 0 = by a softplus
 
     @property
@@ -361,7 +391,8 @@ class DeltaNet:
     @property
     def states(self) -> tuple[State, ...]:
         conv = (self.conv_channels, self.width - 1)
-        return (conv, False), ((self.v_heads, self.k_dim, self.v_dim), True)
+        own = (conv, False), ((self.v_heads, self.k_dim, self.v_dim), True)
+        return own if self.ngrams is None else own + self.ngrams.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -705,6 +736,17 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedStreams:
+    """``count`` residual streams. A branch reads their mean, each normed and every channel gated
+    by all of them through ``rank`` channels, and joins each with a weight of its own. Blocks have
+    layout pre, and norms of kind "none"."""
+
+    count: int
+    rank: int
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Cycles:
     """Two stacks of ``size`` blocks that run again and again (arXiv:2506.21734) over two streams,
     the second of which begins as a learned vector. ``outer`` times: ``inner`` times the first stack
@@ -759,6 +801,7 @@ class Decoder:
     head_layer: HeadLayer | None = None
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
     cycles: Cycles | None = None
+    gated_streams: GatedStreams | None = None
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     pool: Pool | None = None

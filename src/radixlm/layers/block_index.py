@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Attention, BlockIndex
+from radixlm.kernels.ops.rope import rope_angles
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import Choose, Piece
 from radixlm.layers.module import Module
@@ -34,18 +36,25 @@ class BlockIndexLayer(Module):
     def beside(self, k_TKC: Tensor, x_TD: Tensor, turn: Angles | None) -> Tensor:
         """K with a part of the index key behind each head: [T, K, k_row]."""
         heads, row = self._attention.kv_heads, self._attention.k_row
-        key_TI = self._turned(self.k_norm.run(self.k.run(x_TD))[:, None], turn)[:, 0]
+        key_TI = self._key(x_TD, turn)
         parts = (row - self._attention.head_dim) * heads
         key_TI = F.pad(key_TI, (0, parts - self._index.dim))
         return torch.cat((k_TKC, key_TI.view(-1, heads, parts // heads)), -1)
 
+    def _key(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+        """What is kept of each token: [T, I]."""
+        return self._turned(self.k_norm.run(self.k.run(x_TD))[:, None], turn)[:, 0]
+
+    def _queries(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+        """[T, G, I]."""
+        index = self._index
+        rows = self.q_norm.run(self.q.run(x_TD).view(-1, index.dim))
+        return self._turned(rows.view(-1, index.heads, index.dim), turn)
+
     def chooser(self, x_TD: Tensor, turn: Angles | None) -> Choose:
         """The choice of this step's tokens: [H, Q, N] of a piece."""
         spec, index = self._attention, self._index
-        q_TGI = self.q_norm.run(self.q.run(x_TD).view(-1, index.dim)).view(
-            -1, index.heads, index.dim
-        )
-        q_TGI = self._turned(q_TGI, turn)
+        q_TGI = self._queries(x_TD, turn)
 
         def choose(piece: Piece) -> Tensor:
             key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
@@ -77,3 +86,56 @@ class BlockIndexLayer(Module):
             assert self._attention.rope is not None
             self._rotate(x_TGI, turn, self._attention.rope.interleaved)
         return x_TGI
+
+
+class MeanIndexLayer(BlockIndexLayer):
+    """An index of whole blocks by the mean of their keys; what follows the last whole block is
+    always read."""
+
+    def __init__(
+        self, attention: Attention, index: BlockIndex, dim: int, context: LayerContext
+    ) -> None:
+        super().__init__(attention, index, dim, context)
+        self._inv_freq: Tensor | None = None
+        if attention.rope is not None:
+            frequencies, self._factor = inv_freq(attention.rope)
+            self._inv_freq = torch.from_numpy(frequencies).to(context.device)
+
+    def _key(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+        return self.k.run(x_TD)
+
+    def chooser(self, x_TD: Tensor, turn: Angles | None) -> Choose:
+        """The choice of this step's tokens, all heads': [Q, N] of a piece."""
+        spec, index = self._attention, self._index
+        q_TGI = self._queries(x_TD, turn)
+
+        def choose(piece: Piece) -> Tensor:
+            key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
+            complete_Q1 = (piece.place_Q[:, None] + 1) // index.size
+            keys_BI = self._means(key_NI)
+            scores = (q_TGI[piece.rows].float() @ keys_BI.float().T).clamp(min=0).sum(1)
+            block_B = torch.arange(keys_BI.shape[0], device=key_NI.device)
+            is_whole_QB = block_B < complete_Q1
+            scores = scores.masked_fill(~is_whole_QB, -torch.inf)
+            # stable: of equal scores the earlier block, however a prompt is cut
+            order = torch.sort(scores, dim=-1, descending=True, stable=True)[1]
+            best = torch.zeros_like(is_whole_QB).scatter_(1, order[:, : index.top], True)
+            of_token = (best & is_whole_QB).repeat_interleave(index.size, 1)
+            of_token = F.pad(of_token, (0, key_NI.shape[0] - of_token.shape[1]))
+            places_N = torch.arange(key_NI.shape[0], device=key_NI.device)
+            return of_token | (places_N >= complete_Q1 * index.size)
+
+        return choose
+
+    def _means(self, key_NI: Tensor) -> Tensor:
+        """Of each whole block the mean, normed and turned as its first token: [B, I]."""
+        size = self._index.size
+        count = key_NI.shape[0] // size
+        blocks = key_NI[: count * size].view(count, size, -1)
+        means_BI = self.k_norm.run(blocks.float().mean(1).to(key_NI.dtype))
+        if self._inv_freq is None or not count:
+            return means_BI
+        starts_B = torch.arange(count, device=key_NI.device) * size
+        return self._turned(means_BI[:, None], rope_angles(starts_B, self._inv_freq, self._factor))[
+            :, 0
+        ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, Norm, Variant
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
-from radixlm.layers.block_index import BlockIndexLayer
+from radixlm.layers.block_index import BlockIndexLayer, MeanIndexLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import attend_gathered, in_blocks
 from radixlm.layers.module import Module
@@ -55,7 +55,8 @@ class VariantAttentionLayer(Module):
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
         if self.more.index is not None:
-            self.index = BlockIndexLayer(spec, self.more.index, dim, context)
+            made = MeanIndexLayer if self.more.index.is_mean else BlockIndexLayer
+            self.index: BlockIndexLayer = made(spec, self.more.index, dim, context)
 
     @property
     def _own_v_dim(self) -> int:

@@ -19,12 +19,14 @@ from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.cross import CrossBlock, ThirdBranchBlock
 from radixlm.layers.embedding import Affine, Embedding
+from radixlm.layers.gated_streams import GatedStreamBlock, GatedStreamEnds
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 from radixlm.layers.streams import StreamBlock, StreamEnds
+from radixlm.layers.summed import SummedAttentionLayer
 from radixlm.models.cycles import CycleRunner
-from radixlm.models.groups import kv_groups, pool_places, state_rows
+from radixlm.models.groups import entry_places, kv_groups, pool_places, state_rows
 from radixlm.models.plain import is_plain
 from radixlm.models.program import StepProgram, make_program
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -98,16 +100,11 @@ class DecoderModel(Module):
             )
             for layer in layers
         ]
-        if decoder.altup is not None:
-            count = len(decoder.blocks)
-            self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
-        if decoder.streams is not None:
-            self.streams = StreamEnds(decoder.streams, dim, context)
-        if decoder.layer_inputs is not None:
-            own, count = decoder.layer_inputs, len(decoder.blocks)
-            self.inputs = LayerInputsMaker(own, dim, count, decoder.norm, context)
-            for layer, made in enumerate(self.blocks):
-                made.give_layer_input(own, layer, dim, context)
+        for layer, place in entry_places(self.kv_groups).items():
+            mixer = self.blocks[layer].mixer
+            assert isinstance(mixer, SummedAttentionLayer)
+            mixer.entry_place = place
+        self._make_ends()
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if decoder.head_layer is not None:
             before = decoder.head_layer
@@ -115,6 +112,23 @@ class DecoderModel(Module):
             self.head_norm = NormLayer(before.norm, (dim,), kernels, device)
         if not decoder.tied:
             self.head = context.head_linear(width, decoder.vocab, decoder.head_bias)
+
+    def _make_ends(self) -> None:
+        """What stands before the first and behind the last block, where streams are several."""
+        decoder, context, dim = self.decoder, self.context, self.decoder.dim
+        if decoder.altup is not None:
+            count = len(decoder.blocks)
+            self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
+        if decoder.streams is not None:
+            self.streams: StreamEnds | GatedStreamEnds
+            self.streams = StreamEnds(decoder.streams, dim, context)
+        if decoder.gated_streams is not None:
+            self.streams = GatedStreamEnds(decoder.gated_streams, dim, context)
+        if decoder.layer_inputs is not None:
+            own, count = decoder.layer_inputs, len(decoder.blocks)
+            self.inputs = LayerInputsMaker(own, dim, count, decoder.norm, context)
+            for layer, made in enumerate(self.blocks):
+                made.give_layer_input(own, layer, dim, context)
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         decoder, context = self.decoder, self.context
@@ -125,6 +139,9 @@ class DecoderModel(Module):
             return ThirdBranchBlock(spec, dim, context, rope, place, layer)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
+        if decoder.gated_streams is not None:
+            gated = decoder.gated_streams
+            return GatedStreamBlock(spec, gated, dim, context, rope, place, state)
         if decoder.streams is not None:
             return StreamBlock(spec, decoder.streams, dim, context, rope, place, state)
         return BlockLayer(spec, dim, context, rope, place, state)
@@ -189,7 +206,8 @@ class DecoderModel(Module):
         if is_altup:
             batch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
             x_TD = self.altup.begin(x_TD)
-        if self.decoder.streams is not None:
+        has_streams = (self.decoder.streams or self.decoder.gated_streams) is not None
+        if has_streams:
             x_TD = self.streams.begin(x_TD)
         if self.decoder.cycles is not None:
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
@@ -197,7 +215,7 @@ class DecoderModel(Module):
             x_TD = block.run(x_TD, batch, angles)
             if layer < len(deep_LTD):
                 x_TD = x_TD + deep_LTD[layer].to(x_TD.dtype)
-        if self.decoder.streams is not None:
+        if has_streams:
             x_TD = self.streams.end(x_TD)
         return self.norm.run(self.altup.end(x_TD) if is_altup else x_TD)
 

@@ -19,6 +19,7 @@ _MOE = (
     "limit",
     "router_norm",
     "expert_scale",
+    "by_token",
     "width",
     "deep_router",
     "sinks",
@@ -31,6 +32,7 @@ _BLOCK = (
 _DECODER = (
     "embed_norm",
     "cycles",
+    "gated_streams",
     "embed_affine",
     "sinusoids",
     "altup",

@@ -69,8 +69,8 @@ class StatePool:
         return [tensor[pages].float() for tensor in self.layers[layer]]
 
     def write(self, layer: int, pages: Tensor, states: Sequence[Tensor]) -> None:
-        """The inverse of ``read``."""
-        for tensor, state in zip(self.layers[layer], states, strict=True):
+        """The inverse of ``read``, of the first states alone where fewer are given."""
+        for tensor, state in zip(self.layers[layer], states, strict=False):
             tensor[pages] = state.to(tensor.dtype)
 
     def begin(self, table_SP: Ids, starts_S: Ids, counts_S: Ids) -> StateStep:

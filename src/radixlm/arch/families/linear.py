@@ -54,7 +54,8 @@ def _full_at(c: Config) -> Callable[[int], bool]:
     return lambda i: kinds[i] == "full_attention" if kinds else (i + 1) % every == 0
 
 
-def _delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> DeltaNet:
+def delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> DeltaNet:
+    """The delta net of the config's linear layers."""
     c.refuse("hidden_act", "silu")
     return DeltaNet(
         c.linear_num_key_heads,
@@ -67,7 +68,7 @@ def _delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> 
     )
 
 
-_DELTA: Names = {
+DELTA: Names = {
     "state.conv": _LINEAR + "conv1d",
     "state.a_log": _LINEAR + "A_log",
     "state.dt_bias": _LINEAR + "dt_bias",
@@ -82,7 +83,7 @@ _DELTA: Names = {
 }
 
 
-def _gated_attention(c: Config) -> Attention:
+def gated_attention(c: Config) -> Attention:
     """Half of q gates the output; norms store weight - 1."""
     bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
     return attention(
@@ -97,7 +98,7 @@ def _gated_attention(c: Config) -> Attention:
 
 
 def _qwen(c: Config, ffn: Ffn | Callable[[int], Ffn], names: Names) -> Decoder:
-    attends, state, is_full = _gated_attention(c), _delta_net(c), _full_at(c)
+    attends, state, is_full = gated_attention(c), delta_net(c), _full_at(c)
     return plain(
         c, lambda i: attends if is_full(i) else state, ffn, rms(c, offset=1.0), names=names
     )
@@ -113,7 +114,7 @@ def qwen3_next(c: Config) -> Decoder:
     qkvz, ba = (_LINEAR + "in_proj_qkvz",), (_LINEAR + "in_proj_ba",)
     sizes, pair = (key, key, value, value), (ratio, ratio)
     names: Names = {
-        **_DELTA,
+        **DELTA,
         "state.qkv": Named(qkvz, GroupedParts(heads, sizes, (0, 1, 2))),
         "state.gate": Named(qkvz, GroupedParts(heads, sizes, (3,))),
         "state.beta": Named(ba, GroupedParts(heads, pair, (0,))),
@@ -124,13 +125,13 @@ def qwen3_next(c: Config) -> Decoder:
 
 @family("Qwen3_5ForCausalLM")
 def qwen3_5(c: Config) -> Decoder:
-    return _qwen(c, mlp(c), _DELTA)
+    return _qwen(c, mlp(c), DELTA)
 
 
 @family("Qwen3_5MoeForCausalLM")
 def qwen3_5_moe(c: Config) -> Decoder:
     shared = Mlp(c.shared_expert_intermediate_size, activation(c))
-    return _qwen(c, moe(c, renorm=True, shared=shared, shared_gate=True), _DELTA)
+    return _qwen(c, moe(c, renorm=True, shared=shared, shared_gate=True), DELTA)
 
 
 _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm")
@@ -140,7 +141,7 @@ _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm"
 def olmo_hybrid(c: Config) -> Decoder:
     """Attention layers norm what their branches give, the others what these take."""
     scale = 2.0 if c.linear_allow_neg_eigval else 1.0
-    state, bias = _delta_net(c, norm=Norm(1e-5), beta_scale=scale), c.attention_bias
+    state, bias = delta_net(c, norm=Norm(1e-5), beta_scale=scale), c.attention_bias
     position = rope(c, head_dim(c)) if c.get("rope_parameters") else None
     attends = attention(
         c, rope=position, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c)
