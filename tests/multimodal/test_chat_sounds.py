@@ -43,7 +43,7 @@ class Oracle:
     def __init__(self, name: str, folder: Path) -> None:
         self.tiny = AUDIO[name]()
         model = save(self.tiny, folder)
-        self.model = getattr(model, "thinker", model)
+        self.model = self.tiny.processor.model = getattr(model, "thinker", model)
         self.tokenizer = self.tiny.processor.tokenizer
 
     def answer(self, text: str, chosen: list[int]) -> tuple[list[int], list[int], float]:

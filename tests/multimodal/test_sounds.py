@@ -52,7 +52,7 @@ def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
         pytest.importorskip(NEEDS[name])
     tiny = AUDIO[name]()
     model = save(tiny, tmp_path)
-    model = getattr(model, "thinker", model)
+    model = tiny.processor.model = getattr(model, "thinker", model)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,

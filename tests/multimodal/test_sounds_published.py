@@ -50,14 +50,40 @@ def _speaking(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(raw | {"enable_audio_output": True}))
 
 
+def _adapted(folder: Path, model: Any) -> None:
+    """Granite Speech with its adapter beside the weights; the model is changed as that says."""
+    made, parts = torch.Generator().manual_seed(5), {}
+    for layer, block in enumerate(model.model.language_model.layers):
+        for name in ("q_proj", "v_proj"):
+            weight = getattr(block.self_attn, name).weight
+            down = torch.randn(4, weight.shape[1], generator=made) * 0.2
+            up = torch.randn(weight.shape[0], 4, generator=made) * 0.2
+            at = f"base_model.model.language_model.model.layers.{layer}.self_attn.{name}"
+            parts |= {f"{at}.lora_A.weight": down, f"{at}.lora_B.weight": up}
+            with torch.no_grad():
+                weight += 2.0 * (up @ down)
+    save_file(parts, folder / "adapter_model.safetensors")
+    held = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(held))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"has_lora_adapter": True}))
+
+
+PUBLISHED = [
+    ("qwen3_asr", lambda folder, model: _asr(folder)),
+    ("qwen3_omni", lambda folder, model: _speaking(folder)),
+    ("granite_speech", _adapted),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "publish"), [("qwen3_asr", _asr), ("qwen3_omni", _speaking)])
+@pytest.mark.parametrize(("name", "publish"), PUBLISHED)
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
 def test_published_names_answer_as_the_class_does(name: str, publish: Any, tmp_path: Path) -> None:
     tiny = AUDIO[name]()
     model = save(tiny, tmp_path)
-    model = getattr(model, "thinker", model)
-    publish(tmp_path)
+    model = tiny.processor.model = getattr(model, "thinker", model)
+    publish(tmp_path, model)
     text = f"hear {tiny.placeholder} and tell"
     inputs = inputs_of(tiny, text, [SOUNDS[1].astype(np.float32) / 32768])
     with torch.no_grad():

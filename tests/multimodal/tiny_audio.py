@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers as tf
+from transformers.audio_utils import mel_filter_bank
 
 from radixlm.multimodal.checkpoint import NoVideos
 from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, text, tokenizer
@@ -138,6 +141,56 @@ def qwen3_omni() -> Tiny:
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
 
 
+class GraniteParts:
+    """The parts of Granite Speech's processor, which needs torchaudio; bands by torch alone."""
+
+    audio_token = "<|audio|>"
+    model: Any = None  # given by tests: sounds of several lengths are heard one by one
+
+    def __init__(self, tok: Any) -> None:
+        self.tokenizer, self.audio_processor = tok, self
+        self.filters = mel_filter_bank(257, 8, 0.0, 8000.0, 16_000, norm=None, mel_scale="htk")
+
+    def save_pretrained(self, folder: Path) -> None:
+        held = {"melspec_kwargs": {"n_mels": 8, "sample_rate": 16_000}, "sampling_rate": 16_000}
+        held |= {"projector_window_size": 15, "projector_downsample_rate": 5}
+        (folder / "preprocessor_config.json").write_text(json.dumps(held))
+
+    @staticmethod
+    def get_attributes() -> list[str]:
+        return ["tokenizer", "audio_processor"]
+
+    def bands(self, sound: np.ndarray[Any, Any]) -> torch.Tensor:
+        wave = torch.from_numpy(sound)
+        made = torch.stft(wave, 512, 160, 400, torch.hann_window(400), return_complex=True)
+        logs = (made.abs() ** 2).T @ torch.from_numpy(self.filters).float()
+        logs = logs.clip(1e-10).log10()
+        logs = torch.maximum(logs, logs.max() - 8) / 4 + 1
+        return logs[: len(logs) // 2 * 2].reshape(1, -1, 16)
+
+
+def granite_speech() -> Tiny:
+    tok = tokenizer("<|audio|>")
+    held = text(
+        "granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
+        attention_multiplier=0.3, tie_word_embeddings=True,
+    )  # fmt: skip
+    ears = {
+        "input_dim": 16, "num_layers": 2, "hidden_dim": 32, "num_heads": 2, "output_dim": 8,
+        "context_size": 20, "max_pos_emb": 32, "conv_kernel_size": 5,
+    }  # fmt: skip
+    joins = {
+        "model_type": "blip_2_qformer", "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 48, "encoder_hidden_size": 32,
+        "cross_attention_frequency": 1,
+    }  # fmt: skip
+    config = tf.GraniteSpeechConfig(
+        text_config=held, encoder_config=ears, projector_config=joins, audio_token_index=257,
+        has_lora_adapter=False,
+    )  # fmt: skip
+    return Tiny(config, GraniteParts(tok), "<|audio|>")
+
+
 def gemma3n() -> Tiny:
     """Its tower that sees is timm's and large: a small one stands there and is not asked."""
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
@@ -178,7 +231,16 @@ def gemma3n() -> Tiny:
 
 AUDIO: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
-    for made in (qwen2_audio, qwen2_5_omni, gemma3n, voxtral, glmasr, qwen3_asr, qwen3_omni)
+    for made in (
+        qwen2_audio,
+        qwen2_5_omni,
+        gemma3n,
+        voxtral,
+        glmasr,
+        qwen3_asr,
+        qwen3_omni,
+        granite_speech,
+    )
 }
 NEEDS = {"gemma3n": "timm"}
 Sounds = list[np.ndarray[Any, Any]]
@@ -216,7 +278,27 @@ def _apart(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, **padded}
 
 
-_INPUTS = {"voxtral": _voxtral_inputs, "glmasr": _apart, "qwen3_asr": _apart}
+def _granite_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
+    bands = [tiny.processor.bands(sound) for sound in sounds]
+    counts = [-(-band.shape[1] // 15) * 3 for band in bands]
+    for count in counts:
+        text = text.replace("<|audio|>", "\0" * count, 1)
+    text = text.replace("\0", "<|audio|>")
+    ids = tiny.processor.tokenizer([text], return_tensors="pt")["input_ids"]
+    inner = tiny.processor.model.model
+    with torch.no_grad():
+        rows = [inner.get_audio_features(band).pooler_output[0] for band in bands]
+        embeds = inner.get_input_embeddings()(torch.where(ids == 257, 0, ids))
+        embeds[ids == 257] = torch.cat(rows)
+    return {"input_ids": ids, "inputs_embeds": embeds}
+
+
+_INPUTS = {
+    "voxtral": _voxtral_inputs,
+    "glmasr": _apart,
+    "qwen3_asr": _apart,
+    "granite_speech": _granite_inputs,
+}
 
 
 def inputs_of(tiny: Tiny, text: str, sounds: Sounds, **more: Any) -> Any:

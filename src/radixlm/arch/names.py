@@ -180,7 +180,7 @@ _BESIDE = re.compile(
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
     r"|vit_large|patch_merge_mlp\.|density_router\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
-# What hears, beside a decoder that attends to it.
+# What hears, beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(
@@ -212,7 +212,7 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight", "proj_out.weight")):
         return True
-    if _ENCODER.match(name) and any(block.cross for block in decoder.blocks):
+    if decoder.encoder is None and _ENCODER.match(name):
         return True
     if decoder.pool is not None and (_OTHER_HEADS.search(name) or _is_head(name, decoder)):
         return True

@@ -3,6 +3,7 @@ package that knows its chat format."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,6 +139,56 @@ class EncoderEars(Ears):
         return {"input_features": np.asarray(made["input_features"])}, 1
 
 
+class GraniteBands:
+    """Mel bands as torchaudio makes them: two frames stacked, the loudest 80 dB."""
+
+    def __init__(self, said: Raw) -> None:
+        """``said``: preprocessor_config.json."""
+        held = {**said, **(said.get("melspec_kwargs") or {})}
+        self.sampling_rate = int(held.get("sampling_rate") or held.get("sample_rate") or 16_000)
+        self._size, self._hop = int(held.get("n_fft", 512)), int(held.get("hop_length", 160))
+        self._width, bands = int(held.get("win_length", 400)), int(held.get("n_mels", 80))
+        self.block = int(held.get("projector_window_size", 15))
+        self.rows = self.block // int(held.get("projector_downsample_rate", 5))
+        self._filters = _triangles(self._size // 2 + 1, bands, self.sampling_rate)
+
+    def __call__(self, sound: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
+        """[1, pairs of frames, 2 * bands] and how many rows a projector makes of them."""
+        around = self._size // 2
+        padded = np.pad(sound.astype(np.float64), around, mode="reflect")
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self._size)[:: self._hop]
+        window = np.zeros(self._size)
+        first = (self._size - self._width) // 2
+        angles = 2 * np.pi * np.arange(self._width) / self._width
+        window[first : first + self._width] = 0.5 - 0.5 * np.cos(angles)
+        power = np.abs(np.fft.rfft(frames * window)) ** 2
+        bands = np.log10(np.maximum(power @ self._filters, 1e-10))
+        bands = np.maximum(bands, bands.max() - 8) / 4 + 1
+        pairs = bands[: len(bands) // 2 * 2].reshape(1, -1, 2 * bands.shape[1])
+        return pairs.astype(np.float32), -(-pairs.shape[1] // self.block) * self.rows
+
+
+def _triangles(bins: int, bands: int, rate: int) -> NDArray[np.float64]:
+    """[bins, bands]: triangles that are equally wide on the mel scale of HTK, not normed."""
+    top = 2595 * np.log10(1 + rate / 2 / 700)
+    edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
+    widths = np.diff(edges)
+    distances = edges - np.linspace(0, rate // 2, bins)[:, None]
+    rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
+    return np.maximum(0.0, np.minimum(rising, falling))
+
+
+class GraniteEars(Ears):
+    """Two mel frames a row, which a projector makes fewer of, block by block."""
+
+    audio_token = place = "<|audio|>"
+
+    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """``input_features`` [1, rows, bands]."""
+        features, num_places = self.feature_extractor(sound)
+        return {"input_features": features}, num_places
+
+
 _EARS: dict[str, Callable[[Any, Any], Ears]] = {"voxtral": VoxtralEars}
 
 
@@ -149,6 +200,9 @@ def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        if name == "granite":
+            said = json.loads((folder / "preprocessor_config.json").read_bytes())
+            return GraniteEars(tokenizer, GraniteBands(said))
         hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
         if name == "encoder":
             return EncoderEars(tokenizer, hears, int(unwrapped(raw)["decoder_start_token_id"]))

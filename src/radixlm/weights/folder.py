@@ -14,6 +14,7 @@ from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.joined import JoinedSource, present_name
 from radixlm.weights.npcache import open_npcache
+from radixlm.weights.own_adapter import with_own_adapter
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
@@ -28,7 +29,7 @@ def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None
     ``dtype``, or to what config.json says."""
     dtype = dtype or checkpoint_dtype(folder)
     layers = {name: _open(folder / name, load_format, dtype) for name in dense_folders(folder)}
-    source = _open(folder, load_format, dtype)
+    source = with_own_adapter(folder, _open(folder, load_format, dtype))
     quant = checkpoint_quant(folder)
     if quant is not None:
         source = Fp8Source(source, quant.block, dtype)

@@ -40,6 +40,7 @@ NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 # whose text model multiplies all that comes in, the rows of towers too; and by what if it is not
 # said
 _SCALED = {
+    "GraniteSpeechForConditionalGeneration": 1.0,
     "HyperCLOVAXVisionV2ForConditionalGeneration": 1.0,
     "GraniteDoclingForConditionalGeneration": 12.0,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import family
 from radixlm.arch.families.composite import composite
@@ -10,10 +12,14 @@ from radixlm.arch.spec import Decoder
 HEARING = (
     *("VoxtralForConditionalGeneration", "GlmAsrForConditionalGeneration"),
     *("Qwen3ASRForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
+    "GraniteSpeechForConditionalGeneration",
 )
+# whose class leaves out the text model's scale of the logits
+UNSCALED = ("GraniteSpeechForConditionalGeneration",)
 
 
 @family(*HEARING)
 def hearing(c: Config) -> Decoder:
     """The text model's record."""
-    return composite(c)
+    decoder = composite(c)
+    return replace(decoder, logit_scale=1.0) if c.architecture in UNSCALED else decoder

@@ -77,6 +77,7 @@ ONE_BY_ONE = ("GlmAsrForConditionalGeneration", "Qwen3ASRForConditionalGeneratio
 EARS = {
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "encoder",
+    "GraniteSpeechForConditionalGeneration": "granite",
 }
 # how a transcript is asked for and read (``entrypoints/http/speech/scribes.py``); others are asked
 SCRIBES = {

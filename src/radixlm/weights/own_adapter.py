@@ -1,0 +1,99 @@
+"""A checkpoint's own adapter, which its config.json says to be part of the model (Granite Speech):
+added to the weights as they are read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError
+from radixlm.weights.safetensors_file import SafetensorsSource
+from radixlm.weights.source import TensorSource
+
+log = logging.getLogger(__name__)
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight$")
+
+
+def with_own_adapter(folder: Path, source: TensorSource) -> TensorSource:
+    """``source``, with the folder's adapter in it where config.json wants one. CheckpointError for
+    one that is no plain LoRA, or of modules that are not there."""
+    if not _read(folder / "config.json").get("has_lora_adapter"):
+        return source
+    if not (folder / _WEIGHTS).is_file():
+        log.warning("%s: config.json speaks of an adapter, there is no %s", folder, _WEIGHTS)
+        return source
+    log.info("%s: its adapter is part of the weights, for texts without sounds too", folder)
+    return _Merged(source, folder)
+
+
+class _Merged:
+    """W + scale * B @ A."""
+
+    def __init__(self, source: TensorSource, folder: Path) -> None:
+        self._source = source
+        self._adapter = SafetensorsSource([folder / _WEIGHTS])
+        self._scale = _scale(_read(folder / _CONFIG), folder)
+        names = {tail(name): name for name in source.sizes()}
+        self._parts: dict[str, dict[str, str]] = {}
+        for name in self._adapter.sizes():
+            found = _LORA.match(name)
+            target = names.get(tail(f"{found[1]}.weight")) if found else None
+            if found is None or target is None:
+                raise CheckpointError(f"{folder / _WEIGHTS}: {name!r} is of no weight of the model")
+            self._parts.setdefault(target, {})[found[2]] = name
+        wrong = [name for name, parts in self._parts.items() if len(parts) != 2]
+        if wrong:
+            raise CheckpointError(f"{folder / _WEIGHTS}: half of an adapter for {wrong[0]}")
+
+    def sizes(self) -> Mapping[str, int]:
+        """See TensorSource."""
+        return self._source.sizes()
+
+    def read(self, name: str) -> Tensor:
+        """See TensorSource."""
+        weight, parts = self._source.read(name), self._parts.get(name)
+        if parts is None:
+            return weight
+        a, b = (self._adapter.read(parts[half]).float() for half in "AB")
+        try:
+            return (weight.float() + self._scale * (b @ a)).to(weight.dtype)
+        except RuntimeError as error:
+            raise CheckpointError(f"{parts['A']}: does not fit {name}: {error}") from error
+
+    def release(self, name: str) -> None:
+        """See TensorSource."""
+        self._source.release(name)
+
+
+def tail(name: str) -> str:
+    """A name from the number of its layer on, whatever stands before that."""
+    return name[at:] if (at := name.find("layers.")) >= 0 and "language_model" in name else name
+
+
+def _scale(held: Mapping[str, Any], folder: Path) -> float:
+    for key in ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save"):
+        if held.get(key):
+            raise CheckpointError(f"{folder / _CONFIG}: {key!r} is not supported")
+    if held.get("peft_type", "LORA") != "LORA" or held.get("bias", "none") != "none":
+        raise CheckpointError(f"{folder / _CONFIG}: only plain LoRA is supported")
+    rank, alpha = held.get("r"), held.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise CheckpointError(f"{folder / _CONFIG}: 'r' and 'lora_alpha' must be numbers")
+    return float(alpha) / (math.sqrt(rank) if held.get("use_rslora") else rank)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
