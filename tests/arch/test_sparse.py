@@ -17,7 +17,7 @@ from tests.models import later_fuzz
 
 OURS = [
     *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"),
-    "Glm5NextForCausalLM",
+    *("Glm5NextForCausalLM", "DeepseekV4ForCausalLM"),
 ]
 
 
@@ -66,6 +66,18 @@ REFUSED = [
     ("Dots3NoteForCausalLM", {"per_layer_config": {"0": {"index_topk": 4}}}, "per_layer_config"),
     ("Dots3NoteForCausalLM", {"swa_num_key_value_heads": 1}, "num_key_value_heads"),
     ("Dots3NoteForCausalLM", {"index_topk": 0}, "index_topk"),
+    ("DeepseekV4ForCausalLM", {"scoring_func": "softplus"}, "scoring_func"),
+    ("DeepseekV4ForCausalLM", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("DeepseekV4ForCausalLM", {"compress_ratios": [4, 0, 8, 128], "layer_types": None}, "8 tokens"),
+    ("DeepseekV4ForCausalLM", {"compress_rate_hca": 0}, "compress_rates"),
+    ("DeepseekV4ForCausalLM", {"o_groups": 3}, "o_groups"),
+    ("DeepseekV4ForCausalLM", {"index_head_dim": 4}, "index_head_dim"),
+    ("DeepseekV4ForCausalLM", {"mlp_layer_types": ["dense"] * 4}, "mlp_layer_types"),
+    (
+        "DeepseekV4ForCausalLM",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+        "rope_parameters",
+    ),
     ("Glm5NextForCausalLM", {"indexer_types": ["shared"] * 5}, "indexer_types"),
     (
         "Glm5NextForCausalLM",

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
 from typing import Any
 
 import torch
 import transformers
 from transformers.modeling_outputs import CausalLMOutput
-from transformers.models.glm5_next import modeling_glm5_next as glm5_next
 
 
-class Glm5NextForCausalLM(glm5_next.Glm5NextPreTrainedModel):
-    """The text model of GLM 5.3 Flash."""
+@cache
+def _glm5_next() -> Any:
+    """The text model of GLM 5.3 Flash; its module is loaded for the tests that want it."""
+    module = importlib.import_module("transformers.models.glm5_next.modeling_glm5_next")
 
-    config_class = transformers.Glm5NextTextConfig
-    config: transformers.Glm5NextTextConfig
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    class Glm5NextForCausalLM(module.Glm5NextPreTrainedModel):
+        config_class = transformers.Glm5NextTextConfig
+        config: transformers.Glm5NextTextConfig
 
-    def __init__(self, config: transformers.Glm5NextTextConfig) -> None:
-        super().__init__(config)
-        self.model = glm5_next.Glm5NextTextModel(config)
-        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        def __init__(self, config: transformers.Glm5NextTextConfig) -> None:
+            super().__init__(config)
+            self.model = module.Glm5NextTextModel(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
 
-    def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
-        hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state
-        return CausalLMOutput(logits=self.lm_head(hidden))
+        def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
+            hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state
+            return CausalLMOutput(logits=self.lm_head(hidden))
+
+    Glm5NextForCausalLM._tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    return Glm5NextForCausalLM
 
 
-OWN = {"Glm5NextForCausalLM": Glm5NextForCausalLM}
+_OWN = {"Glm5NextForCausalLM": _glm5_next}
 
 
 def class_of(architecture: str) -> Any:
     """The class of an architecture: of transformers, or of this module."""
-    return OWN.get(architecture) or getattr(transformers, architecture)
+    own = _OWN.get(architecture)
+    return getattr(transformers, architecture) if own is None else own()

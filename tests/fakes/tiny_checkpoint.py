@@ -97,6 +97,11 @@ def randomise(model: torch.nn.Module) -> None:
                 tensor.normal_(0, 0.1)
             else:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):  # experts by token
+                count = model.config.num_local_experts
+                best = torch.rand(table.shape[0], count).argsort(-1)
+                table.copy_(best[:, : table.shape[1]])
 
 
 @lru_cache(maxsize=1)

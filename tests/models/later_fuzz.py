@@ -138,6 +138,34 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "block_multiple_of": [16, 32],
     },
     "Lfm2MoeForCausalLM": {**_TOP, **_RENORM, "use_expert_bias": [False, True]},
+    "DeepseekV4ForCausalLM": {
+        **_TOP,
+        **_MLP_BIAS,
+        "layer_types": [
+            None,
+            ["sliding_attention"] * 4,
+            ["compressed_sparse_attention"] * 3 + ["heavily_compressed_attention"],
+        ],
+        "compress_rates": [
+            {"compressed_sparse_attention": 1, "heavily_compressed_attention": 2},
+            {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+            {"compressed_sparse_attention": 7, "heavily_compressed_attention": 50},
+            None,
+        ],
+        "scoring_func": ["sqrtsoftplus", "sigmoid"],
+        "num_hash_layers": [0, 2, None],
+        "sliding_window": [1, 4, 30],
+        "index_topk": [1, 4, 100],
+        "index_head_dim": [8, 17],
+        "o_groups": [1, 4],
+        "hc_mult": [1, 2, 4],
+        "hc_sinkhorn_iters": [1, 20],
+        "swiglu_limit": [0.3, 10.0],
+        "rope_scaling": [
+            None,
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        ],
+    },
     "Glm5NextForCausalLM": {
         **_TOP,
         **_RENORM,
@@ -223,7 +251,7 @@ _KINDS = {
 OWN_SHAPE = {
     *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
     *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
-    *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "Glm5NextForCausalLM"),
+    *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "Glm5NextForCausalLM", "DeepseekV4ForCausalLM"),
 }
 _NAMES = {
     "BloomForCausalLM": ("n_head", "hidden_size", "n_layer"),

@@ -201,7 +201,9 @@ def _block(block: Block, dim: int) -> int:
     ffn = sum(_ffn(one, dim) for one in _ffns(block))
     if block.post_norms is not None:
         norms += sum(_norm(norm, dim) - _norm(block.norm, dim) for norm in block.post_norms)
-    gates = dim * (2 * (block.gate_temperature > 0) + 8 * block.affine_residual)
+    gates = dim * (
+        2 * (block.gate_temperature > 0) + 8 * block.affine_residual + 2 * sum(block.norm_ranks)
+    )
     return norms + _mixers(block, dim) + ffn + block.out_scale + gates
 
 
@@ -254,6 +256,9 @@ def _mixer(
     gate_rows = mixer.heads * {"": 0, "head": 1, "channel": mixer.v_dim}[more.gate]
     o_columns = mixer.heads * v_dim
     matrices = (qkv_rows + gate_rows + o_columns) * dim
+    if more.experts:  # of q and o, each for as many heads as there are of keys
+        share = mixer.kv_heads * mixer.head_dim
+        matrices += (2 * more.experts * share + more.experts) * dim - (q_rows + o_columns) * dim
     if more.q_rank:
         matrices += more.q_rank * (dim + q_rows) - q_rows * dim
     if more.index:
@@ -261,7 +266,7 @@ def _mixer(
     if matrices_only:
         return matrices
     vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
-    vectors += more.q_rank if more.q_rank_norm else 0
+    vectors += (more.q_rank if more.q_rank_norm else 0) + dim * (more.experts > 0)
     vectors += 4 * mixer.head_dim * bool(more.differs)
     vectors += 2 * _norm(more.index.norm, more.index.dim) if more.index else 0
     vectors += gate_rows * more.gate_bias
@@ -277,10 +282,11 @@ def _mixer(
 
 
 def _latent(mixer: LatentAttention, dim: int, matrices_only: bool) -> int:
-    q_rows = mixer.heads * (mixer.nope_dim + mixer.rope_dim)
+    q_rows = mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim * mixer.gates_by_q)
+    read = mixer.q_rank * (1 + mixer.gates_by_q)
     kv_a_rows = mixer.kv_rank + mixer.rope_dim
     matrices = (
-        (dim * mixer.q_rank + mixer.q_rank * q_rows if mixer.q_rank else dim * q_rows)
+        (dim * mixer.q_rank + read * q_rows if mixer.q_rank else dim * q_rows)
         + dim * kv_a_rows
         + mixer.kv_rank * mixer.heads * (mixer.nope_dim + mixer.v_dim)
         + mixer.heads * mixer.v_dim * dim
@@ -319,7 +325,8 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
         norm += _norm(deep.norm, deep.width) + (3 + deep.chained) * deep.width
     norm += sum(_norm(one, ffn.width) for one in (ffn.width_norm, ffn.expert_norm) if one)
     vectors = dim * ffn.shared_gate + choices * (ffn.correction + ffn.expert_scale) + norm
-    return matrices + biases + shared + vectors + (ffn.sinks > 0)
+    vectors += (ffn.sinks > 0) + dim * ffn.out_bias
+    return matrices + biases + shared + vectors
 
 
 def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:

@@ -54,4 +54,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "linear_conv_kernel_dim": 4, "linear_lower_bound": -5.0, "hc_mult": 4, "hc_eps": 1e-06,
         "hc_sinkhorn_iters": 20, "index_kpool": 16, "index_kpool_always_select_tail": True,
     },
+    "deepseek_v4": {
+        "architecture": "DeepseekV4ForCausalLM", "vocab_size": 129280,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 43, "num_attention_heads": 64,
+        "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "num_experts": 256,
+        "num_experts_per_tok": 6, "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5,
+        "max_position_embeddings": 1048576, "eos_token_id": 1, "compress_rates": None,
+        "compress_rope_theta": 160000.0, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-06,
+        "mlp_layer_types": None, "swiglu_limit": 10.0, "sliding_window": 128, "o_groups": 8,
+        "o_lora_rank": 1024, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
+        "partial_rotary_factor": None,
+    },
 }

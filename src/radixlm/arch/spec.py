@@ -133,6 +133,7 @@ class Variant:
     differs: float = 0.0  # of two attentions, each of half the heads with the other half's values
     # too, a learned share of the second is taken from the first (arXiv:2410.05258), which starts
     # at this number
+    experts: int = 0  # of the q and o projections, of which a token takes heads / kv_heads ones
     q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
     q_rank_norm: Norm | None = None
 
@@ -216,6 +217,8 @@ class LatentAttention:
     gate: Literal["", "channel", "head"] = ""
     rope_norm: Norm | None = None  # of the key that all heads share, before it turns
     temperature: Temperature | None = None
+    gates_by_q: bool = False  # the second q projection reads both sides of the norm before it, and
+    # gives each head's gate, a channel of its value each, behind its query
 
     @property
     def row(self) -> int:
@@ -381,6 +384,7 @@ class DeltaNet:
     beta_scale: float = 1.0
     gate_act: Literal["silu", "sigmoid"] = "silu"
     channel_decay: bool = False
+    low_rank: bool = True  # a decay a channel, and then the gate too, pass v_dim channels
     ngrams: Ngrams | None = None  # what its block reads first keeps its states behind the net's
     decay_floor: float = 0.0  # log decays lie between this and 0, by a sigmoid; 0 = by a softplus
 
@@ -561,6 +565,7 @@ class Moe:
     scale_input: bool = False  # the weight multiplies an expert's input, not its output
     zero_experts: int = 0  # further experts that hand their input through
     zero_gives: bool = True  # or that give nothing
+    out_bias: bool = False  # of the sum of all experts
     out_norm: Norm | None = None  # of the sum of all experts
     jitter: float = 0.0  # of sparsemixer
     router_softcap: float = 0.0
@@ -609,6 +614,8 @@ class Block:
     post_norms: tuple[Norm, Norm] | None = None  # of layout sandwich: those behind the branches,
     # where they are others
     cross: CrossAttention | None = None  # of layout pre: a third branch between the two
+    norm_ranks: tuple[int, int] = (0, 0)  # of layout pre: the first and second norm's outcome is
+    # gated by itself through so many channels
     affine_residual: bool = False  # of layout pre: the residual and each branch are moved and
     # scaled by learned numbers a channel before they are added
     gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from radixlm.arch.spec import Attention, Block, CrossAttention, LatentAttention, Moe
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    CrossAttention,
+    LatentAttention,
+    Moe,
+    SummedAttention,
+)
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes
@@ -68,7 +75,9 @@ def _waits(block: Block) -> str:
     attention = block.attention
     if isinstance(block.mixer, CrossAttention) or block.cross is not None:
         return "what sees pictures is put together on the host"
-    is_chosen = isinstance(attention, LatentAttention) and attention.index is not None
+    is_chosen = isinstance(attention, SummedAttention) or (
+        isinstance(attention, LatentAttention) and attention.index is not None
+    )
     more = attention.more if isinstance(attention, Attention) else None
     if is_chosen or (more is not None and (more.blocks or more.index)):
         return "layers that choose what they read gather it on the host"

@@ -23,17 +23,20 @@ from radixlm.arch.spec import (
     Pair,
     RelativeAttention,
     Straight,
+    SummedAttention,
 )
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved import ConvolvedLayer, RelativeAttentionLayer, make_convolved
+from radixlm.layers.expert_attention import ExpertAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
-from radixlm.layers.norm import NormLayer
+from radixlm.layers.norm import GatedNormLayer, NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.state import StateLayer, make_state_layer
+from radixlm.layers.summed import SummedAttentionLayer
 from radixlm.layers.variant import VariantAttentionLayer
 from radixlm.quant.param import Param
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -60,12 +63,18 @@ def num_norms(spec: Block) -> int:
 
 LEAST_KEPT = 1e-3  # of the square of the residual's factor
 
-MixerLayer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer
+MixerLayer = (
+    AttentionLayer
+    | LatentAttentionLayer
+    | VariantAttentionLayer
+    | SummedAttentionLayer
+    | ExpertAttentionLayer
+)
 Angled = Sequence[Angles]
 
 
 def make_attention(
-    spec: Attention | LatentAttention,
+    spec: Attention | LatentAttention | SummedAttention,
     dim: int,
     context: LayerContext,
     rope: int,
@@ -74,6 +83,10 @@ def make_attention(
     """The layer of an attention's record."""
     if isinstance(spec, LatentAttention):
         return LatentAttentionLayer(spec, dim, context, rope, pool)
+    if isinstance(spec, SummedAttention):
+        return SummedAttentionLayer(spec, dim, context, rope, pool)
+    if spec.more is not None and spec.more.experts:
+        return ExpertAttentionLayer(spec, dim, context, rope, pool)
     kind = AttentionLayer if spec.more is None else VariantAttentionLayer
     return kind(spec, dim, context, rope, pool)
 
@@ -175,7 +188,12 @@ class BlockLayer(Module):
             self.beside = MoeLayer(spec.beside, dim, context)
         for index in range(num_norms(spec)):
             own = spec.post_norms[index // 2] if spec.post_norms and index % 2 else spec.norm
-            norm = NormLayer(own, (dim,), context.kernels, context.device)
+            rank = spec.norm_ranks[index] if index < 2 else 0
+            norm = (
+                GatedNormLayer(own, dim, rank, context)
+                if rank
+                else NormLayer(own, (dim,), context.kernels, context.device)
+            )
             setattr(self, f"norm{index + 1}", norm)
         self._make_factors(spec, dim)
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import DeepRouter, Moe
+from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, pack_experts, route
 from radixlm.layers.context import LayerContext
@@ -18,7 +19,11 @@ from radixlm.layers.norm import NormLayer
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import ForwardBatch
 
-RARE_SCORES = ("sparsemixer", "sigmoid_topk")  # no kernel but the reference knows them
+RARE_SCORES = (
+    "sparsemixer",
+    "sigmoid_topk",
+    "sqrtsoftplus",
+)  # no kernel but the reference knows them
 
 
 class MoeLayer(Module):
@@ -62,6 +67,10 @@ class MoeLayer(Module):
             if norm is not None:
                 layer = NormLayer(norm, (channels,), context.kernels, context.device)
                 setattr(self, name, layer)
+        if spec.by_token:
+            self.experts_of_token = Param((spec.by_token, spec.top_k), "int64")
+        if spec.out_bias:
+            self.out_bias = Param((wide,), "float32")
         if spec.expert_scale:
             self.expert_scale = Param((spec.experts,), "float32")
         if spec.width:
@@ -91,6 +100,13 @@ class MoeLayer(Module):
             sinks = [p.borrow() if copies else p.take() for p in (self.sink_up, self.sink_down)]
             self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)
             self._weight_scale = self.weight_scale.take()
+        if self.spec.by_token:
+            self._experts_of_token = table = self.experts_of_token.take()
+            if int(table.min()) < 0 or int(table.max()) >= self.spec.experts:
+                raise CheckpointError(
+                    f"the table of experts by token names others than 0 to {self.spec.experts - 1}"
+                )
+        self._out_bias = self.out_bias.take() if self.spec.out_bias else None
         self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
         self.correction_E = self.correction.take() if self.spec.correction else None
 
@@ -101,7 +117,7 @@ class MoeLayer(Module):
         batch: ForwardBatch | None = None,
     ) -> Tensor:
         """The feed-forward branch: [T, D]. ``routed_by`` is what the router reads, if not x; a
-        deep router needs the ``batch``."""
+        deep router and a table of tokens need the ``batch``."""
         seen_TD = x_TD if routed_by_TD is None else routed_by_TD
         if self.spec.router_norm is not None:
             seen_TD = self.router_norm.run(seen_TD)
@@ -114,7 +130,12 @@ class MoeLayer(Module):
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
         if self.spec.sinks:
             return self._run_with_sinks(x_TD, logits_TE)
-        weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
+        if self.spec.by_token:
+            assert batch is not None
+            chosen_TK = self._experts_of_token[batch.token_ids_T]
+            weights_TK, ids_TK = route(logits_TE, None, self.spec, chosen_TK=chosen_TK)
+        else:
+            weights_TK, ids_TK = self._route(logits_TE, self.correction_E, self.spec)
         if self._scale_E is not None:
             weights_TK = weights_TK * self._scale_E[ids_TK]
         if self.spec.width:
@@ -128,6 +149,8 @@ class MoeLayer(Module):
             if self.spec.shared_gate:
                 shared_TD = shared_TD * self._kernels.sigmoid(self.shared_gate.run(x_TD))
             y_TD += shared_TD
+        if self._out_bias is not None:
+            y_TD = (y_TD + self._out_bias).to(y_TD.dtype)
         return y_TD if self.spec.out_norm is None else self.out_norm.run(y_TD)
 
     def _run_with_sinks(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:

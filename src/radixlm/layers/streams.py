@@ -16,6 +16,7 @@ from radixlm.arch.spec import Block, Streams
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
+from radixlm.layers.moe import MoeLayer
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -110,7 +111,12 @@ class StreamBlock(BlockLayer):
         mixed = self.streams1.run(x_TND)
         x_TND = join(x_TND, self._mix(self.norm1.run(mixed.x_TD), batch, angles), mixed)
         mixed = self.streams2.run(x_TND)
-        return join(x_TND, self._feed(self.norm2.run(mixed.x_TD)), mixed)
+        h = self.norm2.run(mixed.x_TD)
+        if isinstance(self.ffn, MoeLayer) and self.ffn.spec.by_token:
+            fed = self.ffn.run(h, batch=batch)
+        else:
+            fed = self._feed(h)
+        return join(x_TND, fed, mixed)
 
 
 class EndWeights(Weights):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from radixlm.arch.spec import Attention, Decoder, LatentAttention
+from radixlm.arch.spec import Attention, Decoder, LatentAttention, SummedAttention
 from radixlm.pools.group import KvGroup
 
-Key = tuple[int, int, int, int, bool]  # window, KV heads, head dim, v dim, latent
+# window, KV heads, head dim, v dim, latent, whether it holds sums of tokens
+Key = tuple[int, int, int, int, bool, bool]
 
 
 def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
@@ -14,8 +15,18 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     assert mixer is not None, "a layer without attention has no keys"
     window = 0 if merge_windows else mixer.window
     if isinstance(mixer, LatentAttention):
-        return (window, 1, mixer.row, mixer.kv_rank, True)
-    return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False)
+        return (window, 1, mixer.row, mixer.kv_rank, True, False)
+    if isinstance(mixer, SummedAttention):
+        return (window, 1, mixer.row, mixer.head_dim, True, False)
+    return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, False)
+
+
+def entry_key(decoder: Decoder, layer: int) -> Key | None:
+    """The same of a layer's sums of tokens, which are kept apart; None where it has none."""
+    mixer = decoder.blocks[layer].attention
+    if not isinstance(mixer, SummedAttention) or mixer.sums is None:
+        return None
+    return (0, 1, mixer.entry, mixer.head_dim, True, True)
 
 
 def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, ...]:
@@ -26,6 +37,8 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
         if decoder.blocks[layer].attention is None or source_of(decoder, layer) != layer:
             continue
         members.setdefault(group_key(decoder, layer, merge_windows), []).append(layer)
+        if (entries := entry_key(decoder, layer)) is not None:
+            members.setdefault(entries, []).append(layer)
     ordered = sorted(members.items(), key=lambda item: (item[0][0] > 0, item[1][0]))
     return tuple(
         KvGroup(
@@ -37,6 +50,7 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
             v_dim=key[3],
             latent=key[4],
             window=key[0],
+            has_entries=key[5],
         )
         for index, (key, layers) in enumerate(ordered)
     )
@@ -51,12 +65,21 @@ def source_of(decoder: Decoder, layer: int) -> int:
 
 def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool)."""
-    own = {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}
+    own = _places([group for group in groups if not group.has_entries])
     return {
         layer: own[source_of(decoder, layer)]
         for layer, block in enumerate(decoder.blocks)
         if block.attention is not None
     }
+
+
+def entry_places(groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
+    """Layer -> (group, row of its pool) of the layers that keep sums of tokens."""
+    return _places([group for group in groups if group.has_entries])
+
+
+def _places(groups: list[KvGroup]) -> dict[int, tuple[int, int]]:
+    return {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}
 
 
 def state_rows(decoder: Decoder) -> dict[int, int]:

@@ -22,12 +22,13 @@ _MOE = (
     "by_token",
     "width",
     "deep_router",
+    "out_bias",
     "sinks",
     "expert_norm",
 )
 _BLOCK = (
     *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),
-    "affine_residual",
+    *("affine_residual", "norm_ranks"),
 )
 _DECODER = (
     "embed_norm",

@@ -13,7 +13,8 @@ class KvGroup:
     ``name`` tells which page space of the scheduler the pages come from: groups of the same name
     (models whose layers differ in KV shape) use the same page ids, each in a pool of its own.
     ``layers`` are the model's layer numbers; a layer's place in the tuple is its row of the pool.
-    ``latent`` means that V is the first ``v_dim`` channels of K and is not stored.
+    ``latent`` means that V is the first ``v_dim`` channels of K and is not stored;
+    ``has_entries`` that its rows are sums of many tokens, beside rows of the same layers elsewhere.
     """
 
     index: int
@@ -24,6 +25,7 @@ class KvGroup:
     v_dim: int
     latent: bool = False
     window: int = 0
+    has_entries: bool = False
 
     @property
     def numbers_per_token(self) -> int:

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Storage = Literal["weight", "float32"]
+from radixlm.quant.grid import Grid
+
+Storage = Literal["weight", "float32", "int64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,10 @@ class Param:
     layer has taken it.
 
     ``storage`` "weight" follows ``--dtype``; "float32" is for small tensors (norms, sinks,
-    router corrections) that are always kept in float32. A borrowed value lies in memory of the
-    loader (a mapped file, a buffer that it uses again) and is valid until the layer is finished.
+    router corrections) that are always kept in float32, "int64" for tables of numbers. A borrowed
+    value lies in memory of the loader (a mapped file, a buffer that it uses again) and is valid
+    until the layer is finished.
+    ``takes_grid``: the layer can pack a grid, which then fills it in place of a value.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +39,8 @@ class Param:
     shard: Shard | None = None
     value: Tensor | None = None
     is_borrowed: bool = False
+    takes_grid: bool = False
+    grid: Grid | None = None
 
     def take(self) -> Tensor:
         """The value, which the caller may keep."""

@@ -12,6 +12,13 @@ def problem_of(path: str, origin: str, param: Param, value: Tensor) -> str:
     """What is wrong with ``value`` for ``param``, naming both sides; "" if nothing."""
     if tuple(value.shape) != param.shape:
         return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)} ({origin})"
+    if param.storage == "int64":
+        is_whole = not value.is_floating_point()
+        return (
+            ""
+            if is_whole
+            else f"{path} is of integers, the checkpoint has {value.dtype} ({origin})"
+        )
     if not value.is_floating_point():
         return f"{path} is a floating-point weight, the checkpoint has {value.dtype} ({origin})"
     bad = _not_finite(value)
@@ -43,6 +50,8 @@ def place(
     dtype = weight_dtype or value.dtype
     if param.storage == "float32" or dtype == torch.float64:
         dtype = torch.float32
+    if param.storage == "int64":
+        dtype = torch.int64
     is_right = value.dtype == dtype and value.device.type == device.type
     param.is_borrowed = is_right and value.is_contiguous()
     param.value = value if param.is_borrowed else value.to(device, dtype).contiguous()

@@ -22,12 +22,13 @@ from radixlm.arch.spec import (
     Rope,
     RopeScaling,
     StateMixer,
+    SummedAttention,
 )
 
 Family = Callable[[Config], Decoder]
 FAMILIES: dict[str, Family] = {}
 
-Mixer = Attention | LatentAttention | StateMixer | Pair
+Mixer = Attention | LatentAttention | SummedAttention | StateMixer | Pair
 Ffn = Mlp | Moe
 
 

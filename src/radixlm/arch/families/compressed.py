@@ -1,22 +1,33 @@
 """Models on several residual streams whose attention reads what is summed up of many tokens: the
-text model of GLM 5.3."""
+text model of GLM 5.3, DeepSeek V4."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family, moe, plain
+from radixlm.arch.families.builders import activation, family, moe, plain, rope
 from radixlm.arch.families.linear import KIMI
 from radixlm.arch.families.sparse import (
     STREAMS,
     index_of,
     kinds_of,
     limit_of,
+    positive,
     streams_of,
 )
 from radixlm.arch.names import LAYER, AnyOf, Names
-from radixlm.arch.spec import Decoder, DeltaNet, LatentAttention, Mlp, Norm
+from radixlm.arch.spec import (
+    Decoder,
+    DeltaNet,
+    LatentAttention,
+    Mlp,
+    Norm,
+    Rope,
+    SummedAttention,
+    Sums,
+)
 
 _INDEX = LAYER + "self_attn.indexer.index_kpool_compress_"
 
@@ -152,3 +163,190 @@ def _glm5_shares(c: Config) -> list[str]:
     every, offset = max(c.get("index_topk_freq", 1), 1), c.get("index_skip_topk_offset", 2)
     turns = (max(i - offset + 1, 0) % every for i in range(c.num_hidden_layers))
     return ["shared" if turn else "full" for turn in turns]
+
+
+def _v4_names(layer: str, attn: str, ffn: str, parts: dict[str, str]) -> Names:
+    """The tensors of a layer, under the names of ``parts``."""
+    own = {ours: f"{layer}{attn}.{parts[theirs]}" for ours, theirs in _V4_PARTS.items()}
+    sums = f"{layer}{attn}.compressor."
+    index = f"{layer}{attn}.{parts['index']}"
+    for ours, theirs in _V4_SUMS.items():
+        own[f"mixer.sums.{ours}"] = sums + parts[theirs]
+        own[f"mixer.index.sums.{ours}"] = index + parts["index_sums"] + parts[theirs]
+    own |= {"mixer.index.q": index + parts["wq_b"], "mixer.index.weights": index + parts["weights"]}
+    shared, gate = f"{layer}{ffn}.shared_experts.", f"{layer}{ffn}.gate"
+    names: dict[str, Any] = {
+        **own,
+        "norm1": layer + parts["attn_norm"],
+        "norm2": layer + parts["ffn_norm"],
+        "moe.router": gate,
+        "moe.correction": f"{gate}.{parts['correction']}",
+        "moe.experts_of_token": gate + ".tid2eid",
+        "moe.shared.up": (shared + parts["w1"], shared + parts["w3"]),
+        "moe.shared.down": shared + parts["w2"],
+    }
+    return names
+
+
+_V4_PARTS = {"mixer.q_a": "wq_a", "mixer.q_a_norm": "q_norm", "mixer.q_b": "wq_b"}
+_V4_PARTS |= {"mixer.kv": "wkv", "mixer.kv_norm": "kv_norm", "mixer.o_a": "wo_a"}
+_V4_PARTS |= {"mixer.o_b": "wo_b", "mixer.sinks": "sink"}
+_V4_SUMS = {"kv": "wkv", "share": "wgate", "share_of_place": "ape", "norm": "norm"}
+_V4_SAME = ("wq_a", "q_norm", "wq_b", "wkv", "kv_norm", "wo_a", "wo_b", "wgate", "ape", "norm")
+_V4_OURS = {one: one for one in (*_V4_SAME, "attn_norm", "ffn_norm", "w1", "w2", "w3")} | {
+    "sink": "attn_sink",
+    "correction": "bias",
+    "weights": "weights_proj",
+    "index": "indexer.",
+    "index_sums": "compressor.",
+}
+_V4_THEIRS = {
+    "wq_a": "q_a_proj",
+    "q_norm": "q_a_norm",
+    "wq_b": "q_b_proj",
+    "wkv": "kv_proj",
+    "kv_norm": "kv_norm",
+    "wo_a": "o_a_proj",
+    "wo_b": "o_b_proj",
+    "sink": "sinks",
+    "wgate": "gate_proj",
+    "ape": "position_bias",
+    "norm": "kv_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "correction": "e_score_correction_bias",
+    "weights": "scorer.weights_proj",
+    "index": "compressor.indexer.",
+    "index_sums": "",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+}
+_BARE = LAYER.removeprefix("model.")
+_V4: Names = {
+    **either(
+        _v4_names(_BARE, "attn", "ffn", _V4_OURS),
+        _v4_names(LAYER, "attn", "ffn", _V4_OURS),
+        _v4_names(LAYER, "attn", "ffn", {**_V4_OURS, "kv_norm": "norm"}),
+        _v4_names(LAYER, "self_attn", "mlp", _V4_THEIRS),
+    ),
+    **either(old_streams(_BARE, ""), old_streams(LAYER, "model."), STREAMS),
+    "moe.up": AnyOf(
+        *((f"{at}ffn.experts.{{e}}.w1", f"{at}ffn.experts.{{e}}.w3") for at in (_BARE, LAYER)),
+        LAYER + "mlp.experts.gate_up_proj",
+    ),
+    "moe.down": AnyOf(
+        *(f"{at}ffn.experts.{{e}}.w2" for at in (_BARE, LAYER)), LAYER + "mlp.experts.down_proj"
+    ),
+    "embed": AnyOf("model.embed_tokens", "embed"),
+    "norm": AnyOf("model.norm", "norm"),
+    "head": AnyOf("lm_head", "head"),
+}
+_V4_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention"}
+_V4_KINDS |= {128: "heavily_compressed_attention"}
+
+
+@family("DeepseekV4ForCausalLM")
+def deepseek_v4(c: Config) -> Decoder:
+    """Attention to a window and to sums of earlier tokens, all of them or those that an index
+    chooses; the first layers look their experts up by token."""
+    c.refuse("scoring_func", "sqrtsoftplus", "softmax", "sigmoid")
+    c, limit, act = _v4_keys(c), limit_of(c), activation(c)
+    positive(c, "sliding_window", "q_lora_rank", "o_groups", "o_lora_rank", "head_dim")
+    kinds, tables, norm = c.layer_types, c.mlp_layer_types, Norm(c.rms_norm_eps)
+    if c.num_attention_heads * c.head_dim % c.o_groups:
+        raise c.error("o_groups", "must divide the channels of all heads")
+
+    def mixer(i: int) -> SummedAttention:
+        sums = _v4_sums(c, kinds[i])
+        return SummedAttention(
+            c.num_attention_heads,
+            c.head_dim,
+            _v4_rope(c, "compress" if sums else "main", sums),
+            c.sliding_window,
+            c.q_lora_rank,
+            norm,
+            c.o_groups,
+            c.o_lora_rank,
+            sums,
+        )
+
+    sparse = moe(
+        c,
+        act=act,
+        score=c.scoring_func,
+        renorm=True,
+        scale=c.routed_scaling_factor,
+        shared=Mlp(c.moe_intermediate_size, act, bias=c.mlp_bias, limit=limit),
+        limit=limit,
+    )
+    by_token = replace(sparse, by_token=c.vocab_size)
+    chosen = replace(sparse, correction=True)
+    return plain(
+        c,
+        mixer,
+        lambda i: by_token if tables[i] == "hash_moe" else chosen,
+        names=_V4,
+        streams=streams_of(c, rounds=c.hc_sinkhorn_iters),
+    )
+
+
+def _v4_keys(c: Config) -> Config:
+    """The config with its older keys under the names that its class gives them."""
+    count, ratios = c.num_hidden_layers, c.get("compress_ratios")
+    kinds = c.layer_types
+    if kinds is None and ratios is not None:
+        kinds = [_V4_KINDS.get(ratio, f"{ratio} tokens in one") for ratio in ratios]
+    if kinds is None:
+        turns = [i >= 2 and i % 2 for i in range(count)]
+        kinds = [_V4_KINDS[4] if turn else _V4_KINDS[128] for turn in turns]
+    hashed = c.get("num_hash_layers", 3)
+    tables = c.mlp_layer_types or ["hash_moe" if i < hashed else "moe" for i in range(count)]
+    rates = {**_V4_RATES, **c.get("compress_rates", {})}
+    for kind, key in zip(_V4_RATES, ("compress_rate_csa", "compress_rate_hca"), strict=True):
+        rates[kind] = c.get(key, rates[kind])
+        if not isinstance(rates[kind], int) or rates[kind] < 1:
+            raise c.error("compress_rates", f"{rates[kind]!r} must be a positive integer")
+    turned = c.get("qk_rope_head_dim")
+    share = 64 / 512 if turned is None else turned / c.head_dim
+    c = c.replace(
+        layer_types=list(kinds[:count]),
+        mlp_layer_types=list(tables[:count]),
+        compress_rates=rates,
+        partial_rotary_factor=c.get("partial_rotary_factor", share),
+    )
+    kinds_of(c, "layer_types", *_V4_KINDS.values())
+    kinds_of(c, "mlp_layer_types", "hash_moe", "moe")
+    return c
+
+
+def _v4_sums(c: Config, kind: str) -> Sums | None:
+    """What a layer of this kind sums up."""
+    if kind == "sliding_attention":
+        return None
+    if kind == "heavily_compressed_attention":
+        return Sums(c.compress_rates[kind], overlaps=False)
+    positive(c, "index_n_heads", "index_head_dim", "index_topk")
+    sizes = (c.index_n_heads, c.index_head_dim, c.index_topk)
+    return Sums(c.compress_rates[kind], True, *sizes)
+
+
+def _v4_rope(c: Config, kind: str, sums: Sums | None) -> Rope:
+    """The rotation of layers with sums ("compress") and of the others ("main")."""
+    given: dict[str, Any] = c.rope_parameters
+    if isinstance(given.get("main"), dict) and isinstance(given.get("compress"), dict):
+        p = {**given[kind]}
+    elif kind == "main":
+        p = {"rope_type": "default", "rope_theta": c.rope_theta}
+    else:
+        p = {**given, "rope_theta": c.compress_rope_theta}
+        if p["rope_type"] == "yarn":  # angles alone change, not their sizes
+            p.setdefault("attention_factor", 1.0)
+    p["partial_rotary_factor"] = p.get("partial_rotary_factor") or c.partial_rotary_factor
+    made = rope(c.replace(rope_parameters=p), c.head_dim, partial=True, interleaved=True)
+    if made.depends_on_length:
+        raise c.error("rope_parameters", "of sums may not depend on the length of the text")
+    if sums is not None and sums.heads and sums.dim < made.dim:
+        raise c.error("index_head_dim", "must hold the channels that turn")
+    return made

@@ -27,12 +27,14 @@ def route(
     correction_E: Tensor | None,
     spec: Moe,
     sigmoid: Callable[[Tensor], Tensor] = activation.sigmoid,
+    chosen_TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: (weights [T, K] float32, ids [T, K] int64).
 
     Scores are softmax or sigmoid over all experts, or raw with the softmax after the choice.
     ``correction`` takes part in the choice only. With groups (n, kept), experts outside the
     ``kept`` best groups are out; a group is rated by its best two experts or its best one.
+    ``chosen``: there is no choice, only weights, which are normed to a sum of one.
     """
     logits = logits_TE.float()
     if spec.score == "sparsemixer":
@@ -40,6 +42,11 @@ def route(
     score = logits.softmax(-1) if spec.score == "softmax" else logits
     if spec.score == "sigmoid":
         score = sigmoid(logits)
+    elif spec.score == "sqrtsoftplus":
+        score = F.softplus(logits).sqrt()
+    if chosen_TK is not None:
+        weights = score.gather(1, chosen_TK)
+        return weights / (weights.sum(-1, keepdim=True) + 1e-20) * spec.scale, chosen_TK
     pick = score if correction_E is None else score + correction_E
     num_groups, kept = spec.groups
     if num_groups > 1:

@@ -1,0 +1,307 @@
+"""Attention to the newest tokens and to sums of earlier ones (``spec.SummedAttention``).
+
+Two groups of the cache have a row a token: what each token gives to keys and sums, which goes as
+the window passes, and the sums, each in the row of the last of its tokens.
+
+Legend: T packed tokens, D model channels, H heads, C channels of a key; of a sequence: Q queries,
+N tokens read, E entries, W new ones, S tokens summed up in one, G index heads of I channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.rope import inv_freq
+from radixlm.arch.spec import Norm, SummedAttention, Sums
+from radixlm.layers.context import LayerContext
+from radixlm.layers.gathered import MAX_SCORES
+from radixlm.layers.index import best_of, scores_of
+from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.rope import Angles
+from radixlm.quant.param import Param
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The step's tokens of one sequence: rows [start, end) of T, at places from ``first`` on."""
+
+    index: int
+    start: int
+    end: int
+    first: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence, those of the step included."""
+        return self.first + self.end - self.start
+
+
+def spans(batch: ForwardBatch) -> Iterator[Span]:
+    """The step's sequences that have tokens."""
+    starts = batch.query_start_S1.tolist()
+    for index, length in enumerate(batch.kv_len_S.tolist()):
+        start, end = starts[index], starts[index + 1]
+        if end > start:
+            yield Span(index, start, end, length - (end - start))
+
+
+class SumsLayer(Module):
+    """What tokens give to sums of ``width`` channels, and the sums."""
+
+    def __init__(self, sums: Sums, width: int, norm: Norm, dim: int, context: LayerContext) -> None:
+        self._sums, self._width = sums, width
+        half = sums.raw(width) // 2
+        self.kv = context.plain_linear(dim, half)
+        self.share = context.plain_linear(dim, half)
+        self.share_of_place = Param((sums.rate, half), "float32")
+        self.norm = NormLayer(norm, (width,), context.kernels, context.device)
+
+    def finish(self) -> None:
+        self._share_of_place = self.share_of_place.take()
+
+    def raw(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
+        """What is kept of each token."""
+        shares = self.share.run(x_TD) + self._share_of_place[positions_T % self._sums.rate]
+        return torch.cat((self.kv.run(x_TD), shares.to(x_TD.dtype)), -1)
+
+    def entries(self, raw_NR: Tensor, is_first: bool) -> Tensor:
+        """Normed sums of whole runs, float32 [W, width]. Where they overlap, the first run of
+        ``raw`` is only there for the second, unless the sequence begins with it."""
+        runs = raw_NR.float().view(-1, self._sums.rate, raw_NR.shape[-1])
+        kv_WSC, share_WSC = runs.chunk(2, -1)
+        if self._sums.overlaps:
+            kv_WSC = self._with_before(kv_WSC, is_first, 0.0)
+            share_WSC = self._with_before(share_WSC, is_first, -torch.inf)
+        summed: Tensor = (kv_WSC * share_WSC.softmax(1)).sum(1)
+        return self.norm.run(summed)
+
+    def _with_before(self, x_WSC: Tensor, is_first: bool, nothing: float) -> Tensor:
+        """Of each run the second half of the channels, behind the first half of the run before."""
+        before, own = x_WSC.chunk(2, -1)
+        if is_first:
+            before = torch.cat((torch.full_like(before[:1], nothing), before[:-1]))
+        else:
+            before, own = before[:-1], own[1:]
+        return torch.cat((before, own), 1)
+
+
+class SumsIndexLayer(Module):
+    """Which sums a query reads: those whose own sums score best over light queries."""
+
+    def __init__(self, spec: SummedAttention, dim: int, context: LayerContext) -> None:
+        assert spec.sums is not None
+        self.spec, sums = spec.sums, spec.sums
+        self.sums = SumsLayer(sums, sums.dim, spec.norm, dim, context)
+        self.q = context.plain_linear(spec.q_rank, sums.heads * sums.dim)
+        self.weights = context.plain_linear(dim, sums.heads)
+        self._scale = sums.dim**-0.5 * sums.heads**-0.5
+
+    def queries(self, low_TQ: Tensor) -> Tensor:
+        """[T, G, I], not turned."""
+        q_TGI: Tensor = self.q.run(low_TQ)
+        return q_TGI.view(-1, self.spec.heads, self.spec.dim)
+
+    def scaled_weights(self, x_TD: Tensor) -> Tensor:
+        """float32 [T, G]."""
+        weights_TG: Tensor = self.weights.run(x_TD).float()
+        scaled: Tensor = weights_TG * self._scale
+        return scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the step's tokens ask with: queries [T, H, C], and those of the index."""
+
+    q_THC: Tensor
+    index_TGI: Tensor | None
+    weights_TG: Tensor | None
+
+
+class SummedAttentionLayer(Module):
+    """q, one key a token, and sums -> attention -> turned back -> grouped projection."""
+
+    site: AttentionSite
+    entry_place: tuple[int, int]  # (group, row) of the sums, given by the model
+
+    def __init__(
+        self,
+        spec: SummedAttention,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        pool: tuple[int, int],
+    ) -> None:
+        """``pool`` is (group, row) of what tokens give."""
+        self.spec, self._rope, self._pool, self._context = spec, rope, pool, context
+        kernels, device, width = context.kernels, context.device, spec.head_dim
+        self.q_a = context.linear(dim, spec.q_rank)
+        self.q_a_norm = NormLayer(spec.norm, (spec.q_rank,), kernels, device)
+        self.q_b = context.linear(spec.q_rank, spec.heads * width)
+        self.q_norm = NormLayer(Norm(spec.norm.eps, affine=False), (width,), kernels, device)
+        self.kv = context.linear(dim, width)
+        self.kv_norm = NormLayer(spec.norm, (width,), kernels, device)
+        self.sinks = Param((spec.heads,), "float32")
+        inputs = spec.heads * width // spec.groups
+        self.o_a = Param((spec.groups * spec.group_rank, inputs))
+        self.o_b = context.linear(spec.groups * spec.group_rank, dim)
+        if spec.sums is not None:
+            self.sums = SumsLayer(spec.sums, width, spec.norm, dim, context)
+            if spec.sums.heads:
+                self.index = SumsIndexLayer(spec, dim, context)
+
+    def finish(self) -> None:
+        spec, (group, row) = self.spec, self._pool
+        self._sinks_H = self.sinks.take()
+        parts = self.o_a.take().view(spec.groups, spec.group_rank, -1)
+        self._narrow = self._context.kernels.pack_head_linear(parts)
+        frequencies, self._factor = inv_freq(spec.rope)
+        self._inv_freq_R = torch.from_numpy(frequencies).to(self._context.device)
+        self.site = AttentionSite(
+            layer=row,
+            group=group,
+            heads=spec.heads,
+            kv_heads=1,
+            head_dim=spec.row,
+            v_dim=spec.head_dim,
+            scale=spec.head_dim**-0.5,
+            window=spec.own_window,
+            sinks=self._sinks_H,
+            latent=True,
+        )
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        spec, turn = self.spec, angles[self._rope]
+        asked = self._ask(x_TD, turn)
+        batch.attn.pools[self.site.group].store(
+            self.site.layer,
+            batch.store_GT[self.site.group],
+            self._given(x_TD, batch.positions_T, turn)[:, None],
+            None,
+        )
+        out_THC = torch.empty_like(asked.q_THC)
+        for span in spans(batch):
+            if spec.sums is not None:
+                self._store_entries(span, spec.sums, batch)
+            self._attend(span, asked, batch, out_THC)
+        half = turn.shape[-1] // 2
+        self._turn(out_THC, torch.cat((turn[:, :half], -turn[:, half:]), -1))
+        grouped = out_THC.view(out_THC.shape[0], spec.groups, -1)
+        return self.o_b.run(self._narrow.run(grouped).flatten(1))
+
+    def _ask(self, x_TD: Tensor, turn: Angles) -> Asked:
+        spec = self.spec
+        low_TQ = self.q_a_norm.run(self.q_a.run(x_TD))
+        q = self.q_norm.run(self.q_b.run(low_TQ).view(-1, spec.head_dim))
+        q_THC = q.view(-1, spec.heads, spec.head_dim)
+        self._turn(q_THC, turn)
+        if spec.sums is None or not spec.sums.heads:
+            return Asked(q_THC, None, None)
+        index_TGI = self.index.queries(low_TQ)
+        self._turn(index_TGI, turn)
+        return Asked(q_THC, index_TGI, self.index.scaled_weights(x_TD))
+
+    def _given(self, x_TD: Tensor, positions_T: Tensor, turn: Angles) -> Tensor:
+        """What is kept of each token: its key, then what it gives to sums. [T, row]"""
+        key_TC = self.kv_norm.run(self.kv.run(x_TD))
+        self._turn(key_TC[:, None], turn)
+        if self.spec.sums is None:
+            return key_TC
+        parts = [key_TC, self.sums.raw(x_TD, positions_T)]
+        if self.spec.sums.heads:
+            parts.append(self.index.sums.raw(x_TD, positions_T))
+        return torch.cat(parts, -1)
+
+    def _store_entries(self, span: Span, sums: Sums, batch: ForwardBatch) -> None:
+        """Store the sums of the runs that the step makes whole."""
+        first_run, end_run = span.first // sums.rate, span.length // sums.rate
+        if first_run == end_run:
+            return
+        low_run = max(0, first_run - 1) if sums.overlaps else first_run
+        raw = self._read(batch, span, low_run * sums.rate, end_run * sums.rate)
+        raw = raw[:, self.spec.head_dim :]
+        widths = (sums.raw(self.spec.head_dim), sums.raw(sums.dim))
+        of_key, of_index = raw.split_with_sizes(widths, -1)
+        is_first = first_run == 0
+        runs = torch.arange(first_run, end_run, device=raw.device)
+        turn = self._context.kernels.rope_angles(runs * sums.rate, self._inv_freq_R, self._factor)
+        parts = [self.sums.entries(of_key, is_first)]
+        if sums.heads:
+            parts.append(self.index.sums.entries(of_index, is_first))
+        for part in parts:
+            self._turn(part[:, None], turn)
+        group, row = self.entry_place
+        last = span.start + (runs + 1) * sums.rate - 1 - span.first
+        slots = batch.store_GT[group][last]
+        batch.attn.pools[group].store(row, slots, torch.cat(parts, -1)[:, None], None)
+
+    def _attend(self, span: Span, asked: Asked, batch: ForwardBatch, out_THC: Tensor) -> None:
+        """Fill the rows of one sequence, some queries at a time."""
+        spec = self.spec
+        low = max(0, span.first - spec.own_window + 1)
+        own_NC = self._read(batch, span, low, span.length)[:, : spec.head_dim]
+        entries_ER = self._entries(batch, span) if spec.sums is not None else None
+        width = own_NC.shape[0] + (0 if entries_ER is None else entries_ER.shape[0])
+        step = max(1, MAX_SCORES // (spec.heads * width))
+        for start in range(span.start, span.end, step):
+            rows = slice(start, min(start + step, span.end))
+            place_Q = span.first + torch.arange(
+                rows.start - span.start, rows.stop - span.start, device=own_NC.device
+            )
+            away_QN = place_Q[:, None] - torch.arange(low, span.length, device=own_NC.device)
+            keys, seen = own_NC, (away_QN >= 0) & (away_QN < spec.own_window)
+            if entries_ER is not None:
+                keys = torch.cat((keys, entries_ER[:, : spec.head_dim]))
+                seen = torch.cat((seen, self._seen(entries_ER, asked, rows, place_Q)), -1)
+            out_THC[rows] = self._weigh(asked.q_THC[rows], keys.to(out_THC.dtype), seen)
+
+    def _weigh(self, q_QHC: Tensor, keys_NC: Tensor, seen_QN: Tensor) -> Tensor:
+        """[Q, H, C]"""
+        scores_HQN = (q_QHC.transpose(0, 1) @ keys_NC.T).float() * self.site.scale
+        scores_HQN = scores_HQN.masked_fill(~seen_QN, -torch.inf)
+        sinks = self._sinks_H[:, None, None].expand(*scores_HQN.shape[:2], 1)
+        weights = torch.cat((scores_HQN, sinks), -1).softmax(-1)[..., :-1]
+        return (weights.to(keys_NC.dtype) @ keys_NC).transpose(0, 1)
+
+    def _seen(self, entries_ER: Tensor, asked: Asked, rows: slice, place_Q: Tensor) -> Tensor:
+        """bool [Q, E]: the sums that each query reads."""
+        sums = self.spec.sums
+        assert sums is not None
+        count = torch.arange(entries_ER.shape[0], device=entries_ER.device)
+        is_whole = count < ((place_Q + 1) // sums.rate)[:, None]
+        if asked.index_TGI is None or asked.weights_TG is None:
+            return is_whole
+        keys_EI = entries_ER[:, self.spec.head_dim :].float()
+        scores_QE = scores_of(asked.index_TGI[rows], asked.weights_TG[rows], keys_EI)
+        return is_whole & best_of(scores_QE.masked_fill(~is_whole, -torch.inf), sums.top_k)
+
+    def _entries(self, batch: ForwardBatch, span: Span) -> Tensor:
+        """All sums of a sequence: [E, entry]."""
+        sums, (group, row) = self.spec.sums, self.entry_place
+        assert sums is not None
+        if span.length < sums.rate:
+            return self._inv_freq_R.new_empty(0, self.spec.entry)
+        pool, table_SP = batch.attn.pools[group], batch.page_table_GSP[group]
+        places = torch.arange(sums.rate - 1, span.length, sums.rate, device=table_SP.device)
+        pages, at = torch.unique(places // pool.page_size, return_inverse=True)
+        rows_NR: Tensor = pool.read(row, table_SP[span.index, pages].tolist())[0][:, 0]
+        return rows_NR[at * pool.page_size + places % pool.page_size]
+
+    def _read(self, batch: ForwardBatch, span: Span, low: int, high: int) -> Tensor:
+        """What is kept of the tokens [low, high) of a sequence: [N, row]."""
+        pool, table_SP = batch.attn.pools[self.site.group], batch.page_table_GSP[self.site.group]
+        first = low // pool.page_size
+        pages = table_SP[span.index, first : -(-high // pool.page_size)].tolist()
+        rows_NR: Tensor = pool.read(self.site.layer, pages)[0][:, 0]
+        return rows_NR[low - first * pool.page_size : high - first * pool.page_size]
+
+    def _turn(self, x_THC: Tensor, turn: Angles) -> None:
+        """Turn the last channels, in place."""
+        turned = x_THC[..., x_THC.shape[-1] - turn.shape[-1] :]
+        self._context.kernels.rope(turned, turn, self.spec.rope.interleaved)
