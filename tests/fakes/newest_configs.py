@@ -153,6 +153,32 @@ NEWEST: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 24,
     },
+    "JetMoeForCausalLM": {
+        "num_attention_heads": None,
+        "kv_channels": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "AXK2ForCausalLM": {
+        **LATENT,
+        **ROUTED,
+        "n_group": None,
+        "topk_group": None,
+        "index_topk": 9,
+        "index_head_dim": 16,
+        "index_n_heads": 32,  # of few heads many scores are zero: any choice is right
+        "gated_norm_rank": 5,
+    },
+    "BailingHybridForCausalLM": {
+        **LATENT,
+        **ROUTED,
+        "num_experts": 8,
+        "num_local_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

@@ -99,6 +99,32 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "linear_num_key_heads": [1, 2, 4],
         "head_dim": [16],
     },
+    "JetMoeForCausalLM": {
+        **_TOP,
+        "num_key_value_heads": [1, 2, 4],
+        "kv_channels": [8, 24],
+        "activation_function": ["silu", "gelu"],
+        "tie_word_embeddings": _BOOLS,
+        "rms_norm_eps": [1e-6, 1e-3],
+    },
+    "AXK2ForCausalLM": {
+        **_TOP,
+        "gated_norm_rank": [2, 8],
+        "norm_topk_prob": _BOOLS,
+        "mlp_layer_types": [None, ["sparse", "dense", "sparse"]],
+        "v_head_dim": [8, 24],
+        "index_topk": [5, 50],
+    },
+    "BailingHybridForCausalLM": {
+        **_TOP,
+        "kda_safe_gate": _BOOLS,
+        "kda_lower_bound": [-5.0, -1.0],
+        "short_conv_kernel_size": [2, 4],
+        "n_group": [2, 4],
+        "topk_group": [2],
+        "norm_topk_prob": _BOOLS,
+        "n_shared_experts": [1, 2],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
@@ -110,7 +136,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "MuseSparkForConditionalGeneration": _SLIDING,
     "Step3p7ForConditionalGeneration": _SLIDING,
 }
-_OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM")
+_OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM", "JetMoeForCausalLM")
+_OWN_SHAPE += ("AXK2ForCausalLM", "BailingHybridForCausalLM")
 _HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
 
 

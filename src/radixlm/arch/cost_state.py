@@ -67,9 +67,10 @@ def _delta(mixer: DeltaNet, dim: int) -> tuple[int, int]:
     decays = mixer.v_heads
     if mixer.channel_decay:
         decays = mixer.v_heads * mixer.k_dim
+    if mixer.channel_decay and mixer.low_rank:
         matrices += 2 * dim * mixer.v_dim + mixer.v_dim * (decays + values)
     else:
-        matrices += (mixer.v_heads + values) * dim
+        matrices += (decays + values) * dim
     vectors = mixer.conv_channels * mixer.width + mixer.v_heads + decays + mixer.v_dim
     runs = mixer.ngrams
     if runs is not None:  # the table is looked up

@@ -43,7 +43,9 @@ class LatentAttentionLayer(Module):
         if spec.q_rank:
             self.q_a = context.linear(dim, spec.q_rank, spec.bias)
             self.q_a_norm = NormLayer(spec.norm, (spec.q_rank,), kernels, device)
-            self.q_b = context.linear(spec.q_rank, query_rows, shard=Shard(0))
+            read = spec.q_rank * (1 + spec.gates_by_q)
+            gates = spec.heads * spec.v_dim * spec.gates_by_q
+            self.q_b = context.linear(read, query_rows + gates, shard=Shard(0))
         else:
             self.q = context.linear(dim, query_rows, shard=Shard(0))
         self.kv_a = context.linear(dim, spec.kv_rank + spec.rope_dim, spec.bias)
@@ -80,9 +82,7 @@ class LatentAttentionLayer(Module):
         """The mixer's branch: [T, D]."""
         spec, rotate = self.spec, self._context.kernels.rope
         turn = angles[self._rope] if self._rope >= 0 else None
-        low_TQ = self.q_a_norm.run(self.q_a.run(x_TD)) if spec.q_rank else x_TD
-        q = self.q_b.run(low_TQ) if spec.q_rank else self.q.run(x_TD)
-        q_THC = q.view(-1, spec.heads, spec.nope_dim + spec.rope_dim)
+        low_TQ, q_THC, gate_THV = self._queries(x_TD)
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
         if turn is not None and spec.rope is not None:
             rotate(q_THR, turn, spec.rope.interleaved)
@@ -105,7 +105,24 @@ class LatentAttentionLayer(Module):
             choose = self.index.chooser(x_TD, low_TQ, turn, batch)
             out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, choose)
         out_TV = self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank))
+        if gate_THV is not None:
+            out_TV = out_TV * self._context.kernels.sigmoid(gate_THV.flatten(1))
         return self.o.run(self._gated(out_TV, x_TD) if spec.gate else out_TV)
+
+    def _queries(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What an index reads [T, q_rank], the queries [T, H, N + R], their gates [T, H, V]."""
+        spec, width = self.spec, self.spec.nope_dim + self.spec.rope_dim
+        if not spec.q_rank:
+            return x_TD, self.q.run(x_TD).view(-1, spec.heads, width), None
+        raw_TQ = self.q_a.run(x_TD)
+        low_TQ = self.q_a_norm.run(raw_TQ)
+        if not spec.gates_by_q:
+            return low_TQ, self.q_b.run(low_TQ).view(-1, spec.heads, width), None
+        both = self.q_b.run(torch.cat((low_TQ, raw_TQ), -1))
+        q_THC, gate_THV = both.view(-1, spec.heads, width + spec.v_dim).split_with_sizes(
+            (width, spec.v_dim), -1
+        )
+        return low_TQ, q_THC.contiguous(), gate_THV
 
     def _gated(self, out_TV: Tensor, x_TD: Tensor) -> Tensor:
         """The heads' values, each channel or each head as open as its gate: [T, H * V]."""

@@ -45,10 +45,6 @@ class MoeLayer(Module):
         else:
             choices = spec.experts + spec.zero_experts + spec.sinks
             self.router = context.plain_linear(wide, choices, spec.bias)
-        if spec.sinks:
-            self.sink_up = Param((spec.sinks, 2 * spec.inner, dim), shard=Shard(1, parts_of(spec)))
-            self.sink_down = Param((spec.sinks, dim, spec.inner), shard=Shard(2))
-            self.weight_scale = Param((1,), "float32")
         parts = parts_of(spec)
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
@@ -61,6 +57,16 @@ class MoeLayer(Module):
             self.shared = MlpLayer(spec.shared, wide, context)
         if spec.shared_gate:
             self.shared_gate = context.plain_linear(wide, 1)
+        self._make_rare(spec, wide, dim, context)
+        is_known = spec.score not in RARE_SCORES and not spec.zero_experts
+        self._route = context.kernels.route if is_known else route
+
+    def _make_rare(self, spec: Moe, wide: int, dim: int, context: LayerContext) -> None:
+        """What few mixtures have; ``wide`` is the model's channels, ``dim`` the experts'."""
+        if spec.sinks:
+            self.sink_up = Param((spec.sinks, 2 * spec.inner, dim), shard=Shard(1, parts_of(spec)))
+            self.sink_down = Param((spec.sinks, dim, spec.inner), shard=Shard(2))
+            self.weight_scale = Param((1,), "float32")
         norms = {"router_norm": wide, "out_norm": wide, "width_norm": dim, "expert_norm": dim}
         for name, channels in norms.items():
             norm = getattr(spec, name)
@@ -75,8 +81,6 @@ class MoeLayer(Module):
             self.expert_scale = Param((spec.experts,), "float32")
         if spec.width:
             self.narrow, self.widen = context.linear(wide, dim), context.linear(dim, wide)
-        is_known = spec.score not in RARE_SCORES and not spec.zero_experts
-        self._route = context.kernels.route if is_known else route
 
     def finish(self) -> None:
         params = (self.up, self.down)

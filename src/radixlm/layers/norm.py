@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Norm
 from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.quant.param import Param
 
@@ -61,3 +63,21 @@ class NormLayer(Module):
     def add_run(self, x_TD: Tensor, delta_TD: Tensor) -> Tensor:
         """``x += delta`` in place; norm(x), a new tensor."""
         return self._add_norm(x_TD, delta_TD, *self._args)
+
+
+class GatedNormLayer(NormLayer):
+    """A norm whose outcome is gated by itself: y * sigmoid(up(silu(down(y))))."""
+
+    def __init__(self, spec: Norm, dim: int, rank: int, context: LayerContext) -> None:
+        super().__init__(spec, (dim,), context.kernels, context.device)
+        self.down, self.up = context.plain_linear(dim, rank), context.plain_linear(rank, dim)
+
+    def run(self, x_TD: Tensor) -> Tensor:
+        return self._gated(super().run(x_TD))
+
+    def add_run(self, x_TD: Tensor, delta_TD: Tensor) -> Tensor:
+        return self._gated(super().add_run(x_TD, delta_TD))
+
+    def _gated(self, y_TD: Tensor) -> Tensor:
+        opened = torch.sigmoid(self.up.run(F.silu(self.down.run(y_TD))).float())
+        return (y_TD * opened).to(y_TD.dtype)

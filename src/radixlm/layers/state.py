@@ -250,7 +250,7 @@ class DeltaNetLayer(StateLayer):
         self.conv = ConvLayer(spec.conv_channels, spec.width, False)
         decays = spec.v_heads * (spec.k_dim if spec.channel_decay else 1)
         self.beta = context.plain_linear(dim, spec.v_heads)
-        if spec.channel_decay:
+        if spec.channel_decay and spec.low_rank:
             self.f_a = context.plain_linear(dim, spec.v_dim)
             self.f_b = context.plain_linear(spec.v_dim, decays)
             self.g_a = context.plain_linear(dim, spec.v_dim)
@@ -267,7 +267,7 @@ class DeltaNetLayer(StateLayer):
         self._a, self._dt_bias = torch.exp(self.a_log.take()), self.dt_bias.take()
 
     def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
-        if self.spec.channel_decay:
+        if self.spec.channel_decay and self.spec.low_rank:
             decay = self.f_b.run(self.f_a.run(x_TD))
             gate = self.g_b.run(self.g_a.run(x_TD))
         else:

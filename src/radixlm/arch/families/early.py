@@ -1,11 +1,12 @@
-"""CTRL: GPT-2's time, with sines and cosines for places."""
+"""Decoders of one kind each: CTRL, with sines and cosines for places; JetMoe, whose attention is of
+experts too."""
 
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, plain
-from radixlm.arch.names import Names
-from radixlm.arch.spec import Decoder, Mlp, Norm
+from radixlm.arch.families.builders import activation, attention, family, moe, plain
+from radixlm.arch.names import LAYER, Names
+from radixlm.arch.spec import Decoder, Mlp, Norm, Variant
 
 _LAYER = "transformer.h.{i}."
 _ATTENTION = _LAYER + "multi_head_attention."
@@ -34,5 +35,36 @@ def ctrl(c: Config) -> Decoder:
         sinusoids=True,
         sinusoid_steps=c.hidden_size // 2,
         head_bias=True,
+        names=names,
+    )
+
+
+@family("JetMoeForCausalLM")
+def jetmoe(c: Config) -> Decoder:
+    heads = c.num_key_value_heads * c.num_experts_per_tok
+    at, mlp = LAYER + "self_attention.", LAYER + "mlp."
+    names: Names = {
+        "mixer.kv": at + "kv_proj",
+        "mixer.router": at + "experts.router.layer",
+        "mixer.q_experts": at + "experts.input_linear.weight",
+        "mixer.o_experts": at + "experts.output_linear.weight",
+        "mixer.bias": at + "experts.bias",
+        "moe.router": mlp + "router.layer",
+        "moe.up": mlp + "input_linear.weight",
+        "moe.down": mlp + "output_linear.weight",
+        "moe.out_bias": mlp + "bias",
+    }
+    return plain(
+        c,
+        attention(c, heads=heads, head_dim=c.kv_channels, more=Variant(experts=c.num_experts)),
+        moe(
+            c,
+            inner=c.intermediate_size,
+            act=activation(c, "activation_function"),
+            score="softmax_topk",
+            out_bias=True,
+        ),
+        Norm(1e-6),  # of the blocks, which do not follow rms_norm_eps
+        final_norm=Norm(c.rms_norm_eps),
         names=names,
     )

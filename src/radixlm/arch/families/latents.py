@@ -1,13 +1,26 @@
-"""Latent attention after DeepSeek: Mistral 4."""
+"""Latent attention after DeepSeek: Mistral 4, A.X K2 and Ling 3 (Bailing hybrid)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family, plain
+from radixlm.arch.families.builders import (
+    FAMILIES,
+    activation,
+    family,
+    moe,
+    plain,
+    published_form,
+)
 from radixlm.arch.families.deepseek import latent, routed
-from radixlm.arch.spec import Decoder, Temperature
+from radixlm.arch.families.mixtures import by_layer_type
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
+from radixlm.arch.recipes import flat
+from radixlm.arch.spec import Block, Decoder, DeltaNet, LatentAttention, Mlp, Moe, Norm, Temperature
+
+_MLP = LAYER + "mlp."
 
 
 @family("Mistral4ForCausalLM")
@@ -18,3 +31,144 @@ def mistral4(c: Config) -> Decoder:
         period = float(p.get("original_max_position_embeddings") or c.max_position_embeddings)
         mixer = replace(mixer, temperature=Temperature(p["llama_4_scaling_beta"], period))
     return plain(c, mixer, routed(c))
+
+
+def _gated_norm(ours: str, theirs: str) -> Names:
+    at = LAYER + theirs
+    return {
+        ours: AnyOf(at + ".norm", at),
+        ours + ".down": AnyOf(at + ".W_down", at + ".mlp.fc1"),
+        ours + ".up": AnyOf(at + ".W_up", at + ".mlp.fc2"),
+    }
+
+
+@published_form("axk2")
+def _axk2_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have experts, as older configs say it."""
+    if raw.get("mlp_layer_types") is not None:
+        return raw
+    first, step = raw.get("first_k_dense_replace", 1), max(raw.get("moe_layer_freq", 1), 1)
+    layers = range(raw.get("num_hidden_layers", 48))
+    kinds = ["sparse" if i >= first and i % step == 0 else "dense" for i in layers]
+    return {**raw, "mlp_layer_types": kinds}
+
+
+@family("AXK2ForCausalLM")
+def axk2(c: Config) -> Decoder:
+    """DeepSeek V3.2 whose values are gated by what makes the queries, and whose norms gate
+    themselves."""
+    if (c.get("n_group") is None) != (c.get("topk_group") is None):
+        raise c.error("n_group", "and 'topk_group' must be given together")
+    described = FAMILIES["DeepseekV32ForCausalLM"](c)
+    attn, rank = LAYER + "self_attn.", c.gated_norm_rank
+
+    def block(one: Block) -> Block:
+        assert isinstance(one.mixer, LatentAttention)
+        ranks = (rank, rank if isinstance(one.ffn, Moe) else 0)
+        return replace(one, mixer=replace(one.mixer, gates_by_q=True), norm_ranks=ranks)
+
+    names: Names = {
+        **_gated_norm("norm1", "input_layernorm"),
+        **_gated_norm("norm2", "post_attention_layernorm"),
+        "mixer.q_b": AnyOf(attn + "q_b_proj", attn + "q_gate_proj"),
+    }
+    blocks = tuple(block(one) for one in described.blocks)
+    return replace(described, blocks=blocks, names=names)
+
+
+@published_form("bailing_hybrid")
+def _bailing_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """The usual names of what this class names otherwise."""
+    out = dict(raw)
+    for ours, theirs in (
+        ("n_group", "num_expert_group"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("max_position_embeddings", "model_max_length"),
+    ):
+        if out.get(theirs) is not None:
+            out[ours] = out[theirs]
+    count, first = out.get("num_hidden_layers", 42), out.get("first_k_dense_replace", 2)
+    if out.get("layer_types") is None:
+        every = max(out.get("layer_group_size", 6), 1)
+        kinds = [
+            "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)
+        ]
+        out["layer_types"] = kinds
+    if out.get("mlp_layer_types") is None:
+        out["mlp_layer_types"] = ["dense" if i < first else "sparse" for i in range(count)]
+    return out
+
+
+_SELF, _THEIRS = LAYER + "self_attn.", LAYER + "attention."
+
+
+def _either(part: str, theirs: str = "") -> AnyOf:
+    """A part of the attention in both layouts."""
+    return AnyOf(_THEIRS + (theirs or part.rpartition(".")[2]), _SELF + part)
+
+
+def _convs(at: str) -> tuple[str, ...]:
+    return tuple(f"{at}{one}_conv1d" for one in "qkv")
+
+
+BAILING: Names = {
+    "embed": AnyOf("model.word_embeddings", "model.embed_tokens"),
+    "mixer.q": _either("q_proj"),
+    "mixer.kv_a": _either("kv_a_proj_with_mqa"),
+    "mixer.kv_a_norm": _either("kv_a_layernorm"),
+    "mixer.kv_b": _either("kv_b_proj"),
+    "mixer.gate": _either("g_proj"),
+    "mixer.o": _either("o_proj", "dense"),
+    "state.qkv": AnyOf(*(tuple(f"{at}{one}_proj" for one in "qkv") for at in (_THEIRS, _SELF))),
+    "state.conv": AnyOf(_convs(_THEIRS), _convs(_SELF), _SELF + "conv1d"),
+    "state.a_log": AnyOf(
+        *(Named((one,), flat) for one in (_THEIRS + "A_log", _SELF + "forget_gate.A_log"))
+    ),
+    "state.dt_bias": _either("forget_gate.dt_bias"),
+    "state.decay": _either("forget_gate.f_proj"),
+    "state.gate": _either("g_proj"),
+    "state.beta": _either("b_proj"),
+    "state.norm": _either("o_norm"),
+    "state.out": _either("o_proj", "dense"),
+    "moe.correction": AnyOf(_MLP + "gate.expert_bias", _MLP + "gate.e_score_correction_bias"),
+}
+
+
+@family("BailingHybridForCausalLM")
+def bailing_hybrid(c: Config) -> Decoder:
+    """Delta nets that forget by channel, and gated latent attention, as in Kimi Linear."""
+    c.refuse("hidden_act", "silu")
+    heads, dim = c.get("linear_num_heads", c.num_attention_heads), c.get("linear_head_dim")
+    state = DeltaNet(
+        heads,
+        heads,
+        dim or c.head_dim,
+        dim or c.head_dim,
+        c.get("linear_conv_kernel_dim", c.short_conv_kernel_size),
+        Norm(c.rms_norm_eps),
+        gate_act="sigmoid",
+        channel_decay=True,
+        low_rank=False,
+        decay_floor=float(c.kda_lower_bound) if c.kda_safe_gate else 0.0,
+    )
+    attends = replace(latent(c.replace(q_lora_rank=None), interleaved=True), gate="head")
+    shared = c.moe_intermediate_size * c.get("n_shared_experts", 0)
+    sparse = moe(
+        c,
+        score="sigmoid",
+        correction=True,
+        renorm=c.norm_topk_prob,
+        scale=c.routed_scaling_factor,
+        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
+        shared=Mlp(shared, activation(c)) if shared else None,
+    )
+    kinds = c.layer_types
+    return plain(
+        c,
+        lambda i: attends if kinds[i] == "full_attention" else state,
+        by_layer_type(c, sparse),
+        names=BAILING,
+        tied=False,
+    )
