@@ -18,6 +18,7 @@ from tests.multimodal.tiny import (
     tokenizer,
 )
 from tests.multimodal.tiny_more import quick_pictures
+from tests.multimodal.tiny_newest import NEWEST, NEWEST_NEEDS
 
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
@@ -211,8 +212,9 @@ NEWER: dict[str, Callable[[], Tiny]] = {
         step3p7, muse_glimmer, muse_spark,
         granite_docling,
     )
-}  # fmt: skip
+} | NEWEST  # fmt: skip
 # whose processors need a package that is not always there
 NEWER_NEEDS = dict.fromkeys(
     ("minicpm_ocr", "gemma4_unified", "step3p7", "muse_glimmer", "muse_spark"), "torchvision"
 )
+NEWER_NEEDS |= NEWEST_NEEDS

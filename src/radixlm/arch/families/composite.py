@@ -143,7 +143,7 @@ def composite(c: Config) -> Decoder:
     if not decoder.tied:  # the whole model may tie where the text model does not say so
         own["head"] = AnyOf(names["head"], names["embed"])
     sparse = next((b.ffn for b in decoder.blocks if isinstance(b.ffn, Moe)), None)
-    if sparse is not None:  # published with the experts' axes the other way round
+    if sparse is not None and "moe.up" not in own:  # the experts' axes may be the other way round
         own["moe.up"] = Named(("model.layers.{i}.mlp.experts.gate_up_proj",), Upright(decoder.dim))
         own["moe.down"] = Named(("model.layers.{i}.mlp.experts.down_proj",), Upright(sparse.inner))
         own["moe.up"] = AnyOf(names["moe.up"].spellings[0], own["moe.up"])

@@ -9,6 +9,10 @@ NEWER = (
     *("QianfanOCRForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
     *("Gemma4UnifiedForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
+    *("MiniMaxM3SparseForConditionalGeneration", "Glm5NextForConditionalGeneration"),
+    *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
+    # as their authors call what transformers has under another name
+    *("KimiK25ForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
 )
 # whose language model is described elsewhere, by the family of its text model
 NEWER_TOWERED = (
@@ -19,6 +23,9 @@ NEWER_TOWERED = (
 NEWER_TEXT_TYPES: Mapping[str, str] = {
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
+    "dots3_note": "dots3_note_text",  # published with the text model's keys at the top
+    "glm5_next": "glm5_next_text",
+    "kimi_k2": "deepseek_v3",
 }
 NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "granite_docling_text": {

@@ -1,0 +1,62 @@
+"""Checkpoints whose authors call them otherwise than transformers does, or whose text model's keys
+are at the top of the config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from radixlm.arch.families.media_facts import media_facts
+from radixlm.arch.hf import describe
+
+pytest.importorskip("PIL")
+pytest.importorskip("transformers")
+
+from tests.multimodal.answers import assert_same_answers
+from tests.multimodal.tiny import Tiny, lighton_ocr, save
+from tests.multimodal.tiny_more import kimi_k25
+from tests.multimodal.tiny_newest import held
+
+CALLED: dict[str, tuple[str, Callable[[], Tiny], str]] = {
+    "KimiK25ForConditionalGeneration": ("torchvision", kimi_k25, "kimi_k2"),
+    "LightOnOCRForConditionalGeneration": ("PIL", lighton_ocr, "qwen3"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLED)
+@pytest.mark.filterwarnings("ignore")
+def test_the_authors_name_is_known(name: str, tmp_path: Path) -> None:
+    needs, make, text = CALLED[name]
+    pytest.importorskip(needs)
+    tiny = make()
+    model = save(tiny, tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text()) | {"architectures": [name]}
+    raw["text_config"]["model_type"] = text
+    path.write_text(json.dumps(raw))
+    assert_same_answers(tiny, model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Dots3NoteForConditionalGeneration", "Dots3NoteForCausalLM"),
+        ("Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"),
+    ],
+)
+def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Path) -> None:
+    kind = {"Dots3": "dots3_note", "Glm5N": "glm5_next"}[name[:5]]
+    config, towers = held(text), {"vision_config": {"patch_size": 14}, "image_token_id": 5}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": [name], "model_type": kind, **towers, **config}))
+    found = describe(tmp_path)
+    nested = {"text_config": {**config, "model_type": f"{kind}_text"}}
+    raw = {"architectures": [name], "model_type": kind, **towers, **nested}
+    path.write_text(json.dumps(raw))
+    assert found == describe(tmp_path)
+    facts = media_facts(name, raw)
+    assert facts is not None and facts.tokens == {"image": 5}
