@@ -179,6 +179,7 @@ NEWEST: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "DogeForCausalLM": {"keep_window_size": 9},
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

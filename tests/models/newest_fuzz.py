@@ -125,6 +125,12 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "norm_topk_prob": _BOOLS,
         "n_shared_experts": [1, 2],
     },
+    "DogeForCausalLM": {
+        "keep_window_size": [5, 100],
+        "attention_bias": _BOOLS,
+        "mlp_bias": _BOOLS,
+        "num_hidden_layers": [1, 3],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from radixlm.arch.cost_state import state_parameters
@@ -82,7 +83,7 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         if mixer is None:
             continue
         if isinstance(mixer, SummedAttention):
-            full += mixer.entry * dtype_bytes
+            full += mixer.entry * dtype_bytes // math.gcd(mixer.sums.rate, 16) if mixer.sums else 0
         if isinstance(mixer, LatentAttention | SummedAttention):
             size = mixer.row * dtype_bytes
         elif mixer.more and mixer.more.kv_from is not None:
@@ -202,7 +203,10 @@ def _block(block: Block, dim: int) -> int:
     if block.post_norms is not None:
         norms += sum(_norm(norm, dim) - _norm(block.norm, dim) for norm in block.post_norms)
     gates = dim * (
-        2 * (block.gate_temperature > 0) + 8 * block.affine_residual + 2 * sum(block.norm_ranks)
+        2 * (block.gate_temperature > 0)
+        + 8 * block.affine_residual
+        + 2 * block.residual_channels
+        + 2 * sum(block.norm_ranks)
     )
     return norms + _mixers(block, dim) + ffn + block.out_scale + gates
 
@@ -256,6 +260,8 @@ def _mixer(
     gate_rows = mixer.heads * {"": 0, "head": 1, "channel": mixer.v_dim}[more.gate]
     o_columns = mixer.heads * v_dim
     matrices = (qkv_rows + gate_rows + o_columns) * dim
+    if more.keeps:
+        matrices += mixer.kv_heads**2 * mixer.v_dim
     if more.experts:  # of q and o, each for as many heads as there are of keys
         share = mixer.kv_heads * mixer.head_dim
         matrices += (2 * more.experts * share + more.experts) * dim - (q_rows + o_columns) * dim
@@ -266,6 +272,7 @@ def _mixer(
     if matrices_only:
         return matrices
     vectors = qkv_rows * mixer.qkv_bias + dim * mixer.o_bias + mixer.heads * mixer.sinks
+    vectors += mixer.kv_heads * (1 + mixer.qkv_bias) * (more.keeps > 0)
     vectors += (more.q_rank if more.q_rank_norm else 0) + dim * (more.experts > 0)
     vectors += 4 * mixer.head_dim * bool(more.differs)
     vectors += 2 * _norm(more.index.norm, more.index.dim) if more.index else 0

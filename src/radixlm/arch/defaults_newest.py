@@ -128,6 +128,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "short_conv_kernel_size": 4, "kda_safe_gate": True, "kda_lower_bound": -5.0,
         "mlp_layer_types": None,
     },
+    "doge": {
+        "architecture": "DogeForCausalLM", "vocab_size": 32768, "hidden_size": 1024,
+        "intermediate_size": 2048, "num_hidden_layers": 32, "num_attention_heads": 8,
+        "keep_window_size": 2048, "is_moe": False,
+    },
     "hrm_text": {
         "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
         "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,

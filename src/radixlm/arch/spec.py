@@ -133,6 +133,8 @@ class Variant:
     differs: float = 0.0  # of two attentions, each of half the heads with the other half's values
     # too, a learned share of the second is taken from the first (arXiv:2410.05258), which starts
     # at this number
+    keeps: int = 0  # scores gain exp(a * softplus(.)) of a learned map of the token's values, a
+    # number a KV head; a query reads so many tokens with the largest ones; 0 = nothing of it
     experts: int = 0  # of the q and o projections, of which a token takes heads / kv_heads ones
     q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
     q_rank_norm: Norm | None = None
@@ -616,6 +618,7 @@ class Block:
     cross: CrossAttention | None = None  # of layout pre: a third branch between the two
     norm_ranks: tuple[int, int] = (0, 0)  # of layout pre: the first and second norm's outcome is
     # gated by itself through so many channels
+    residual_channels: bool = False  # of layout pre: learned factors a channel of the residual
     affine_residual: bool = False  # of layout pre: the residual and each branch are moved and
     # scaled by learned numbers a channel before they are added
     gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how

@@ -79,10 +79,13 @@ def _waits(block: Block) -> str:
         isinstance(attention, LatentAttention) and attention.index is not None
     )
     more = attention.more if isinstance(attention, Attention) else None
-    if is_chosen or (more is not None and (more.blocks or more.index)):
+    if is_chosen or (more is not None and (more.blocks or more.index or more.keeps)):
         return "layers that choose what they read gather it on the host"
-    if any(isinstance(f, Moe) and f.limit for f in (block.ffn, block.side, block.beside)):
-        return "experts with limits are told on the host which tokens are theirs"
+    if more is not None and more.experts:
+        return "attention of experts is told on the host which tokens are theirs"
+    ffns = (block.ffn, block.side, block.beside)
+    if any(isinstance(f, Moe) and (f.limit or f.expert_norm) for f in ffns):
+        return "experts with limits or norms are told on the host which tokens are theirs"
     return ""
 
 

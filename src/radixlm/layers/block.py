@@ -207,6 +207,8 @@ class BlockLayer(Module):
             self.out_scale = Param((1,), "float32")
         if spec.affine_residual:
             self.affine1, self.affine2 = (AffineResidual(dim) for _ in range(2))
+        if spec.residual_channels:
+            self.kept1, self.kept2 = Param((dim,), "float32"), Param((dim,), "float32")
         if spec.gate_temperature:
             self.gate1, self.gate2 = Param((dim,), "float32"), Param((dim,), "float32")
 
@@ -257,6 +259,8 @@ class BlockLayer(Module):
 
     def finish(self) -> None:
         self._scale = self.out_scale.take() if self.spec.out_scale else None
+        if self.spec.residual_channels:
+            self._kept = self.kept1.take(), self.kept2.take()
         if self.spec.gate_temperature:
             temperature = self.spec.gate_temperature
             self._gates = [_shares(gate.take() / temperature) for gate in (self.gate1, self.gate2)]
@@ -344,6 +348,12 @@ class BlockLayer(Module):
         x_TD += self.mixer.behind_ffn(self._feed(self.norm2.add_run(x_TD, mixed)), batch)
         return x_TD
 
+    def _run_kept(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """As pre, where the residual has factors a channel."""
+        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
+        x_TD = (x_TD * self._kept[0] + mixed).to(x_TD.dtype)
+        return (x_TD * self._kept[1] + self._feed(self.norm2.run(x_TD))).to(x_TD.dtype)
+
     def _run_gated(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """A sandwich whose residual and branches have learned factors a channel."""
         (kept, mixed), (kept2, fed) = self._gates
@@ -383,6 +393,7 @@ def _layout(spec: Block) -> str:
     special = {
         "convolved": isinstance(spec.mixer, RelativeAttention),
         "affine": spec.affine_residual,
+        "kept": spec.residual_channels,
         "gated": spec.gate_temperature > 0,
         "weighted": spec.weights is not None,
         "beside": spec.beside is not None,

@@ -22,6 +22,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.temperature import temperatures
+from radixlm.layers.value_mask import ValueMask
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -54,6 +55,8 @@ class VariantAttentionLayer(Module):
             self.out_norm = self._norm(self.more.out_norm, (width,))
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
+        if self.more.keeps:
+            self.values = ValueMask(spec, self.more.keeps, context)
         if self.more.index is not None:
             made = MeanIndexLayer if self.more.index.is_mean else BlockIndexLayer
             self.index: BlockIndexLayer = made(spec, self.more.index, dim, context)
@@ -133,7 +136,10 @@ class VariantAttentionLayer(Module):
         if more.index is not None and k is not None:
             k = self.index.beside(k, x_TD, turn)
             choose = self.index.chooser(x_TD, turn)
-        if choose is None:
+        if more.keeps:
+            mask = self.values
+            out = attend_gathered(q, k, v, self.site, batch, mask.choose, mask.bias)
+        elif choose is None:
             out = batch.attn.run(q, k, v, self.site)
         else:
             out = attend_gathered(q, k, v, self.site, batch, choose)

@@ -28,7 +28,7 @@ _MOE = (
 )
 _BLOCK = (
     *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),
-    *("affine_residual", "norm_ranks"),
+    *("affine_residual", "norm_ranks", "residual_channels"),
 )
 _DECODER = (
     "embed_norm",

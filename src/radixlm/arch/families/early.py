@@ -3,8 +3,18 @@ experts too."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, family, moe, plain
+from radixlm.arch.families.builders import (
+    activation,
+    attention,
+    family,
+    mlp,
+    moe,
+    plain,
+    rms,
+)
 from radixlm.arch.names import LAYER, Names
 from radixlm.arch.spec import Decoder, Mlp, Norm, Variant
 
@@ -68,3 +78,31 @@ def jetmoe(c: Config) -> Decoder:
         final_norm=Norm(c.rms_norm_eps),
         names=names,
     )
+
+
+@family("DogeForCausalLM")
+def doge(c: Config) -> Decoder:
+    """What a token's values say decides who reads it. Its mixtures of experts route a token by its
+    neighbours, which no record can say."""
+    c.refuse("is_moe", False)
+    c.refuse("sliding_window")
+    if not isinstance(c.keep_window_size, int) or c.keep_window_size < 1:
+        raise c.error("keep_window_size", f"= {c.keep_window_size!r} must be a positive integer")
+    bias, attn = c.attention_bias, LAYER + "self_attn."
+    mixer = attention(
+        c,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        qk_norm_spec=rms(c),
+        more=Variant(keeps=c.keep_window_size),
+    )
+    names: Names = {
+        "mixer.values.step": attn + "dt_proj",
+        "mixer.values.rate": attn + "A",
+        "block.kept1": LAYER + "input_residual",
+        "block.kept2": LAYER + "post_attention_residual",
+    }
+    described = plain(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
+    blocks = tuple(replace(block, residual_channels=True) for block in described.blocks)
+    return replace(described, blocks=blocks)
