@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,42 @@ def granite_speech() -> Tiny:
     return Tiny(config, GraniteParts(tok), "<|audio|>")
 
 
+class NemotronParts:
+    """The sounds of Nemotron's processor, which needs torchvision for its pictures."""
+
+    audio_token = "<so_embedding>"
+
+    def __init__(self, tok: Any) -> None:
+        self.tokenizer = tok
+        self.feature_extractor = tf.ParakeetFeatureExtractor(feature_size=16)
+
+    @staticmethod
+    def get_attributes() -> list[str]:
+        return ["tokenizer", "feature_extractor"]
+
+
+def nemotron_omni() -> Tiny:
+    tok = tokenizer("<so_embedding>", "<so_start>", "<so_end>", "<image>")
+    held = {
+        **TEXT, "layers_block_type": ["mamba", "attention", "mlp"], "head_dim": 16,
+        "ssm_state_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2,
+    }  # fmt: skip
+    held.pop("num_hidden_layers")
+    ears = {
+        **ENCODER, "intermediate_size": 48, "subsampling_conv_channels": 8,
+        "projection_hidden_size": 48, "projection_bias": False,
+    }  # fmt: skip
+    eyes = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 7,
+        "image_size": 28, "video_temporal_patch_size": 2,
+    }  # fmt: skip
+    config = tf.NemotronH_Omni_Reasoning_V3_Config(
+        text_config=held, audio_config=ears, vision_config=eyes, audio_token_id=257,
+        image_token_id=260, vision_hidden_size=32, projector_hidden_size=48,
+    )  # fmt: skip
+    return Tiny(config, NemotronParts(tok), "<so_embedding>")
+
+
 def gemma3n() -> Tiny:
     """Its tower that sees is timm's and large: a small one stands there and is not asked."""
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
@@ -240,6 +277,7 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         qwen3_asr,
         qwen3_omni,
         granite_speech,
+        nemotron_omni,
     )
 }
 NEEDS = {"gemma3n": "timm"}
@@ -286,14 +324,42 @@ def _granite_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Te
     text = text.replace("\0", "<|audio|>")
     ids = tiny.processor.tokenizer([text], return_tensors="pt")["input_ids"]
     inner = tiny.processor.model.model
+    return _embedded(inner, ids, [{"input_features": band} for band in bands])
+
+
+def _embedded(
+    model: Any, ids: torch.Tensor, given: list[dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Rows of sounds that are heard one by one, in their places: what pads a batch is heard too."""
     with torch.no_grad():
-        rows = [inner.get_audio_features(band).pooler_output[0] for band in bands]
-        embeds = inner.get_input_embeddings()(torch.where(ids == 257, 0, ids))
-        embeds[ids == 257] = torch.cat(rows)
+        made = [model.get_audio_features(**one).pooler_output for one in given]
+        embeds = model.get_input_embeddings()(torch.where(ids == 257, 0, ids))
+        embeds[ids == 257] = torch.cat([one.reshape(-1, one.shape[-1]) for one in made])
     return {"input_ids": ids, "inputs_embeds": embeds}
 
 
+def _nemotron_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
+    """The class counts places by a method of its processor, which needs no picture."""
+    whole = tiny.processor
+    reads = tf.models.nemotron_h_omni.processing_nemotron_h_omni
+    count = reads.NemotronH_Omni_Reasoning_V3Processor._estimate_audio_num_embeddings
+    held = SimpleNamespace(audio_hop_length=160, audio_subsampling_factor=8)
+    for sound in sounds:
+        places = "\0" * count(held, len(sound))
+        text = text.replace("<so_embedding>", f"<so_start>{places}<so_end>", 1)
+    ids = whole.tokenizer([text.replace("\0", "<so_embedding>")], return_tensors="pt")
+    made = [
+        whole.feature_extractor([one], sampling_rate=16_000, return_tensors="pt") for one in sounds
+    ]
+    given = [
+        {"input_features": one["input_features"], "input_features_mask": one["attention_mask"]}
+        for one in made
+    ]
+    return _embedded(whole.model, ids["input_ids"], given)
+
+
 _INPUTS = {
+    "nemotron_h_omni": _nemotron_inputs,
     "voxtral": _voxtral_inputs,
     "glmasr": _apart,
     "qwen3_asr": _apart,

@@ -150,7 +150,7 @@ def untied_with_bias(decoder: Decoder) -> Decoder:
 # Where composite checkpoints keep the language model, and old ones their bare decoder.
 _PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
-    *("llm.model.", "language.model.", "thinker.model.", ""),
+    *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone.", ""),
 )
 
 
@@ -175,7 +175,7 @@ _BUFFERS = re.compile(
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^(model\.|thinker\.)?(vision|visual|vit_|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"^(model\.|thinker\.)?(vision|sound_|visual|vit_|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
     r"|vit_large|patch_merge_mlp\.|density_router\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from radixlm.arch.families.media_layouts_audio import speaks
 from radixlm.arch.families.composite_newer import row_scale
+from radixlm.arch.families.media_layouts_audio import RETYPED, speaks
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.base.errors import CheckpointError, ConfigError
@@ -202,7 +202,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
             inner: Any = getattr(model, "model", model)
             report: Any = fill(inner, original, folder, dtype, original.beside(raw, folder))
         else:
-            config = transformers.AutoConfig.from_pretrained(folder)
+            config = _config(transformers, architecture, folder)
             _without_layers(config.get_text_config())
             model, report = _auto(transformers, config).from_pretrained(
                 folder,
@@ -225,6 +225,13 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
     return inner, int(config.get_text_config().hidden_size), row_scale(architecture, raw)
 
 
+def _config(transformers: Any, architecture: str, folder: Path) -> Any:
+    kind = RETYPED.get(architecture)
+    if kind is None:
+        return transformers.AutoConfig.from_pretrained(folder)
+    return type(transformers.AutoConfig.for_model(kind)).from_pretrained(folder)
+
+
 def _auto(transformers: Any, config: Any) -> Any:
     """The auto class that knows the config's."""
     for name in _AUTO:
@@ -240,5 +247,5 @@ def _without_layers(config: Any) -> None:
             setattr(config, key, 0)
     values: Mapping[str, Any] = config.to_dict()
     for key in values:
-        if key in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+        if key in ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type"):
             setattr(config, key, [])

@@ -3,6 +3,7 @@ package that knows its chat format."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.arch.families.media_layouts import Raw
-from radixlm.arch.families.media_layouts_audio import EARS, ONE_BY_ONE, unwrapped
+from radixlm.arch.families.media_layouts_audio import EARS, ONE_BY_ONE, SOUNDS_ALONE, unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of
 from radixlm.base.errors import CheckpointError
 
@@ -39,9 +40,12 @@ class Ears:
         audio: Sequence[NDArray[np.float32]] | None = None,
         add_special_tokens: bool = True,
         return_tensors: str = "np",
+        images: Any = None,
     ) -> Arrays:
         """The ids of ``text[0]``; of one sound also its arrays, several are read one by one.
-        ValueError where text and sounds do not fit."""
+        ValueError where text and sounds do not fit, ImportError for pictures."""
+        if images is not None:
+            raise ImportError("pictures of this model need torchvision")
         parts, sounds = self._split(text[0]), list(audio or ())
         if len(parts) != len(sounds) + 1:
             raise ValueError(f"{len(parts) - 1} placeholders for {len(sounds)} sounds")
@@ -139,6 +143,29 @@ class EncoderEars(Ears):
         return {"input_features": np.asarray(made["input_features"])}, 1
 
 
+class ParakeetEars(Ears):
+    """Mel bands of a sound, of which the tower makes a row out of eight; marks around it."""
+
+    audio_token = place = "<so_embedding>"
+    _HALVINGS = 3
+
+    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """``input_features`` [1, frames, bands] and which frames count."""
+        ears = self.feature_extractor
+        made = ears([sound], sampling_rate=ears.sampling_rate, return_tensors="pt")
+        arrays = {
+            "input_features": np.asarray(made["input_features"]),
+            "input_features_mask": np.asarray(made["attention_mask"]),
+        }
+        count = 1 + len(sound) // ears.hop_length
+        for _ in range(self._HALVINGS):
+            count = (count - 1) // 2 + 1
+        return arrays, max(1, count)
+
+    def mark(self, num_places: int) -> str:
+        return f"<so_start>{self.place * num_places}<so_end>"
+
+
 class GraniteBands:
     """Mel bands as torchaudio makes them: two frames stacked, the loudest 80 dB."""
 
@@ -189,13 +216,19 @@ class GraniteEars(Ears):
         return {"input_features": features}, num_places
 
 
-_EARS: dict[str, Callable[[Any, Any], Ears]] = {"voxtral": VoxtralEars}
+_EARS: dict[str, Callable[[Any, Any], Ears]] = {
+    "voxtral": VoxtralEars,
+    "parakeet": ParakeetEars,
+}
 
 
 def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
     """The processor of a config.json, if it is one of these; CheckpointError where the folder has
     not what it needs."""
-    name = EARS.get(architecture_of(raw))
+    architecture = architecture_of(raw)
+    name = EARS.get(architecture)
+    if architecture in SOUNDS_ALONE and importlib.util.find_spec("torchvision") is None:
+        name = "parakeet"
     if name is None:
         return None
     try:

@@ -13,6 +13,7 @@ HEARING = (
     *("VoxtralForConditionalGeneration", "GlmAsrForConditionalGeneration"),
     *("Qwen3ASRForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     "GraniteSpeechForConditionalGeneration",
+    *("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_Omni_Reasoning_V3"),
 )
 # whose class leaves out the text model's scale of the logits
 UNSCALED = ("GraniteSpeechForConditionalGeneration",)

@@ -27,6 +27,14 @@ _ENCODED: dict[str, dict[str, tuple[str, Any]]] = {
 }
 
 
+# keys of Nemotron's as published -> those of its class
+_RENAMED = {
+    "sound_context_token_id": "audio_token_id",
+    "img_context_token_id": "image_token_id",
+    "sound_config": "audio_config",
+}
+
+
 def unwrapped(raw: Raw) -> dict[str, Any]:
     """config.json with what its thinker or decoder says at the top; as it is where it has none."""
     keys = _ENCODED.get(str(raw.get("model_type")))
@@ -34,7 +42,8 @@ def unwrapped(raw: Raw) -> dict[str, Any]:
         return {**raw, **{key: raw.get(own, default) for key, (own, default) in keys.items()}}
     thinker = raw.get("thinker_config")
     if not isinstance(thinker, dict):
-        return dict(raw)
+        renamed = {new: raw[old] for old, new in _RENAMED.items() if old in raw}
+        return {**raw, **renamed} if "sound_config" in raw else dict(raw)
     outer = {key: value for key, value in raw.items() if key not in _SPEAKS}
     kept = {key: raw[key] for key in ("architectures", "model_type") if key in raw}
     return {**outer, **thinker, **kept}
@@ -90,3 +99,7 @@ INSTRUCTIONS = {
     "GlmAsrForConditionalGeneration": "Please transcribe this audio into text",
     "GraniteSpeechForConditionalGeneration": "can you transcribe the speech into a written format?",
 }
+# whose processor needs torchvision: sounds are read without
+SOUNDS_ALONE = ("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_Omni_Reasoning_V3")
+# whose class goes by another model_type
+RETYPED = dict.fromkeys(SOUNDS_ALONE, "nemotron_h_omni")
