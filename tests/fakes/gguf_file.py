@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
+TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
 _CODES = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}
 
 
@@ -41,7 +41,15 @@ def quantised(value: torch.Tensor, kind: str) -> bytes:
         return value.half().numpy().tobytes()
     if kind == "BF16":
         return value.bfloat16().view(torch.int16).numpy().tobytes()
+    if kind == "Q4_K":
+        return q4_k(value.float().numpy().reshape(-1, 8, 32))
     blocks = value.float().numpy().reshape(-1, 32)
+    if kind == "Q4_1":
+        low = blocks.min(1, keepdims=True)
+        d = (blocks.max(1, keepdims=True) - low) / 15
+        q = np.round((blocks - low) / np.where(d == 0, 1, d)).astype(np.uint8)
+        two = np.concatenate((d, low), 1).astype(np.float16).view(np.uint8)
+        return np.concatenate((two, q[:, :16] | q[:, 16:] << 4), 1).tobytes()
     if kind == "Q8_0":
         d = np.abs(blocks).max(1, keepdims=True) / 127
         q = np.round(blocks / np.where(d == 0, 1, d)).astype(np.int8).view(np.uint8)
@@ -51,6 +59,23 @@ def quantised(value: torch.Tensor, kind: str) -> bytes:
         whole = np.clip(np.trunc(blocks / np.where(d == 0, 1, d) + 8.5), 0, 15).astype(np.uint8)
         q = whole[:, :16] | whole[:, 16:] << 4
     return np.concatenate((d.astype(np.float16).view(np.uint8), q), 1).tobytes()
+
+
+def q4_k(groups: np.ndarray[Any, Any]) -> bytes:
+    """Blocks of 8 groups: scales and least values in 6 bits, of a largest one in 16 each."""
+    low = np.minimum(groups.min(2), 0)
+    steps = np.stack(((groups.max(2) - low) / 15, -low))
+    d = steps.max(2, keepdims=True).astype(np.float16) / 63
+    whole = np.round(steps / np.where(d == 0, 1, d)).clip(0, 63).astype(np.uint8)
+    used = (whole * d.astype(np.float16).astype(np.float32))[..., None]
+    values = (groups + used[1]) / np.where(used[0] == 0, 1, used[0])
+    q = np.round(values).clip(0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    first, last = whole[:, :, :4], whole[:, :, 4:]
+    upper = first | (last >> 4) << 6
+    packed = np.concatenate((*upper, last[0] & 15 | (last[1] & 15) << 4), 1)
+    two = d[..., 0].T.astype(np.float16).copy().view(np.uint8)
+    nibbles = (q[:, :, 0] | q[:, :, 1] << 4).reshape(len(q), -1)
+    return np.concatenate((two, packed, nibbles), 1).tobytes()
 
 
 def write(
@@ -125,7 +150,8 @@ def convert(folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any
                 value = rows.swapaxes(1, 2).reshape(value.shape)
         if new.endswith("inp_shexp.weight"):
             value = value.squeeze()
-        tensors[new] = value, kind if value.ndim > 1 and value.shape[-1] % 32 == 0 else "F32"
+        block = 256 if kind.endswith("_K") else 32
+        tensors[new] = value, kind if value.ndim > 1 and value.shape[-1] % block == 0 else "F32"
     for new, parts in experts.items():
         tensors[new] = torch.stack([parts[i] for i in range(len(parts))]), kind
     rope = config.get("rope_parameters") or {}

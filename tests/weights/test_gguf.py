@@ -17,6 +17,11 @@ import radixlm
 from radixlm.arch.gguf import read_header
 from radixlm.base.errors import CheckpointError
 from radixlm.engine.gguf import unpacked
+from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.layers.linear import Linear
+from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant
+from radixlm.quant.load_time import make_scheme
 from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.gguf_file import GgufSource
 
@@ -56,7 +61,8 @@ def test_a_file_gives_the_logits_of_its_checkpoint(architecture: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "near"), [("F16", 2e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.1)]
+    ("kind", "near"),
+    [("F16", 2e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.1), ("Q4_1", 0.1)],
 )
 def test_narrow_weights_are_near(kind: str, near: float, tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
@@ -68,6 +74,71 @@ def test_narrow_weights_are_near(kind: str, near: float, tmp_path: Path) -> None
         ours, theirs = source.read(name).float(), whole.read(name)
         assert float((ours - theirs).abs().max()) <= near * float(theirs.abs().max()), name
         source.release(name)
+
+
+WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "LlamaForCausalLM"])
+def test_four_bits_stay_as_they_are(architecture: str, kind: str, tmp_path: Path) -> None:
+    """Values, scales and offsets are those of the file, rows permuted or not, joined or not."""
+    folder = cached_tiny(architecture, **WIDE)
+    file = gguf_file.convert(
+        folder, tmp_path / "m.gguf", ARCHITECTURES[architecture], kind, {"general.x": 1}
+    )
+    source = GgufSource(file)
+    names = [name for name in source.sizes() if name.endswith("proj.weight")]
+    assert len(names) == 7 * 3 and all(source.has_grid(name) for name in names)
+    for name in names:
+        assert torch.equal(source.grid(name).widened(), source.read(name)), name
+
+
+def _linears(folder: Path, name: str, **build: Any) -> list[PackedLinear]:
+    kernels = bind("cpu", {"all": name} if name else None)
+    model = load_model(folder, kernels, **build)
+    found = [layer for path, layer in model.layers() if path.startswith("blocks.1.")]
+    return [layer.packed for layer in found if isinstance(layer, Linear)]
+
+
+@pytest.mark.parametrize("name", ["", "reference"])
+def test_layers_keep_the_grid_that_all_their_parts_have(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cached_tiny("LlamaForCausalLM", **WIDE)
+    folder = unpacked(gguf_file.convert(folder, tmp_path / "m.gguf", "llama", "Q4_K", {}))
+    quant = checkpoint_quant(folder)
+    assert quant is not None and quant.method == "gguf"
+    wide = _linears(folder, "reference", weight_dtype=torch.float32)
+    kept = _linears(folder, name, scheme=make_scheme(None, "", quant))
+    assert len(wide) == len(kept) == 4
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(5))
+    for ours, theirs in zip(kept, wide, strict=True):
+        near = {"rtol": 0.0, "atol": 0.005}  # bfloat16, from values of about 0.5
+        torch.testing.assert_close(ours.unpack().float(), theirs.unpack(), **near)
+        assert ours.unpack().dtype == torch.bfloat16
+        got, wanted = ours.run(x), theirs.run(x)
+        assert float((got - wanted).norm()) < 0.02 * float(wanted.norm())  # inputs in 8 bits
+    asked = _linears(folder, name, scheme=make_scheme(None, "", quant), weight_dtype=torch.float32)
+    assert all(torch.equal(a.unpack(), b.unpack()) for a, b in zip(asked, wide, strict=True))
+    has_grid = GgufSource.has_grid
+    monkeypatch.setattr(
+        GgufSource, "has_grid", lambda self, name: "v_proj" not in name and has_grid(self, name)
+    )
+    mixed = _linears(folder, name, scheme=make_scheme("gguf", "", quant))
+    is_kept = [torch.equal(a.run(x), b.run(x)) for a, b in zip(mixed, kept, strict=True)]
+    assert is_kept == [False, True, True, True]
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    folder = cached_tiny("Qwen3ForCausalLM", **WIDE)
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "Q4_0", {})
+    at = read_header(file).tensors["blk.2.ffn_up.weight"].start + 18
+    raw = bytearray(file.read_bytes())
+    raw[at : at + 2] = b"\x00\x7e"
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"blocks\.2.*NaN.*layers\.2\.mlp\.up_proj\.weight"):
+        load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
 
 
 def test_unread_kinds_are_refused_by_name(tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17),
 }
 
+# kinds of 4 bits with a scale and an offset for each 32 numbers
+GRIDS = ("Q4_0", "Q4_1", "Q4_K")
+
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:

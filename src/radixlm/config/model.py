@@ -132,7 +132,7 @@ class ModelConfig(Group):
         "Method that quantises the weights at load, or that the checkpoint was quantised with.",
         Flag(
             choices=QUANTIZATIONS,
-            built=(*AT_LOAD, *FP8),
+            built=(*AT_LOAD, *FP8, "gguf"),
             needs="quantised kernels and loaders",
         ),
     ] = None

@@ -23,6 +23,7 @@ from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
 from radixlm.kernels.ops.fp8 import without_fp8
+from radixlm.kernels.ops.quantised import Grid4
 
 NAME = "native"
 
@@ -76,10 +77,10 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Te
 class FusedGated:
     """``act(gate) * up`` inside the kernel of the joined projection."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str) -> None:
-        self.packed = cpu_linear.pack(weight_OI, bias_O, fmt, is_paired=True)
-        self.out_features = self.packed.out_features
-        self._dtype = weight_OI.dtype
+    def __init__(self, packed: cpu_linear.PackedLinear, dtype: torch.dtype, act: str) -> None:
+        """``dtype``: that of ``unpack``."""
+        self.packed, self._dtype = packed, dtype
+        self.out_features = packed.out_features
         self._run = self.packed.handle.run
         self._act = cpu_linear.act_code(f"{act}_mul", True)
 
@@ -122,14 +123,18 @@ def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
 
 @implements("pack_gated", name=NAME, device="cpu")
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Grid4 | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py."""
     weight_OI, fmt = without_fp8(weight_OI, fmt)
     is_known = bool(fmt) or weight_OI.dtype in cpu_linear.NATIVE_FORMAT
-    if is_known and act in cpu_linear.GATED_CODE:
-        return FusedGated(weight_OI, bias_O, fmt, act)
-    return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt), act)
+    if not is_known or act not in cpu_linear.GATED_CODE:
+        return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt, grid), act)
+    if grid is not None:
+        packed = cpu_linear.pack_grid(weight_OI, *grid, bias_O, fmt, is_paired=True)
+        return FusedGated(packed, torch.bfloat16, act)
+    packed = cpu_linear.pack(weight_OI, bias_O, fmt, is_paired=True)
+    return FusedGated(packed, weight_OI.dtype, act)
 
 
 class NativeTied(NativeLinear):

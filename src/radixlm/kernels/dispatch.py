@@ -8,6 +8,7 @@ of a device and picks; hot paths call ``kernels.rms_norm(...)`` without a test.
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ OPS = tuple(REFERENCES)
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The chosen implementation of every op; ``chosen`` maps each op to the name of its own."""
+    """The chosen implementation of every op; ``chosen`` maps each op to the name of its own.
+    ``compiled_rows``: of steps up to so many rows, plain torch operations are fused (0: of none);
+    see kernels/compiled.py."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., Tensor]
@@ -82,11 +85,18 @@ class Kernels:
     route: Callable[..., tuple[Tensor, Tensor]]
     pack_experts: Callable[..., moe.PackedExperts]
     chosen: Mapping[str, str]
+    compiled_rows: int = 0
 
     @property
     def copies_weights(self) -> bool:
         """Whether packing makes a copy, so that it may be given memory of others."""
         return self.chosen["pack_linear"] != REFERENCE
+
+    @property
+    def keeps_grids(self) -> bool:
+        """Whether weights may be given as values, scales and offsets (see ops/linear.py)."""
+        packers = (self.pack_linear, self.pack_gated)
+        return all("grid" in inspect.signature(packer).parameters for packer in packers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
 
 BY_ROW, BY_BLOCK = FORMATS
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+GGUF = "gguf"  # our own word for what is in a GGUF file: nothing to widen by this package
+METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", GGUF)
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
@@ -55,6 +56,8 @@ def parse(stated: Mapping[str, Any]) -> CheckpointQuant | None:
     method = str(stated.get("quant_method", ""))
     if method == "fp8":
         return _sized(method, stated.get("weight_block_size"))
+    if method == GGUF:
+        return CheckpointQuant(method, "")
     if method == "fbgemm_fp8":
         return CheckpointQuant(method, BY_ROW)
     if method == "modelopt":

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
 from radixlm.base.errors import CheckpointError
+from radixlm.quant.grid import Grid, joined
 from radixlm.quant.param import Param
 from radixlm.weights.assemble import Assembly, Joiner, Resolver, Target
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
+from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.source import TensorSource, index_names
 
 MAX_LISTED = 20  # names of one kind in an error message
@@ -28,6 +30,10 @@ class Feeder(Protocol):
     def feed(self, path: str, param: Param) -> Tensor:
         """The value in the checkpoint's dtype: borrowed memory, valid until the layer's values are
         released. ValueError names the checkpoint's side if its tensors cannot be joined."""
+        ...
+
+    def grid(self, path: str) -> Grid | None:
+        """The value as the checkpoint has it on a grid of 4 bits; None where it is not."""
         ...
 
     def origin(self, path: str) -> str:
@@ -79,6 +85,15 @@ class CheckpointFeeder:
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
+    def grid(self, path: str) -> Grid | None:
+        assembly, source = self._assemblies[path], self._source
+        if not isinstance(source, GgufSource) or assembly.is_stacked or assembly.recipe is not None:
+            return None
+        names = assembly.names()
+        if not all(source.has_grid(name) for name in names):
+            return None
+        return joined([source.grid(name) for name in names])
+
     def origin(self, path: str) -> str:
         names = self._assemblies[path].names()
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -105,6 +120,9 @@ class DummyFeeder:
 
     def feed(self, path: str, param: Param) -> Tensor:
         return dummy_value(path, param, self._dtype)
+
+    def grid(self, path: str) -> Grid | None:
+        return None
 
     def origin(self, path: str) -> str:
         return "random numbers"

@@ -8,7 +8,7 @@ import torch
 
 from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.checkpoint import GGUF, checkpoint_quant
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.gguf_file import GgufSource
@@ -31,7 +31,7 @@ def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None
     layers = {name: _open(folder / name, load_format, dtype) for name in dense_folders(folder)}
     source = with_own_adapter(folder, _open(folder, load_format, dtype))
     quant = checkpoint_quant(folder)
-    if quant is not None:
+    if quant is not None and quant.method != GGUF:
         source = Fp8Source(source, quant.block, dtype)
     is_old = any(present_name(name) != name for name in source.sizes())
     return JoinedSource(source, layers) if layers or is_old else source

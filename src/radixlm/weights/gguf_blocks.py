@@ -28,6 +28,17 @@ def widen(kind: str, blocks_NB: Tensor, block: int, dtype: torch.dtype) -> Tenso
     return out
 
 
+def grid_parts(kind: str, blocks_NB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of ``GRIDS``: (values 0..15 in uint8 [N, block], scale, offset in float32 [N, groups])."""
+    if kind == "Q4_K":
+        values, scale, less = _q4_k_parts(blocks_NB)
+        return values, scale, -less
+    scale = _half(blocks_NB[:, :2])
+    if kind == "Q4_0":
+        return _nibbles(blocks_NB[:, 2:]), scale, -8.0 * scale
+    return _nibbles(blocks_NB[:, 4:]), scale, _half(blocks_NB[:, 2:4])
+
+
 def _half(bytes_N2: Tensor) -> Tensor:
     return bytes_N2.contiguous().view(torch.float16).float()  # [N, 1]
 
@@ -101,14 +112,14 @@ def _two_scales(b: Tensor) -> tuple[Tensor, Tensor]:
     return _half(b[:, :2]) * scales, _half(b[:, 2:4]) * less
 
 
-def q4_k_parts(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _q4_k_parts(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(whole numbers 0..15 [N, 256], scale [N, 8], what is taken off [N, 8])."""
     scale, less = _two_scales(b)
     return (_shifted(b[:, 16:].reshape(-1, 4, 32), 0, 4) & 15).flatten(1), scale, less
 
 
 def _q4_k(b: Tensor) -> Tensor:
-    values, scale, less = q4_k_parts(b)
+    values, scale, less = _q4_k_parts(b)
     return _scaled(scale, values, less)
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.families.gguf import Piece, pieces
-from radixlm.arch.gguf import TYPES, GgufTensor, read_header
+from radixlm.arch.gguf import GRIDS, TYPES, GgufTensor, read_header
 from radixlm.base.errors import CheckpointError
-from radixlm.weights.gguf_blocks import WIDEN, widen
+from radixlm.quant.grid import Grid
+from radixlm.weights.gguf_blocks import WIDEN, grid_parts, widen
 
 log = logging.getLogger(__name__)
 _PLAIN = {
@@ -57,7 +58,10 @@ class GgufSource:
         kept = [f"{kind} x {counts[kind]}" for kind in _PLAIN if kind in counts]
         dtype = str(self._dtype).removeprefix("torch.")
         said = [f"{', '.join(kept)} as they are"] if kept else []
-        return "; ".join([*said, *([f"{', '.join(widened)} widened to {dtype}"] * bool(widened))])
+        if widened:
+            kept_too = " where a layer cannot keep 4 bits" if counts.keys() & set(GRIDS) else ""
+            said.append(f"{', '.join(widened)} widened to {dtype}{kept_too}")
+        return "; ".join(said)
 
     def sizes(self) -> Mapping[str, int]:
         """Bytes of every tensor as stored."""
@@ -76,6 +80,20 @@ class GgufSource:
         if name.endswith("shared_expert_gate.weight") and value.ndim == 1:
             value = value[None]  # llama.cpp drops the row of one
         return value
+
+    def has_grid(self, name: str) -> bool:
+        """Whether ``grid`` gives a tensor."""
+        piece = self._pieces[name]
+        tensor = self._tensors[piece.source]
+        return tensor.kind in GRIDS and len(tensor.shape) == 2 and not piece.offset
+
+    def grid(self, name: str) -> Grid:
+        """A matrix of 4 bits with its scales and offsets, as it is stored."""
+        piece = self._pieces[name]
+        tensor = self._tensors[piece.source]
+        blocks = self._bytes(*self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
+        parts = [part.view(tensor.shape[0], -1) for part in grid_parts(tensor.kind, blocks)]
+        return Grid(*(_halves(part, piece) if piece.heads else part for part in parts))
 
     def release(self, name: str) -> None:
         """The pages of the file may go."""
@@ -96,11 +114,14 @@ class GgufSource:
     def _values(self, tensor: GgufTensor, start: int, end: int) -> Tensor:
         if end == start:
             return torch.empty(0)
-        data = torch.frombuffer(self._map, dtype=torch.uint8, count=end - start, offset=start)
+        data = self._bytes(start, end)
         if tensor.kind in _PLAIN:
             return _aligned(data, start).view(_PLAIN[tensor.kind])
         block, size = _BLOCKS[tensor.kind]
         return widen(tensor.kind, data.view(-1, size), block, self._dtype)
+
+    def _bytes(self, start: int, end: int) -> Tensor:
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=end - start, offset=start)
 
 
 def _aligned(data: Tensor, start: int) -> Tensor:

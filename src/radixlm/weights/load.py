@@ -16,6 +16,8 @@ import torch
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.units import format_bytes, format_seconds
+from radixlm.quant.grid import Grid
+from radixlm.quant.param import Param
 from radixlm.weights.assemble import Fillable, Target
 from radixlm.weights.feeder import CheckpointFeeder, DummyFeeder, Feeder, listing
 from radixlm.weights.place import place, problem_of
@@ -60,7 +62,8 @@ def load_weights(
         raise CheckpointError(listing(f"{folder}: weights do not fit the model", filler.problems))
     seconds = time.monotonic() - started
     size, duration = format_bytes(filler.num_bytes), format_seconds(seconds)
-    log.info("loaded %d parameters, %s, in %s", filler.num_params, size, duration)
+    kept = f"; {filler.num_grids} keep their 4 bits" if filler.num_grids else ""
+    log.info("loaded %d parameters, %s, in %s%s", filler.num_params, size, duration, kept)
     return LoadReport(filler.num_params, filler.num_bytes, seconds, feeder.ignored)
 
 
@@ -79,6 +82,7 @@ class _Filler:
     def __init__(self, model: Target, feeder: Feeder, device: torch.device) -> None:
         self.problems: list[str] = []
         self.num_params = 0
+        self.num_grids = 0
         self.num_bytes = 0
         self._weight_dtype, self._feeder, self._device = model.weight_dtype, feeder, device
 
@@ -86,6 +90,9 @@ class _Filler:
         feeder, done = self._feeder, list[str]()
         for name, param in layer.own_params().items():
             path = f"{layer_path}.{name}"
+            if param.takes_grid and self._fill_grid(path, param):
+                done.append(path)
+                continue
             try:
                 value = feeder.feed(path, param)
             except ValueError as error:
@@ -103,3 +110,27 @@ class _Filler:
             layer.finish()
         for path in done:
             bar.advance(feeder.release(path))
+
+    def _fill_grid(self, path: str, param: Param) -> bool:
+        """Whether the checkpoint has the weight on a grid; a dtype that was asked for widens it."""
+        if self._weight_dtype is not None or self._device.type != "cpu":
+            return False
+        grid = self._feeder.grid(path)
+        if grid is None:
+            return False
+        if problem := _problem_of(path, self._feeder.origin(path), param, grid):
+            self.problems.append(problem)
+        else:
+            param.grid = grid
+            self.num_bytes += grid.num_bytes
+            self.num_grids += 1
+        self.num_params += 1
+        return True
+
+
+def _problem_of(path: str, origin: str, param: Param, grid: Grid) -> str:
+    """The shape is that of the values; what must be finite are scales and offsets."""
+    if tuple(grid.values_OI.shape) != param.shape:
+        return problem_of(path, origin, param, grid.values_OI)
+    scales = torch.cat((grid.scale_OG, grid.offset_OG))
+    return problem_of(path, origin, Param(tuple(scales.shape)), scales)

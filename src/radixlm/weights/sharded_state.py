@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.quant.grid import Grid
 from radixlm.quant.param import Param
 from radixlm.weights.assemble import Target
 from radixlm.weights.feeder import Feeder, listing
@@ -39,6 +40,9 @@ class ShardedStateFeeder:
 
     def feed(self, path: str, param: Param) -> Tensor:
         return self._source.read(path)
+
+    def grid(self, path: str) -> Grid | None:
+        return None
 
     def origin(self, path: str) -> str:
         return path

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.arch.gguf import GgufHeader, read_row
+from radixlm.arch.gguf import GRIDS, GgufHeader, read_row
 from radixlm.base.errors import CheckpointError
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
@@ -157,9 +157,14 @@ def config_of(h: GgufHeader) -> dict[str, Any]:
         "eos_token_id": list(dict.fromkeys(one for one in eos if isinstance(one, int))) or None,
         "torch_dtype": _DTYPES.get(embed.kind, "bfloat16"),  # what blocks are widened to
         "rope_scaling": _rope_scaling(h),
+        "quantization_config": {"quant_method": "gguf"} if _has_grids(h) else None,
         **kind.more(h),
     }
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _has_grids(h: GgufHeader) -> bool:
+    return any(tensor.kind in GRIDS for tensor in h.tensors.values())
 
 
 def _rope_scaling(h: GgufHeader) -> dict[str, Any] | None:

@@ -154,19 +154,22 @@ class PackedLinear:
             raise TypeError(f"{self.fmt} weights are packed from floats, got {rows.dtype}")
         self.handle.pack(rows.data_ptr(), code, rows.stride(0), rows.shape[0], first_row)
 
-    def set_scales(self, scale: Tensor, zero: Tensor | None = None) -> None:
+    def set_scales(
+        self, scale: Tensor, zero: Tensor | None = None, offset: Tensor | None = None
+    ) -> None:
         """Scales of given integers: [N] for 8 bit; [N, G] for int4 with zero points [N, G]
-        (default 8): weight = (q - zero) * scale."""
+        (default 8): weight = (q - zero) * scale; or with ``offset``: q * scale + offset."""
         b = self._buffers
         assert b.scale is not None, "this format has no scales"
         scale = scale.detach().float()
         if not self._group:
             b.scale.copy_(self.lanes(scale.reshape(self.num_out)))
             return
-        if zero is not None and b.offset is None:
+        if (zero is not None or offset is not None) and b.offset is None:
             raise ValueError(f"{self.fmt}: allocated without zero points")
-        zero = torch.full_like(scale, 8.0) if zero is None else zero.detach().float()
-        for target, values in ((b.scale, scale), (b.offset, -zero * scale)):
+        if offset is None:
+            offset = (-8.0 if zero is None else -zero.detach().float()) * scale
+        for target, values in ((b.scale, scale), (b.offset, offset)):
             lanes = self.lanes(values)
             if target is not None:
                 target.copy_(lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2))
@@ -265,4 +268,22 @@ def pack_int4(
     packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_NG is not None)
     packed.fill(nibbles_NK, 0)
     packed.set_scales(scale_NG, zero_NG)
+    return packed
+
+
+def pack_grid(
+    nibbles_NK: Tensor,
+    scale_NG: Tensor,
+    offset_NG: Tensor,
+    bias_N: Tensor | None,
+    fmt: str,
+    is_paired: bool = False,
+) -> PackedLinear:
+    """Pack given values 0..15 (uint8 [N, K]): weight = q * scale + offset; offsets take no room
+    where they are -8 scales."""
+    is_shifted = not torch.equal(offset_NG, -8.0 * scale_NG)
+    num_out, num_in = nibbles_NK.shape
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, is_shifted)
+    packed.fill(nibbles_NK, 0)
+    packed.set_scales(scale_NG, offset=offset_NG if is_shifted else None)
     return packed

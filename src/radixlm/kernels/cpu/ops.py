@@ -17,6 +17,7 @@ from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import norm as reference_norm
 from radixlm.kernels.ops import rope as reference_rope
 from radixlm.kernels.ops.fp8 import without_fp8
+from radixlm.kernels.ops.quantised import Grid4
 
 NAME = "native"
 
@@ -136,9 +137,11 @@ class NativeLinear:
 
 @implements("pack_linear", name=NAME, device="cpu")
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Grid4 | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py; formats of kernels/cpu/linear.py."""
+    if grid is not None:
+        return NativeLinear(linear.pack_grid(weight_OI, *grid, bias_O, fmt), torch.bfloat16)
     weight_OI, fmt = without_fp8(weight_OI, fmt)
     if not fmt and weight_OI.dtype not in linear.NATIVE_FORMAT:
         return reference_linear.pack_linear(weight_OI, bias_O, fmt)

@@ -16,6 +16,7 @@ from torch import Tensor
 from radixlm.kernels.ops.widened import WidenedLinear
 
 INT8_MOST = 127.0
+Grid4 = tuple[Tensor, Tensor]  # (scale, offset), float32 [O, G]: weight = value * scale + offset
 GROUPS = (32, 64, 128)
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
 
@@ -57,11 +58,18 @@ class ReferenceQuantised(WidenedLinear):
 
     formats = FORMATS
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
+    def __init__(
+        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Grid4 | None = None
+    ) -> None:
+        """With ``grid``, the weight holds the values of 4 bits already."""
         super().__init__(weight_OI, bias_O, fmt)
         kind, _, group = fmt.partition("-")
         self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
-        if self._group:
+        self._offset = None
+        if grid is not None:
+            self._dtype, self._values = torch.bfloat16, weight_OI
+            self._scale, self._offset = grid
+        elif self._group:
             self._values, self._scale = quantise_int4(weight_OI, self._group)
         else:
             self._values, self._scale = quantise_int8(weight_OI)
@@ -79,5 +87,7 @@ class ReferenceQuantised(WidenedLinear):
     def widened(self) -> Tensor:
         if not self._group:
             return self._values.float() * self._scale[:, None]
-        grouped = self._values.float().view(self.out_features, -1, self._group) - 8
-        return (grouped * self._scale[..., None]).flatten(1)
+        grouped = self._values.float().view(self.out_features, -1, self._group)
+        if self._offset is not None:
+            return (grouped * self._scale[..., None] + self._offset[..., None]).flatten(1)
+        return ((grouped - 8) * self._scale[..., None]).flatten(1)
