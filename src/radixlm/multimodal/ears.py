@@ -128,10 +128,11 @@ class EncoderEars(Ears):
         audio: Sequence[NDArray[np.float32]] | None = None,
         add_special_tokens: bool = True,
         return_tensors: str = "np",
+        images: Any = None,
     ) -> Arrays:
         """As of ``Ears``; what a tokenizer would add is a prompt of its own making."""
         whole = text[0] if self.place in text[0] or not audio else self.place + text[0]
-        return super().__call__([whole], audio, False, return_tensors)
+        return super().__call__([whole], audio, False, return_tensors, images)
 
     def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, bands, frames]."""
