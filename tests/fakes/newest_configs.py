@@ -180,6 +180,15 @@ NEWEST: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
     "DogeForCausalLM": {"keep_window_size": 9},
+    "RwkvForCausalLM": {
+        **dict.fromkeys(_SHAPE),
+        "vocab_size": 384,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "intermediate_size": 96,
+        "context_length": 256,
+        "rescale_every": 2,
+    },
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

@@ -131,6 +131,13 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "mlp_bias": _BOOLS,
         "num_hidden_layers": [1, 3],
     },
+    "RwkvForCausalLM": {
+        "attention_hidden_size": [None],
+        "intermediate_size": [None, 72],
+        "rescale_every": [0, 1, 6],
+        "num_hidden_layers": [2, 4],
+        "tie_word_embeddings": _BOOLS,
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
@@ -142,7 +149,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "MuseSparkForConditionalGeneration": _SLIDING,
     "Step3p7ForConditionalGeneration": _SLIDING,
 }
-_OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM", "JetMoeForCausalLM")
+_OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM", "JetMoeForCausalLM", "RwkvForCausalLM")
 _OWN_SHAPE += ("AXK2ForCausalLM", "BailingHybridForCausalLM")
 _HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
 

@@ -10,6 +10,8 @@ from radixlm.arch.spec import (
     Mamba2,
     RelativeAttention,
     RgLru,
+    RwkvChannel,
+    RwkvTime,
     ShortConv,
     StateMixer,
 )
@@ -41,6 +43,10 @@ def state_parameters(mixer: StateMixer, dim: int) -> tuple[int, int]:
             rows = mixer.attention.heads * mixer.rank
             channels = 2 * mixer.kv_channels + 2 * mixer.dim
             return rows * dim, mixer.rank * mixer.extent + channels * mixer.width
+        case RwkvTime():
+            return 4 * mixer.channels * dim, 2 * mixer.channels + 3 * dim
+        case RwkvChannel():
+            return dim * (2 * mixer.inner + dim), 2 * dim
         case RgLru():
             block = mixer.channels // mixer.heads
             matrices = 3 * dim * mixer.channels + 2 * mixer.channels * block

@@ -133,6 +133,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 2048, "num_hidden_layers": 32, "num_attention_heads": 8,
         "keep_window_size": 2048, "is_moe": False,
     },
+    "rwkv": {
+        "architecture": "RwkvForCausalLM", "vocab_size": 50277, "max_position_embeddings": 1024,
+        "hidden_size": 4096, "num_hidden_layers": 32, "attention_hidden_size": None,
+        "intermediate_size": None, "layer_norm_epsilon": 1e-05, "eos_token_id": 0,
+        "rescale_every": 6, "absent": ("num_attention_heads",),
+    },
     "hrm_text": {
         "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
         "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,

@@ -43,6 +43,7 @@ from radixlm.arch.families import (
     published,
     qwen,
     qwen4,
+    rwkv,
     sparse,
     step,
 )
@@ -91,6 +92,7 @@ LINEAGES = (
     published,
     qwen,
     qwen4,
+    rwkv,
     sparse,
     step,
 )

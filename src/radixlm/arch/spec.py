@@ -479,8 +479,33 @@ class RelativeAttention:
         return tuple(((count, self.width - 1), False) for count in channels)
 
 
+@dataclass(frozen=True, slots=True)
+class RwkvTime:
+    """Sums of values weighed by exponentials of keys, that fade a channel (arXiv:2305.13048); all
+    projections read a share of the token before."""
+
+    channels: int
+    dim: int
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return ((self.dim,), False), *(((self.channels,), True),) * 3
+
+
+@dataclass(frozen=True, slots=True)
+class RwkvChannel:
+    """The feed-forward beside it, which reads the token before too."""
+
+    inner: int
+    dim: int
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (((self.dim,), False),)
+
+
 Convolved = CompressedAttention | RelativeAttention  # mixers that attend and keep a state at once
-StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | Convolved
+StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | Convolved | RwkvTime | RwkvChannel
 
 
 @dataclass(frozen=True, slots=True)

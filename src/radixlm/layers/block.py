@@ -22,6 +22,8 @@ from radixlm.arch.spec import (
     Norm,
     Pair,
     RelativeAttention,
+    RwkvChannel,
+    RwkvTime,
     Straight,
     SummedAttention,
 )
@@ -35,6 +37,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import GatedNormLayer, NormLayer
 from radixlm.layers.rope import Angles
+from radixlm.layers.rwkv import RwkvChannelLayer, RwkvTimeLayer
 from radixlm.layers.state import StateLayer, make_state_layer
 from radixlm.layers.summed import SummedAttentionLayer
 from radixlm.layers.variant import VariantAttentionLayer
@@ -70,6 +73,7 @@ MixerLayer = (
     | SummedAttentionLayer
     | ExpertAttentionLayer
 )
+Rwkv = RwkvTimeLayer | RwkvChannelLayer
 Angled = Sequence[Angles]
 
 
@@ -225,10 +229,14 @@ class BlockLayer(Module):
 
     def _make_mixer(
         self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
-    ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | ConvolvedLayer | None:
+    ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | ConvolvedLayer | Rwkv | None:
         mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
         if isinstance(mixer, Convolved):
             return make_convolved(mixer, dim, context, rope, pool, row)
+        if isinstance(mixer, RwkvTime):
+            return RwkvTimeLayer(mixer, dim, context, row)
+        if isinstance(mixer, RwkvChannel):
+            return RwkvChannelLayer(mixer, dim, context, row)
         attention = make_attention(attends, dim, context, rope, pool) if attends else None
         state = make_state_layer(keeps, dim, context, row) if keeps else None
         if isinstance(mixer, Straight):

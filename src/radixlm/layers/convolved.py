@@ -119,12 +119,12 @@ class CompressedAttentionLayer(Module):
 
     def _late(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
         """Values of the tokens before."""
-        late = through(batch, (self._row, 1), self.late.run(x_TD), _shifted)
+        late = through(batch, (self._row, 1), self.late.run(x_TD), shifted)
         return late if self._late_bias is None else (late + self._late_bias).to(late.dtype)
 
 
-def _shifted(x_BLC: Tensor, before_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token has what the one before it had."""
+def shifted(x_BLC: Tensor, before_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """An ``Advance``: each token has what the one before it had."""
     return torch.cat((before_BC[:, None], x_BLC[:, :-1]), 1), x_BLC[:, -1]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
-from radixlm.arch.spec import Convolved, Decoder, Mlp, Moe, Pair
+from radixlm.arch.spec import Convolved, Decoder, Mlp, Moe, Pair, RwkvChannel, RwkvTime
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
 
@@ -101,6 +101,9 @@ class Resolver:
             return key
         if isinstance(block.mixer, Pair):
             return key.replace("mixer.attention", "mixer").replace("mixer.state", "state")
+        if isinstance(block.mixer, RwkvTime | RwkvChannel):
+            part = "state.time" if isinstance(block.mixer, RwkvTime) else "state.channel"
+            return key.replace("mixer", part, 1)
         return key.replace("mixer", "state", 1) if block.state is not None else key
 
     def _ffn_key(self, layer: int, key: str) -> str:
@@ -137,6 +140,7 @@ class Resolver:
             template = template.replace("{stack}", cycles.stacks[stack])
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
         name = name.replace("{half}", str(layer // 2)).replace("{odd}", str(layer % 2))
+        name = name.replace("{nth}", str(layer % 2 + 1))
         if suffix == "weight" and name in self._present:
             return name
         name = f"{name}.{suffix}"

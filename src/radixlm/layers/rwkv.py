@@ -1,0 +1,127 @@
+"""RWKV 4 (arXiv:2305.13048): mixers that read each token together with the one before it.
+
+Legend: T packed tokens, B sequences of a segment, L tokens of each, M of them at once, D model
+channels, C channels of the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.spec import RwkvChannel, RwkvTime
+from radixlm.layers.context import LayerContext
+from radixlm.layers.convolved import shifted, through
+from radixlm.layers.module import Module
+from radixlm.layers.rope import Angles
+from radixlm.pools.state import StateStep
+from radixlm.quant.param import Param
+from radixlm.step.batch import ForwardBatch
+
+CHUNK = 32  # tokens whose products with one another are made at once
+NOTHING = -1e38  # exponent of a sum of nothing
+
+
+class _Mixing(Module):
+    """x where a channel's share is 1, the token before where it is 0."""
+
+    def __init__(self, dim: int) -> None:
+        self.share = Param((dim,), "float32")
+
+    def finish(self) -> None:
+        self._share_D = self.share.take()
+
+    def run(self, x_TD: Tensor, before_TD: Tensor) -> Tensor:
+        mixed: Tensor = x_TD * self._share_D + before_TD * (1 - self._share_D)
+        return mixed.to(x_TD.dtype)
+
+
+class RwkvTimeLayer(Module):
+    """Sums of values weighed by exp(key), that fade a channel; the token itself weighs more."""
+
+    def __init__(self, spec: RwkvTime, dim: int, context: LayerContext, row: int) -> None:
+        self.spec, self._row = spec, row
+        self.mix_key, self.mix_value, self.mix_receptance = (_Mixing(dim) for _ in "kvr")
+        self.key, self.value, self.receptance = (context.linear(dim, spec.channels) for _ in "kvr")
+        self.out = context.linear(spec.channels, dim)
+        self.decay, self.first = (
+            Param((spec.channels,), "float32"),
+            Param((spec.channels,), "float32"),
+        )
+
+    def finish(self) -> None:
+        self._fade_C = -torch.exp(self.decay.take())
+        self._first_C = self.first.take()
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        before = through(batch, (self._row, 0), x_TD, shifted)
+        key = self.key.run(self.mix_key.run(x_TD, before)).float()
+        value = self.value.run(self.mix_value.run(x_TD, before)).float()
+        opened = torch.sigmoid(self.receptance.run(self.mix_receptance.run(x_TD, before)))
+        step: StateStep = batch.states
+        out = torch.empty_like(value)
+        for segment in step.segments:
+            k, v = (
+                t[segment.rows].view(segment.num_sequences, -1, t.shape[1]) for t in (key, value)
+            )
+            states = [t[segment.source].float() for t in step.pool.layers[self._row][1:]]
+            is_new = batch.positions_T[segment.rows].view(segment.num_sequences, -1)[:, :1] == 0
+            states[2] = torch.where(is_new, NOTHING, states[2])
+            y, states = self._sums(k, v, states)
+            for held, state in zip(step.pool.layers[self._row][1:], states, strict=True):
+                held[segment.target] = state.to(held.dtype)
+            out[segment.rows] = y.flatten(0, 1)
+        return self.out.run((opened * out).to(x_TD.dtype))
+
+    def _sums(
+        self, key_BLC: Tensor, value_BLC: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Weighed means [B, L, C], and the sums of weighed values and of weights behind the last
+        token, both over exp(their exponent)."""
+        parts = []
+        for first in range(0, key_BLC.shape[1], CHUNK):
+            part = slice(first, first + CHUNK)
+            y, states = self._chunk(key_BLC[:, part], value_BLC[:, part], states)
+            parts.append(y)
+        return torch.cat(parts, 1), states
+
+    def _chunk(
+        self, key: Tensor, value: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        count, (held, weight, exponent) = key.shape[1], states
+        places = torch.arange(count + 1, device=key.device)
+        # what stands before place m weighs: a token j with exp(key + (m - 1 - j) * fade), the sums
+        # with m times the fade
+        ago = places[:, None] - 1 - places[:-1]
+        terms = key[:, None] + ago[None, :, :, None] * self._fade_C  # [B, M + 1, M, C]
+        terms = terms.masked_fill((ago < 0)[None, :, :, None], NOTHING)
+        carried = exponent[:, None] + places[None, :, None] * self._fade_C  # [B, M + 1, C]
+        own = torch.cat((key + self._first_C, torch.full_like(key[:, :1], NOTHING)), 1)
+        most = torch.maximum(torch.maximum(terms.amax(2), carried), own)
+        shares = torch.exp(terms - most[:, :, None])
+        kept, new = torch.exp(carried - most), torch.exp(own - most)
+        padded = torch.cat((value, torch.zeros_like(value[:, :1])), 1)
+        sums = (shares * value[:, None]).sum(2) + kept * held[:, None] + new * padded
+        weights = shares.sum(2) + kept * weight[:, None] + new
+        y = sums[:, :-1] / weights[:, :-1]
+        return y, [sums[:, -1], weights[:, -1], most[:, -1]]
+
+
+class RwkvChannelLayer(Module):
+    """A feed-forward gated by another map of the same."""
+
+    def __init__(self, spec: RwkvChannel, dim: int, context: LayerContext, row: int) -> None:
+        self.spec, self._row = spec, row
+        self.mix_key, self.mix_receptance = (_Mixing(dim) for _ in "kr")
+        self.key, self.value = context.linear(dim, spec.inner), context.linear(spec.inner, dim)
+        self.receptance = context.linear(dim, dim)
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        before = through(batch, (self._row, 0), x_TD, shifted)
+        h = torch.relu(self.key.run(self.mix_key.run(x_TD, before))).square()
+        opened = torch.sigmoid(self.receptance.run(self.mix_receptance.run(x_TD, before)))
+        return opened * self.value.run(h)
