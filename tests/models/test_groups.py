@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Norm, Rope
-from radixlm.models.groups import kv_groups, pool_places
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    Decoder,
+    LatentAttention,
+    Mlp,
+    Norm,
+    Rope,
+    SummedAttention,
+    Sums,
+)
+from radixlm.models.groups import entry_places, kv_groups, pool_places
 
 FULL = Attention(heads=8, kv_heads=2, head_dim=16, rope=None)
 WINDOW = replace(FULL, window=32)
@@ -54,3 +64,20 @@ def test_latent_groups_hold_one_vector_a_token() -> None:
     (group,) = kv_groups(decoder(LATENT, LATENT))
     assert (group.latent, group.kv_heads, group.head_dim, group.v_dim) == (True, 1, 72, 64)
     assert group.numbers_per_token == 2 * 72
+
+
+def test_sums_of_tokens_have_rows_of_their_own_that_tokens_share() -> None:
+    rope, norm = Rope(4, 1e4), Norm(1e-6)
+    sums = SummedAttention(4, 8, rope, 7, 6, norm, 2, 3, Sums(12, True, 2, 4, 3))
+    alone = SummedAttention(4, 8, rope, 7, 6, norm, 2, 3)
+    blocks = tuple(Block(one, Mlp(16, "silu"), norm) for one in (sums, alone, sums))
+    groups = kv_groups(Decoder(10, 12, blocks, norm, 64))
+    shapes = {g.name + str(g.every): (g.layers, g.head_dim, g.window) for g in groups if g.every}
+    assert shapes == {"full12": ((0, 2), 8 + 4, 0)}
+    assert {(g.layers, g.head_dim, g.window) for g in groups if not g.every} == {
+        ((0, 2), 8 + 4 * 8 + 4 * 4, 24),  # two runs of 12 must be there to be summed up
+        ((1,), 8, 7),
+    }
+    full = next(g for g in groups if g.every)
+    assert [full.rows_per_page(size) for size in (16, 12, 5)] == [4, 1, 5]
+    assert entry_places(groups) == {0: (full.index, 0), 2: (full.index, 1)}

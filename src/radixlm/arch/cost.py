@@ -83,7 +83,8 @@ def kv_bytes_per_token(decoder: Decoder, dtype_bytes: int) -> KvBytes:
         if mixer is None:
             continue
         if isinstance(mixer, SummedAttention):
-            full += mixer.entry * dtype_bytes // math.gcd(mixer.sums.rate, 16) if mixer.sums else 0
+            rows = math.gcd(mixer.sums.rate, 16) if mixer.sums else 1  # in pages of 16 tokens
+            full += mixer.entry * dtype_bytes // rows
         if isinstance(mixer, LatentAttention | SummedAttention):
             size = mixer.row * dtype_bytes
         elif mixer.more and mixer.more.kv_from is not None:

@@ -22,7 +22,7 @@ from radixlm.kernels.cpu.rope import kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import DTYPES, movable
 from radixlm.pools.group import KvGroup
-from radixlm.pools.pool import page_nbytes
+from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
@@ -95,7 +95,7 @@ class CpuBackend:
     required_page_size: int | None = None
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
-        self.pools: list[CpuPool | None] = [None] * len(groups)
+        self.pools: list[CpuPool | PagedPool | None] = [None] * len(groups)
         self._layers: list[dict[int, _Layer]] = [{} for _ in groups]
         self._readers: dict[int, _Layer] = {}  # of sites that store nothing, by identity
         self.slots: list[Tensor] = []  # int32, of the step, a group each
@@ -115,8 +115,12 @@ class CpuBackend:
 
     def make_pool(
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
-    ) -> CpuPool:
+    ) -> CpuPool | PagedPool:
         """Allocate and keep the group's pool; memory is taken as pages are first written."""
+        if group.every:  # layers read it themselves
+            plain = PagedPool(group, num_pages, page_size, dtype, torch.device("cpu"))
+            self.pools[group.index] = plain
+            return plain
         pool = CpuPool(group, num_pages, page_size, dtype)
         self.pools[group.index] = pool
         self._layers[group.index] = {}
@@ -180,7 +184,7 @@ class CpuBackend:
 
     def _make(self, site: AttentionSite) -> _Layer:
         pool = self.pools[site.group]
-        assert pool is not None, "make_pool() comes first"
+        assert isinstance(pool, CpuPool), "make_pool() comes first"
         attention = PagedAttention(
             site.heads,
             pool.shape,

@@ -1,7 +1,7 @@
 """Attention to the newest tokens and to sums of earlier ones (``spec.SummedAttention``).
 
-Two groups of the cache have a row a token: what each token gives to keys and sums, which goes as
-the window passes, and the sums, each in the row of the last of its tokens.
+Two groups of the cache hold it: a row a token, what each gives to keys and sums, which goes as the
+window passes; and the sums, each in the row of the last of its tokens, of which few share a page.
 
 Legend: T packed tokens, D model channels, H heads, C channels of a key; of a sequence: Q queries,
 N tokens read, E entries, W new ones, S tokens summed up in one, G index heads of I channels.
@@ -238,7 +238,7 @@ class SummedAttentionLayer(Module):
             self._turn(part[:, None], turn)
         group, row = self.entry_place
         last = span.start + (runs + 1) * sums.rate - 1 - span.first
-        slots = batch.store_GT[group][last]
+        slots = batch.store_GT[group][last] // self._tokens_per_row(batch)
         batch.attn.pools[group].store(row, slots, torch.cat(parts, -1)[:, None], None)
 
     def _attend(self, span: Span, asked: Asked, batch: ForwardBatch, out_THC: Tensor) -> None:
@@ -289,9 +289,15 @@ class SummedAttentionLayer(Module):
             return self._inv_freq_R.new_empty(0, self.spec.entry)
         pool, table_SP = batch.attn.pools[group], batch.page_table_GSP[group]
         places = torch.arange(sums.rate - 1, span.length, sums.rate, device=table_SP.device)
-        pages, at = torch.unique(places // pool.page_size, return_inverse=True)
+        rows = places // self._tokens_per_row(batch)
+        pages, at = torch.unique(rows // pool.page_size, return_inverse=True)
         rows_NR: Tensor = pool.read(row, table_SP[span.index, pages].tolist())[0][:, 0]
-        return rows_NR[at * pool.page_size + places % pool.page_size]
+        return rows_NR[at * pool.page_size + rows % pool.page_size]
+
+    def _tokens_per_row(self, batch: ForwardBatch) -> int:
+        """Tokens that share a row of the sums' pool."""
+        own, sums = (batch.attn.pools[i] for i in (self.site.group, self.entry_place[0]))
+        return int(own.page_size) // int(sums.page_size)
 
     def _read(self, batch: ForwardBatch, span: Span, low: int, high: int) -> Tensor:
         """What is kept of the tokens [low, high) of a sequence: [N, row]."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from radixlm.arch.spec import Attention, Decoder, LatentAttention, SummedAttention
 from radixlm.pools.group import KvGroup
 
-# window, KV heads, head dim, v dim, latent, whether it holds sums of tokens
-Key = tuple[int, int, int, int, bool, bool]
+# window, KV heads, head dim, v dim, latent, of how many tokens a row is the sum (0: of none)
+Key = tuple[int, int, int, int, bool, int]
 
 
 def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
@@ -15,10 +15,10 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     assert mixer is not None, "a layer without attention has no keys"
     window = 0 if merge_windows else mixer.window
     if isinstance(mixer, LatentAttention):
-        return (window, 1, mixer.row, mixer.kv_rank, True, False)
+        return (window, 1, mixer.row, mixer.kv_rank, True, 0)
     if isinstance(mixer, SummedAttention):
-        return (window, 1, mixer.row, mixer.head_dim, True, False)
-    return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, False)
+        return (window, 1, mixer.row, mixer.head_dim, True, 0)
+    return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, 0)
 
 
 def entry_key(decoder: Decoder, layer: int) -> Key | None:
@@ -26,7 +26,7 @@ def entry_key(decoder: Decoder, layer: int) -> Key | None:
     mixer = decoder.blocks[layer].attention
     if not isinstance(mixer, SummedAttention) or mixer.sums is None:
         return None
-    return (0, 1, mixer.entry, mixer.head_dim, True, True)
+    return (0, 1, mixer.entry, mixer.head_dim, True, mixer.sums.rate)
 
 
 def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, ...]:
@@ -50,7 +50,7 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
             v_dim=key[3],
             latent=key[4],
             window=key[0],
-            has_entries=key[5],
+            every=key[5],
         )
         for index, (key, layers) in enumerate(ordered)
     )
@@ -65,7 +65,7 @@ def source_of(decoder: Decoder, layer: int) -> int:
 
 def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool)."""
-    own = _places([group for group in groups if not group.has_entries])
+    own = _places([group for group in groups if not group.every])
     return {
         layer: own[source_of(decoder, layer)]
         for layer, block in enumerate(decoder.blocks)
@@ -75,7 +75,7 @@ def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tupl
 
 def entry_places(groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool) of the layers that keep sums of tokens."""
-    return _places([group for group in groups if group.has_entries])
+    return _places([group for group in groups if group.every])
 
 
 def _places(groups: list[KvGroup]) -> dict[int, tuple[int, int]]:

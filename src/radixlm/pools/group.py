@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,8 @@ class KvGroup:
     (models whose layers differ in KV shape) use the same page ids, each in a pool of its own.
     ``layers`` are the model's layer numbers; a layer's place in the tuple is its row of the pool.
     ``latent`` means that V is the first ``v_dim`` channels of K and is not stored;
-    ``has_entries`` that its rows are sums of many tokens, beside rows of the same layers elsewhere.
+    ``every`` above 0 that its rows are sums of so many tokens, beside rows of the same layers in
+    another group: a page has fewer of them than tokens.
     """
 
     index: int
@@ -25,7 +27,15 @@ class KvGroup:
     v_dim: int
     latent: bool = False
     window: int = 0
-    has_entries: bool = False
+    every: int = 0
+
+    def tokens_per_row(self, page_size: int) -> int:
+        """Tokens of a page that share a row: as many as divide both a sum and a page."""
+        return math.gcd(self.every, page_size) if self.every else 1
+
+    def rows_per_page(self, page_size: int) -> int:
+        """Rows of a page of so many tokens."""
+        return page_size // self.tokens_per_row(page_size)
 
     @property
     def numbers_per_token(self) -> int:

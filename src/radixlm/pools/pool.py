@@ -47,7 +47,8 @@ class KvPool(Protocol):
 
 class PagedPool:
     """K and V as plain tensors [L, P, B, K, C]: the layout of the torch backends. int8 rows have
-    scales [L, P, B, K] beside them."""
+    scales [L, P, B, K] beside them. ``page_size`` is B, the rows of a page: less than its tokens
+    where tokens share one."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class PagedPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        page_size = group.rows_per_page(page_size)
         self.group, self.num_pages, self.page_size = group, num_pages, page_size
         self.dtype = dtype
         shape = (len(group.layers), num_pages, page_size, group.kv_heads)
@@ -70,7 +72,7 @@ class PagedPool:
 
     @property
     def nbytes_per_page(self) -> int:
-        return page_nbytes(self.group, self.page_size, self.dtype)
+        return rows_nbytes(self.group, self.page_size, self.dtype)
 
     def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
         """Write rows at slots (page * page_size + offset)."""
@@ -122,7 +124,12 @@ class PagedPool:
 
 def page_nbytes(group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page over the group's layers, scales included."""
+    return rows_nbytes(group, group.rows_per_page(page_size), dtype)
+
+
+def rows_nbytes(group: KvGroup, num_rows: int, dtype: torch.dtype) -> int:
+    """Bytes of so many rows over the group's layers, scales included."""
     rows = row_nbytes(group.head_dim, dtype)
     if not group.latent:
         rows += row_nbytes(group.v_dim, dtype)
-    return len(group.layers) * group.kv_heads * page_size * rows
+    return len(group.layers) * group.kv_heads * num_rows * rows
