@@ -4,6 +4,7 @@ and the BPE of sentencepiece ("llama", "gemma"), whose merges are found again fr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from radixlm.base.errors import CheckpointError
@@ -14,14 +15,39 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre -> how a text is split into words; None: as GPT-2 does
-_SPLITS: Mapping[str, str | None] = {
-    "gpt-2": None,
-    "default": None,
-    "llama-bpe": _WORDS % "{1,3}",
-    "llama3": _WORDS % "{1,3}",
-    "smaug-bpe": _WORDS % "{1,3}",
-    "qwen2": _WORDS % "",
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (  # words end where small letters are followed by a capital
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_DIGIT = r"\p{N}"  # each a word, the rest as GPT-2 does
+
+
+@dataclass(frozen=True, slots=True)
+class _Pre:
+    """How a text is split into words: by ``pattern``, then as GPT-2 does if ``then_gpt2``.
+    ``is_whole_first``: a word that is a token is not put together. ``adds_bos``: where the file
+    does not say."""
+
+    pattern: str = ""
+    then_gpt2: bool = True
+    is_whole_first: bool = False
+    adds_bos: bool = False
+
+
+_GPT2, _QWEN2 = _Pre(), _Pre(_WORDS % "", False)
+_LLAMA3 = _Pre(_WORDS % "{1,3}", False, is_whole_first=True, adds_bos=True)
+_GPT4O = _Pre(_CASED % (_ENDINGS, _ENDINGS, "{1,3}"), False)
+# tokenizer.ggml.pre
+_SPLITS: Mapping[str, _Pre] = {
+    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "exaone4", "phi-2", "dbrx"), _GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
+    "smaug-bpe": _Pre(_WORDS % "{1,3}", False),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), _QWEN2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), _Pre(_DIGIT)),
+    "tekken": _Pre(_CASED % ("", "", ""), False, is_whole_first=True, adds_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
 }
 _CONTROL, _USER, _BYTE = 3, 4, 6  # token types
 _SPACE = "\u2581"
@@ -46,7 +72,9 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
         raise _unread(source, f"tokenizer.ggml.model {kind!r:.40}")
     added = [_added(i, tokens[i], t) for i, t in enumerate(types) if t in (_CONTROL, _USER)]
     bos = get.token("bos", tokens)
-    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    pre = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), _GPT2)
+    usual = kind == "llama" or pre.adds_bos
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", usual)
     if bos is not None and adds_bos:
         model["post_processor"] = _with_bos(bos, tokens.index(bos), model["post_processor"])
     config = {
@@ -67,13 +95,13 @@ def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
     pre = get.metadata.get("tokenizer.ggml.pre", "default")
     if pre not in _SPLITS:
         raise _unread(get.source, f"tokenizer.ggml.pre {pre!r:.40}")
-    pattern = _SPLITS[pre]
+    how = _SPLITS[pre]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    splitter: dict[str, Any] = {**byte_level, "use_regex": pattern is None}
-    if pattern is not None:
+    splitter: dict[str, Any] = {**byte_level, "use_regex": how.then_gpt2}
+    if how.pattern:
         split = {
             "type": "Split",
-            "pattern": {"Regex": pattern},
+            "pattern": {"Regex": how.pattern},
             "behavior": "Isolated",
             "invert": False,
         }
@@ -83,7 +111,7 @@ def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
         "pre_tokenizer": splitter,
         "post_processor": {**byte_level, "use_regex": False},
         "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(tokens, get.texts("merges"), ignore_merges=pre in ("llama-bpe", "llama3")),
+        "model": _bpe(tokens, get.texts("merges"), ignore_merges=how.is_whole_first),
     }
 
 
