@@ -37,7 +37,11 @@ A decoder of transformers without a row here runs as its own code on our pages (
 if a trial at the start gives the same logits token by token as at once (tried: BERT as a decoder,
 ModernBERT, CTRL, JetMoe, and Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT, GPT-2 beside their
 rows). Refused by name: states and attentions of their own (RWKV, xLSTM, CPM-Ant, GPT-Neo), masks
-of their own (Doge, DeepSeek V4), places counted otherwise (RoBERTa as a decoder).
+of their own (Doge), places counted otherwise (RoBERTa as a decoder).
+
+Layers that choose what they read (`Index`, `BlockIndex`) or that read sums of tokens
+(`SummedAttention`: DeepSeek V4, whose sums are kept apart from the tokens that made them, which go
+as the window passes) gather keys sequence by sequence in plain torch: exact, not fast.
 """
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
