@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.audio import MAX_SECONDS, read_sound, resample
+from radixlm.multimodal.audio import BLOCK_S, MAX_SECONDS, cut, read_sound, resample
 
 RATE = 8000
 TONE = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE) * 0.5
@@ -61,6 +61,33 @@ def test_a_constant_keeps_its_height_and_length(count: int, rate: int, wanted: i
     found = resample(np.full(count, 0.25, np.float32), rate, wanted)
     assert len(found) == round(count * wanted / rate)
     assert np.allclose(found, 0.25, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(1000, 1600), (1600, 1000), (1103, 800)])
+def test_a_long_sound_is_the_same_in_blocks(rate: int, wanted: int) -> None:
+    count = int(2.3 * BLOCK_S * rate)
+    at = np.arange(count) / rate
+    sound = (np.sin(at * 300) * np.cos(at * 7)).astype(np.float32)
+    found = resample(sound, rate, wanted)
+    assert found.shape == (round(count * wanted / rate),) and found.dtype == np.float32
+    at = np.arange(len(found)) / wanted
+    expected = np.sin(at * 300) * np.cos(at * 7)
+    assert np.abs(found - expected)[50:-50].max() < 2e-3
+
+
+@pytest.mark.parametrize("longest_s", [0.5, 1.0])
+def test_a_sound_is_cut_where_it_is_quiet(longest_s: float) -> None:
+    rng = np.random.default_rng(3)
+    sound = rng.normal(0, 0.3, 5 * RATE).astype(np.float32)
+    for second in np.arange(0.45, 5, 0.45):
+        sound[int((second - 0.03) * RATE) : int((second + 0.03) * RATE)] *= 0.01
+    pieces = cut(sound, RATE, longest_s)
+    assert np.array_equal(np.concatenate([one for _, one in pieces]), sound)
+    assert max(len(one) for _, one in pieces) <= longest_s * RATE
+    began = [began_s for began_s, _ in pieces]
+    assert began[0] == 0 and len(began) > 4
+    if longest_s == 0.5:  # a quiet place lies in the end of each window
+        assert all(abs(b / 0.45 - round(b / 0.45)) < 0.07 for b in began)
 
 
 def test_what_is_no_sound_is_refused_by_name() -> None:

@@ -18,6 +18,7 @@ MIN_SECONDS = 0.1
 MAX_SECONDS = 1800.0
 MAX_CHANNELS = 64
 MAX_RATE = 768_000  # samples a second
+BLOCK_S, AROUND_S = 60, 1  # seconds that are resampled at once, and what is heard around them
 Samples = NDArray[np.float32]
 
 
@@ -74,7 +75,22 @@ def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
 
 
 def resample(samples: Samples, rate: int, wanted: int) -> Samples:
-    """The same sound at another rate: its spectrum, cut or filled with zeros."""
+    """The same sound at another rate. A long one in blocks, each heard with what is around it: the
+    memory does not grow with the sound."""
+    block = BLOCK_S * rate
+    if rate == wanted or len(samples) <= block:
+        return _resampled(samples, rate, wanted)
+    total, parts = round(len(samples) * wanted / rate), []
+    for first in range(0, len(samples), block):
+        begin = max(0, first - AROUND_S * rate)
+        part = _resampled(samples[begin : first + block + AROUND_S * rate], rate, wanted)
+        skip, at = (first - begin) // rate * wanted, first // rate * wanted
+        parts.append(part[skip : skip + min(BLOCK_S * wanted, total - at)])
+    return np.concatenate(parts)
+
+
+def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """Its spectrum, cut or filled with zeros."""
     count = round(len(samples) * wanted / rate)
     if rate == wanted or not count:
         return samples[:count].astype(np.float32)
@@ -96,8 +112,11 @@ def cut(samples: Samples, rate: int, longest_s: float) -> list[tuple[float, Samp
         first = at + longest - longest // 6
         tail = samples[first : at + longest]
         frames = tail[: len(tail) // frame * frame].reshape(-1, frame)
-        loudness = np.convolve(np.square(frames).mean(1), np.ones(5) / 5, "same")
-        end = first + int(loudness.argmin()) * frame + frame // 2
+        end = at + longest
+        if len(frames):
+            power, near = np.square(frames).mean(1), np.ones(min(5, len(frames)))
+            loudness = np.convolve(power, near, "same") / np.convolve(power * 0 + 1, near, "same")
+            end = first + int(loudness.argmin()) * frame + frame // 2
         pieces.append((at / rate, samples[at:end]))
         at = end
     return [*pieces, (at / rate, samples[at:])]
