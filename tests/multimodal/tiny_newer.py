@@ -99,6 +99,34 @@ def minicpm_ocr() -> Tiny:
     return Tiny(config, whole, "<|image_pad|>")
 
 
+def minicpmv4_7() -> Tiny:
+    tok = tokenizer(
+        image_token="<|image_pad|>", video_token="<|video_pad|>", image_start_token="<image>",
+        image_end_token="</image>", slice_start_token="<slice>", slice_end_token="</slice>",
+        image_id_start_token="<image_id>", image_id_end_token="</image_id>",
+    )  # fmt: skip
+    ids = {
+        "image_token_id": "<|image_pad|>", "image_start_id": "<image>", "image_end_id": "</image>",
+        "slice_start_id": "<slice>", "slice_end_id": "</slice>",
+    }  # fmt: skip
+    tower = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
+    rope = {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    config = tf.MiniCPMV4_7Config(
+        vision_config=tower, insert_layer_id=0, video_token_id=398,
+        text_config=text("qwen3_5_text", rope_parameters=rope, **LINEAR),
+        newline_id=tok("\n")["input_ids"][0],
+        **{key: tok.convert_tokens_to_ids(token) for key, token in ids.items()},
+    )  # fmt: skip
+    reader = pictures("MiniCPMV4_6", scale_resolution=56, max_slice_nums=6, patch_size=14)
+    whole = processor(
+        tf.MiniCPMV4_7Processor, image_processor=reader, video_processor=NoVideos(), tokenizer=tok
+    )
+    return Tiny(config, whole, "<|image_pad|>")
+
+
 def gemma4_unified() -> Tiny:
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
     tok = tokenizer(**names)
@@ -210,7 +238,7 @@ NEWER: dict[str, Callable[[], Tiny]] = {
     for made in (
         qianfan_ocr, lfm3_vl, hyperclovax_vision_v2, minicpm_ocr, gemma4_unified,
         step3p7, muse_glimmer, muse_spark,
-        granite_docling,
+        granite_docling, minicpmv4_7,
     )
 } | NEWEST  # fmt: skip
 # whose processors need a package that is not always there

@@ -22,6 +22,7 @@ from radixlm.arch.families.media_facts import MediaFacts
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.multimodal import image
 from radixlm.multimodal.audio import Samples, read_sound
+from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_picture
@@ -197,7 +198,7 @@ class MediaProcessor:
             if one.rows is not None and self._facts.is_crossed:
                 message = f"{one.where}: this model attends to pictures; send a processor's output"
                 raise InvalidRequest(message, one.where)
-            name = f"{one.kind}_grid_thw"
+            name = "target_sizes" if self._facts.canvas else f"{one.kind}_grid_thw"
             if self._merge and one.kind != "audio" and name not in one.arrays:
                 raise InvalidRequest(f"{one.where}: this model needs {name} besides", one.where)
 
@@ -239,7 +240,7 @@ class MediaProcessor:
             for start, count in one.spans:
                 ids[start : start + count] = keys[at : at + count]
                 at += count
-        turns = rope_ids(len(ids), self._grids(media)) if self._merge and media else None
+        turns = self._turns(plain, media) if self._merge and media else None
         return Prompt(ids, plain, media, turns)
 
     @property
@@ -344,6 +345,25 @@ class MediaProcessor:
             p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)
         ]
         return Media(kind, content_digest(kind.encode(), *parts), _spans(places), inputs)
+
+    def _turns(self, ids: Ids, media: tuple[Media, ...]) -> Ids:
+        """int32 [3, T]: what a rope with sections turns by."""
+        canvas = self._facts.canvas
+        if canvas is None:
+            return rope_ids(len(ids), self._grids(media))
+        crops = []
+        for one in media:
+            sizes = one.inputs["target_sizes"].read().reshape(-1, 2).tolist()
+            if len(sizes) != len(one.spans):
+                message = f"{len(sizes)} crops of a picture for {len(one.spans)} runs of places"
+                raise InvalidRequest(f"messages: {message}", "messages")
+            for (start, count), (rows, columns) in zip(one.spans, sizes, strict=True):
+                size = (rows // canvas.merge, columns // canvas.merge)
+                if size[0] * size[1] != count:
+                    message = f"{count} places for a crop of {size[0]} x {size[1]}"
+                    raise InvalidRequest(f"messages: {message}", "messages")
+                crops.append(Crop(start, start + count, size))
+        return canvas_ids(ids, crops, canvas)
 
     def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
         """Each picture's first place and its grid of places."""

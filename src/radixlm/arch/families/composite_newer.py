@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from radixlm.base.errors import CheckpointError
 
 NEWER = (
     *("QianfanOCRForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
@@ -11,6 +14,7 @@ NEWER = (
     *("Gemma4UnifiedForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
     *("MiniMaxM3SparseForConditionalGeneration", "Glm5NextForConditionalGeneration"),
     *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
+    "MiniCPMV4_7ForConditionalGeneration",
     # as their authors call what transformers has under another name
     *("KimiK25ForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
 )
@@ -75,3 +79,43 @@ def most_places(architecture: str, raw: Mapping[str, Any]) -> int:
     if not pictures_see_themselves(architecture, raw):
         return 0
     return int((raw.get("text_config") or {}).get("sliding_window") or 1024)
+
+
+def are_pictures_unread(architecture: str, raw: Mapping[str, Any]) -> bool:
+    """Whether the places of a picture see one another in some layers only, which no step can
+    compute: such a model takes text alone."""
+    text: Mapping[str, Any] = raw.get("text_config") or {}
+    is_partly = text.get("use_bidirectional_attention") == "vision"
+    return architecture == "Gemma4ForConditionalGeneration" and is_partly
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """Where the crops of a picture lie on one plane: ids of the marks around them, and how many
+    rows and columns of patches make a place."""
+
+    slice_start: int
+    slice_end: int
+    image_start: int
+    image_end: int
+    newline: int
+    merge: int
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """All ids."""
+        slices = (self.slice_start, self.slice_end)
+        return (*slices, self.image_start, self.image_end, self.newline)
+
+
+def canvas_of(architecture: str, raw: Mapping[str, Any]) -> Canvas | None:
+    """Of a model whose ropes turn by the place on a canvas; CheckpointError if its marks are not
+    named."""
+    if architecture != "MiniCPMV4_7ForConditionalGeneration":
+        return None
+    names = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
+    found = [raw.get(name) for name in names]
+    if not all(isinstance(one, int) for one in found):
+        raise CheckpointError(f"config.json: one of {', '.join(names)} is missing")
+    a, b, c, d, e = (int(one or 0) for one in found)
+    return Canvas(a, b, c, d, e, 2 if raw.get("downsample_mode") == "4x" else 4)

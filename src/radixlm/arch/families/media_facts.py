@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
 from radixlm.arch.families.composite_newer import (
+    Canvas,
+    are_pictures_unread,
+    canvas_of,
     most_places,
     pictures_see_themselves,
     row_scale,
@@ -52,7 +55,7 @@ class MediaFacts:
     language model takes no part in it. ``row_scale``: the text model multiplies what a tower makes
     by it. ``most_places``: of a picture whose places see one another; 0: any number.
     ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend. ``has_films``:
-    the processor alone names their token."""
+    the processor alone names their token. ``canvas``: ropes turn by the place on it."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -66,12 +69,15 @@ class MediaFacts:
     row_scale: float = 1.0
     most_places: int = 0
     has_films: bool = False
+    canvas: Canvas | None = None
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
     if architecture in VECTORS:
         return MediaFacts({}, gives_vector=True)
+    if are_pictures_unread(architecture, raw):
+        return None
     raw = unwrapped(raw)
     if architecture in ENCODED:
         start = int(raw["decoder_start_token_id"])
@@ -106,4 +112,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         row_scale=row_scale(architecture, raw),
         most_places=most_places(architecture, raw),
         has_films=architecture in WATCHING,
+        canvas=canvas_of(architecture, raw),
     )
