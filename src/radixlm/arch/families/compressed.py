@@ -11,6 +11,7 @@ from radixlm.arch.families.builders import activation, family, moe, plain, rope
 from radixlm.arch.families.linear import KIMI
 from radixlm.arch.families.sparse import (
     STREAMS,
+    experts_of,
     index_of,
     kinds_of,
     limit_of,
@@ -97,17 +98,8 @@ def glm5_next(c: Config) -> Decoder:
             index,
         )
 
-    shared = c.moe_intermediate_size * c.n_shared_experts
-    sparse = moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.norm_topk_prob,
-        scale=c.routed_scaling_factor,
-        groups=(c.n_group, c.topk_group),
-        shared=Mlp(shared, "silu", limit=limit) if shared else None,
-        limit=limit,
-    )
+    shared = Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu", limit=limit)
+    sparse = experts_of(c, shared, limit=limit)
     dense, has_experts = Mlp(c.intermediate_size, "silu", limit=limit), c.mlp_layer_types
     return plain(
         c,
