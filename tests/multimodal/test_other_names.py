@@ -60,3 +60,14 @@ def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Pat
     assert found == describe(tmp_path)
     facts = media_facts(name, raw)
     assert facts is not None and facts.tokens == {"image": 5}
+
+
+def test_pictures_that_see_themselves_in_some_layers_are_not_taken() -> None:
+    name = "Gemma4ForConditionalGeneration"
+    raw = {"image_token_id": 5, "text_config": {"use_bidirectional_attention": None}}
+    assert media_facts(name, raw) is not None
+    raw["text_config"] = {"use_bidirectional_attention": "vision"}
+    assert media_facts(name, raw) is None
+    facts = media_facts(name.replace("4For", "4UnifiedFor"), raw)
+    assert facts is not None
+    assert (facts.mutual, facts.most_places) == ("media", 1024)
