@@ -112,6 +112,19 @@ SANDWICH = PRE | {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+BEHIND = PRE | {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+NAMES = {
+    "gemma2": SANDWICH, "gemma3": SANDWICH,
+    "olmo2": BEHIND, "exaone4": BEHIND, "seed_oss": BEHIND,
+    "glm4": PRE | {
+        "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"
+    },
+    "starcoder2": PRE | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+}  # fmt: skip
+IN_PAIRS = ("llama", "smollm3", "arcee", "granite")
 EXPERT = {
     "gate_proj": "gate",
     "up_proj": "up",
@@ -126,7 +139,7 @@ ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 def convert(folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any]) -> Path:
     """The checkpoint of a folder as a file of ``kind`` (vectors stay F32)."""
     config = json.loads((folder / "config.json").read_text())
-    names = SANDWICH if arch in ("gemma2", "gemma3") else PRE
+    names = NAMES.get(arch, PRE)
     tensors: dict[str, tuple[torch.Tensor, str]] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in load_file(folder / "model.safetensors").items():
@@ -144,7 +157,7 @@ def convert(folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any
                 ] = value
                 continue
             new = f"blk.{layer}.{names[rest]}.{ending}"
-            if arch == "llama" and rest in ("self_attn.q_proj", "self_attn.k_proj"):
+            if arch in IN_PAIRS and rest in ("self_attn.q_proj", "self_attn.k_proj"):
                 key = "num_attention_heads" if "q_" in rest else "num_key_value_heads"
                 rows = value.reshape(config[key], 2, -1, *value.shape[1:])
                 value = rows.swapaxes(1, 2).reshape(value.shape)
@@ -186,13 +199,25 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "attention.head_count_kv": config.get("num_key_value_heads"),
         "attention.key_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": config.get("norm_epsilon"),
         "rope.freq_base": rope.get("rope_theta"),
+        "rope.dimension_count": int(
+            (config.get("head_dim") or 0) * rope.get("partial_rotary_factor", 1)
+        )
+        or None,
+        "attention.scale": config.get("attention_multiplier"),
+        "embedding_scale": config.get("embedding_multiplier"),
+        "residual_scale": config.get("residual_multiplier"),
+        "logit_scale": config.get("logits_scaling"),
         "attention.sliding_window": config.get("sliding_window"),
         "expert_count": config.get("num_experts") or config.get("num_local_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
+    if arch == "exaone4":
+        kinds = config["layer_types"]
+        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
     named = {f"{arch}.{key}": value for key, value in own.items() if value is not None}
     ids = {f"tokenizer.ggml.{x}_token_id": config.get(f"{x}_token_id") for x in ("bos", "eos")}
     return {"general.architecture": arch} | named | {k: v for k, v in ids.items() if v is not None}

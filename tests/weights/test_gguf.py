@@ -36,10 +36,21 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "ArceeForCausalLM": "arcee",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "Exaone4ForCausalLM": "exaone4",
+    "SeedOssForCausalLM": "seed_oss",
+    "Glm4ForCausalLM": "glm4",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},
     "Gemma3ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+    "Starcoder2ForCausalLM": {"sliding_window": None},  # llama.cpp knows no window of it
 }
 IDS = torch.randint(3, 380, (21,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -48,6 +48,18 @@ _MIXTRAL = {
     },
 }
 _PHI3 = {**_PRE, "ffn_up": "mlp.gate_up_proj"}
+_BEHIND = {  # norms behind the parts of a layer
+    **_ATTENTION,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GLM4 = {
+    **_PHI3,
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,33 @@ def _gemma3(h: GgufHeader) -> dict[str, Any]:
     return {"query_pre_attn_scalar": _query_scalar(h, 62), "rope_local_base_freq": 10000.0}
 
 
+def _granite(h: GgufHeader) -> dict[str, Any]:
+    ours = {"attention": "attention.scale", "embedding": "embedding_scale"}
+    ours["residual"] = "residual_scale"
+    return {
+        "logits_scaling": h.own("logit_scale", 1.0),
+        **{f"{name}_multiplier": h.own(key) for name, key in ours.items()},
+    }
+
+
+def _partial(h: GgufHeader) -> dict[str, Any]:
+    """Some channels of a head turn."""
+    head_dim = h.count("attention.key_length", h.count("rope.dimension_count"))
+    return {"partial_rotary_factor": h.count("rope.dimension_count") / head_dim}
+
+
+def _exaone4(h: GgufHeader) -> dict[str, Any]:
+    slides = h.own("attention.sliding_window_pattern")
+    count = h.count("block_count")
+    if not isinstance(slides, list) or len(slides) != count:
+        return {"layer_types": ["full_attention"] * count, "sliding_window": None}
+    return {"layer_types": [f"{'sliding' if one else 'full'}_attention" for one in slides]}
+
+
+def _starcoder2(h: GgufHeader) -> dict[str, Any]:
+    return {"norm_epsilon": h.own("attention.layer_norm_epsilon", 1e-5), "use_bias": True}
+
+
 def _query_scalar(h: GgufHeader, layers_of_largest: int) -> int:
     """The largest Gemma scales by its heads' share of the stream, the others by their width; the
     file does not say which."""
@@ -112,6 +151,15 @@ KINDS: Mapping[str, Kind] = {
     "gemma2": Kind("Gemma2ForCausalLM", "gemma2", _SANDWICH, norm_offset=1.0, more=_gemma2),
     "gemma3": Kind("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, norm_offset=1.0, more=_gemma3),
     "phi3": Kind("Phi3ForCausalLM", "phi3", _PHI3),
+    "smollm3": Kind("SmolLM3ForCausalLM", "smollm3", _PRE, is_permuted=True),
+    "arcee": Kind("ArceeForCausalLM", "arcee", _PRE, is_permuted=True),
+    "granite": Kind("GraniteForCausalLM", "granite", _PRE, is_permuted=True, more=_granite),
+    "olmo2": Kind("Olmo2ForCausalLM", "olmo2", _BEHIND),
+    "exaone4": Kind("Exaone4ForCausalLM", "exaone4", _BEHIND, more=_exaone4),
+    "seed_oss": Kind("SeedOssForCausalLM", "seed_oss", _BEHIND),
+    "glm4": Kind("Glm4ForCausalLM", "glm4", _GLM4, more=_partial),
+    "ernie4_5": Kind("Ernie4_5ForCausalLM", "ernie4_5", _PRE),
+    "starcoder2": Kind("Starcoder2ForCausalLM", "starcoder2", _STARCODER2, more=_starcoder2),
 }
 _WITH_EXPERTS = {
     "llama": Kind("MixtralForCausalLM", "mixtral", _MIXTRAL, is_permuted=True, more=_mixtral)
