@@ -16,6 +16,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from radixlm.multimodal.checkpoint import NoVideos
 from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, text, tokenizer
+from tests.multimodal.tiny_later import gemma4
 
 # two mel bins' worth of Whisper: clips of two seconds, padded to the full length
 WHISPER = {
@@ -228,6 +229,17 @@ def nemotron_omni() -> Tiny:
     return Tiny(config, NemotronParts(tok), "<so_embedding>")
 
 
+def gemma4_sounds() -> Tiny:
+    seen = gemma4()
+    ears = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "subsampling_conv_channels": [128, 8], "attention_chunk_size": 4,
+        "attention_context_left": 5, "output_proj_dims": 48,
+    }  # fmt: skip
+    raw = {**seen.config.to_dict(), "audio_config": ears}
+    return Tiny(tf.Gemma4Config(**raw), seen.processor, "<audio>")
+
+
 def gemma3n() -> Tiny:
     """Its tower that sees is timm's and large: a small one stands there and is not asked."""
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
@@ -278,6 +290,7 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         qwen3_omni,
         granite_speech,
         nemotron_omni,
+        gemma4_sounds,
     )
 }
 NEEDS = {"gemma3n": "timm"}

@@ -170,7 +170,8 @@ def _pooled(made: Any) -> Any:
     for name in ("pooler_output", "last_hidden_state"):
         found = getattr(made, name, None)
         if found is not None:
-            return found
+            mask = getattr(made, "attention_mask", None)  # of a sound: which rows are no padding
+            return found if mask is None else found[mask.bool()]
     return made
 
 

@@ -88,6 +88,8 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     for kind in ("image", "video", "audio"):
         if kind == "video" and architecture in NO_FILMS:
             continue
+        if kind == "audio" and raw.get("audio_config", raw) is None:
+            continue  # a smaller one of the family, without ears
         token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
         if isinstance(token, int):
             tokens[kind] = token
