@@ -189,6 +189,15 @@ NEWEST: dict[str, dict[str, Any]] = {
         "context_length": 256,
         "rescale_every": 2,
     },
+    "xLSTMForCausalLM": {
+        **dict.fromkeys(_SHAPE),
+        "vocab_size": 384,
+        "hidden_size": 128,  # the class rounds its states' sizes to 64
+        "num_hidden_layers": 3,
+        "num_heads": 4,
+        "gate_soft_cap": 5.0,
+        "eos_token_id": 2,
+    },
     "CTRLLMHeadModel": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,

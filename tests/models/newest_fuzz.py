@@ -138,6 +138,16 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "num_hidden_layers": [2, 4],
         "tie_word_embeddings": _BOOLS,
     },
+    "xLSTMForCausalLM": {
+        "num_heads": [2, 8],
+        "weight_mode": ["single"],  # its class cannot be made "fused"
+        "gate_soft_cap": [2.0, 15.0],
+        "output_logit_soft_cap": [2.0, 30.0],
+        "ffn_proj_factor": [1.5, 2.667],
+        "eps": [1e-6, 1e-2],
+        "num_hidden_layers": [1, 3],
+        "tie_word_embeddings": [False],
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
@@ -150,6 +160,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Step3p7ForConditionalGeneration": _SLIDING,
 }
 _OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM", "JetMoeForCausalLM", "RwkvForCausalLM")
+_OWN_SHAPE += ("xLSTMForCausalLM",)
 _OWN_SHAPE += ("AXK2ForCausalLM", "BailingHybridForCausalLM")
 _HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
 

@@ -52,6 +52,11 @@ REFUSED = [
     ("ZayaForCausalLM", {"cca_time0": 0}, "cca_time0"),
     ("InklingForCausalLM", {"shared_expert_sink": False}, "shared_expert_sink"),
     ("HrmTextForCausalLM", {"H_cycles": 0}, "H_cycles"),
+    ("DogeForCausalLM", {"is_moe": True}, "is_moe"),
+    ("DogeForCausalLM", {"sliding_window": 8}, "sliding_window"),
+    ("xLSTMForCausalLM", {"use_bias": True}, "use_bias"),
+    ("xLSTMForCausalLM", {"num_heads": 3}, "qk_dim_factor"),
+    ("AXK2ForCausalLM", {"n_group": 2}, "n_group"),
     ("MuseSparkForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
 ]
 
@@ -172,3 +177,27 @@ def test_inkling_as_it_is_published(tmp_path: Path) -> None:
     ours = PagedRunner(load_model(tmp_path)).prefill({0: ids}, num_chunks=3)[0]
     assert ours.shape == theirs.shape == (40, 381)
     assert relative_error(ours, theirs) < 1e-4
+
+
+def test_an_xlstm_with_joined_projections(tmp_path: Path) -> None:
+    """As weight_mode "fused" stores them, which the class itself cannot make."""
+    folder = cached_tiny("xLSTMForCausalLM")
+    tensors = load_file(folder / "model.safetensors")
+    joined = {
+        "mlstm_layer.qkv_opreact.weight": ("q", "k", "v", "ogate_preact"),
+        "mlstm_layer.ifgate_preact.weight": ("igate_preact", "fgate_preact"),
+        "mlstm_layer.ifgate_preact.bias": ("igate_preact", "fgate_preact"),
+        "ffn.proj_up_gate_z.weight": ("proj_up_gate", "proj_up"),
+    }
+    for layer in range(3):
+        for name, parts in joined.items():
+            at = f"backbone.blocks.{layer}.{name.partition('.')[0]}."
+            end = name.rpartition(".")[2]
+            whole = torch.cat([tensors.pop(f"{at}{part}.{end}") for part in parts])
+            tensors[f"backbone.blocks.{layer}.{name}"] = whole
+    config = json.loads((folder / "config.json").read_text()) | {"weight_mode": "fused"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids = list(range(5, 30))
+    ours, same = (PagedRunner(load_model(at)).prefill({0: ids})[0] for at in (tmp_path, folder))
+    assert torch.equal(ours, same)

@@ -8,6 +8,7 @@ from radixlm.arch.spec import (
     Lightning,
     Mamba1,
     Mamba2,
+    MatrixLstm,
     RelativeAttention,
     RgLru,
     RwkvChannel,
@@ -47,6 +48,10 @@ def state_parameters(mixer: StateMixer, dim: int) -> tuple[int, int]:
             return 4 * mixer.channels * dim, 2 * mixer.channels + 3 * dim
         case RwkvChannel():
             return dim * (2 * mixer.inner + dim), 2 * dim
+        case MatrixLstm():
+            values = mixer.heads * mixer.v_dim
+            rows = 2 * mixer.heads * mixer.k_dim + 3 * values + 2 * mixer.heads
+            return rows * dim, 2 * mixer.heads + values
         case RgLru():
             block = mixer.channels // mixer.heads
             matrices = 3 * dim * mixer.channels + 2 * mixer.channels * block

@@ -139,6 +139,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": None, "layer_norm_epsilon": 1e-05, "eos_token_id": 0,
         "rescale_every": 6, "absent": ("num_attention_heads",),
     },
+    "xlstm": {
+        "architecture": "xLSTMForCausalLM", "vocab_size": 50304, "hidden_size": 4096,
+        "num_hidden_layers": 32, "num_attention_heads": 8, "use_bias": False, "norm_eps": 1e-06,
+        "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "eps": 1e-06, "ffn_proj_factor": 2.667,
+        "ffn_round_up_to_multiple_of": 64, "gate_soft_cap": 15.0, "output_logit_soft_cap": 30.0,
+        "eos_token_id": 2, "max_position_embeddings": 131072,
+    },
     "hrm_text": {
         "architecture": "HrmTextForCausalLM", "vocab_size": 151808, "hidden_size": 1536,
         "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,

@@ -46,6 +46,7 @@ from radixlm.arch.families import (
     rwkv,
     sparse,
     step,
+    xlstm,
 )
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.base.errors import CheckpointError
@@ -95,6 +96,7 @@ LINEAGES = (
     rwkv,
     sparse,
     step,
+    xlstm,
 )
 
 

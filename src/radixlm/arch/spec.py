@@ -504,8 +504,28 @@ class RwkvChannel:
         return (((self.dim,), False),)
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixLstm:
+    """A matrix a head that sums keys times values, weighed by an exponential of one gate and fading
+    by another (arXiv:2405.04517); what it says is over the sum of the keys."""
+
+    heads: int
+    k_dim: int
+    v_dim: int
+    norm: Norm  # of each head's outcome, without weights: those are all heads' in one vector
+    gate_cap: float = 0.0
+    eps: float = 1e-6
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return ((self.heads, self.v_dim + 1, self.k_dim), True), ((self.heads,), True)
+
+
 Convolved = CompressedAttention | RelativeAttention  # mixers that attend and keep a state at once
-StateMixer = ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | Convolved | RwkvTime | RwkvChannel
+Rwkv = RwkvTime | RwkvChannel
+StateMixer = (
+    ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | Convolved | Rwkv | MatrixLstm
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -763,7 +783,8 @@ class Streams:
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
     """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens (where that is
-    above 0) and from the embedding; it joins the residual at the end of each block, through a gate."""
+    above 0) and from the embedding; it joins the residual at the end of each block, through a
+    gate."""
 
     dim: int
     vocab: int

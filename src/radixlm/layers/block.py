@@ -18,6 +18,7 @@ from radixlm.arch.spec import (
     Convolved,
     LatentAttention,
     LayerInputs,
+    MatrixLstm,
     Moe,
     Norm,
     Pair,
@@ -33,6 +34,7 @@ from radixlm.layers.convolved import ConvolvedLayer, RelativeAttentionLayer, mak
 from radixlm.layers.expert_attention import ExpertAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
+from radixlm.layers.mlstm import MatrixLstmLayer
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import GatedNormLayer, NormLayer
@@ -233,6 +235,8 @@ class BlockLayer(Module):
         mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
         if isinstance(mixer, Convolved):
             return make_convolved(mixer, dim, context, rope, pool, row)
+        if isinstance(mixer, MatrixLstm):
+            return MatrixLstmLayer(mixer, dim, context, row)
         if isinstance(mixer, RwkvTime):
             return RwkvTimeLayer(mixer, dim, context, row)
         if isinstance(mixer, RwkvChannel):
