@@ -1,5 +1,6 @@
 // radixlm._cpu: kernels called with raw addresses; the GIL is released around every one.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -7,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "runtime/program.h"
@@ -117,6 +119,24 @@ void run_sample(Address rows, int64_t num_rows, int64_t vocab, Address tokens, i
     run_team(n, 0, k.sample_local(a), [&](const Ctx& c) { k.sample(a, c); });
 }
 
+// Each input is (address, numbers to the next sequence, token, head).
+using ScanTensor = std::tuple<Address, int64_t, int64_t, int64_t>;
+void run_scan(int kind, const std::array<int64_t, 5>& sizes, int decays, const std::vector<ScanTensor>& inputs, Address a, Address state, Address out, int threads) {
+    ScanArgs s;
+    s.kind = kind, s.decays = decays;
+    s.sequences = sizes[0], s.tokens = sizes[1], s.heads = sizes[2], s.keys = sizes[3], s.values = sizes[4];
+    ScanInput* to[] = {&s.q, &s.k, &s.v, &s.decay, &s.beta};
+    for (size_t i = 0; i < inputs.size() && i < 5; i++) {
+        const auto& [data, sequence, token, head] = inputs[i];
+        *to[i] = {at<float>(data), sequence, token, head};
+    }
+    s.a = at<float>(a), s.state = at<float>(state), s.out = at<float>(out);
+    const double numbers = double(s.sequences) * double(s.heads) * double(s.keys) * double(s.values);
+    const int n = threads > 0 ? threads : threads_for(numbers * 8, numbers * double(s.tokens) * 6);
+    const Kernels& k = kernels();
+    run_team(n, 0, 0, [&](const Ctx& c) { k.scan(s, c); });
+}
+
 void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address y, int64_t ldy) {
     EmbedArgs a;
     a.ids = at<int32_t>(ids), a.tokens = tokens, a.table = at<void>(table), a.dtype = dtype, a.vocab = vocab, a.dim = dim, a.scale = scale;
@@ -175,6 +195,7 @@ NB_MODULE(_cpu, m) {
     m.def("store", &run_store);
     m.def("activation", &run_activation, Release());
     m.def("embed", &run_embed, Release());
+    m.def("scan", &run_scan, Release());
     m.def("sample", &run_sample, Release());
     m.attr("SAMPLE_ROW_BYTES") = int(sizeof(SampleRow));
 }

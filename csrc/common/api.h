@@ -148,6 +148,21 @@ struct MixArgs {
     const uint8_t* mask = nullptr;  // copy: rows whose byte is set
 };
 
+// Recurrences over a state: see scan.cpp. Decays per key channel of a delta rule come as factors.
+enum { SCAN_SELECTIVE, SCAN_DECAYED, SCAN_DELTA };
+struct ScanInput {
+    const float* data = nullptr;
+    int64_t sequence = 0, token = 0, head = 0;  // numbers from one to the next
+};
+struct ScanArgs {
+    int kind = 0, decays = 1;           // of a head, or of each of its keys
+    int64_t sequences = 0, tokens = 0, heads = 0, keys = 0, values = 0;
+    ScanInput q, k, v, decay, beta;
+    const float* a = nullptr;           // selective: [values, keys]
+    float* state = nullptr;             // [sequences, heads, values, keys]; delta: [.., keys, values]
+    float* out = nullptr;               // [sequences, tokens, heads, values]
+};
+
 struct EmbedArgs {
     const int32_t* ids = nullptr;
     int64_t tokens = 0, vocab = 0, dim = 0;
@@ -220,6 +235,7 @@ struct Kernels {
     void (*mix)(const MixArgs&, const Ctx&);
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
+    void (*scan)(const ScanArgs&, const Ctx&);
     void (*sample)(const SampleArgs&, const Ctx&);
     size_t (*sample_local)(const SampleArgs&);
     double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);

@@ -9,5 +9,6 @@
 #include "norm.cpp"
 #include "pack.cpp"
 #include "sampler.cpp"
+#include "scan.cpp"
 #include "store.cpp"
 #include "table.cpp"

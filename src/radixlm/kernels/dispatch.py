@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
-from radixlm.kernels.ops import activation, embedding, linear, moe, norm, rope
+from radixlm.kernels.ops import activation, embedding, linear, moe, norm, rope, state
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,12 @@ REFERENCE = "reference"
 
 # device type -> (extension that must import, modules that announce implementations)
 BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "cpu": (("radixlm._cpu", ("radixlm.kernels.cpu.ops", "radixlm.kernels.cpu_fused")),),
+    "cpu": (
+        (
+            "radixlm._cpu",
+            ("radixlm.kernels.cpu.ops", "radixlm.kernels.cpu.scan", "radixlm.kernels.cpu_fused"),
+        ),
+    ),
     "cuda": (("triton", ("radixlm.kernels.triton.ops", "radixlm.kernels.triton.linear")),),
 }
 # (device type, name of its implementations) -> as above, for backends that must be asked for:
@@ -56,15 +61,16 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "pack_head_linear": linear.pack_head_linear,
     "route": moe.route,
     "pack_experts": moe.pack_experts,
+    "selective_scan": state.selective_scan,
+    "decayed_attention": state.decayed_attention,
+    "delta_rule": state.delta_rule,
 }
 OPS = tuple(REFERENCES)
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The chosen implementation of every op; ``chosen`` maps each op to the name of its own.
-    ``compiled_rows``: of steps up to so many rows, plain torch operations are fused (0: of none);
-    see kernels/compiled.py."""
+    """The chosen implementation of every op; ``chosen`` maps each op to the name of its own."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., Tensor]
@@ -84,8 +90,10 @@ class Kernels:
     pack_head_linear: Callable[..., linear.HeadLinear]
     route: Callable[..., tuple[Tensor, Tensor]]
     pack_experts: Callable[..., moe.PackedExperts]
+    selective_scan: Callable[..., tuple[Tensor, Tensor]]
+    decayed_attention: Callable[..., tuple[Tensor, Tensor]]
+    delta_rule: Callable[..., tuple[Tensor, Tensor]]
     chosen: Mapping[str, str]
-    compiled_rows: int = 0
 
     @property
     def copies_weights(self) -> bool:

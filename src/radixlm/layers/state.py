@@ -158,7 +158,7 @@ class Mamba1Layer(StateLayer):
             dt, b, c = self.dt_norm.run(dt), self.b_norm.run(b), self.c_norm.run(c)
         dt = F.softplus(self.dt_proj.run(dt))
         dt, b, c = (t.view(batch, length, -1) for t in (dt, b, c))
-        y, state = ops.selective_scan(x, dt, self._a, b, c, states[1])
+        y, state = self._context.kernels.selective_scan(x, dt, self._a, b, c, states[1])
         return y + x * self._d, [conv, state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -228,7 +228,9 @@ class Mamba2Layer(StateLayer):
             split_last(t, spec.groups, spec.state).repeat_interleave(spec.heads // spec.groups, 2)
             for t in (b, c)
         )
-        y, state = ops.decayed_attention(x * dt[..., None], dt * self._a, b, c, states[1])
+        y, state = self._context.kernels.decayed_attention(
+            x * dt[..., None], dt * self._a, b, c, states[1]
+        )
         return (y + x * self._d[:, None]).flatten(2), [conv, state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -292,7 +294,9 @@ class DeltaNetLayer(StateLayer):
         else:
             decays = -self._a[:, None] * F.softplus(opened)
         beta = torch.sigmoid(inputs[2]) * spec.beta_scale
-        y, state = ops.delta_rule(q * spec.k_dim**-0.5, k, v, decays, beta, states[1])
+        y, state = self._context.kernels.delta_rule(
+            q * spec.k_dim**-0.5, k, v, decays, beta, states[1]
+        )
         return y, [conv, state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -326,7 +330,7 @@ class LightningLayer(StateLayer):
         heads = mixed.view(*inputs[0].shape[:2], spec.heads, 3, spec.head_dim)
         q, k, v = heads.unbind(3)
         decays = self._decays.expand(*q.shape[:3])
-        y, state = ops.decayed_attention(v, decays, k, q, states[0])
+        y, state = self._context.kernels.decayed_attention(v, decays, k, q, states[0])
         return y.flatten(2), [state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:

@@ -1,0 +1,80 @@
+"""Recurrences over a state, token by token, as in ``kernels/ops/state.py`` (whose legend holds):
+a prompt gives the same bits however it is cut and whatever runs beside it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.dispatch import implements
+
+SELECTIVE, DECAYED, DELTA = range(3)
+
+
+def _input(x_BLHX: Tensor, name: str, width: int) -> tuple[int, int, int, int]:
+    """(address, numbers to the next sequence, token, head)."""
+    if x_BLHX.dtype != torch.float32 or x_BLHX.device.type != "cpu":
+        raise TypeError(f"{name}: expected float32 on the cpu, got {x_BLHX.dtype}")
+    if x_BLHX.ndim != 4 or x_BLHX.shape[3] != width or (width > 1 and x_BLHX.stride(3) != 1):
+        raise ValueError(f"{name}: expected [B, L, H, {width}], got {tuple(x_BLHX.shape)}")
+    sequence, token, head, _ = x_BLHX.stride()
+    return x_BLHX.data_ptr(), sequence, token, head
+
+
+def _run(
+    kind: int, inputs: dict[str, tuple[Tensor, int]], keys: int, a: Tensor | None, state: Tensor,
+    decays: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    v_BLHP = inputs["v"][0]
+    out, after = torch.empty(v_BLHP.shape), state.clone(memory_format=torch.contiguous_format)
+    given = [_input(x, name, width) for name, (x, width) in inputs.items()]
+    sizes = [*v_BLHP.shape[:3], keys, v_BLHP.shape[3]]
+    native().scan(
+        kind, sizes, decays, given, 0 if a is None else a.data_ptr(), after.data_ptr(),
+        out.data_ptr(), 0,
+    )  # fmt: skip
+    return out, after
+
+
+@implements("selective_scan", name="native", device="cpu")
+def selective_scan(
+    x_BLC: Tensor, dt_BLC: Tensor, a_CN: Tensor, b_BLN: Tensor, c_BLN: Tensor, state_BCN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mamba: h = exp(dt a) h + dt x b; y = h c. [B, L, C] and the state."""
+    channels, size = a_CN.shape
+    x, dt, b, c = (t[:, :, None] for t in (x_BLC, dt_BLC, b_BLN, c_BLN))
+    inputs = {"q": (c, size), "k": (b, size), "v": (x, channels), "decay": (dt, channels)}
+    y_BLHP, state = _run(SELECTIVE, inputs, size, a_CN.contiguous(), state_BCN)
+    return y_BLHP[:, :, 0], state
+
+
+@implements("decayed_attention", name="native", device="cpu")
+def decayed_attention(
+    x_BLHP: Tensor, log_BLH: Tensor, b_BLHN: Tensor, c_BLHN: Tensor, state_BHPN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """h = exp(log) h + x b^T; y = h c, a matrix a head: [B, L, H, P] and the state."""
+    size, values = b_BLHN.shape[3], x_BLHP.shape[3]
+    inputs = {
+        "q": (c_BLHN, size), "k": (b_BLHN, size), "v": (x_BLHP, values),
+        "decay": (log_BLH[..., None], 1),
+    }  # fmt: skip
+    return _run(DECAYED, inputs, size, None, state_BHPN)
+
+
+@implements("delta_rule", name="native", device="cpu")
+def delta_rule(
+    q_BLHK: Tensor, k_BLHK: Tensor, v_BLHP: Tensor, log_BLHK: Tensor, beta_BLH: Tensor,
+    state_BHKP: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """h = exp(log) h; h += k beta (v - k h)^T; y = q h: [B, L, H, P] and the state.
+
+    ``log`` has one number a head ([..., 1]) or one a key channel.
+    """
+    keys, decays = q_BLHK.shape[3], log_BLHK.shape[3]
+    factors = log_BLHK if decays == 1 else log_BLHK.exp()
+    inputs = {
+        "q": (q_BLHK, keys), "k": (k_BLHK, keys), "v": (v_BLHP, v_BLHP.shape[3]),
+        "decay": (factors, decays), "beta": (beta_BLH[..., None], 1),
+    }  # fmt: skip
+    return _run(DELTA, inputs, keys, None, state_BHKP, decays)
