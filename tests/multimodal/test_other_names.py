@@ -15,10 +15,14 @@ from radixlm.arch.hf import describe
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from tests.multimodal.answers import assert_same_answers
 from tests.multimodal.tiny import Tiny, lighton_ocr, save
 from tests.multimodal.tiny_more import kimi_k25
-from tests.multimodal.tiny_newest import held
+from tests.multimodal.tiny_newer import cosmos3_edge
+from tests.multimodal.tiny_newest import held as text_of
 
 CALLED: dict[str, tuple[str, Callable[[], Tiny], str]] = {
     "KimiK25ForConditionalGeneration": ("torchvision", kimi_k25, "kimi_k2"),
@@ -50,7 +54,7 @@ def test_the_authors_name_is_known(name: str, tmp_path: Path) -> None:
 )
 def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Path) -> None:
     kind = {"Dots3": "dots3_note", "Glm5N": "glm5_next"}[name[:5]]
-    config, towers = held(text), {"vision_config": {"patch_size": 14}, "image_token_id": 5}
+    config, towers = text_of(text), {"vision_config": {"patch_size": 14}, "image_token_id": 5}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"architectures": [name], "model_type": kind, **towers, **config}))
     found = describe(tmp_path)
@@ -60,6 +64,22 @@ def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Pat
     assert found == describe(tmp_path)
     facts = media_facts(name, raw)
     assert facts is not None and facts.tokens == {"image": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_makes_pictures_is_left_out(tmp_path: Path) -> None:
+    """Names of the published weights of Cosmos 3 Edge."""
+    tiny = cosmos3_edge()
+    model = save(tiny, tmp_path)
+    path = tmp_path / "model.safetensors"
+    made = "self_attn.add_q_proj.weight self_attn.norm_added_k.weight mlp_moe_gen.up_proj.weight"
+    more = [f"layers.0.{name}" for name in made.split()]
+    more += ["time_embedder.linear_1.weight", "proj_in.weight", "norm_moe_gen.weight"]
+    held = load_file(path)
+    assert "layers.0.self_attn.to_q.weight" in held
+    save_file({**held, **{name: torch.zeros(3) for name in more}}, path, {"format": "pt"})
+    assert_same_answers(tiny, model, tmp_path)
 
 
 def test_pictures_that_see_themselves_in_some_layers_are_not_taken() -> None:

@@ -196,6 +196,24 @@ def granite_docling() -> Tiny:
     return Tiny(config, tf.GraniteDoclingProcessor(reader, tok, image_seq_len=4), "<image>")
 
 
+def cosmos3_edge() -> Tiny:
+    tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    tower = {
+        **{key: value for key, value in SMALL.items() if key != "image_size"}, "num_patches": 16,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    config = tf.Cosmos3EdgeConfig(
+        vision_config=tower, projector_hidden_size=48, image_token_id=257, video_token_id=398,
+        text_config=text(
+            "cosmos3_edge_text", head_dim=16, rope_parameters=rope, hidden_act="relu2",
+        ), vision_start_token_id=259, vision_end_token_id=260,
+    )  # fmt: skip
+    reader = pictures("Cosmos3Edge", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA)
+    whole = processor(tf.Cosmos3EdgeProcessor, reader, tok, video_processor=NoVideos())
+    whole.return_mm_token_type_ids = True  # which its own generate asks for
+    return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
+
+
 MUSE_TOWER = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
     "patch_size": 7, "pos_emb_height": 8, "pos_emb_width": 8, "max_position_embeddings": 64,
@@ -238,7 +256,7 @@ NEWER: dict[str, Callable[[], Tiny]] = {
     for made in (
         qianfan_ocr, lfm3_vl, hyperclovax_vision_v2, minicpm_ocr, gemma4_unified,
         step3p7, muse_glimmer, muse_spark,
-        granite_docling, minicpmv4_7,
+        granite_docling, minicpmv4_7, cosmos3_edge,
     )
 } | NEWEST  # fmt: skip
 # whose processors need a package that is not always there

@@ -194,6 +194,12 @@ _SCALES = re.compile(
     r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale)$"
     r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?$"
 )
+# What makes pictures and motions out of the same layers.
+_MAKERS = re.compile(
+    r"^(model\.language_model\.)?(action_(modality_embed$|proj_(in|out)\.)|time_embedder\."
+    r"|proj_(in|out)\.|norm_moe_gen\.|layers\.\d+\.\w+_moe_gen\."
+    r"|layers\.\d+\.self_attn\.(add_[qkv]_proj|to_add_out|norm_added_[qk]|k_norm_und_for_gen)\.)"
+)
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -210,6 +216,8 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
     the copy of a tied head, scales, towers, extra layers that predict further tokens."""
     if _BUFFERS.search(name) or _BESIDE.match(name) or _SCALES.search(name):
+        return True
+    if _MAKERS.match(name):
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight", "proj_out.weight")):
         return True

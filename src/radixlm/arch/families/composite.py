@@ -15,6 +15,8 @@ from radixlm.arch.families.composite_newer import (
     NEWER_TEXT_DEFAULTS,
     NEWER_TEXT_TYPES,
     NEWER_TOWERED,
+    WOVEN,
+    WOVEN_NAMES,
 )
 from radixlm.arch.families.media_layouts_more import DEEPSEEKS, VILAS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
@@ -135,7 +137,11 @@ def composite(c: Config) -> Decoder:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
     if c.architecture in PROMPT_SEES_ITSELF:  # what its text model's config says of the prompt
         c = c.replace(use_bidirectional_attention=False)
+    if c.architecture in WOVEN:
+        c = c.replace(rope_parameters={**c.rope_parameters, "mrope_interleaved": True})
     decoder = FAMILIES[str(held["architecture"])](c)
+    if c.architecture in WOVEN:
+        decoder = replace(decoder, names={**decoder.names, **WOVEN_NAMES})
     if c.architecture in UNSCALED:
         decoder = replace(decoder, logit_scale=1.0)
     names: dict[str, Any] = {**DEFAULT, **decoder.names}

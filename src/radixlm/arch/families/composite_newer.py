@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from radixlm.arch.names import LAYER, SPLIT_QKV, AnyOf, Names
 from radixlm.base.errors import CheckpointError
 
 NEWER = (
@@ -14,7 +15,7 @@ NEWER = (
     *("Gemma4UnifiedForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
     *("MiniMaxM3SparseForConditionalGeneration", "Glm5NextForConditionalGeneration"),
     *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
-    "MiniCPMV4_7ForConditionalGeneration",
+    *("MiniCPMV4_7ForConditionalGeneration", "Cosmos3EdgeForConditionalGeneration"),
     # as their authors call what transformers has under another name
     *("KimiK25ForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
 )
@@ -30,8 +31,27 @@ NEWER_TEXT_TYPES: Mapping[str, str] = {
     "dots3_note": "dots3_note_text",  # published with the text model's keys at the top
     "glm5_next": "glm5_next_text",
     "kimi_k2": "deepseek_v3",
+    "cosmos3_edge_text": "arcee",
 }
 NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "cosmos3_edge_text": {
+        "vocab_size": 131072,
+        "hidden_size": 2048,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 100_000_000.0,
+            "mrope_section": [24, 20, 20],
+        },
+    },
     "granite_docling_text": {
         "vocab_size": 133800,
         "hidden_size": 1024,
@@ -47,6 +67,15 @@ NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "residual_multiplier": 0.263,
         "attention_multiplier": 0.015625,
     },
+}
+# whose class weaves the sections of its ropes whatever the config says, and names of its weights
+WOVEN = ("Cosmos3EdgeForConditionalGeneration",)
+_ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
+WOVEN_NAMES: Names = {
+    "mixer.qkv": AnyOf(SPLIT_QKV, tuple(_ATTENTION + one for one in ("to_q", "to_k", "to_v"))),
+    "mixer.o": AnyOf(_ATTENTION + "o_proj", _ATTENTION + "to_out"),
+    "ffn.up": AnyOf(_MLP + "up_proj", _MLP + "fc1"),
+    "ffn.down": AnyOf(_MLP + "down_proj", _MLP + "fc2"),
 }
 # whose text model multiplies all that comes in, the rows of towers too; and by what if it is not
 # said
