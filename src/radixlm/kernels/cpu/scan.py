@@ -1,5 +1,6 @@
 """Recurrences over a state, token by token, as in ``kernels/ops/state.py`` (whose legend holds):
-a prompt gives the same bits however it is cut and whatever runs beside it."""
+a prompt gives the same bits however it is cut and whatever runs beside it. The states become those
+behind the tokens, in place where they are contiguous."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def _run(
     decays: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     v_BLHP = inputs["v"][0]
-    out, after = torch.empty(v_BLHP.shape), state.clone(memory_format=torch.contiguous_format)
+    out, after = torch.empty(v_BLHP.shape), state.contiguous()
     given = [_input(x, name, width) for name, (x, width) in inputs.items()]
     sizes = [*v_BLHP.shape[:3], keys, v_BLHP.shape[3]]
     native().scan(

@@ -1,8 +1,9 @@
 """Recurrences over a state of fixed size: the chunked form for prompts, one step for decoding.
 
 All take [B, L, ...] inputs of B sequences with L new tokens each and the states before them, and
-return the outputs and the states behind them; arithmetic is float32. Chunks are counted from the
-first new token, so a result depends on how a prompt was cut by rounding alone.
+return the outputs and the states behind them, perhaps in the memory of those before; arithmetic is
+float32. Chunks are counted from the first new token, so a result depends on how a prompt was cut by
+rounding alone.
 
 Legend: B sequences, L tokens, C channels, H heads, G groups, N state channels, P value channels,
 K key channels, W width of a convolution.

@@ -47,7 +47,7 @@ _AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in
     1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
 }
 _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
-    128: (Tile(16, 32, 8, 2),),
+    128: (Tile(16, 32, 8, 1),),
     1024: (Tile(16, 16, 16, 1),),
 }
 
@@ -67,6 +67,8 @@ def tiles_of(
     tiles = next(tiles for most, tiles in table.items() if dim <= most)
     if cache_dtype is not None and cache_dtype.itemsize == 1:
         tiles = (replace(tiles[0], num_warps=max(8, tiles[0].num_warps)), *tiles[1:])
+        if has_extras and 128 < dim <= MAX_DIM:
+            tiles = (tiles[0], Tile(32, 32, 8, 2))
     return tiles[:2] if has_extras else tiles[:1] + tiles[1:][-1:]
 
 

@@ -121,13 +121,15 @@ def _fit(kind: int, group: int, num_out: int, rows: int, is_float32: bool) -> Ti
     table = _FLOAT32 if is_float32 and kind not in kinds.QUANTISED_X else TABLES[kind]
     tile = next(tile for most, tile in table if rows <= most)
     k, n = tile.k, tile.n
+    warps = tile.warps
     if kind == kinds.INT4:
         k = int4_chunk(group)
+        warps = 8 if tile.m == 16 else warps  # with 4 some spill
     elif kind == kinds.FP8_BLOCK_WIDE:
         k = min(k, kinds.FP8_GROUP)
     if tile.m == 16 and num_out <= _NARROW_OUT:
         n = 32
-    return Tile(tile.m, n, k, tile.warps, tile.stages, tile.rows_in_turn)
+    return Tile(tile.m, n, k, warps, tile.stages, tile.rows_in_turn)
 
 
 def product(x_MK: Tensor, packed: Packed, x_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
