@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,20 @@ def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
     raw[at : at + 2] = b"\x00\x7e"
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"blocks\.2.*NaN.*layers\.2\.mlp\.up_proj\.weight"):
+        load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
+
+
+@pytest.mark.parametrize("rows_and_inputs", [(128, 64), (128, 512), (0, 256), (127, 256)])
+def test_a_wrong_shape_in_four_bits_is_named(
+    rows_and_inputs: tuple[int, int], tmp_path: Path
+) -> None:
+    folder = cached_tiny("LlamaForCausalLM", **WIDE)
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", "llama", "Q4_0", {})
+    raw, name = bytearray(file.read_bytes()), b"blk.1.attn_k.weight"
+    at = raw.index(name) + len(name) + 4
+    raw[at : at + 16] = struct.pack("<QQ", *rows_and_inputs[::-1])
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.mixer\.qkv.*layers\.1\.self_attn"):
         load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
 
 

@@ -33,7 +33,8 @@ class Feeder(Protocol):
         ...
 
     def grid(self, path: str) -> Grid | None:
-        """The value as the checkpoint has it on a grid of 4 bits; None where it is not."""
+        """The value as the checkpoint has it on a grid of 4 bits; None where it is not. ValueError
+        as ``feed``."""
         ...
 
     def origin(self, path: str) -> str:
@@ -92,7 +93,10 @@ class CheckpointFeeder:
         names = assembly.names()
         if not all(source.has_grid(name) for name in names):
             return None
-        return joined([source.grid(name) for name in names])
+        try:
+            return joined([source.grid(name) for name in names])
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(str(error).splitlines()[0]) from error
 
     def origin(self, path: str) -> str:
         names = self._assemblies[path].names()

@@ -85,7 +85,8 @@ class GgufSource:
         """Whether ``grid`` gives a tensor."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
-        return tensor.kind in GRIDS and len(tensor.shape) == 2 and not piece.offset
+        is_matrix = len(tensor.shape) == 2 and all(tensor.shape)
+        return tensor.kind in GRIDS and is_matrix and not piece.offset
 
     def grid(self, name: str) -> Grid:
         """A matrix of 4 bits with its scales and offsets, as it is stored."""

@@ -115,10 +115,15 @@ class _Filler:
         """Whether the checkpoint has the weight on a grid; a dtype that was asked for widens it."""
         if self._weight_dtype is not None or self._device.type != "cpu":
             return False
-        grid = self._feeder.grid(path)
+        origin = self._feeder.origin(path)
+        try:
+            grid = self._feeder.grid(path)
+        except ValueError as error:
+            self.problems.append(f"{path} cannot be made of {origin}: {error}")
+            return True
         if grid is None:
             return False
-        if problem := _problem_of(path, self._feeder.origin(path), param, grid):
+        if problem := _problem_of(path, origin, param, grid):
             self.problems.append(problem)
         else:
             param.grid = grid
