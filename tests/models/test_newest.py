@@ -201,3 +201,16 @@ def test_an_xlstm_with_joined_projections(tmp_path: Path) -> None:
     ids = list(range(5, 30))
     ours, same = (PagedRunner(load_model(at)).prefill({0: ids})[0] for at in (tmp_path, folder))
     assert torch.equal(ours, same)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "num_attention_heads": 2}])
+def test_a_doge_that_drops_tokens(changes: dict[str, Any]) -> None:
+    """No token comes twice: equal ones would be of equal worth."""
+    folder = cached_tiny("DogeForCausalLM", keep_window_size=7, **changes)
+    ids = torch.randperm(380, generator=torch.Generator().manual_seed(0))[:40].tolist()
+    with torch.inference_mode():
+        theirs = reference_model(folder)(torch.tensor([ids])).logits[0]
+    runner = PagedRunner(load_model(folder))
+    ours = runner.prefill({0: ids[:-2]}, num_chunks=3)[0]
+    ours = torch.cat((ours, *(runner.step({0: [one]})[0] for one in ids[-2:])))
+    assert relative_error(ours, theirs) < 1e-4

@@ -131,9 +131,11 @@ class MeanIndexLayer(BlockIndexLayer):
         """Of each whole block the mean, normed and turned as its first token: [B, I]."""
         size = self._index.size
         count = key_NI.shape[0] // size
-        blocks = key_NI[: count * size].view(count, size, -1)
+        if not count:
+            return key_NI[:0]
+        blocks = key_NI[: count * size].view(count, size, key_NI.shape[1])
         means_BI = self.k_norm.run(blocks.float().mean(1).to(key_NI.dtype))
-        if self._inv_freq is None or not count:
+        if self._inv_freq is None:
             return means_BI
         starts_B = torch.arange(count, device=key_NI.device) * size
         return self._turned(means_BI[:, None], rope_angles(starts_B, self._inv_freq, self._factor))[
