@@ -69,7 +69,21 @@ def _adapted(folder: Path, model: Any) -> None:
     (folder / "config.json").write_text(json.dumps(raw | {"has_lora_adapter": True}))
 
 
+def _whole(folder: Path) -> None:
+    """Qwen2.5-Omni as published: its thinker inside of what speaks too."""
+    tensors = load_file(folder / "model.safetensors")
+    named = {f"thinker.{name.removeprefix('thinker.')}": t for name, t in tensors.items()}
+    named["talker.codec_head.weight"] = torch.zeros(3, 5)
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop("architectures")
+    whole = {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni"}
+    whole |= {"thinker_config": raw, "talker_config": {"num_hidden_layers": 3}}
+    (folder / "config.json").write_text(json.dumps(whole))
+
+
 PUBLISHED = [
+    ("qwen2_5_omni", lambda folder, model: _whole(folder)),
     ("qwen3_asr", lambda folder, model: _asr(folder)),
     ("qwen3_omni", lambda folder, model: _speaking(folder)),
     ("granite_speech", _adapted),

@@ -7,11 +7,12 @@ from dataclasses import replace
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import family
 from radixlm.arch.families.composite import composite
+from radixlm.arch.families.media_layouts_audio import OMNIS
 from radixlm.arch.spec import Decoder
 
 HEARING = (
     *("VoxtralForConditionalGeneration", "GlmAsrForConditionalGeneration"),
-    *("Qwen3ASRForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
+    *("Qwen3ASRForConditionalGeneration", *OMNIS),
     "GraniteSpeechForConditionalGeneration",
     *("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_Omni_Reasoning_V3"),
 )

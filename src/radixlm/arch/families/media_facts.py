@@ -17,7 +17,7 @@ from radixlm.arch.families.composite_newer import (
 )
 from radixlm.arch.families.encoded import ENCODED
 from radixlm.arch.families.hearing import HEARING
-from radixlm.arch.families.media_layouts_audio import unwrapped
+from radixlm.arch.families.media_layouts_audio import OMNIS, unwrapped
 from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS, WATCHING
 from radixlm.arch.families.media_layouts_more import VILAS
 
@@ -36,7 +36,7 @@ VECTORS = ("CLIPModel",)
 # whose films come with their sound, or are not read
 NO_FILMS = (
     "Qwen2_5OmniThinkerForConditionalGeneration",
-    "Qwen3OmniMoeForConditionalGeneration",
+    *OMNIS,
     *VILAS,
 )
 # whose places of a picture see one another

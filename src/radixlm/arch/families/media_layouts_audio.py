@@ -55,9 +55,9 @@ def speaks(raw: Raw) -> bool:
 
 
 def _thinker(raw: Raw) -> dict[str, Any]:
-    """Of Qwen3-Omni."""
+    """Of Qwen-Omni."""
     held = {k: v for k, v in unwrapped(raw).items() if k not in ("architectures", "model_type")}
-    return {**held, "model_type": "qwen3_omni_moe_thinker"}
+    return {**held, "model_type": f"{raw['model_type']}_thinker"}
 
 
 def _asr(raw: Raw) -> dict[str, Any]:
@@ -76,8 +76,13 @@ _ASR: Rules = (
     (r"(thinker|model)\.audio_tower\.proj2\.", "multi_modal_projector.linear_2."),
     (r"(thinker|model)\.(audio_tower|multi_modal_projector)\.", r"\2."),
 )
+# those that speak as well as hear, as a whole
+OMNIS = (
+    *("Qwen3OmniMoeForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration"),
+    "Qwen2_5OmniModel",
+)
 AUDIO_LAYOUTS: dict[str, Original] = {
-    "Qwen3OmniMoeForConditionalGeneration": Original(_thinker, _OMNI, unused="language_model"),
+    **dict.fromkeys(OMNIS, Original(_thinker, _OMNI, unused="language_model")),
     "Qwen3ASRForConditionalGeneration": Original(_asr, _ASR, unused="language_model"),
 }
 # whose processor takes one sound a text, though the model hears several
