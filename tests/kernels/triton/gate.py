@@ -185,7 +185,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--record", action="store_true", help=f"what {RECORD.name} lacks, into it")
-    parser.add_argument("--missing", action="store_true", help=f"list what {RECORD.name} lacks")
+    parser.add_argument("--missing", action="store_true", help=f"only what {RECORD.name} lacks")
+    parser.add_argument("--list", action="store_true", help="names only, nothing is compiled")
+    parser.add_argument("--sample", type=int, help="so many of them, from all over")
     options = parser.parse_args()
     choose = every if options.all else representative
     jobs = [
@@ -198,8 +200,10 @@ def main() -> None:
     ]
     if options.record or options.missing:
         jobs = unrecorded(jobs, options.record and len(options.modules) == len(MODULES))
-    if options.missing:
-        print("\n".join(f"{variants_of(m)[i].name} sm_{arch}" for m, i, arch in jobs))
+    if options.sample:
+        jobs = jobs[:: max(1, -(-len(jobs) // options.sample))]
+    if options.list:
+        print("".join(f"{variants_of(m)[i].name} sm_{arch}\n" for m, i, arch in jobs), end="")
         return
     rows = []
     for row in compile_all(jobs, max(1, min(options.jobs, len(jobs) // 4))):

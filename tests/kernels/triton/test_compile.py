@@ -10,11 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.kernels.triton.gate import MODULES, table
+from tests.kernels.triton.gate import MODULES, read_record, table
 
 import radixlm.kernels.triton
 from radixlm.kernels.triton.variant import MAX_SHARED_BYTES, MAX_SHARED_BYTES_SM80
 
+SAMPLE = 12  # variants
 SHARED = {90: MAX_SHARED_BYTES, 80: MAX_SHARED_BYTES_SM80}
 
 
@@ -47,10 +48,25 @@ def test_representative_variants_compile(module: str) -> None:
     assert [row for row in rows if not is_good(row)] == []
 
 
+def test_what_was_compiled_is_good() -> None:
+    """The record holds the outcome of each variant by all that decides it."""
+    rows = list(read_record().values())
+    assert len(rows) > 500
+    assert [row for row in rows if not is_good(row)] == []
+
+
+def test_what_is_not_on_record_compiles() -> None:
+    """Changed kernels and variants, or another compiler: some of them, from all over. All, and for
+    good: ``gate.py --all --record``."""
+    rows = compile_in_process("--all", "--missing", "--sample", str(SAMPLE), "--jobs", "1")
+    assert len(rows) <= SAMPLE
+    assert [row for row in rows if not is_good(row)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_all_variants_compile(capsys: pytest.CaptureFixture[str]) -> None:
-    """Some hours of one core the first time; Triton keeps what it has compiled."""
+    """Half an hour of one core the first time; Triton keeps what it has compiled."""
     rows = compile_in_process("--all")
     with capsys.disabled():
         print("", *table(rows), sep="\n")
