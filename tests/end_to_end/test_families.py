@@ -38,7 +38,7 @@ QUICK = {
     *("BloomForCausalLM", "Llama4ForCausalLM", "MiMoV2FlashForCausalLM", "NanoChatForCausalLM"),
     *("LongcatFlashForCausalLM", "MambaForCausalLM", "FalconH1ForCausalLM"),
     *("Qwen3NextForCausalLM", "MiniMaxForCausalLM", "Lfm2ForCausalLM", "KimiLinearForCausalLM"),
-    "RecurrentGemmaForCausalLM",
+    *("RecurrentGemmaForCausalLM", "DeepseekV4ForCausalLM", "MiniMaxM3VLForCausalLM"),
 }
 
 
