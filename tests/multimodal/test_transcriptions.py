@@ -64,7 +64,8 @@ class Oracle:
         same, and goes on where two marks of time stand together."""
         held = self.model.generation_config
         times = "" if is_timed else "<|notimestamps|>"
-        text = f"<|startoftranscript|><|{language}|><|{task}|>{times}"
+        marks = f"<|{language}|><|{task}|>" if language else ""
+        text = f"<|startoftranscript|>{marks}{times}"
         text = f"<|startofprev|> {before}{text}" if before else text
         ids = self.tok(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         start = ids.shape[1]
@@ -235,6 +236,28 @@ async def refusals(server: Served, oracle: Oracle) -> None:
         "/generate", text="", audio_data=uri, sampling_params={"max_new_tokens": 3}
     )
     assert native.status_code == 200 and native.json()["meta_info"]["prompt_tokens"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_a_model_of_english_alone_is_asked_without_marks(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"is_multilingual": False}))
+
+    async def check() -> None:
+        async with started(tmp_path) as server:
+            sound = noise(8, 0.9)
+            timed = await ask(server, wav(sound), response_format="verbose_json")
+            assert timed.json()["language"] == "english"
+            made = (await ask(server, wav(sound))).json()["text"]
+            assert (await ask(server, wav(sound), language="en")).json()["text"] == made
+            want = oracle.text(oracle.ids(sound, "")).strip()
+            assert made == want
+            for path, fields in ((PATH, {"language": "de"}), ("/v1/audio/translations", {})):
+                assert (await ask(server, wav(sound), path, **fields)).status_code == 400
+
+    asyncio.run(check())
 
 
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs

@@ -161,8 +161,12 @@ async def _probe(call: Call, scribe: TokenScribe, index: int) -> tuple[str, floa
 
 async def _find_language(call: Call) -> None:
     scribe = call.scribe
-    if not call.language and isinstance(scribe, TokenScribe) and scribe.finds_language:
+    if call.language or not isinstance(scribe, TokenScribe):
+        return
+    if scribe.finds_language:
         call.language, _ = await _probe(call, scribe, 0)
+    else:
+        call.language = "en"  # the only one that such a model knows
 
 
 async def _transcript(call: Call) -> Transcript:
