@@ -66,6 +66,29 @@ _INKLING = {
     "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
     "logits_mup_width_multiplier": 2.0,
 }
+_QWEN4: dict[str, Any] = {
+    **EXPERTS,
+    "head_dim": 16,
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "ple_layer_ids": [1],
+    "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "heads_per_ngram": 2,
+    "ngram_size": 3,
+    "split_ngram_parts": 2,
+    "indexer_n_heads": 24,  # of few heads many scores are zero: any choice is right
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 17,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_expert_intermediate_size": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 NEWEST: dict[str, dict[str, Any]] = {
     "MuseGlimmerForConditionalGeneration": whole(
         {**_SLIDING, "output_multiplier": 0.7}, vision_config=_MUSE_TOWER
@@ -130,29 +153,17 @@ NEWEST: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
     },
     "InklingForCausalLM": {**_SHAPE, **_INKLING},
-    "Qwen4ExpForCausalLM": {
-        **EXPERTS,
-        "head_dim": 16,
-        "hc_count": 2,
-        "hc_lowrank": 8,
-        "ple_layer_ids": [1],
-        "ngram_vocab_size_base": 50,
-        "make_ngram_vocab_size_divisible_by": 8,
-        "heads_per_ngram": 2,
-        "ngram_size": 3,
-        "split_ngram_parts": 2,
-        "indexer_n_heads": 24,  # of few heads many scores are zero: any choice is right
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 17,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 4,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "shared_expert_intermediate_size": 24,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24,
-    },
+    "Qwen4ExpForCausalLM": _QWEN4,
+    "Qwen4ExpForConditionalGeneration": whole(
+        {**_QWEN4, "num_hidden_layers": 3},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "out_hidden_size": 64,
+        },
+    ),
     "JetMoeForCausalLM": {
         "num_attention_heads": None,
         "kv_channels": 16,

@@ -8,7 +8,15 @@ from functools import lru_cache
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import Mixer, activation, family, moe, plain, rms
+from radixlm.arch.families.builders import (
+    Mixer,
+    activation,
+    family,
+    in_whole,
+    moe,
+    plain,
+    rms,
+)
 from radixlm.arch.families.linear import DELTA, delta_net, gated_attention
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts
@@ -128,8 +136,9 @@ def _names(c: Config) -> Names:
     }
 
 
-@family("Qwen4ExpForCausalLM")
+@family("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 def qwen4_exp(c: Config) -> Decoder:
+    """Of a whole with a tower the text alone: an index turns its blocks by their places in it."""
     shared, reading = c.shared_expert_intermediate_size, sorted(set(c.get("ple_layer_ids", ())))
     act: Any = c.get("output_gate_type", "silu")
     kinds, every = c.layer_types, c.get("full_attention_interval", 4)
@@ -162,4 +171,5 @@ def qwen4_exp(c: Config) -> Decoder:
     sparse = moe(c, renorm=c.norm_topk_prob, shared=Mlp(shared, activation(c)), shared_gate=True)
     bare = Norm(c.rms_norm_eps, "none", affine=False)
     streams = GatedStreams(c.hc_count, c.hc_lowrank, rms(c, offset=1.0))
-    return plain(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))
+    described = plain(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))
+    return in_whole(c, described)
