@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.attention.cpu import CpuBackend
+from radixlm.attention.cpu import CpuBackend, CpuPool
 from radixlm.kernels.cpu.extension import address
 from radixlm.layers.rope import LengthRope, StaticRope
 from radixlm.models.program_writer import ProgramSource, ProgramWriter, is_covered
@@ -31,7 +31,7 @@ class StepProgram:
     """One model over one backend's pools."""
 
     def __init__(self, model: ProgramSource, backend: CpuBackend) -> None:
-        pools = [pool for pool in backend.pools if pool is not None]
+        pools = [pool for pool in backend.pools if isinstance(pool, CpuPool)]
         assert len(pools) == len(backend.pools), "make_pool() comes first"
         self.backend, self.pools = backend, pools
         decoder = model.decoder
