@@ -39,6 +39,8 @@ QUICK = {
     *("LongcatFlashForCausalLM", "MambaForCausalLM", "FalconH1ForCausalLM"),
     *("Qwen3NextForCausalLM", "MiniMaxForCausalLM", "Lfm2ForCausalLM", "KimiLinearForCausalLM"),
     *("RecurrentGemmaForCausalLM", "DeepseekV4ForCausalLM", "MiniMaxM3VLForCausalLM"),
+    *("HrmTextForCausalLM", "ZayaForCausalLM", "InklingForCausalLM", "RwkvForCausalLM"),
+    *("Qwen4ExpForCausalLM", "MuseSparkForConditionalGeneration"),
 }
 
 
