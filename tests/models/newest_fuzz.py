@@ -207,7 +207,8 @@ def _inkling(out: dict[str, Any], rng: random.Random) -> None:
 
 
 def _qwen4(out: dict[str, Any], rng: random.Random) -> None:
-    out["num_hidden_layers"] = len(out["layer_types"])
+    if "full_attention" not in out["layer_types"]:  # its class needs one
+        out["layer_types"][-1] = "full_attention"
     linear = [i + 1 for i, kind in enumerate(out["layer_types"]) if "linear" in kind]
     out["ple_layer_ids"] = rng.sample(linear, rng.randrange(len(linear) + 1))
     if out["ngram_size"] == 4:
