@@ -30,6 +30,7 @@ def prompts(seed: str) -> list[list[int]]:
 
 FEW = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3Text")
 ALWAYS = [name for name in HEADS if name.removesuffix("Model") in FEW or "Gemma3" in name]
+GATHERED = ("JetMoe",)  # its experts of attention are products of torch, which know their batch
 OTHERS = ("GPT2", "Falcon", "Jamba", "ModernBertDecoder")  # names, forms, states, a head of layers
 ALWAYS += [f"{stem}ForSequenceClassification" for stem in (*FEW[:-1], *OTHERS)]
 
@@ -55,7 +56,8 @@ def check(architecture: str) -> None:
         alone = served.encode(input_ids=texts[0])["embedding"]
     for text, vector in zip(texts, got, strict=True):
         assert vector == pytest.approx(expected(folder, text), abs=1e-4)
-    assert alone == got[0]
+    near = architecture.startswith(GATHERED)
+    assert alone == (pytest.approx(got[0], abs=1e-6) if near else got[0])
     assert len({tuple(vector) for vector in got}) == len(got)
     theirs = dict(oracle(folder).named_parameters()) | {
         name: b for name, b in oracle(folder).named_buffers() if name.endswith(BUFFERS)
