@@ -35,7 +35,7 @@ alone to the last bit).
 
 A decoder of transformers without a row here runs as its own code on our pages (`--model-impl`),
 if a trial at the start gives the same logits token by token as at once (tried: BERT as a decoder,
-ModernBERT, CTRL, JetMoe, and Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT, GPT-2 beside their
+ModernBERT, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT, GPT-2 beside their
 rows). Refused by name: states and attentions of their own (RWKV, xLSTM, CPM-Ant, GPT-Neo), masks
 of their own (Doge), places counted otherwise (RoBERTa as a decoder).
 
