@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from PIL import Image
 
 from radixlm.entrypoints.offline import Engine

@@ -22,7 +22,9 @@ GOOD = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
 def opened(folder: Path, adapter: dict[str, torch.Tensor] | None, **said: Any) -> Any:
     config = {"has_lora_adapter": True, "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({f"{NAME}.weight": WEIGHT, "head.weight": WEIGHT.clone()}, folder / "model.safetensors")
+    save_file(
+        {f"{NAME}.weight": WEIGHT, "head.weight": WEIGHT.clone()}, folder / "model.safetensors"
+    )
     if adapter is not None:
         save_file(adapter, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(GOOD | said))

@@ -4,8 +4,8 @@ A template names a module (the loader appends ``.weight`` or ``.bias``) or, wher
 has that very name, one tensor. ``{i}`` is the layer, ``{e}`` the expert: a template with ``{e}`` is
 fetched for every expert and stacked along a new first axis.
 
-Where a layer of the checkpoint is two blocks, ``{half}`` is the layer and ``{odd}`` which of both (0, 1),
-``{nth}`` the same from 1 on.
+Where a layer of the checkpoint is two blocks, ``{half}`` is the layer and ``{odd}`` which of both
+(0, 1), ``{nth}`` the same from 1 on.
 
 What a table may hold for a role:
 

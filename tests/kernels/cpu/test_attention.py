@@ -39,7 +39,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def limit(dtype: torch.dtype) -> float:
-    """The largest error, of the largest number. Matrix tiles round queries and weights to bfloat16."""
+    """The largest error, of the largest number. Matrix tiles round queries, weights to bfloat16."""
     is_exact = isa != "amx" or dtype in (torch.float32, torch.float16)
     return 1e-5 if is_exact else 8e-3
 
