@@ -48,6 +48,7 @@ _AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in
 }
 _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
     128: (Tile(16, 32, 8, 1),),
+    192: (Tile(16, 16, 8, 1),),
     1024: (Tile(16, 16, 16, 1),),
 }
 
@@ -67,8 +68,14 @@ def tiles_of(
     tiles = next(tiles for most, tiles in table.items() if dim <= most)
     if cache_dtype is not None and cache_dtype.itemsize == 1:
         tiles = (replace(tiles[0], num_warps=max(8, tiles[0].num_warps)), *tiles[1:])
+        if 192 < dim <= MAX_DIM and cache_dtype == torch.float8_e5m2:
+            tiles = (replace(tiles[0], num_stages=2), *tiles[1:])
+        if has_extras and dim > MAX_DIM:
+            return tiles[:1]
         if has_extras and 128 < dim <= MAX_DIM:
             tiles = (tiles[0], Tile(32, 32, 8, 2))
+        elif 192 < dim <= MAX_DIM and cache_dtype == torch.int8:
+            tiles = (tiles[0], Tile(64, 32, 8, 2))
     return tiles[:2] if has_extras else tiles[:1] + tiles[1:][-1:]
 
 
@@ -162,7 +169,7 @@ class Shape:
     @property
     def combine_block(self) -> tuple[int, int]:
         """Rows of a program that joins parts, and parts at a time."""
-        parts = 16 if self.site.v_dim > 256 else 32
+        parts = 16 if self.site.v_dim > 128 else 32
         return (1, parts) if self.tile.rows <= 16 else (8, parts // 8)
 
     def constants(self) -> dict[str, int]:
@@ -301,6 +308,10 @@ _LATENT = AttentionSite(0, 0, 128, 1, 576, 512, 1.0, latent=True)
 # 96: 80 and 112 too, in a block of 128
 _SITES = (*(replace(_SITE, head_dim=d, v_dim=d) for d in (128, 64, 96, 192, 256)), _LATENT)
 _CACHES = {"same": 0, "i8": 1, "fp8e5": 0, "fp8e4nv": 0, "u8": 2}  # to KIND; u8: e4m3 on sm_80
+_HELD = {
+    "i8": torch.int8, "fp8e5": torch.float8_e5m2, "fp8e4nv": torch.float8_e4m3fn,
+    "u8": torch.float8_e4m3fn,
+}  # fmt: skip
 _ARCHS = {True: (90, NEWEST), False: (80, 88)}  # by whether it is a Hopper
 
 
@@ -324,7 +335,7 @@ def _tables(site: AttentionSite, dtype: torch.dtype, is_hopper: bool) -> Iterato
             continue
         if cache != "same" and dtype == torch.float32:
             continue  # see computed_in
-        held = dtype if cache == "same" else torch.int8
+        held = _HELD.get(cache, dtype)
         for is_extra in (False, True):
             for tile in tiles_of(site.head_dim, dtype, is_extra, is_hopper, held):
                 yield _variant(site, tile, dtype, cache, is_extra, is_hopper)

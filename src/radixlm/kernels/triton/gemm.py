@@ -114,17 +114,18 @@ def fits(fmt: str, dtype: torch.dtype) -> bool:
 def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int = 1) -> Tile:
     """The tile for so many rows an expert of x in ``dtype``, ``num_experts`` at work."""
     outputs = packed.num_out * num_experts
-    return _fit(packed.kind, packed.group, outputs, rows, dtype == torch.float32)
+    return _fit(packed.kind, packed.group, outputs, rows, dtype)
 
 
-def _fit(kind: int, group: int, num_out: int, rows: int, is_float32: bool) -> Tile:
-    table = _FLOAT32 if is_float32 and kind not in kinds.QUANTISED_X else TABLES[kind]
+def _fit(kind: int, group: int, num_out: int, rows: int, dtype: torch.dtype) -> Tile:
+    table = _FLOAT32 if dtype == torch.float32 and kind not in kinds.QUANTISED_X else TABLES[kind]
     tile = next(tile for most, tile in table if rows <= most)
     k, n = tile.k, tile.n
     warps = tile.warps
     if kind == kinds.INT4:
         k = int4_chunk(group)
-        warps = 8 if tile.m == 16 else warps  # with 4 some spill
+        if tile.m == 16 and not (k == 128 and dtype == torch.float16):
+            warps = 8  # the other number spills a register or two
     elif kind == kinds.FP8_BLOCK_WIDE:
         k = min(k, kinds.FP8_GROUP)
     if tile.m == 16 and num_out <= _NARROW_OUT:
@@ -228,11 +229,10 @@ def variants() -> tuple[Variant, ...]:
 def _variants() -> Iterator[Variant]:
     for kind, name in _NAMES.items():
         for dtype, pointer in POINTERS.items():
-            is_float32 = dtype == torch.float32
-            if is_float32 and kind != kinds.PLAIN:
+            if dtype == torch.float32 and kind != kinds.PLAIN:
                 continue
             tiles = {
-                _fit(kind, group, num_out, rows, is_float32)
+                _fit(kind, group, num_out, rows, dtype)
                 for group in ((32, 128) if kind == kinds.INT4 else (0,))
                 for num_out in (_NARROW_OUT, _NARROW_OUT + 1)
                 for rows in (1, 17, 33, 65)
