@@ -8,7 +8,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, family, moe, plain, rope
-from radixlm.arch.families.linear import KIMI
+from radixlm.arch.families.linear import KIMI, channel_delta
 from radixlm.arch.families.sparse import (
     STREAMS,
     experts_of,
@@ -64,18 +64,9 @@ def glm5_next(c: Config) -> Decoder:
     that an index chooses."""
     c.refuse("hidden_act", "silu", "swish")
     c, limit = _glm5_keys(c), limit_of(c)
-    norm, heads, dim = Norm(c.rms_norm_eps), c.linear_num_heads, c.linear_head_dim
-    state = DeltaNet(
-        heads,
-        heads,
-        dim,
-        dim,
-        c.linear_conv_kernel_dim,
-        norm,
-        gate_act="sigmoid",
-        channel_decay=True,
-        decay_floor=float(c.get("linear_lower_bound", 0.0)),
-    )
+    norm = Norm(c.rms_norm_eps)
+    fades = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
+    state = replace(fades, decay_floor=float(c.get("linear_lower_bound", 0.0)))
     kinds, shares = c.layer_types, c.indexer_types
     key_norm = Norm(1e-6, "layer", bias=True)
 

@@ -15,10 +15,11 @@ from radixlm.arch.families.builders import (
     published_form,
 )
 from radixlm.arch.families.deepseek import latent, routed
+from radixlm.arch.families.linear import channel_delta
 from radixlm.arch.families.mixtures import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
-from radixlm.arch.spec import Block, Decoder, DeltaNet, LatentAttention, Mlp, Moe, Norm, Temperature
+from radixlm.arch.spec import Block, Decoder, LatentAttention, Mlp, Moe, Norm, Temperature
 
 _MLP = LAYER + "mlp."
 
@@ -141,18 +142,10 @@ def bailing_hybrid(c: Config) -> Decoder:
     """Delta nets that forget by channel, and gated latent attention, as in Kimi Linear."""
     c.refuse("hidden_act", "silu")
     heads, dim = c.get("linear_num_heads", c.num_attention_heads), c.get("linear_head_dim")
-    state = DeltaNet(
-        heads,
-        heads,
-        dim or c.head_dim,
-        dim or c.head_dim,
-        c.get("linear_conv_kernel_dim", c.short_conv_kernel_size),
-        Norm(c.rms_norm_eps),
-        gate_act="sigmoid",
-        channel_decay=True,
-        low_rank=False,
-        decay_floor=float(c.kda_lower_bound) if c.kda_safe_gate else 0.0,
-    )
+    width = c.get("linear_conv_kernel_dim", c.short_conv_kernel_size)
+    fades = channel_delta(heads, dim or c.head_dim, width, Norm(c.rms_norm_eps))
+    floor = float(c.kda_lower_bound) if c.kda_safe_gate else 0.0
+    state = replace(fades, low_rank=False, decay_floor=floor)
     attends = replace(latent(c.replace(q_lora_rank=None), interleaved=True), gate="head")
     shared = c.moe_intermediate_size * c.get("n_shared_experts", 0)
     sparse = moe(

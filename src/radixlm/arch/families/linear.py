@@ -68,6 +68,11 @@ def delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> D
     )
 
 
+def channel_delta(heads: int, dim: int, width: int, norm: Norm) -> DeltaNet:
+    """A delta net that forgets by channel, its gate a sigmoid."""
+    return DeltaNet(heads, heads, dim, dim, width, norm, gate_act="sigmoid", channel_decay=True)
+
+
 DELTA: Names = {
     "state.conv": _LINEAR + "conv1d",
     "state.a_log": _LINEAR + "A_log",
@@ -175,18 +180,8 @@ def kimi_linear(c: Config) -> Decoder:
     """Delta nets that forget by channel, and latent attention that does not turn."""
     c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
     c = _kimi_keys(c)
-    heads, dim = c.linear_num_heads, c.linear_head_dim
     norm = Norm(c.rms_norm_eps)
-    state = DeltaNet(
-        heads,
-        heads,
-        dim,
-        dim,
-        c.linear_conv_kernel_dim,
-        norm,
-        gate_act="sigmoid",
-        channel_decay=True,
-    )
+    state = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
     attends = replace(latent(c, interleaved=False), rope=None)
     shared = c.moe_intermediate_size * c.num_shared_experts
     sparse = moe(
