@@ -76,5 +76,8 @@ def test_every_cache_is_read_alike(dtype: torch.dtype) -> None:
     ours, theirs = (
         run_case(case, SITE, backend, mutual=MUTUAL) for backend in ("cpu", "torch_native")
     )
+    limit = (
+        1e-2 if cpu.isa == "amx" and dtype.itemsize < 4 else 2e-3
+    )  # tiles round as bfloat16 does
     for got, want in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(got, want, rtol=limit, atol=limit)

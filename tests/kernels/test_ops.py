@@ -230,6 +230,22 @@ def embedding_cases() -> list[Run]:
     ]
 
 
+def state_cases(op: str) -> list[Run]:
+    """One token of many sequences and many tokens of one; heads that share what they read."""
+
+    def case(b: int, t: int) -> Run:
+        x, log, beta = rand(b, t, 3, 20), -rand(b, t, 3).abs(), rand(b, t, 3).sigmoid()
+        q, k = rand(b, t, 3, 12), F.normalize(rand(b, t, 1, 12), dim=-1).expand(b, t, 3, 12)
+        if op == "delta_rule":
+            return lambda op: op(q, k, x, log[..., None], beta, rand(b, 3, 12, 20))
+        if op == "decayed_attention":
+            return lambda op: op(x, log, k, q, rand(b, 3, 20, 12))
+        wide, dt, a = x.flatten(2), rand(b, t, 60).abs(), -rand(60, 12).abs()
+        return lambda op: op(wide, dt, a, k[:, :, 0], q[:, :, 0], rand(b, 60, 12))
+
+    return [case(5, 1), case(1, 40), case(2, 7)]
+
+
 CASES: dict[str, list[Run]] = {
     **{op: norm_cases(op) for op in OPS if op.endswith("norm")},
     "rope": rope_cases(),
@@ -246,6 +262,7 @@ CASES: dict[str, list[Run]] = {
     "pack_head_linear": head_cases(),
     "route": route_cases(),
     "pack_experts": expert_cases(),
+    **{op: state_cases(op) for op in ("selective_scan", "decayed_attention", "delta_rule")},
 }
 
 
