@@ -321,7 +321,7 @@ def _ffn(ffn: Mlp | Moe | Straight, dim: int) -> int:
         vectors += (4 if ffn.act == "xielu" else 0) + ffn.out_scale
         vectors += _norm(ffn.sub_norm, ffn.inner) if ffn.sub_norm else 0
         return _ffn_matrices(ffn, dim) + vectors
-    shared = _ffn(ffn.shared, dim) if ffn.shared else 0
+    shared = sum(_ffn(one, dim) for one in (ffn.shared, ffn.vision) if one)
     choices = ffn.experts + ffn.zero_experts
     matrices = (
         (ffn.experts + ffn.sinks) * _expert(ffn, dim) + _router(ffn, dim) + 2 * ffn.width * dim
@@ -342,7 +342,7 @@ def _ffn_matrices(ffn: Mlp | Moe | Straight, dim: int) -> int:
         return dim * dim
     if isinstance(ffn, Mlp):
         return (_up_rows(ffn) + ffn.inner) * dim
-    shared = _ffn_matrices(ffn.shared, dim) if ffn.shared else 0
+    shared = sum(_ffn_matrices(one, dim) for one in (ffn.shared, ffn.vision) if one)
     routers = _router(ffn, dim) + dim * (ffn.shared_gate + 2 * ffn.width)
     return (ffn.experts + ffn.sinks) * _expert(ffn, dim) + routers + shared
 
@@ -358,7 +358,11 @@ def _idle(ffn: Mlp | Moe | Straight, dim: int, *, matrices_only: bool = False) -
     if not isinstance(ffn, Moe):
         return 0
     biases = 0 if matrices_only else (_expert_rows(ffn) + dim) * ffn.bias
-    return (ffn.experts - ffn.top_k) * (_expert(ffn, dim) + biases)
+    idle = (ffn.experts - ffn.top_k) * (_expert(ffn, dim) + biases)
+    if ffn.vision is None:
+        return idle
+    whole = _ffn_matrices(ffn.vision, dim) if matrices_only else _ffn(ffn.vision, dim)
+    return idle + whole
 
 
 def _expert(ffn: Moe, dim: int) -> int:

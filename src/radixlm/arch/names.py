@@ -2,7 +2,8 @@
 
 A template names a module (the loader appends ``.weight`` or ``.bias``) or, where the checkpoint
 has that very name, one tensor. ``{i}`` is the layer, ``{e}`` the expert: a template with ``{e}`` is
-fetched for every expert and stacked along a new first axis.
+fetched for every expert and stacked along a new first axis; ``{past}`` is that, counted on from the
+number of experts.
 
 Where a layer of the checkpoint is two blocks, ``{half}`` is the layer and ``{odd}`` which of both
 (0, 1), ``{nth}`` the same from 1 on.
@@ -178,7 +179,7 @@ _BUFFERS = re.compile(
 _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|sound_|visual|vit_|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
-    r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler\.|mlp1\.|tile_|view_sep"
+    r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|mlp1\.|tile_|view_sep"
     r"|vit_large|patch_merge_mlp\.|density_router\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # What hears, beside a decoder.

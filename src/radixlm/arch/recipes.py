@@ -16,6 +16,16 @@ Cat = Callable[[Sequence[Any], int], Any]
 Recipe = Callable[[Any, Cat], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """One row of a matrix."""
+
+    index: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor[self.index]
+
+
 def transposed(tensor: Any, cat: Cat) -> Any:
     """[in, out] -> [out, in]; vectors stay; of a stack [experts, in, out] the last two swap."""
     return tensor if tensor.ndim == 1 else tensor.swapaxes(-1, -2)

@@ -58,6 +58,7 @@ class Rope:
     # each one after another, or dealt out in turn (``is_woven``)
     sections: tuple[int, ...] = ()
     is_woven: bool = False
+    is_paired: bool = False  # rows and columns take turns, and the time has the last ones
 
     @property
     def depends_on_length(self) -> bool:
@@ -627,6 +628,8 @@ class Moe:
     width_norm: Norm | None = None  # of the projected input
     expert_norm: Norm | None = None  # of each expert's output, before its weight
     by_token: int = 0  # the experts are looked up in a table of so many tokens, not chosen
+    vision: Moe | None = None  # router and experts of the places of media, and of ``marks``
+    marks: tuple[int, ...] = ()  # tokens that belong to media: what begins and ends them
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,9 @@ def _write(batch: ForwardBatch, at: int, made: Tensor) -> None:
     if batch.embeds_TD is None:
         batch.embeds_TD = torch.zeros(batch.num_tokens, dim, device=batch.device)
         batch.embeds_mask_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
+    if batch.media_T is None:
+        batch.media_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
+    batch.media_T[at : at + count] = True
     assert batch.embeds_mask_T is not None
     batch.embeds_TD[at : at + count] = made[0].to(batch.device)
     batch.embeds_mask_T[at : at + count] = True

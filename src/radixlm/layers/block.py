@@ -37,6 +37,7 @@ from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.mlstm import MatrixLstmLayer
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
+from radixlm.layers.moe_kinds import MoeOfKinds
 from radixlm.layers.norm import GatedNormLayer, NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.rwkv import RwkvChannelLayer, RwkvTimeLayer
@@ -183,7 +184,8 @@ class BlockLayer(Module):
         self.spec = spec
         self.mixer = self._make_mixer(dim, context, rope, pool, state_row)
         if isinstance(spec.ffn, Moe):
-            self.ffn = MoeLayer(spec.ffn, dim, context)
+            kind = MoeLayer if spec.ffn.vision is None else MoeOfKinds
+            self.ffn = kind(spec.ffn, dim, context)
         elif isinstance(spec.ffn, Straight):
             self.ffn = StraightLayer(spec.ffn, dim, context)
         elif spec.ffn is not None:
@@ -288,8 +290,11 @@ class BlockLayer(Module):
         y = self.mixer.run(x_TD, batch, angles)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
-    def _feed(self, x_TD: Tensor) -> Tensor:
-        y = self.ffn.run(x_TD)
+    def _feed(self, x_TD: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        if isinstance(self.ffn, MoeOfKinds):
+            y = self.ffn.run(x_TD, None, batch)
+        else:
+            y = self.ffn.run(x_TD)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
     def _run_none(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
@@ -317,7 +322,7 @@ class BlockLayer(Module):
 
     def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
-        x_TD += self._feed(self.norm2.add_run(x_TD, mixed))
+        x_TD += self._feed(self.norm2.add_run(x_TD, mixed), batch)
         if batch.side_TD is not None:
             x_TD += batch.side_TD
             batch.side_TD = None

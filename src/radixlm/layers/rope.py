@@ -24,6 +24,9 @@ FIRST_ROWS = 4096  # tables grow by doubling
 def axes_of(rope: Rope) -> Tensor:
     """The axis (0 time, 1 row, 2 column) that each of the R frequencies of a rope turns by."""
     sections = torch.tensor(rope.sections)
+    if rope.is_paired:
+        pairs = torch.tensor((1, 2)).repeat(rope.sections[1])
+        return torch.cat((pairs, torch.zeros(rope.sections[0], dtype=torch.int64)))
     if not rope.is_woven:
         return torch.arange(3).repeat_interleave(sections)
     axes = torch.zeros(rope.dim // 2, dtype=torch.int64)

@@ -25,6 +25,7 @@ _MOE = (
     "out_bias",
     "sinks",
     "expert_norm",
+    "vision",
 )
 _BLOCK = (
     *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),

@@ -40,7 +40,8 @@ DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not s
 Ids = NDArray[np.int32]
 # what a processor makes of the text
 _OF_TEXT = frozenset(
-    "input_ids attention_mask cross_attention_mask mm_token_type_ids token_type_ids labels".split()
+    "input_ids attention_mask cross_attention_mask mm_token_type_ids token_type_ids labels"
+    " moe_mm_token_type_ids".split()
 )
 _TYPE_OF_FRAMES = 2  # in mm_token_type_ids
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}

@@ -120,6 +120,7 @@ class ForwardBatch:
     max_kv_len: int
     embeds_TD: Tensor | None = None  # input embeddings that replace the table's where given
     embeds_mask_T: Tensor | None = None  # bool: rows of embeds_TD that count
+    media_T: Tensor | None = None  # bool: the places of media, if the step has some
     second_T: Tensor | None = None  # bool: tokens of the second text of a pair, if there is one
     per_layer_TLP: Tensor | None = None  # each layer's own input, where models have some
     chosen: Any = None  # tokens that the last layer with an index has chosen, by sequence piece

@@ -121,17 +121,17 @@ class Resolver:
         block = self._decoder.blocks[layer] if layer >= 0 else None
         ffn = None if block is None else block.side or block.beside or block.ffn
         num_experts = ffn.experts if isinstance(ffn, Moe) else 0
-        is_stacked = any("{e}" in template for template in named.templates)
+        is_stacked = any("{e}" in one or "{past}" in one for one in named.templates)
         rows = tuple(
             tuple(
-                self._name(template, suffix, layer, expert)
+                self._name(template, suffix, layer, expert, num_experts)
                 for expert in (range(num_experts) if is_stacked else (0,))
             )
             for template in named.templates
         )
         return Assembly(path, rows, is_stacked, named.recipe)
 
-    def _name(self, template: str, suffix: str, layer: int, expert: int) -> str:
+    def _name(self, template: str, suffix: str, layer: int, expert: int, num_experts: int) -> str:
         if template.startswith(self._ours):
             template = self._theirs + template.removeprefix(self._ours)
         cycles = self._decoder.cycles
@@ -139,6 +139,7 @@ class Resolver:
             stack, layer = divmod(layer, cycles.size)
             template = template.replace("{stack}", cycles.stacks[stack])
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
+        name = name.replace("{past}", str(num_experts + expert))
         name = name.replace("{half}", str(layer // 2)).replace("{odd}", str(layer % 2))
         name = name.replace("{nth}", str(layer % 2 + 1))
         if suffix == "weight" and name in self._present:

@@ -9,6 +9,15 @@ from typing import Any
 from radixlm.arch.names import LAYER, SPLIT_QKV, AnyOf, Names
 from radixlm.base.errors import CheckpointError
 
+# what begins, fills and ends pictures and films, beside the text model's config
+MARKS = tuple(
+    f"{kind}_{part}token_id" for kind in ("image", "video") for part in ("", "start_", "end_")
+)
+# whose text model has other experts for the places of pictures
+ERNIES = (
+    "Ernie4_5_VLMoeForConditionalGeneration",
+    "Ernie4_5_VL_MoeForConditionalGeneration",
+)
 NEWER = (
     *("QianfanOCRForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
@@ -23,6 +32,7 @@ NEWER = (
 NEWER_TOWERED = (
     *("Step3p7ForConditionalGeneration", "MuseGlimmerForConditionalGeneration"),
     "MuseSparkForConditionalGeneration",
+    *ERNIES,
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {
@@ -32,6 +42,8 @@ NEWER_TEXT_TYPES: Mapping[str, str] = {
     "glm5_next": "glm5_next_text",
     "kimi_k2": "deepseek_v3",
     "cosmos3_edge_text": "arcee",
+    "ernie4_5_vl_moe": "ernie4_5_moe",
+    "ernie4_5_vl_moe_text": "ernie4_5_moe",
 }
 NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cosmos3_edge_text": {

@@ -1,6 +1,9 @@
-"""ERNIE 4.5, dense and with experts: adjacent channels turn together."""
+"""ERNIE 4.5, dense, with experts, and with eyes: adjacent channels turn together."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
@@ -12,10 +15,12 @@ from radixlm.arch.families.builders import (
     mlp,
     moe,
     plain,
+    published_form,
     rope,
 )
-from radixlm.arch.names import LAYER, Named
-from radixlm.arch.recipes import flat
+from radixlm.arch.families.composite_newer import ERNIES, MARKS
+from radixlm.arch.names import LAYER, Named, Names
+from radixlm.arch.recipes import OneRow, flat, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp
 
 
@@ -48,3 +53,62 @@ def ernie_moe(c: Config) -> Decoder:
     correction = Named((LAYER + "mlp.moe_statics.e_score_correction_bias",), flat)
     names = {"moe.correction": correction}
     return plain(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
+
+
+# ids of ``MARKS`` where the config is silent, and a class's sections: rows, columns, time
+_MARKS = (100295, 101304, 101305, 103367, 101306, 101307)
+_SECTIONS = (22, 22, 20)
+
+
+@published_form("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
+def _seeing_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """``moe_intermediate_size`` holds the widths of both kinds of experts."""
+    inner = raw.get("moe_intermediate_size") or [1536, 512]
+    if not isinstance(inner, list) or len(inner) != 2:
+        return raw  # refused by name where it is read
+    return {**raw, "moe_intermediate_size": inner[0], "vision_intermediate_size": inner[1]}
+
+
+@family(*ERNIES)
+def ernie_seeing(c: Config) -> Decoder:
+    """Text and pictures have a router and experts each, and share the shared ones."""
+    position = _attention(c).rope
+    assert position is not None
+    rows, columns, times = c.rope_parameters.get("mrope_section") or _SECTIONS
+    if rows != columns or not times or rows + columns + times != position.dim // 2:
+        raise c.error("rope_parameters", "mrope_section must be as many rows as columns, and times")
+    position = replace(position, sections=(times, rows, columns), is_paired=True)
+    if position.scaling is not None:
+        raise c.error("rope_parameters", "rope_type must be 'default'")
+    bias, act = bool(c.use_bias), activation(c)
+    shared = c.moe_intermediate_size * c.moe_num_shared_experts
+    vision = moe(c, inner=c.vision_intermediate_size, correction=True, renorm=True)
+    sparse = moe(
+        c,
+        correction=True,
+        renorm=True,
+        shared=Mlp(shared, act, bias=bias) if shared else None,
+        vision=vision,
+        marks=tuple(c.get(key, default) for key, default in zip(MARKS, _MARKS, strict=True)),
+    )
+    kinds = c.get("mlp_layer_types") or ["dense"] + ["sparse"] * (c.num_hidden_layers - 1)
+    if len(kinds) != c.num_hidden_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise c.error("mlp_layer_types", "must say dense or sparse for each layer")
+    mixer = attention(c, rope=position, qkv_bias=bias, o_bias=bias)
+    return plain(
+        c,
+        mixer,
+        lambda i: sparse if kinds[i] == "sparse" else mlp(c, bias=bias),
+        names=_SEEING,
+    )
+
+
+_STATICS, _EXPERTS = LAYER + "mlp.moe_statics.e_score_correction_bias", LAYER + "mlp.experts."
+_SEEING: Names = {
+    "moe.router": Named((LAYER + "mlp.gate.weight",), transposed),
+    "moe.vision.router": Named((LAYER + "mlp.gate.weight_1",), transposed),
+    "moe.correction": Named((_STATICS,), OneRow(0)),
+    "moe.vision.correction": Named((_STATICS,), OneRow(1)),
+    "moe.vision.up": tuple(_EXPERTS + "{past}." + one for one in ("gate_proj", "up_proj")),
+    "moe.vision.down": _EXPERTS + "{past}.down_proj",
+}

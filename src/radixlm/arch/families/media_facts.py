@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
 from radixlm.arch.families.composite_newer import (
+    ERNIES,
     Canvas,
     are_pictures_unread,
     canvas_of,
@@ -38,6 +39,7 @@ NO_FILMS = (
     "Qwen2_5OmniThinkerForConditionalGeneration",
     *OMNIS,
     *VILAS,
+    *ERNIES,
 )
 # whose places of a picture see one another
 PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration",)

@@ -1,0 +1,102 @@
+"""ERNIE 4.5 VL beside its class: experts of text and of pictures, and what begins and ends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixlm.arch.cost import num_parameters
+from radixlm.arch.hf import describe
+from radixlm.arch.spec import Moe
+from radixlm.base.errors import CheckpointError
+from radixlm.entrypoints.offline import Engine
+
+pytest.importorskip("PIL")
+tf = pytest.importorskip("transformers")
+from radixlm.multimodal.checkpoint import NoVideos  # noqa: E402
+from tests.multimodal.answers import assert_same_answers  # noqa: E402
+from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, save, tokenizer  # noqa: E402
+
+NAMES = "image_start image image_end video_start video video_end".split()
+IDS = {f"{name}_token_id": 257 + i for i, name in enumerate(NAMES)}
+
+
+def config(**more: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
+    text = {
+        **TEXT, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2,
+        "moe_intermediate_size": [48, 32], "moe_num_shared_experts": 1, "rope_parameters": rope,
+        **more,
+    }  # fmt: skip
+    tower = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 7,
+    }  # fmt: skip
+    return tf.Ernie4_5_VLMoeConfig(text_config=text, vision_config=tower, **IDS)
+
+
+def tiny() -> Tiny:
+    tok = tokenizer(**{f"{name}_token": f"<|{name}|>" for name in NAMES})
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    reader = pictures("Ernie4_5_VLMoe", patch_size=7, merge_size=2, size=size)
+    whole = processor(tf.Ernie4_5_VLMoeProcessor, reader, tok, video_processor=NoVideos())
+    return Tiny(config(), whole, "<|image_start|><|image|><|image_end|>")
+
+
+def corrected(model: Any, folder: Path) -> None:
+    """Corrections that matter: random ones, in the model and in the folder."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "e_score_correction_bias" in name:
+                weight.normal_(0, 0.1)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+def test_pictures_and_texts_are_answered_as_by_the_class(tmp_path: Path) -> None:
+    made = tiny()
+    model = save(made, tmp_path)
+    corrected(model, tmp_path)
+    assert num_parameters(describe(tmp_path)) == sum(
+        p.numel() for n, p in model.named_parameters() if "vision_tower" not in n
+        and "resampler" not in n
+    )  # fmt: skip
+    assert_same_answers(made, model, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_text_is_answered_as_by_the_class(tmp_path: Path) -> None:
+    made = tiny()
+    model = save(made, tmp_path)
+    corrected(model, tmp_path)
+    ids = torch.randint(1, 250, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model.generate(ids, max_new_tokens=12, do_sample=False)[0, 40:].tolist()
+    engine = Engine(model_path=str(tmp_path), dtype="float32", max_total_tokens=512)
+    try:
+        found = engine.generate(
+            input_ids=ids[0].tolist(),
+            sampling_params={"max_new_tokens": 12, "temperature": 0, "ignore_eos": True},
+        )
+    finally:
+        engine.shutdown()
+    assert found["output_ids"] == wanted
+
+
+def test_a_config_names_both_kinds_of_experts_and_what_belongs_to_media() -> None:
+    raw = {**json.loads(config().to_json_string()), "architectures": [
+        "Ernie4_5_VLMoeForConditionalGeneration"]}  # fmt: skip
+    dense, sparse, _ = (block.ffn for block in describe(raw).blocks)
+    assert not isinstance(dense, Moe)
+    assert isinstance(sparse, Moe)
+    assert sparse.vision is not None
+    assert (sparse.inner, sparse.vision.inner) == (48, 32)
+    assert set(sparse.marks) == set(IDS.values())
+    for wrong in ([3, 2, 3], [4, 4, 0]):
+        text = raw["text_config"]
+        rope = {**text["rope_parameters"], "mrope_section": wrong}
+        with pytest.raises(CheckpointError, match="mrope_section"):
+            describe({**raw, "text_config": {**text, "rope_parameters": rope}})
