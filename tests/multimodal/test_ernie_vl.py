@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from radixlm.arch.hf import describe
 from radixlm.arch.spec import Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.entrypoints.offline import Engine
+from radixlm.kernels.dispatch import bind
+from radixlm.layers.moe_kinds import MoeOfKinds
+from radixlm.models.build import build_model
+from radixlm.weights.load import load_weights
 
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
@@ -84,6 +89,29 @@ def test_a_text_is_answered_as_by_the_class(tmp_path: Path) -> None:
     finally:
         engine.shutdown()
     assert found["output_ids"] == wanted
+
+
+def test_each_token_passes_the_experts_of_its_kind(tmp_path: Path) -> None:
+    """Beside the two mixtures of the class, called by hand; also where a graph runs both."""
+    model = save(tiny(), tmp_path)
+    corrected(model, tmp_path)
+    ours = build_model(describe(tmp_path), torch.device("cpu"), torch.float32, bind("cpu"))
+    load_weights(ours, tmp_path, progress=False)
+    layer = ours.blocks[1].ffn
+    assert isinstance(layer, MoeOfKinds)
+    theirs = model.model.language_model.layers[1].mlp
+    x_TD = torch.randn(9, 64, generator=torch.Generator().manual_seed(2))
+    ids_T = torch.tensor([5, 257, 0, 0, 259, 7, 260, 262, 256])
+    media_T = torch.tensor([0, 0, 1, 1, 0, 0, 0, 0, 0]).bool()
+    for held in (media_T, None, torch.ones(9).bool()):
+        is_seen_T = (ids_T >= 257) if held is None else (ids_T >= 257) | held
+        with torch.no_grad():
+            want_TD = theirs(x_TD[None], is_seen_T[None].int())[0][0]
+        batch: Any = SimpleNamespace(token_ids_T=ids_T, media_T=held, is_decode=False)
+        torch.testing.assert_close(layer.run(x_TD, None, batch), want_TD, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            layer.run_both(x_TD, is_seen_T), want_TD, atol=1e-5, rtol=1e-5
+        )  # fmt: skip
 
 
 def test_a_config_names_both_kinds_of_experts_and_what_belongs_to_media() -> None:

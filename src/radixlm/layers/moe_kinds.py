@@ -37,7 +37,7 @@ class MoeOfKinds(MoeLayer):
         if batch.media_T is not None:
             is_seen_T = is_seen_T | batch.media_T
         if batch.is_decode and x_TD.device.type != "cpu":  # a graph holds no choice by value
-            return torch.where(is_seen_T[:, None], self._see(x_TD), super().run(x_TD))
+            return self.run_both(x_TD, is_seen_T)
         seen_S = is_seen_T.nonzero()[:, 0]
         if not len(seen_S):
             return super().run(x_TD)
@@ -46,6 +46,10 @@ class MoeOfKinds(MoeLayer):
         if len(read):
             out_TD[read] = super().run(x_TD[read])
         return out_TD
+
+    def run_both(self, x_TD: Tensor, is_seen_T: Tensor) -> Tensor:
+        """The same where all tokens pass all experts: [T, D]."""
+        return torch.where(is_seen_T[:, None], self._see(x_TD), super().run(x_TD))
 
     def _see(self, x_SD: Tensor) -> Tensor:
         y_SD = self.vision.run(x_SD)
