@@ -43,7 +43,7 @@ _HOPPER: dict[int, tuple[Tile, ...]] = {
 }
 _AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in registers
     128: (Tile(16, 64, 4, 3), Tile(64, 32, 8, 3), Tile(64, 64, 8, 3)),
-    256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
+    256: (Tile(16, 32, 4, 3), Tile(32, 32, 8, 2), Tile(64, 32, 8, 2)),
     1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
 }
 _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
