@@ -43,19 +43,19 @@ def config(**more: Any) -> Any:
     return tf.Ernie4_5_VLMoeConfig(text_config=text, vision_config=tower, **IDS)
 
 
-def tiny() -> Tiny:
+def tiny(**more: Any) -> Tiny:
     tok = tokenizer(**{f"{name}_token": f"<|{name}|>" for name in NAMES})
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
     reader = pictures("Ernie4_5_VLMoe", patch_size=7, merge_size=2, size=size)
     whole = processor(tf.Ernie4_5_VLMoeProcessor, reader, tok, video_processor=NoVideos())
-    return Tiny(config(), whole, "<|image_start|><|image|><|image_end|>")
+    return Tiny(config(**more), whole, "<|image_start|><|image|><|image_end|>")
 
 
 def corrected(model: Any, folder: Path) -> None:
-    """Corrections that matter: random ones, in the model and in the folder."""
+    """Corrections and biases that matter: random ones, in the model and in the folder."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "e_score_correction_bias" in name:
+            if name.endswith("bias"):
                 weight.normal_(0, 0.1)
     model.save_pretrained(folder)
 
@@ -72,9 +72,13 @@ def test_pictures_and_texts_are_answered_as_by_the_class(tmp_path: Path) -> None
     assert_same_answers(made, model, tmp_path)
 
 
+BIASED = {"use_bias": True, "moe_num_shared_experts": 0, "mlp_layer_types": ["sparse", "dense"] * 2}
+
+
+@pytest.mark.parametrize("more", [{}, {**BIASED, "num_hidden_layers": 4}])
 @pytest.mark.filterwarnings("ignore")
-def test_a_text_is_answered_as_by_the_class(tmp_path: Path) -> None:
-    made = tiny()
+def test_a_text_is_answered_as_by_the_class(more: dict[str, Any], tmp_path: Path) -> None:
+    made = tiny(**more)
     model = save(made, tmp_path)
     corrected(model, tmp_path)
     ids = torch.randint(1, 250, (1, 40), generator=torch.Generator().manual_seed(1))
