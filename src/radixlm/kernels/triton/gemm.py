@@ -73,6 +73,10 @@ _BYTES: Table = (
     (64, Tile(64, 128, 128, stages=3)),
     (_ANY, Tile(128, 128, 128, warps=8, stages=3)),
 )
+_BYTES_OLD: Table = (  # before sm_90: sums and operands share the registers
+    *_BYTES[:2],
+    (_ANY, Tile(64, 128, 128, warps=8, stages=3)),
+)
 _BLOCKS: Table = (  # the sum of a block stands beside the whole sum: fewer rows fit
     (16, Tile(16, 64, 128, rows_in_turn=1)),
     (32, Tile(32, 64, 128)),
@@ -83,6 +87,7 @@ _WIDENED: Table = (  # weights are widened in registers
     (32, Tile(32, 64, 128, stages=3)),
     (_ANY, Tile(64, 64, 64, stages=3)),
 )
+_WIDENED_OLD: Table = (_WIDENED[0], (_ANY, Tile(32, 64, 128, stages=3)))
 _FLOAT32: Table = ((16, Tile(16, 64, 32, stages=2)), (_ANY, Tile(32, 32, 32, stages=2)))
 TABLES: Mapping[int, Table] = {
     kinds.PLAIN: _WIDE,
@@ -114,11 +119,24 @@ def fits(fmt: str, dtype: torch.dtype) -> bool:
 def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int = 1) -> Tile:
     """The tile for so many rows an expert of x in ``dtype``, ``num_experts`` at work."""
     outputs = packed.num_out * num_experts
-    return _fit(packed.kind, packed.group, outputs, rows, dtype)
+    return _fit(packed.kind, packed.group, outputs, rows, dtype, _is_old(packed))
 
 
-def _fit(kind: int, group: int, num_out: int, rows: int, dtype: torch.dtype) -> Tile:
+def _is_old(packed: Packed) -> bool:
+    """Whether a kind whose tiles depend on it meets a GPU before sm_90."""
+    if packed.kind not in (kinds.W8A8, kinds.INT4) or not packed.data.is_cuda:
+        return False
+    return torch.cuda.get_device_capability(packed.data.device) < (9, 0)
+
+
+def _fit(
+    kind: int, group: int, num_out: int, rows: int, dtype: torch.dtype, is_old: bool = False
+) -> Tile:
     table = _FLOAT32 if dtype == torch.float32 and kind not in kinds.QUANTISED_X else TABLES[kind]
+    if is_old and kind == kinds.W8A8:
+        table = _BYTES_OLD
+    elif is_old and kind == kinds.INT4 and dtype == torch.float16 and group != 32:
+        table = _WIDENED_OLD
     tile = next(tile for most, tile in table if rows <= most)
     k, n = tile.k, tile.n
     warps = tile.warps
@@ -231,20 +249,33 @@ def _variants() -> Iterator[Variant]:
         for dtype, pointer in POINTERS.items():
             if dtype == torch.float32 and kind != kinds.PLAIN:
                 continue
-            tiles = {
-                _fit(kind, group, num_out, rows, dtype)
-                for group in ((32, 128) if kind == kinds.INT4 else (0,))
-                for num_out in (_NARROW_OUT, _NARROW_OUT + 1)
-                for rows in (1, 17, 33, 65)
-            }
-            for tile in sorted(tiles, key=lambda t: (t.m, t.n, t.k)):
+            label = f"{name}-{pointer}"
+            tiles, old = _tiles(kind, dtype, False), _tiles(kind, dtype, True)
+            for tile in sorted(tiles | old, key=lambda t: (t.m, t.n, t.k, t.warps)):
+                archs = archs_of(kind)
+                if tile not in old:
+                    archs = (max(90, archs[0]), archs[1])
+                elif tile not in tiles:
+                    archs = (archs[0], min(89, archs[1]))
                 for is_gated in (False, True):
-                    yield _variant(f"{name}-{pointer}", kind, pointer, tile, is_gated)
+                    own = f"{label}-old" if tile not in tiles else label
+                    yield _variant(own, kind, pointer, tile, is_gated, archs)
 
 
-def _variant(label: str, kind: int, pointer: str, tile: Tile, is_gated: bool) -> Variant:
+def _tiles(kind: int, dtype: torch.dtype, is_old: bool) -> set[Tile]:
+    return {
+        _fit(kind, group, num_out, rows, dtype, is_old)
+        for group in ((32, 128) if kind == kinds.INT4 else (0,))
+        for num_out in (_NARROW_OUT, _NARROW_OUT + 1)
+        for rows in (1, 17, 33, 65)
+    }
+
+
+def _variant(
+    label: str, kind: int, pointer: str, tile: Tile, is_gated: bool, archs: tuple[int, int]
+) -> Variant:
     is_wide = pointer == "*fp32" or kind not in (kinds.PLAIN, *kinds.QUANTISED_X)
-    min_arch, max_arch = archs_of(kind)
+    min_arch, max_arch = archs
     return Variant(
         f"{label}-{tile.m}x{tile.n}x{tile.k}{'-gated' * is_gated}",
         gemm_kernel,
