@@ -3,8 +3,9 @@
 // products and sums are float32.
 //
 // A tile multiplies 16 rows whether or not they are there, and each row by itself: decode and prefill
-// are one arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights of hidden tokens are 0 and change no sum, so whole steps of them may be
-// left out. Tiles flush denormals; vectors are told to do the same.
+// are one arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights
+// of hidden tokens are 0 and change no sum, so whole steps of them may be left out. Tiles flush
+// denormals; vectors are told to do the same.
 #include "attention_few.h"
 #include "attention_rows.h"
 #include "tile_config.h"

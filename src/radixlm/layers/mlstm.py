@@ -50,7 +50,8 @@ class MatrixLstmLayer(StateLayer):
         joins, fades = inputs[3], F.logsigmoid(inputs[4])
         # the sum of the keys is one more value channel
         wide = F.pad(v, (0, 1), value=1.0) * torch.exp(joins)[..., None]
-        y, memory = ops.decayed_attention(wide, fades, k, q * spec.k_dim**-0.5, memory)
+        q = q * spec.k_dim**-0.5
+        y, memory = self._context.kernels.decayed_attention(wide, fades, k, q, memory)
         most_BLH, parts = most_BH, []
         for first in range(0, joins.shape[1], ops.MATRIX_CHUNK):
             part = slice(first, first + ops.MATRIX_CHUNK)
