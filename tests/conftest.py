@@ -1,8 +1,64 @@
-"""Set before anything imports triton: kernels of this process are interpreted on CPU tensors.
+"""What every test may count on, in whatever order and beside whatever else it runs: its own random
+numbers, a logging set-up that no other test has touched, property tests without a clock.
 
-``TRITON_INTERPRET=0`` in the environment leaves them to a GPU.
+``TRITON_INTERPRET`` is set before anything imports triton: kernels of this process are interpreted
+on CPU tensors. ``TRITON_INTERPRET=0`` in the environment leaves them to a GPU.
 """
 
+import logging
 import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from radixlm.base import log
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile(
+    "radixlm",
+    deadline=None,  # a machine may be slow or busy
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("radixlm")
+
+_LOGGERS = ("", log._ROOT, *log._QUIET, *log._HTTP)
+_State = list[tuple[logging.Logger, int, list[logging.Handler], bool]]
+
+
+def _logging_state() -> _State:
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    return [(one, one.level, list(one.handlers), one.propagate) for one in loggers]
+
+
+def _restore_logging(before: _State) -> None:
+    logging.captureWarnings(False)
+    for one, level, handlers, propagate in before:
+        one.setLevel(level)
+        one.handlers[:] = handlers
+        one.propagate = propagate
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """The same numbers whatever ran before, fixtures included; torch only where it is in use."""
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[Any]:
+    """Commands that run in this process set logging up: the next test must not see it."""
+    before = _logging_state()
+    result = yield
+    _restore_logging(before)
+    return result

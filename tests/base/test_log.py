@@ -70,6 +70,23 @@ def test_a_second_set_up_replaces_the_first() -> None:
     assert "scheduler: once" in second.getvalue()
 
 
+def test_stderr_is_looked_up_when_a_record_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be replaced, and the one before closed, as test runners and notebooks do."""
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stderr", first)
+    log.set_up_logging("http")
+    log.get_logger("radixlm.x").warning("one")
+    assert "http: one" in first.getvalue()
+    first.close()
+    monkeypatch.setattr("sys.stderr", second)
+    log.get_logger("radixlm.x").warning("two")
+    monkeypatch.undo()
+    assert second.getvalue().count("\n") == 1 and "http: two" in second.getvalue()
+    assert capsys.readouterr().err == "", "nothing went wrong with the log itself"
+
+
 def test_levels() -> None:
     stream = io.StringIO()
     log.set_up_logging("http", "warning", "error", stream)

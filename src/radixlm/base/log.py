@@ -49,7 +49,20 @@ class LineFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that a second set-up finds and replaces it."""
+    """Ours, so that a second set-up finds and replaces it.
+
+    Without a ``stream`` it writes to whatever stderr is when a record comes: a program around us
+    may have replaced, and closed, the one that was there at the set-up.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__(stream)
+        self._is_following = stream is None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._is_following:
+            self.stream = sys.stderr
+        super().emit(record)
 
 
 def level_number(name: str) -> int:
@@ -71,7 +84,7 @@ def set_up_logging(
     for handler in list(root.handlers):
         if isinstance(handler, _Handler):
             root.removeHandler(handler)
-    handler = _Handler(sys.stderr if stream is None else stream)
+    handler = _Handler(stream)
     handler.setFormatter(LineFormatter(role))
     root.addHandler(handler)
     number = level_number(level)
