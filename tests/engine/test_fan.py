@@ -86,6 +86,18 @@ def test_abort_all_means_ones_own(ends: Ends) -> None:
     assert isinstance(abort, AbortRequest) and abort.rids == ("b",) and not abort.all
 
 
+def test_ids_of_a_dead_intake_can_be_used_again(ends: Ends) -> None:
+    """Its successor ends what it had asked for; no answer will come."""
+    intakes, fan = ends
+    intakes[0].send(_request("same"))
+    intakes[0].send(AbortRequest(all=True, quiet=True))
+    _, abort = _receive(fan, 2)
+    assert isinstance(abort, AbortRequest) and abort.rids == ("same",) and abort.quiet
+    intakes[1].send(_request("same"))
+    (again,) = _receive(fan, 1)
+    assert isinstance(again, TokenizedRequest) and again.rid == "same"
+
+
 def test_answers_and_beats(ends: Ends) -> None:
     intakes, fan = ends
     intakes[1].send(Control("call", "ping"))

@@ -51,7 +51,7 @@ class Child:
 
         def watch() -> None:
             self._popen.wait()
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(ended.set)
 
         # of the system's ways to hear of an end, a thread that waits is the one that all have

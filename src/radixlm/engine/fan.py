@@ -75,6 +75,8 @@ class FanChannel:
             self._calls[message.call_id] = index
         elif isinstance(message, AbortRequest) and message.all:
             mine = tuple(rid for rid, owner in self._owner.items() if owner == index)
+            for rid in mine if message.quiet else ():
+                del self._owner[rid]  # no answer will
             return AbortRequest(rids=mine, quiet=message.quiet, message=message.message)
         elif isinstance(message, AbortRequest) and message.quiet:
             for rid in message.rids:

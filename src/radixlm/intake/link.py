@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -77,8 +78,9 @@ class ThreadLink:
         def read() -> None:
             while not self._is_closed:
                 messages = self._channel.receive(1.0)
-                if messages and not loop.is_closed():
-                    loop.call_soon_threadsafe(deliver, messages)
+                if messages:
+                    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                        loop.call_soon_threadsafe(deliver, messages)
 
         threading.Thread(target=read, name="link", daemon=True).start()
 

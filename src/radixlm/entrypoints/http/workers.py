@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 0.5
 CHECK_S = 1.0
+JOIN_LOOK_S = 0.02
 LATE_LOOKS = 3  # a main process that stood still itself finds old reports first
 MAX_DEATHS = 5
 DEATH_WINDOW_S = 60.0
@@ -124,9 +125,10 @@ class Fleet:
 
     async def _keep(self, index: int) -> None:
         """Run worker ``index``, and another when it dies."""
-        is_replacement = False
         while not self._is_stopping:
-            process = await self._spawn(index, is_replacement)
+            process = await self._spawn(index)
+            if self._is_stopping:  # it was not there yet when all were told
+                self._tell(process, {"do": "stop"})
             assert process.stdout is not None
             async for line in process.stdout:
                 self._heard_s[process.pid] = time.monotonic()
@@ -145,9 +147,8 @@ class Fleet:
                 self._status = 1
                 self._stop()
                 return
-            is_replacement = True
 
-    async def _spawn(self, index: int, is_replacement: bool) -> asyncio.subprocess.Process:
+    async def _spawn(self, index: int) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -167,7 +168,6 @@ class Fleet:
                 "addresses": [r.supervisor.addresses[index] for r in self._replicas],
                 "fd": self._sock.fileno(),
                 "index": index,
-                "is_replacement": is_replacement,
                 "facts": [replica.facts for replica in self._replicas],
             },
         )
@@ -217,17 +217,31 @@ class SharedEngine:
         links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in order["addresses"]]
         method = config.parallel.load_balance_method
         self.intake = Intake(None, intake_facts(config, info), links, method=method)
+        self._joining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; what a dead predecessor had asked for is ended."""
+        """Listen; an engine that served a dead predecessor is joined when it is heard."""
         self.intake.start()
-        if self._order["is_replacement"]:
-            self.intake.link.send(AbortRequest(all=True, quiet=True))
         for index, facts in enumerate(self._order["facts"]):
             if facts is not None:
-                self.intake.become_ready(facts, index)
+                joining = asyncio.create_task(self._join(index, facts), name="join an engine")
+                self._joining.add(joining)
+                joining.add_done_callback(self._joining.discard)
+
+    async def _join(self, index: int, facts: dict[str, Any]) -> None:
+        """Its socket has to find ours first: what is sent to nobody is lost. What the predecessor
+        had asked for is ended."""
+        replica = self.intake.link[index]
+        while not replica.beat_s:
+            await asyncio.sleep(JOIN_LOOK_S)
+        if replica.is_ready:
+            return  # it started again meanwhile: it knows of nobody
+        replica.link.send(AbortRequest(all=True, quiet=True))
+        self.intake.become_ready(facts, index)
 
     async def stop(self) -> None:
+        for joining in tuple(self._joining):
+            joining.cancel()
         self.intake.link.close()
 
 

@@ -1,0 +1,79 @@
+"""A worker that takes the place of a dead one, between the real sockets of intake and engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from radixlm.config.root import ServerConfig
+from radixlm.engine.fan import FanChannel
+from radixlm.entrypoints.http import workers
+from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.records import GenerateRequest
+from radixlm.wire.channel import ZmqChannel
+from radixlm.wire.codec import scheduler_codec
+from radixlm.wire.replies import Beat, Finish, LoadReport, StepReply, TokenDelta
+from radixlm.wire.requests import AbortRequest, TokenizedRequest
+from radixlm.wire.sampling_params import SamplingParams
+
+FACTS = {"max_total_num_tokens": 4096, "context_len": 64}
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_true():
+            await asyncio.sleep(0.002)
+
+
+async def test_what_comes_before_the_engine_is_heard_is_not_lost(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    facts = IntakeFacts(vocab=1000, context_len=64)
+    monkeypatch.setattr(workers, "intake_facts", lambda config, info: facts)
+    address = f"ipc://{tmp_path}/s"
+    order = {"addresses": [address], "facts": [FACTS]}
+    info: Any = None
+    engine = workers.SharedEngine(ServerConfig.from_kwargs(model_path="x"), info, order)
+    await engine.start()
+    sampling = SamplingParams(max_new_tokens=4)
+    request = GenerateRequest(sampling, input_ids=[5], rid="early")
+    (live,) = engine.intake.submit(request)
+    await asyncio.sleep(0)
+    assert not engine.intake.ready.is_set(), "there is nobody at the other end"
+
+    there = FanChannel([ZmqChannel(address, scheduler_codec(), bind=False)])
+    there.send(Beat(LoadReport()))
+    await until(engine.intake.ready.is_set)
+    heard: list[Any] = []
+    while len(heard) < 2:
+        got = there.receive(30.0)
+        assert got, "nothing came within 30 s"
+        heard += got
+    abort, asked = heard
+    assert isinstance(abort, AbortRequest) and abort.all and abort.quiet
+    assert isinstance(asked, TokenizedRequest) and asked.rid == "early"
+    there.send(StepReply([TokenDelta("early", [7], Finish("length"))]))
+    output = await asyncio.wait_for(live.next(), 60)
+    assert output.token_ids == [7]
+    there.close()
+    await engine.stop()
+
+
+async def test_an_engine_that_starts_again_meanwhile_is_told_nothing(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    facts = IntakeFacts(vocab=1000, context_len=64)
+    monkeypatch.setattr(workers, "intake_facts", lambda config, info: facts)
+    order = {"addresses": [f"ipc://{tmp_path}/s"], "facts": [FACTS]}
+    info: Any = None
+    engine = workers.SharedEngine(ServerConfig.from_kwargs(model_path="x"), info, order)
+    sent: list[Any] = []
+    (replica,) = engine.intake.link
+    monkeypatch.setattr(replica.link, "send", sent.append)
+    await engine.start()
+    engine.intake.become_ready(FACTS | {"context_len": 32})
+    await until(lambda: not engine._joining)
+    assert not sent and engine.intake.facts.context_len == 32
+    await engine.stop()
