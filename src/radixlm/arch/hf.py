@@ -20,7 +20,7 @@ from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
 from radixlm.arch.families.builders import common_form
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
-from radixlm.arch.families.composite_newer import MARKS
+from radixlm.arch.families.composite_newer import JOINS, MARKS
 from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of, text_type
@@ -41,7 +41,7 @@ _NESTED = ("text_config", "llm_config", "language_config")
 _SHARED = (
     *("torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
-    *MARKS,
+    *(*MARKS, *JOINS),
 )
 # and those that win over the text model's
 _OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim", "id2label", "num_labels")

@@ -59,6 +59,9 @@ class Rope:
     sections: tuple[int, ...] = ()
     is_woven: bool = False
     is_paired: bool = False  # rows and columns take turns, and the time has the last ones
+    # columns, rows and the picture's number, before them the place in the prompt if there are four;
+    # each has twice as many of the channels, one after another: a pair's two may differ
+    is_by_channel: bool = False
 
     @property
     def depends_on_length(self) -> bool:
@@ -863,6 +866,8 @@ class Decoder:
     gated_streams: GatedStreams | None = None
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
+    # behind which layers rows of a tower's own join, in order; () = behind the first ones
+    deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None
     encoder: Encoder | None = None
     names: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)

@@ -16,14 +16,19 @@ from radixlm.arch.spec import Rope
 from radixlm.kernels.dispatch import Kernels
 from radixlm.step.batch import ForwardBatch
 
-Angles = Tensor  # float32 [T, 2R]: R cosines, then R sines
+# float32 [T, 2R]: R cosines, then R sines; [T, 4R] where a pair's channels turn by angles of their
+# own: as much for the first ones, then for the second
+Angles = Tensor
 
 FIRST_ROWS = 4096  # tables grow by doubling
 
 
 def axes_of(rope: Rope) -> Tensor:
-    """The axis (0 time, 1 row, 2 column) that each of the R frequencies of a rope turns by."""
+    """The axis (0 time, 1 row, 2 column, 3 the place itself) that each of the R frequencies of a
+    rope turns by; of each of the 2R channels where those are dealt out."""
     sections = torch.tensor(rope.sections)
+    if rope.is_by_channel:
+        return torch.arange(len(sections)).flip(0).repeat_interleave(2 * sections)
     if rope.is_paired:
         pairs = torch.tensor((1, 2)).repeat(rope.sections[1])
         return torch.cat((pairs, torch.zeros(rope.sections[0], dtype=torch.int64)))
@@ -40,7 +45,8 @@ class StaticRope:
 
     def __init__(self, rope: Rope, kernels: Kernels, device: torch.device) -> None:
         frequencies, self._factor = inv_freq(rope, 0)
-        self._axis_2R = axes_of(rope).to(device).repeat(2) if rope.sections else None
+        self._axis_A = axes_of(rope).to(device) if rope.sections else None
+        self._places = len(rope.sections) > 3
         self._inv_freq_R = torch.from_numpy(frequencies).to(device)
         self._kernels = kernels
         self.table_N2R = self._inv_freq_R.new_empty(0, 2 * len(frequencies))
@@ -54,16 +60,20 @@ class StaticRope:
             self.table_N2R = self._kernels.rope_angles(positions, self._inv_freq_R, self._factor)
 
     def angles(self, batch: ForwardBatch) -> Angles:
-        if batch.rope_ids_3T is not None and self._axis_2R is not None:
-            return self._section_angles(batch.rope_ids_3T, self._axis_2R)
+        if batch.rope_ids_3T is not None and self._axis_A is not None:
+            return self._section_angles(batch.rope_ids_3T, batch.positions_T, self._axis_A)
         self.reserve(batch.max_kv_len)
         return self.table_N2R[batch.positions_T]
 
-    def _section_angles(self, rope_ids_3T: Tensor, axis_2R: Tensor) -> Angles:
-        """Each frequency turns by the id of its own axis."""
-        self.reserve(int(rope_ids_3T.max()) + 1)
-        columns = torch.arange(len(axis_2R), device=axis_2R.device)
-        return self.table_N2R[rope_ids_3T[axis_2R].T, columns].contiguous()
+    def _section_angles(self, ids_XT: Tensor, positions_T: Tensor, axis_A: Tensor) -> Angles:
+        """Each frequency, or each channel, turns by the id of its own axis."""
+        if self._places:
+            ids_XT = torch.cat((ids_XT, positions_T[None].to(ids_XT.dtype)))
+        self.reserve(int(ids_XT.max()) + 1)
+        columns = torch.arange(self.table_N2R.shape[1], device=axis_A.device)
+        parts = axis_A.split(len(columns) // 2)  # one, or those of a pair's first and second
+        turned = [self.table_N2R[ids_XT[part.repeat(2)].T, columns] for part in parts]
+        return torch.cat(turned, -1)
 
 
 class LengthRope:

@@ -182,7 +182,10 @@ class VariantAttentionLayer(Module):
             k = q.new_empty(q.shape[0], 1, q.shape[2]) if self.spec.qk_norm != "row" else q.clone()
             k.zero_()
         if self.more.norm_after_rope:
-            prepare(q, k, None, turn, interleaved)
+            if turn is not None and turn.shape[1] > q.shape[2]:
+                self._turn_by_channel(q, k, turn)
+            else:
+                prepare(q, k, None, turn, interleaved)
             prepare(q, k, self.qk_norm, None, False)
         elif self.more.clips_normed:
             prepare(q, k, self.qk_norm, None, False)
@@ -191,6 +194,16 @@ class VariantAttentionLayer(Module):
             prepare(q, k, None, turn, interleaved)
         else:
             prepare(q, k, self.qk_norm, turn, interleaved)
+
+    def _turn_by_channel(self, q: Tensor, k: Tensor, turn: Angles) -> None:
+        """The first and the second channel of a pair by angles of their own."""
+        first, second = (part.contiguous() for part in turn.chunk(2, -1))
+        others = q.clone(), k.clone()
+        self._kernels.prepare_qk(q, k, None, first, False)
+        self._kernels.prepare_qk(*others, None, second, False)
+        for own, other in zip((q, k), others, strict=True):
+            half = own.shape[-1] // 2
+            own[..., half:] = other[..., half:]
 
     def _finished(self, out_TE: Tensor, x_TD: Tensor, own_gate: Tensor | None) -> Tensor:
         """Norm and gates of the heads' output, [T, H * V]."""

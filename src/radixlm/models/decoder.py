@@ -200,6 +200,7 @@ class DecoderModel(Module):
         x_TD = self._embed(batch)
         angles = self.ropes.angles(batch)
         deep_LTD = batch.deep_LTD if batch.deep_LTD is not None else ()
+        deep = dict(zip(self.decoder.deep_layers or range(len(deep_LTD)), deep_LTD, strict=False))
         is_altup = self.decoder.altup is not None
         if self.decoder.layer_inputs is not None:
             batch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
@@ -213,8 +214,8 @@ class DecoderModel(Module):
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
         for layer, block in enumerate(self.blocks):
             x_TD = block.run(x_TD, batch, angles)
-            if layer < len(deep_LTD):
-                x_TD = x_TD + deep_LTD[layer].to(x_TD.dtype)
+            if layer in deep:
+                x_TD = x_TD + deep[layer].to(x_TD.dtype)
         if has_streams:
             x_TD = self.streams.end(x_TD)
         return self.norm.run(self.altup.end(x_TD) if is_altup else x_TD)

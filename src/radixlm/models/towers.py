@@ -76,9 +76,11 @@ class HfTower:
         if method is None:
             raise ValueError(f"this model has no tower for {media.kind}")
         made = method(**self._arguments(method, media))
-        rows = _joined(_pooled(made))
-        deep = getattr(made, "deepstack_features", None)
-        layers = [rows, *(_joined(one) for one in deep or ())]
+        deep = getattr(made, "deepstack_features", None) or ()
+        if deep and isinstance(deep[0], tuple):  # (layer before which they join, rows)
+            layers = _by_layer({layer: _joined(rows) for layer, rows in deep})
+        else:
+            layers = [_joined(_pooled(made)), *(_joined(one) for one in deep)]
         layers[0] = layers[0] * self._scale
         return torch.stack([layer.float() for layer in layers])
 
@@ -179,6 +181,12 @@ def _joined(rows: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """[N, D] of one tensor of any rank, or of one for each picture."""
     parts = [rows] if isinstance(rows, Tensor) else list(rows)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _by_layer(rows: dict[int, Tensor]) -> list[Tensor]:
+    """What goes in with the embeddings, then what joins later, by layer."""
+    first = rows.pop(0) if 0 in rows else torch.zeros_like(next(iter(rows.values())))
+    return [first, *(rows[layer] for layer in sorted(rows))]
 
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:

@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from radixlm.arch.families.composite_newer import joined_layers
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.multimodal.built import reader_of
@@ -133,7 +134,10 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
 
 def num_deep_layers(folder: Path) -> int:
     """How many layers of the decoder get rows of their own from the tower (DeepStack)."""
-    vision = unwrapped(_read(folder / "config.json")).get("vision_config") or {}
+    raw = unwrapped(_read(folder / "config.json"))
+    if layers := joined_layers(raw):
+        return len([layer for layer in layers if layer])
+    vision = raw.get("vision_config") or {}
     return len(vision.get("deepstack_visual_indexes") or ())
 
 

@@ -39,3 +39,14 @@ def rope_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
         value += max(grid.rows, grid.columns)
     ids[:, at:] = np.arange(value, value + num_tokens - at)
     return ids
+
+
+def numbered_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
+    """int32 [3, num_tokens]: text counts on through the pictures, a picture's places have its
+    number, their row and their column."""
+    ids = np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
+    for number, grid in enumerate(grids):
+        box = np.indices((grid.times, grid.rows, grid.columns)).reshape(3, -1)
+        box[0] = number
+        ids[:, grid.start : grid.start + box.shape[1]] = box
+    return ids

@@ -26,7 +26,7 @@ from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_picture
-from radixlm.multimodal.positions import Grid, rope_ids
+from radixlm.multimodal.positions import Grid, numbered_ids, rope_ids
 from radixlm.multimodal.video import Film, read_film, read_frames
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
@@ -315,7 +315,11 @@ class MediaProcessor:
             own = [piece for piece in pieces if piece.kind == kind]
             parts, counts = [made], [len(places)]
             if len(pieces) > 1:
-                alone = [self._call(self.token(kind), [one], False, where) for one in own]
+                text = self.token(kind)
+                if self._facts.is_numbered:  # which its processor takes between marks only
+                    marks = self._processor.image_start_token, self._processor.image_end_token
+                    text = text.join(marks)
+                alone = [self._call(text, [one], False, where) for one in own]
                 sizes = [len(self._places(part, kind)) for part in alone]
                 if sum(sizes) == len(places) and 0 not in sizes:
                     parts, counts = alone, sizes
@@ -350,6 +354,8 @@ class MediaProcessor:
     def _turns(self, ids: Ids, media: tuple[Media, ...]) -> Ids:
         """int32 [3, T]: what a rope with sections turns by."""
         canvas = self._facts.canvas
+        if self._facts.is_numbered:
+            return numbered_ids(len(ids), (g for one in media for g in _rows(one, self._merge)))
         if canvas is None:
             return rope_ids(len(ids), self._grids(media))
         crops = []
@@ -387,6 +393,13 @@ def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
         for _ in range(times if apart else 1):
             yield Grid(places[at], 1 if apart else times, rows // merge, columns // merge, step)
             at += size if apart else times * size
+
+
+def _rows(media: Media, merge: int) -> Iterator[Grid]:
+    """Each picture's places without the mark before and the one behind; a mark ends each row."""
+    grids = media.inputs["image_grid_thw"].read().reshape(-1, 3).tolist()
+    for (start, _), (_, rows, columns) in zip(media.spans, grids, strict=True):
+        yield Grid(start + 1, 1, rows // merge, columns // merge + 1)
 
 
 def _array(value: Any) -> NDArray[Any]:

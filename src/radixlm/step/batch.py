@@ -128,7 +128,7 @@ class ForwardBatch:
     side_TD: Tensor | None = None  # what one block leaves for the end of the next
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections
-    deep_LTD: Tensor | None = None  # joins the stream behind the first L layers
+    deep_LTD: Tensor | None = None  # joins the stream behind L layers
     # runs (first token in T, count) whose tokens see one another forwards too, in order; a run is
     # never cut by the end of a step
     mutual: tuple[tuple[int, int], ...] = ()

@@ -13,6 +13,8 @@ from radixlm.base.errors import CheckpointError
 MARKS = tuple(
     f"{kind}_{part}token_id" for kind in ("image", "video") for part in ("", "start_", "end_")
 )
+# what joins the stream before which layers, beside the text model's config
+JOINS = ("deepstack_layer_map", "spatial_target_layers")
 # whose text model has other experts for the places of pictures
 ERNIES = (
     "Ernie4_5_VLMoeForConditionalGeneration",
@@ -25,6 +27,7 @@ NEWER = (
     *("MiniMaxM3SparseForConditionalGeneration", "Glm5NextForConditionalGeneration"),
     *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
     *("MiniCPMV4_7ForConditionalGeneration", "Cosmos3EdgeForConditionalGeneration"),
+    "HunYuanVLForConditionalGeneration",
     # as their authors call what transformers has under another name
     *("KimiK25ForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
 )
@@ -32,7 +35,7 @@ NEWER = (
 NEWER_TOWERED = (
     *("Step3p7ForConditionalGeneration", "MuseGlimmerForConditionalGeneration"),
     "MuseSparkForConditionalGeneration",
-    *ERNIES,
+    *(*ERNIES, "Granite4VisionForConditionalGeneration"),
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {
@@ -42,6 +45,8 @@ NEWER_TEXT_TYPES: Mapping[str, str] = {
     "glm5_next": "glm5_next_text",
     "kimi_k2": "deepseek_v3",
     "cosmos3_edge_text": "arcee",
+    "hunyuan_vl": "hunyuan_v1_dense",  # published with the text model's keys at the top
+    "hunyuan_vl_text": "hunyuan_v1_dense",
     "ernie4_5_vl_moe": "ernie4_5_moe",
     "ernie4_5_vl_moe_text": "ernie4_5_moe",
 }
@@ -80,6 +85,8 @@ NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attention_multiplier": 0.015625,
     },
 }
+# whose ropes turn by a picture's number beside row and column
+NUMBERED = ("HunYuanVLForConditionalGeneration",)
 # whose class weaves the sections of its ropes whatever the config says, and names of its weights
 WOVEN = ("Cosmos3EdgeForConditionalGeneration",)
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
@@ -89,6 +96,8 @@ WOVEN_NAMES: Names = {
     "ffn.up": AnyOf(_MLP + "up_proj", _MLP + "fc1"),
     "ffn.down": AnyOf(_MLP + "down_proj", _MLP + "fc2"),
 }
+# whose towers' rows join before many layers
+JOINING = ("Granite4VisionForConditionalGeneration",)
 # whose text model multiplies all that comes in, the rows of towers too; and by what if it is not
 # said
 _SCALED = {
@@ -96,6 +105,15 @@ _SCALED = {
     "HyperCLOVAXVisionV2ForConditionalGeneration": 1.0,
     "GraniteDoclingForConditionalGeneration": 12.0,
 }
+
+
+def joined_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers before which a tower's rows join the stream, in order; () if the config names none."""
+    pairs = raw.get("deepstack_layer_map")
+    if not pairs:
+        return ()
+    further = raw.get("spatial_target_layers") or (12, 15, 18, 21)
+    return tuple(sorted({*(int(layer) for _, layer in pairs), *(int(one) for one in further)}))
 
 
 def row_scale(architecture: str, raw: Mapping[str, Any]) -> float:

@@ -3,6 +3,8 @@ HunYuan."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Ffn,
@@ -133,11 +135,17 @@ def apertus(c: Config) -> Decoder:
 
 def _hunyuan_attention(c: Config) -> Attention:
     """The norms of q and k follow the rotation; "dynamic" with an alpha only stretches the base."""
-    p, dim, bias = c.rope_parameters, head_dim(c), c.attention_bias
-    if p["rope_type"] == "dynamic" and p.get("alpha"):
+    p, dim, bias = dict(c.rope_parameters), head_dim(c), c.attention_bias
+    given = (p.pop(key, None) for key in ("mrope_section", "xdrope_section"))
+    sections = tuple(int(one) for one in next((one for one in given if one), ()))
+    if p["rope_type"] in ("dynamic", "xdrope") and p.get("alpha"):
         position = Rope(dim, float(p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))))
     else:
-        position = rope(c, dim)
+        position = rope(c.replace(rope_parameters=p), dim)
+    if sections and (len(sections) not in (3, 4) or 2 * sum(sections) != dim):
+        raise c.error("rope_parameters", f"sections {sections} must be 3 or 4 parts of {dim // 2}")
+    if sections:
+        position = replace(position, sections=sections, is_by_channel=True)
     return attention(
         c,
         rope=position,

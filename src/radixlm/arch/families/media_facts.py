@@ -9,6 +9,7 @@ from typing import Any, Literal
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
 from radixlm.arch.families.composite_newer import (
     ERNIES,
+    NUMBERED,
     Canvas,
     are_pictures_unread,
     canvas_of,
@@ -57,7 +58,8 @@ class MediaFacts:
     language model takes no part in it. ``row_scale``: the text model multiplies what a tower makes
     by it. ``most_places``: of a picture whose places see one another; 0: any number.
     ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend. ``has_films``:
-    the processor alone names their token. ``canvas``: ropes turn by the place on it."""
+    the processor alone names their token. ``canvas``: ropes turn by the place on it.
+    ``is_numbered``: by a picture's number, which has no effect on the text behind."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -72,6 +74,7 @@ class MediaFacts:
     most_places: int = 0
     has_films: bool = False
     canvas: Canvas | None = None
+    is_numbered: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -117,4 +120,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         most_places=most_places(architecture, raw),
         has_films=architecture in WATCHING,
         canvas=canvas_of(architecture, raw),
+        is_numbered=architecture in NUMBERED,
     )
