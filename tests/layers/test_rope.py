@@ -63,3 +63,14 @@ def test_tables_stand_in_the_order_of_the_ropes() -> None:
     batch: Any = Batch([5], [6])
     tables = RopeTables([PLAIN, other], KERNELS, CPU).angles(batch)
     assert [t.shape[1] for t in tables] == [8, 4]
+
+
+def test_channels_of_a_pair_turn_by_axes_of_their_own() -> None:
+    rope = Rope(8, 10000.0, sections=(1, 1, 1, 1), is_by_channel=True)
+    batch: Any = Batch([5], [6])
+    batch.rope_ids_3T = torch.tensor([[2], [7], [9]])  # number, row, column
+    (table,) = RopeTables([rope], KERNELS, CPU).angles(batch)
+    place, column, row, number = (angles_of(rope, at, 0).view(2, 4) for at in (5, 9, 7, 2))
+    first = torch.cat((place[:, :2], column[:, 2:]), 1)
+    second = torch.cat((row[:, :2], number[:, 2:]), 1)
+    torch.testing.assert_close(table[0], torch.cat((first.flatten(), second.flatten())))

@@ -37,6 +37,8 @@ QUICK = (
     "mllama",
     "internvl_chat",
     "hyperclovax_vision_v2",
+    "hunyuan_vl",
+    "granite4_vision",
 )
 # a prompt, or a picture that the last whole page cuts, sees itself whole: nothing less is shared
 WHOLE = ("paligemma", "gemma4_unified")

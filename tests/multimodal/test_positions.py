@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlm.multimodal.positions import Grid, rope_ids
+from radixlm.multimodal.positions import Grid, numbered_ids, rope_ids
 
 
 def walked(parts: list[int | tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -38,3 +38,10 @@ def test_text_and_boxes(parts: list[int | tuple[int, int, int]]) -> None:
         else:
             start += part
     assert rope_ids(start, grids).T.tolist() == [list(one) for one in walked(parts)]
+
+
+def test_numbered_pictures_do_not_move_the_text() -> None:
+    made = numbered_ids(12, [Grid(2, 1, 2, 2), Grid(7, 1, 1, 3)]).T.tolist()
+    assert [made[i] for i in (0, 1, 6, 10, 11)] == [[i] * 3 for i in (0, 1, 6, 10, 11)]
+    assert made[2:6] == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]
+    assert made[7:10] == [[1, 0, 0], [1, 0, 1], [1, 0, 2]]

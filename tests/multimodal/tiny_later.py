@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from radixlm.multimodal.checkpoint import NoVideos
 from tests.multimodal.tiny import SMALL, SQUARE, TEXT, Tiny, pictures, processor, text, tokenizer
 from tests.multimodal.tiny_more import _glm
+from tests.multimodal.tiny_seeing import PUBLISHED as SEEING_PUBLISHED
 
 
 def mllama() -> Tiny:
@@ -218,4 +219,6 @@ LATER: dict[str, Callable[[], Tiny]] = {
     )
 }
 # checkpoints that have other names than their class in transformers
-PUBLISHED: dict[str, Callable[[Path], None]] = {"internvl_chat": as_internvl_chat}
+PUBLISHED: dict[str, Callable[[Path], None]] = {
+    "internvl_chat": as_internvl_chat
+} | SEEING_PUBLISHED

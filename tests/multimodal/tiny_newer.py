@@ -19,6 +19,7 @@ from tests.multimodal.tiny import (
 )
 from tests.multimodal.tiny_more import quick_pictures
 from tests.multimodal.tiny_newest import NEWEST, NEWEST_NEEDS
+from tests.multimodal.tiny_seeing import SEEING, SEEING_NEEDS
 
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
@@ -258,9 +259,9 @@ NEWER: dict[str, Callable[[], Tiny]] = {
         step3p7, muse_glimmer, muse_spark,
         granite_docling, minicpmv4_7, cosmos3_edge,
     )
-} | NEWEST  # fmt: skip
+} | NEWEST | SEEING  # fmt: skip
 # whose processors need a package that is not always there
 NEWER_NEEDS = dict.fromkeys(
     ("minicpm_ocr", "gemma4_unified", "step3p7", "muse_glimmer", "muse_spark"), "torchvision"
 )
-NEWER_NEEDS |= NEWEST_NEEDS
+NEWER_NEEDS |= NEWEST_NEEDS | SEEING_NEEDS

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import transformers as tf
 
@@ -12,14 +15,21 @@ AREA = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
 
 
 def hunyuan_vl() -> Tiny:
+    rope = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "mrope_section": [2, 3, 1, 2]}
+    return _hunyuan({"rope_theta": 10000.0, **rope})
+
+
+def hunyuan_vl_plain() -> Tiny:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 4, 1]}
+    return _hunyuan(rope)
+
+
+def _hunyuan(rope: dict[str, Any]) -> Tiny:
     tok = tokenizer(image_token="<image>", image_start_token="<im>", image_end_token="</im>")
     tower = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "patch_size": 7,
         "num_attention_heads": 2, "out_hidden_size": 64, "max_image_size": 112,
         "img_max_token_num": 64,
-    }  # fmt: skip
-    rope = {
-        "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0, "mrope_section": [2, 3, 1, 2],
     }  # fmt: skip
     config = tf.HunYuanVLConfig(
         vision_config=tower, text_config=text("hunyuan_vl_text", head_dim=16, rope_parameters=rope),
@@ -53,4 +63,23 @@ def granite4_vision() -> Tiny:
     return Tiny(config, whole, "<image>")
 
 
-SEEING: dict[str, Callable[[], Tiny]] = {made.__name__: made for made in (hunyuan_vl, granite4_vision)}
+def as_hunyuan_ocr(folder: Path) -> None:
+    """The text model's keys at the top, and what turns under its first name."""
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    whole = {**raw.pop("text_config"), **raw}
+    rope = whole.pop("rope_parameters")
+    sections = rope.pop("mrope_section")
+    whole["rope_theta"] = rope.pop("rope_theta")
+    whole["rope_scaling"] = {**rope, "xdrope_section": sections, "type": "xdrope"}
+    del whole["rope_scaling"]["rope_type"]
+    path.write_text(json.dumps(whole))
+
+
+SEEING: dict[str, Callable[[], Tiny]] = {
+    made.__name__: made for made in (hunyuan_vl, hunyuan_vl_plain, granite4_vision)
+}
+# whose processors need a package that is not always there
+SEEING_NEEDS: dict[str, str] = {}
+# checkpoints that have other names than their class in transformers
+PUBLISHED: dict[str, Callable[[Path], None]] = {"hunyuan_vl": as_hunyuan_ocr}

@@ -71,7 +71,7 @@ class StaticRope:
             ids_XT = torch.cat((ids_XT, positions_T[None].to(ids_XT.dtype)))
         self.reserve(int(ids_XT.max()) + 1)
         columns = torch.arange(self.table_N2R.shape[1], device=axis_A.device)
-        parts = axis_A.split(len(columns) // 2)  # one, or those of a pair's first and second
+        parts = torch.split(axis_A, len(columns) // 2)  # one, or those of a pair's first and second
         turned = [self.table_N2R[ids_XT[part.repeat(2)].T, columns] for part in parts]
         return torch.cat(turned, -1)
 
