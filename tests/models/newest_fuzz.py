@@ -148,6 +148,32 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "num_hidden_layers": [1, 3],
         "tie_word_embeddings": [False],
     },
+    "ZambaForCausalLM": {
+        "n_mamba_heads": [1, 2, 4],
+        "num_key_value_heads": [2, 4],
+        "attention_head_dim": [None, 24],
+        "layers_block_type": [None, ["hybrid", "mamba", "mamba", "mamba", "hybrid"]],
+        "attn_layer_period": [1, 2],
+        "attn_layer_offset": [0],
+        "mamba_conv_bias": _BOOLS,
+        "mamba_proj_bias": _BOOLS,
+        "mamba_expand": [1, 2],
+        "hidden_act": ["gelu", "silu"],
+        "tie_word_embeddings": _BOOLS,
+    },
+    "Zamba2ForCausalLM": {
+        "num_mem_blocks": [1, 2, 3],
+        "use_shared_attention_adapter": _BOOLS,
+        "adapter_rank": [3, 8],
+        "use_mem_rope": _BOOLS,
+        "use_long_context": _BOOLS,
+        "mamba_ngroups": [1, 4],
+        "n_mamba_heads": [4, 8],
+        "add_bias_linear": _BOOLS,
+        "time_step_min": [0.001, 0.5],
+        "intermediate_size": [None, 72],
+        "tie_word_embeddings": _BOOLS,
+    },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
 # whose layers are of these kinds, each at least once
@@ -160,7 +186,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Step3p7ForConditionalGeneration": _SLIDING,
 }
 _OWN_SHAPE = ("CTRLLMHeadModel", "Mistral4ForCausalLM", "JetMoeForCausalLM", "RwkvForCausalLM")
-_OWN_SHAPE += ("xLSTMForCausalLM",)
+_OWN_SHAPE += ("xLSTMForCausalLM", "ZambaForCausalLM", "Zamba2ForCausalLM")
 _OWN_SHAPE += ("AXK2ForCausalLM", "BailingHybridForCausalLM")
 _HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
 

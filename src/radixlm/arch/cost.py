@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from radixlm.arch.cost_shared import bank_parameters, call_parameters
 from radixlm.arch.cost_state import state_parameters
 from radixlm.arch.cost_summed import summed_flops, summed_parameters
 from radixlm.arch.spec import (
@@ -55,11 +56,13 @@ def num_parameters(decoder: Decoder) -> int:
         size, inner = decoder.cycles.size, decoder.cycles.inner
         blocks = (*blocks[:size], *blocks[inner * size : (inner + 1) * size])
     streams = _streams(decoder)
+    banks = {block.asks.bank: block.asks for block in blocks if block.asks is not None}
     return (
         _outside(decoder)
         + _altup(decoder)
         + streams
         + sum(_block(block, decoder.dim) for block in blocks)
+        + sum(bank_parameters(bank, decoder.dim) for bank in banks.values())
     )
 
 
@@ -218,7 +221,10 @@ def _ffns(block: Block) -> list[Mlp | Moe | Straight]:
 
 def _mixers(block: Block, dim: int, *, matrices_only: bool = False) -> int:
     total = 0
-    if block.attention is not None:
+    if block.asks is not None:
+        total += call_parameters(block.asks, dim)
+        total += bank_parameters(block.asks, dim, matrices_only=True) if matrices_only else 0
+    elif block.attention is not None:
         total += _mixer(block.attention, dim, matrices_only=matrices_only)
     if block.state is not None:
         matrices, vectors = state_parameters(block.state, dim)

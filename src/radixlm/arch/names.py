@@ -184,6 +184,8 @@ _BESIDE = re.compile(
 )
 # What hears, beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")
+# Weights that several layers share, saved with each of them.
+_SHARED_COPIES = re.compile(r"(?:^|\.)layers\.(\d+)\.shared_transf(?:ormer)?\.")
 # Heads of other tasks that came along with a body.
 _OTHER_HEADS = re.compile(
     r"^logit_scale$|(^|\.)(lm_head|cls|pooler|classifier|score|qa_outputs|predictions"
@@ -218,7 +220,7 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     the copy of a tied head, scales, towers, extra layers that predict further tokens."""
     if _BUFFERS.search(name) or _BESIDE.match(name) or _SCALES.search(name):
         return True
-    if _MAKERS.match(name):
+    if _MAKERS.match(name) or _is_shared_copy(name, decoder):
         return True
     if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight", "proj_out.weight")):
         return True
@@ -231,6 +233,16 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True  # a place-holder of an expert that has no weights
     layer = _LAYER_OF.search(name)
     return layer is not None and int(layer[1]) >= len(decoder.blocks)
+
+
+def _is_shared_copy(name: str, decoder: Decoder) -> bool:
+    """Whether the tensor belongs to a shared layer that a layer before holds already. Layers that
+    share nothing all have the changes of each other's calls."""
+    found = _SHARED_COPIES.search(name)
+    layer = int(found[1]) if found else len(decoder.blocks)
+    asks = decoder.blocks[layer].asks if layer < len(decoder.blocks) else None
+    is_anothers = not decoder.tied and "_adapter_list." in name
+    return asks is not None and (asks.call > 0 or is_anothers)
 
 
 def _is_head(name: str, decoder: Decoder) -> bool:

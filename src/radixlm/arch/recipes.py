@@ -72,6 +72,11 @@ def flat(tensor: Any, cat: Cat) -> Any:
     return tensor.reshape(-1)
 
 
+def heads_joined(tensor: Any, cat: Cat) -> Any:
+    """[heads, channels, ...] -> [heads * channels, ...]."""
+    return tensor.reshape(-1, *tensor.shape[2:])
+
+
 @dataclass(frozen=True, slots=True)
 class Upright:
     """Experts stored [experts, in, out] or [experts, out, in] -> the latter; ``width`` is in."""

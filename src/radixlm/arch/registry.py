@@ -48,6 +48,7 @@ from radixlm.arch.families import (
     sparse,
     step,
     xlstm,
+    zamba,
 )
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.base.errors import CheckpointError
@@ -99,6 +100,7 @@ LINEAGES = (
     sparse,
     step,
     xlstm,
+    zamba,
 )
 
 

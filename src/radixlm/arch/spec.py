@@ -312,6 +312,7 @@ class Mamba1:
     conv_bias: bool = True
     bias: bool = False
     norm: Norm | None = None  # of time step, b and c each
+    heads: int = 1  # runs of channels, each with time steps, b and c made of itself alone
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -636,6 +637,22 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedLayer:
+    """A layer without residuals that several blocks ask, each at its place, with one set of
+    weights: f(n2(a(n1([residual; embedding])))), where n1 and a read twice the model's channels.
+    Blocks of one ``bank`` share its weights; ``call`` counts its calls. Each has low-rank changes
+    of its own, of ``rank``, to the up projection and, where ``changes_qkv``, to q, k and v."""
+
+    bank: int
+    call: int
+    attention: Attention
+    ffn: Mlp
+    norm: Norm
+    rank: int = 0
+    changes_qkv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
     parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
@@ -674,10 +691,14 @@ class Block:
     # scaled by learned numbers a channel before they are added
     gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how
     # much of the residual and how much of the branch is kept
+    asks: SharedLayer | None = None  # of layout pre without a feed-forward: what it gives, through
+    # a matrix of the block's own, joins what the mixer reads, and nothing else
 
     @property
     def attention(self) -> Attention | LatentAttention | SummedAttention | None:
         """What attends, if anything does."""
+        if self.asks is not None:
+            return self.asks.attention
         mixer = self.mixer
         mixer = mixer.attention if isinstance(mixer, Pair | Convolved) else mixer
         return mixer if isinstance(mixer, Attention | LatentAttention | SummedAttention) else None

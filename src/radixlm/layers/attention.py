@@ -62,9 +62,16 @@ class AttentionLayer(Module):
     site: AttentionSite
 
     def __init__(
-        self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
+        self,
+        spec: Attention,
+        dim: int,
+        context: LayerContext,
+        rope: int,
+        pool: tuple[int, int],
+        out_dim: int = 0,
     ) -> None:
-        """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
+        """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row);
+        ``out_dim`` are the output's channels where they are not the input's."""
         self.spec, self.rope_index, self._pool = spec, rope, pool
         self._sigmoid = context.kernels.sigmoid
         self._prepare = context.kernels.prepare_qk
@@ -73,7 +80,7 @@ class AttentionLayer(Module):
         kv_rows = spec.kv_heads * spec.head_dim
         self.rows = (query_rows, kv_rows, kv_rows)
         self.qkv = context.linear(dim, sum(self.rows), spec.qkv_bias, Shard(0, self.rows))
-        self.o = context.linear(spec.heads * spec.head_dim, dim, spec.o_bias, Shard(1))
+        self.o = context.linear(spec.heads * spec.head_dim, out_dim or dim, spec.o_bias, Shard(1))
         if spec.qk_norm:
             assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
             self.q_norm, self.k_norm = (

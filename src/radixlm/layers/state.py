@@ -128,8 +128,7 @@ class Mamba1Layer(StateLayer):
         super().__init__(spec, dim, context, row)
         self.inp = context.linear(dim, 2 * spec.inner, spec.bias)
         self.conv = ConvLayer(spec.inner, spec.width, spec.conv_bias)
-        self.x_proj = context.plain_linear(spec.inner, spec.rank + 2 * spec.state)
-        self.dt_proj = context.plain_linear(spec.rank, spec.inner, True)
+        self._make_steps()
         self.a_log = Param((spec.inner, spec.state), "float32")
         self.d = Param((spec.inner,), "float32")
         self.out = context.linear(spec.inner, dim, spec.bias)
@@ -137,6 +136,12 @@ class Mamba1Layer(StateLayer):
             self.dt_norm = self._norm(spec.norm, spec.rank)
             self.b_norm = self._norm(spec.norm, spec.state)
             self.c_norm = self._norm(spec.norm, spec.state)
+
+    def _make_steps(self) -> None:
+        """What makes time steps, b and c of the channels."""
+        spec, context = self.spec, self._context
+        self.x_proj = context.plain_linear(spec.inner, spec.rank + 2 * spec.state)
+        self.dt_proj = context.plain_linear(spec.rank, spec.inner, True)
 
     def finish(self) -> None:
         self._a = -torch.exp(self.a_log.take())
@@ -163,6 +168,33 @@ class Mamba1Layer(StateLayer):
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         return self.out.run(out * F.silu(inputs[1]))
+
+
+class HeadedMamba1Layer(Mamba1Layer):
+    """Mamba whose channels are runs, each with a scan of its own."""
+
+    def _make_steps(self) -> None:
+        spec, context = self.spec, self._context
+        assert spec.norm is None, "no Mamba of several heads norms them"
+        width, rows = spec.inner // spec.heads, spec.rank + 2 * spec.state
+        self.x_projs = [context.plain_linear(width, rows) for _ in range(spec.heads)]
+        self.dt_projs = [context.plain_linear(spec.rank, width, True) for _ in range(spec.heads)]
+
+    def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        spec = self.spec
+        x, conv = self.conv.run(inputs[0], states[0])
+        x = F.silu(x)
+        runs = (x.chunk(spec.heads, -1), self._a.chunk(spec.heads), states[1].chunk(spec.heads, 1))
+        outs, after = [], []
+        for head, (run, a, before) in enumerate(zip(*runs, strict=True)):
+            flat = self.x_projs[head].run(run.flatten(0, 1).contiguous())
+            dt, b, c = flat.split_with_sizes((spec.rank, spec.state, spec.state), -1)
+            dt = F.softplus(self.dt_projs[head].run(dt.contiguous()))
+            dt, b, c = (t.reshape(*run.shape[:2], -1) for t in (dt, b, c))
+            y, state = self._context.kernels.selective_scan(run, dt, a, b, c, before)
+            outs.append(y)
+            after.append(state)
+        return torch.cat(outs, -1) + x * self._d, [conv, torch.cat(after, 1)]
 
 
 class GatedNorm(Module):
@@ -395,4 +427,6 @@ _KINDS: dict[type, type[StateLayer]] = {
 
 def make_state_layer(spec: StateMixer, dim: int, context: LayerContext, row: int) -> StateLayer:
     """The layer of a state mixer's record; ``row`` is its place in the state pool."""
+    if isinstance(spec, Mamba1) and spec.heads > 1:
+        return HeadedMamba1Layer(spec, dim, context, row)
     return _KINDS[type(spec)](spec, dim, context, row)

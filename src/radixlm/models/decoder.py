@@ -23,6 +23,7 @@ from radixlm.layers.gated_streams import GatedStreamBlock, GatedStreamEnds
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
+from radixlm.layers.shared import AskingBlock, make_banks
 from radixlm.layers.streams import StreamBlock, StreamEnds
 from radixlm.layers.summed import SummedAttentionLayer
 from radixlm.models.cycles import CycleRunner
@@ -86,6 +87,8 @@ class DecoderModel(Module):
             self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
         if decoder.embed_affine:
             self.embed_affine = Affine(dim)
+        turns = [ropes.index(rope) if (rope := rope_of(b)) else -1 for b in decoder.blocks]
+        self.banks = make_banks(decoder.blocks, turns, dim, context)
         places = self._places = pool_places(decoder, self.kv_groups)
         states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
         if decoder.cycles is not None:
@@ -94,7 +97,7 @@ class DecoderModel(Module):
         self.blocks = [
             self._block(
                 layer,
-                ropes.index(rope) if (rope := rope_of(decoder.blocks[layer])) else -1,
+                turns[layer],
                 places.get(layer, NOWHERE),
                 states.get(layer, -1),
             )
@@ -137,6 +140,8 @@ class DecoderModel(Module):
             return CrossBlock(spec, dim, context, layer)
         if spec.cross is not None:
             return ThirdBranchBlock(spec, dim, context, rope, place, layer)
+        if spec.asks is not None:
+            return AskingBlock(spec, dim, context, state)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
         if decoder.gated_streams is not None:
@@ -155,6 +160,10 @@ class DecoderModel(Module):
         self._unsaid = torch.tensor(self.decoder.unsaid, device=self.context.device).long()
         if self.decoder.cycles is not None:
             self.cycles.bind(self.blocks, self._places)
+        for layer, block in enumerate(self.blocks):
+            asks = self.decoder.blocks[layer].asks
+            if asks is not None and isinstance(block, AskingBlock):
+                block.bind(self.banks[asks.bank].call(asks.call, self._places[layer]))
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
         self._program_backend: object = None
@@ -199,6 +208,7 @@ class DecoderModel(Module):
         """The step layer by layer."""
         x_TD = self._embed(batch)
         angles = self.ropes.angles(batch)
+        batch.first_TD = x_TD.clone() if self.banks else None  # blocks change x in place
         deep_LTD = batch.deep_LTD if batch.deep_LTD is not None else ()
         deep = dict(zip(self.decoder.deep_layers or range(len(deep_LTD)), deep_LTD, strict=False))
         is_altup = self.decoder.altup is not None

@@ -29,7 +29,7 @@ _MOE = (
 )
 _BLOCK = (
     *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),
-    *("affine_residual", "norm_ranks", "residual_channels"),
+    *("affine_residual", "norm_ranks", "residual_channels", "asks"),
 )
 _DECODER = (
     "embed_norm",

@@ -125,6 +125,7 @@ class ForwardBatch:
     per_layer_TLP: Tensor | None = None  # each layer's own input, where models have some
     chosen: Any = None  # tokens that the last layer with an index has chosen, by sequence piece
     routed_TR: Tensor | None = None  # what a router of several layers hands to the next block's
+    first_TD: Tensor | None = None  # the embeddings, where later blocks read them again
     side_TD: Tensor | None = None  # what one block leaves for the end of the next
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections

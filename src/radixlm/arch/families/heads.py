@@ -26,7 +26,7 @@ PLAIN = (
     *("Starcoder2", "GptOss", "HunYuanDenseV1", "HunYuanMoEV1", "Nemotron", "Exaone4"),
     *("Ministral3", "Phimoe", "DiffLlama", "AXK1", "MiniCPM3", "Qwen3Next", "Jamba", "MiniMax"),
     *("Falcon", "Bloom", "Mpt", "OPT", "BioGpt", "GPTNeoX", "GPTNeo", "GPTJ", "GPTBigCode"),
-    *("Mistral4", "AXK2", "Doge", "JetMoe"),
+    *("Mistral4", "AXK2", "Doge", "JetMoe", "Zamba", "Zamba2"),
 )
 # those whose model with a language head is called otherwise
 CAUSAL = {
