@@ -136,8 +136,26 @@ EXPERT = {
 ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def convert(folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any]) -> Path:
-    """The checkpoint of a folder as a file of ``kind`` (vectors stay F32)."""
+def write_parts(
+    path: Path,
+    metadata: dict[str, Any],
+    tensors: dict[str, tuple[torch.Tensor, str]],
+    num_parts: int,
+) -> Path:
+    """The first of several files, which has the metadata, as gguf-split writes them."""
+    names, files = list(tensors), []
+    for number in range(num_parts):
+        place = {"split.no": number, "split.count": num_parts, "split.tensors.count": len(names)}
+        part = {name: tensors[name] for name in names[number::num_parts]}
+        file = path.with_name(f"{path.stem}-{number + 1:05d}-of-{num_parts:05d}.gguf")
+        files.append(write(file, (metadata if number == 0 else {}) | place, part))
+    return files[0]
+
+
+def convert(
+    folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any], num_parts: int = 0
+) -> Path:
+    """The checkpoint of a folder as a file of ``kind`` (vectors stay F32), or as several parts."""
     config = json.loads((folder / "config.json").read_text())
     names = NAMES.get(arch, PRE)
     tensors: dict[str, tuple[torch.Tensor, str]] = {}
@@ -170,7 +188,10 @@ def convert(folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = llama3_factors(rope, config["head_dim"]), "F32"
-    return write(path, metadata(config, arch) | extra, tensors)
+    said = metadata(config, arch) | extra
+    if num_parts:
+        return write_parts(path, said, tensors, num_parts)
+    return write(path, said, tensors)
 
 
 def llama3_factors(rope: dict[str, Any], dim: int) -> torch.Tensor:

@@ -149,7 +149,7 @@ def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
     raw = bytearray(file.read_bytes())
     raw[at : at + 2] = b"\x00\x7e"
     file.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"blocks\.2.*NaN.*layers\.2\.mlp\.up_proj\.weight"):
+    with pytest.raises(CheckpointError, match=r"blocks\.2.*NaN.*m\.gguf: blk\.2\.ffn_up\.weight\)"):
         load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
 
 
@@ -163,7 +163,7 @@ def test_a_wrong_shape_in_four_bits_is_named(
     at = raw.index(name) + len(name) + 4
     raw[at : at + 16] = struct.pack("<QQ", *rows_and_inputs[::-1])
     file.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"blocks\.1\.mixer\.qkv.*layers\.1\.self_attn"):
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.mixer\.qkv.*m\.gguf.*blk\.1\.attn_k.*"):
         load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ MAGIC = b"GGUF"
 MAX_DIMS = 4
 MAX_ROW = 4096
 MAX_DEPTH = 2  # of arrays of arrays
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # number of a metadata type -> its struct code
 _SCALARS = {
     0: "B",
@@ -73,8 +75,9 @@ GRIDS = ("Q4_0", "Q4_1", "Q4_K")
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies in the file; ``shape`` as in torch, rows first."""
+    """Where a tensor lies in which file; ``shape`` as in torch, rows first."""
 
+    file: Path
     kind: str
     shape: tuple[int, ...]
     start: int
@@ -83,11 +86,13 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The metadata by key, the tensors by name."""
+    """The metadata by key, the tensors by name. ``path``: the file, of several parts the first,
+    which has the metadata."""
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    files: tuple[Path, ...]
 
     @property
     def architecture(self) -> str:
@@ -110,7 +115,51 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """CheckpointError for a file that is truncated, malformed or of an unknown version."""
+    """Of a file, and of the other parts where it is one of several. CheckpointError for one that is
+    missing, truncated, malformed, of an unknown version or of another model."""
+    paths = parts_of(path)
+    missing = [part.name for part in paths if not part.is_file()]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{path}: missing files: {', '.join(missing[:3])}{more}")
+    headers = [_read_file(part) for part in paths]
+    tensors: dict[str, GgufTensor] = {}
+    for number, header in enumerate(headers):
+        place = header.metadata.get("split.no", 0), header.metadata.get("split.count", 1) or 1
+        if place != (number, len(paths)):
+            raise CheckpointError(
+                f"{header.path}: has split.no {place[0]!r:.20} of {place[1]!r:.20}, by its name it "
+                f"is {number} of {len(paths)}"
+            )
+        if twice := tensors.keys() & header.tensors.keys():
+            name = min(twice)
+            other = tensors[name].file.name
+            raise CheckpointError(f"{header.path}: {name} is also in another part, {other}")
+        tensors |= header.tensors
+    first = headers[0]
+    promised = first.metadata.get("split.tensors.count", len(tensors))
+    if promised != len(tensors):
+        raise CheckpointError(
+            f"{first.path}: split.tensors.count is {promised!r:.20}, the parts hold {len(tensors)}"
+        )
+    return GgufHeader(first.path, first.metadata, tensors, tuple(paths))
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The names of all parts of which a file is one, by its own name: "m-00002-of-00003.gguf"."""
+    part = _PART.search(path.name)
+    if part is None or not 1 <= int(part[1]) <= int(part[2]):
+        return [path]
+    stem, count = path.name[: part.start()], int(part[2])
+    return [path.with_name(f"{stem}-{n:05d}-of-{part[2]}.gguf") for n in range(1, count + 1)]
+
+
+def first_parts(files: Sequence[Path]) -> list[Path]:
+    """Of each model in ``files`` the file, or the first of its parts."""
+    return list(dict.fromkeys(parts_of(file)[0] for file in sorted(files)))
+
+
+def _read_file(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as opened:
             size = path.stat().st_size
@@ -127,7 +176,7 @@ def read_row(header: GgufHeader, name: str) -> list[float]:
     tensor = header.tensors[name]
     if tensor.kind != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_ROW:
         raise CheckpointError(f"{header.path}: {name} must be a row of F32")
-    with header.path.open("rb") as opened:
+    with tensor.file.open("rb") as opened:
         opened.seek(tensor.start)
         return list(struct.unpack(f"<{tensor.shape[0]}f", opened.read(tensor.end - tensor.start)))
 
@@ -161,7 +210,7 @@ class _Reader:
             if name in tensors:
                 raise self._error(f"{name} is there twice")
             tensors[name] = self._tensor(name, kind, shape, base + offset)
-        return GgufHeader(self._path, metadata, tensors)
+        return GgufHeader(self._path, metadata, tensors, (self._path,))
 
     def _tensor(self, name: str, kind: int, shape: tuple[int, ...], start: int) -> GgufTensor:
         if kind not in TYPES:
@@ -174,7 +223,7 @@ class _Reader:
             raise self._error(
                 f"truncated: {name} ends at byte {end}, the file has {len(self._data)}"
             )
-        return GgufTensor(label, shape, start, end)
+        return GgufTensor(self._path, label, shape, start, end)
 
     def _record(self) -> tuple[str, int, tuple[int, ...], int]:
         name, num_dims = self._string(), self._scalar("I")

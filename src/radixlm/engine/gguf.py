@@ -1,5 +1,6 @@
-"""A .gguf file as a checkpoint folder: config.json and tokenizer made of its metadata, the weights
-by a link. The folder stands in the user's cache, one a file and time of change."""
+"""A .gguf file, or several parts of one, as a checkpoint folder: config.json and tokenizer made of
+its metadata, the weights by a link. The folder stands in the user's cache, one a file and time of
+change."""
 
 from __future__ import annotations
 
@@ -14,27 +15,32 @@ from radixlm.arch.gguf import read_header
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.text.gguf_tokenizer import TOKENIZER_PROBLEM, tokenizer_files
 
-WEIGHTS = "model.gguf"
+WEIGHTS, PART = "model.gguf", "model-{:05d}-of-{:05d}.gguf"
 
 
 def unpacked(file: Path) -> Path:
     """The folder of a file; CheckpointError if the file is broken or of an unknown kind."""
-    file = file.resolve()
+    file = file.absolute()  # where a link leads to, names may say nothing of parts
     header = read_header(file)
     files: dict[str, Any] = {"config.json": config_of(header)}
     try:
         files |= tokenizer_files(header.metadata, str(file)) or {}
     except CheckpointError as error:  # --tokenizer-path may be given: said when it is missed
         files[TOKENIZER_PROBLEM] = str(error)
-    stat = file.stat()
-    key = hashlib.sha256(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+    file, stats = header.path, [part.stat() for part in header.files]
+    said = [str(file), *(f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats)]
+    key = hashlib.sha256("\0".join(said).encode()).hexdigest()
     folder = _cache() / key[:24]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in files.items():
             _write(folder / name, json.dumps(value, ensure_ascii=False))
-        if not (folder / WEIGHTS).exists():
-            _link(folder / WEIGHTS, file)
+        for number, part in enumerate(header.files, 1):
+            link = folder / (PART if len(header.files) > 1 else WEIGHTS).format(
+                number, len(header.files)
+            )
+            if not link.exists():
+                _link(link, part)
     except OSError as error:
         raise ConfigError(
             f"{file}: its config cannot be kept in {folder}: {error}; set XDG_CACHE_HOME"

@@ -11,6 +11,7 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.media_facts import MediaFacts, media_facts
 from radixlm.arch.families.pools import seeing_all, sees_all, vectors
 from radixlm.arch.generic import describe_generic, load_generic
+from radixlm.arch.gguf import first_parts
 from radixlm.arch.hf import (
     context_len,
     describe,
@@ -86,10 +87,10 @@ def find_model(path: str | None) -> Path:
 
 
 def _gguf_of(path: Path) -> Path | None:
-    """The file itself, or the only one of a folder."""
+    """The file itself, or the only one of a folder; of several parts the first."""
     if path.is_file() and path.suffix == ".gguf":
         return path
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    files = first_parts(list(path.glob("*.gguf"))) if path.is_dir() else []
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ConfigError(f"--model-path {path}: has several GGUF files, name one: {names}")

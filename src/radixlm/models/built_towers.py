@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from radixlm.arch.families.media_layouts_more import Built
 from radixlm.base.errors import CheckpointError
+from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.original import fill
 
 _HEAD_DIM = 128  # of the resampler of MiniCPM-V
@@ -33,10 +34,8 @@ def build(
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
     report = fill(module, built.layout, folder, dtype)
-    wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
-    if wrong:
-        message = f"{folder}: weights of the towers are missing or misshapen: {sorted(wrong)}"
-        raise CheckpointError(message)
+    check_report(report, folder, "the towers")
+    check_numbers(module, folder, "the towers")
     return module, int(config["hidden_size"])
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
 # layers of the decoder, which is not needed
@@ -29,11 +30,8 @@ class EncoderTower:
             model, report = self._load(transformers, folder, dtype)
         except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{folder}: its encoder cannot be loaded: {error}") from error
-        wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
-        wrong = sorted(name for name in wrong if ".encoder." in f".{name}")
-        if wrong:
-            message = f"{folder}: weights of the encoder are missing or misshapen: {wrong}"
-            raise CheckpointError(message)
+        check_report(report, folder, "the encoder", lambda name: ".encoder." in f".{name}")
+        check_numbers(model.get_encoder(), folder, "the encoder")
         self._encoder = model.get_encoder().to(device).eval().requires_grad_(False)
         self._known = inspect.signature(self._encoder.forward).parameters
         self._device, self._dtype = device, dtype

@@ -57,9 +57,12 @@ def fill(
     if _has_tower(wanted) and not _has_tower(given):
         message = "holds no weights of its vision tower, nor does a folder of the tower's name"
         raise CheckpointError(f"{folder}: {message} inside it or beside it")
-    wrong = [k for k, v in given.items() if k in wanted and v.shape != wanted[k].shape]
+    wrong = {k: v for k, v in given.items() if k in wanted and v.shape != wanted[k].shape}
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)
     unused = re.compile(original.unused)
     missing = [name for name in wanted if name not in given and not unused.match(name)]
-    return {"missing_keys": missing, "mismatched_keys": [(name,) for name in wrong]}
+    return {
+        "missing_keys": missing,
+        "mismatched_keys": [(k, v.shape, wanted[k].shape) for k, v in wrong.items()],
+    }

@@ -27,6 +27,7 @@ from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.built_towers import build
+from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.original import config_of, fill
 from radixlm.wire.media import Media
 
@@ -222,15 +223,13 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
             )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its towers cannot be loaded: {error}") from error
-    wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
-    wrong = sorted(name for name in wrong if not _OF_TEXT.search(name))
-    if wrong:
-        raise CheckpointError(f"{folder}: weights of the towers are missing or misshapen: {wrong}")
+    check_report(report, folder, "the towers", lambda name: _OF_TEXT.search(name) is None)
     inner = getattr(model, "model", model)
     own = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
     for name in ("language_model", "lm_head", *own):  # an embedding is left in it
         if hasattr(inner, name):
             delattr(inner, name)
+    check_numbers(inner, folder, "the towers")
     return inner, int(config.get_text_config().hidden_size), row_scale(architecture, raw)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
 
@@ -26,16 +27,18 @@ class VectorTower:
         transformers.logging.set_verbosity_error()
         try:
             model, report = transformers.AutoModel.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # our own check names the file
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{folder}: its tower cannot be loaded: {error}") from error
-        missing = sorted(name for name in report["missing_keys"] if not name.startswith("text_"))
-        if missing:
-            raise CheckpointError(f"{folder}: weights of the tower are missing: {missing}")
+        check_report(report, folder, "the tower", lambda name: not name.startswith("text_"))
         for name in ("text_model", "text_projection"):
             if hasattr(model, name):
                 delattr(model, name)
+        check_numbers(model, folder, "the tower")
         self._model: Any = model.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

@@ -178,6 +178,8 @@ class Joiner:
 
     def _cat(self, assembly: Assembly, parts: list[Tensor]) -> Tensor:
         num_rows = sum(part.shape[0] for part in parts if part.ndim)
+        for part, row in zip(parts, assembly.tensors, strict=True):
+            _check_kind(row[0], part, parts[0])
         if len({part.dtype for part in parts}) > 1 or len({part.shape[1:] for part in parts}) > 1:
             return torch.cat(parts)  # widens, or says what does not fit
         out = self._buffer(assembly, parts[0], (num_rows, *parts[0].shape[1:]))
@@ -194,11 +196,18 @@ class Joiner:
             parts = out[expert].split_with_sizes(num_rows)
             for part, row in zip(parts, tensors, strict=True):
                 value = source.read(row[expert])
+                _check_kind(row[expert], value, part)
                 if value.shape != part.shape:
                     wanted = list(part.shape)
                     raise ValueError(f"{row[expert]} is {list(value.shape)}, not {wanted}")
                 part.copy_(value)
         return out
+
+
+def _check_kind(name: str, value: Tensor, like: Tensor) -> None:
+    """Integers among floats would be taken for numbers that they are not."""
+    if value.is_floating_point() != like.is_floating_point():
+        raise ValueError(f"{name} is of {value.dtype}, others of {like.dtype}")
 
 
 def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,8 @@ from radixlm.weights.assemble import Assembly, Joiner, Resolver, Target
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
 from radixlm.weights.gguf_file import GgufSource
-from radixlm.weights.source import TensorSource, index_names
+from radixlm.weights.origin import Origin, named, named_files
+from radixlm.weights.source import TensorSource, promised
 
 MAX_LISTED = 20  # names of one kind in an error message
 
@@ -26,6 +28,7 @@ class Feeder(Protocol):
 
     total_bytes: int
     ignored: tuple[str, ...]
+    folder: Path  # of the files, for messages
 
     def feed(self, path: str, param: Param) -> Tensor:
         """The value in the checkpoint's dtype: borrowed memory, valid until the layer's values are
@@ -37,8 +40,8 @@ class Feeder(Protocol):
         as ``feed``."""
         ...
 
-    def origin(self, path: str) -> str:
-        """The checkpoint tensors behind a parameter, for messages."""
+    def origins(self, path: str) -> Sequence[Origin]:
+        """The tensors of files behind a parameter, for messages."""
         ...
 
     def release(self, path: str) -> int:
@@ -52,6 +55,9 @@ class CheckpointFeeder:
     def __init__(self, model: Target, folder: Path, load_format: str) -> None:
         self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
         self._joiner = Joiner(self._source)
+        files = self._source.files()  # those of a GGUF file's folder are links to the user's
+        is_inside = not files or any(file.is_relative_to(folder) for file in files)
+        self.folder = folder if is_inside else files[0].parent
         self._sizes = dict(self._source.sizes())
         self.total_bytes = sum(self._sizes.values())
         resolver = Resolver(model.decoder, self._sizes)
@@ -69,15 +75,22 @@ class CheckpointFeeder:
         used = {name for assembly in self._assemblies.values() for name in assembly.names()}
         left = sorted(self._sizes.keys() - used)
         unknown = [name for name in left if not is_ignorable(name, model.decoder)]
-        missing = sorted(used - self._sizes.keys())
         index = index_of(folder)
-        if index is not None:
-            missing += sorted(index_names(index) - self._sizes.keys() - set(missing))
-        problems = [f"missing from the checkpoint: {name}" for name in missing[:MAX_LISTED]]
-        problems += [f"not part of the model: {name}" for name in unknown[:MAX_LISTED]]
-        if problems:
+        homes = {} if index is None else promised(index)
+        missing = sorted(used - self._sizes.keys())
+        missing += sorted(homes.keys() - self._sizes.keys() - set(missing))
+        if missing or unknown:
+            files = named_files(self._source.files(), self.folder)
+            where = files if index is None else f"{files} and not in {index.name}"
+            problems = [
+                f"missing from {homes.get(name, where)}: {name}" for name in missing[:MAX_LISTED]
+            ]
+            problems += [
+                f"not part of the model: {named(self._source.origins(name), self.folder)}"
+                for name in unknown[:MAX_LISTED]
+            ]
             count = f"{len(missing)} missing, {len(unknown)} unknown tensors"
-            raise CheckpointError(listing(f"{folder}: {count}", problems))
+            raise CheckpointError(listing(f"{self.folder}: {count}", problems))
         return tuple(left)
 
     def feed(self, path: str, param: Param) -> Tensor:
@@ -98,10 +111,9 @@ class CheckpointFeeder:
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
-    def origin(self, path: str) -> str:
+    def origins(self, path: str) -> Sequence[Origin]:
         names = self._assemblies[path].names()
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return ", ".join(names[:3]) + more
+        return [origin for name in names for origin in self._source.origins(name)]
 
     def release(self, path: str) -> int:
         num_bytes = 0
@@ -120,6 +132,7 @@ class DummyFeeder:
     ignored: tuple[str, ...] = ()
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._dtype = checkpoint_dtype(folder)
 
     def feed(self, path: str, param: Param) -> Tensor:
@@ -128,15 +141,17 @@ class DummyFeeder:
     def grid(self, path: str) -> Grid | None:
         return None
 
-    def origin(self, path: str) -> str:
-        return "random numbers"
+    def origins(self, path: str) -> Sequence[Origin]:
+        return ()
 
     def release(self, path: str) -> int:
         return 0
 
 
 def listing(title: str, problems: list[str]) -> str:
-    """A message with one problem a line."""
+    """A message with one problem a line; a single one is on the line of the title."""
+    if len(problems) == 1:
+        return f"{title}: {problems[0]}"
     shown = problems[: 2 * MAX_LISTED]
     if len(problems) > len(shown):
         shown = [*shown, f"... and {len(problems) - len(shown)} more"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from radixlm.arch.gguf import first_parts
 from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.quant.checkpoint import GGUF, checkpoint_quant
@@ -64,9 +65,11 @@ def _ggufs(folder: Path) -> list[Path]:
 
 
 def _open_gguf(folder: Path, files: list[Path], dtype: torch.dtype) -> TensorSource:
-    if len(files) > 1:
-        raise CheckpointError(f"{folder}: has several GGUF files; weights in parts are not read")
-    return GgufSource(_some(folder, files, "*.gguf")[0], dtype)
+    models = first_parts(_some(folder, files, "*.gguf"))
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models)
+        raise CheckpointError(f"{folder}: has GGUF files of several models: {names}")
+    return GgufSource(models[0], dtype)
 
 
 def find_pickles(folder: Path) -> list[Path]:

@@ -6,11 +6,13 @@ a layer packs them, so nothing is lost on the way but memory for one layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from radixlm.weights.origin import Origin
 from radixlm.weights.source import TensorSource
 
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -48,6 +50,16 @@ class Fp8Source:
         scale_name = self._scale_name(name)
         if scale_name is not None:
             self._source.release(scale_name)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        """See TensorSource."""
+        scale_name = self._scale_name(name)
+        scale = () if scale_name is None else self._source.origins(scale_name)
+        return [*self._source.origins(name), *scale]
+
+    def files(self) -> Sequence[Path]:
+        """See TensorSource."""
+        return self._source.files()
 
     def _scale_name(self, name: str) -> str | None:
         names = (name + suffix for suffix in _SUFFIXES)

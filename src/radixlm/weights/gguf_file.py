@@ -1,13 +1,14 @@
-"""The tensors of a GGUF file under our names, as floats: F32, F16, BF16 and F64 as they are, blocks
-of fewer bits widened."""
+"""The tensors of a GGUF file, or of its parts, under our names, as floats: F32, F16, BF16 and F64
+as they are, blocks of fewer bits widened."""
 
 from __future__ import annotations
 
 import logging
 import math
 import mmap
+import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from radixlm.arch.gguf import GRIDS, TYPES, GgufTensor, read_header
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.grid import Grid
 from radixlm.weights.gguf_blocks import WIDEN, grid_parts, widen
+from radixlm.weights.origin import Origin
 
 log = logging.getLogger(__name__)
 _PLAIN = {
@@ -30,26 +32,31 @@ _BLOCKS = {name: (block, size) for name, block, size in TYPES.values()}
 
 
 class GgufSource:
-    """All tensors of one file; see TensorSource."""
+    """All tensors of one file and of its further parts; see TensorSource."""
 
     def __init__(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
         """Blocks are widened to ``dtype``. CheckpointError for a broken file, an unknown
         architecture, or weights of a kind that is not read."""
+        file = _of_the_user(file)
         header = read_header(file)
         for name, tensor in header.tensors.items():
             if tensor.kind not in _PLAIN and tensor.kind not in WIDEN:
                 known = ", ".join((*_PLAIN, *WIDEN))
-                raise CheckpointError(f"{file}: {name} is {tensor.kind}; read are: {known}")
+                raise CheckpointError(f"{tensor.file}: {name} is {tensor.kind}; read are: {known}")
+        self._files = header.files
         self._dtype, self._tensors = dtype, header.tensors
         self._pieces: dict[str, Piece] = {}
         for name, piece in pieces(header):
             if name in self._pieces:
-                raise CheckpointError(f"{file}: {piece.source} and another are both {name}")
+                where = header.tensors[piece.source].file
+                raise CheckpointError(f"{where}: {piece.source} and another are both {name}")
             self._pieces[name] = piece
-        with file.open("rb") as opened:
-            # private and writable only because torch warns of read-only buffers
-            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        log.info("%s: %s", file.resolve().name, self._said())
+        self._maps: dict[Path, mmap.mmap] = {}
+        for part in header.files:
+            with part.open("rb") as opened:
+                # private and writable only because torch warns of read-only buffers
+                self._maps[part] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        log.info("%s: %s", file.name, self._said())
 
     def _said(self) -> str:
         """How many tensors of which kind there are, and what becomes of them."""
@@ -69,10 +76,7 @@ class GgufSource:
 
     def read(self, name: str) -> Tensor:
         """The tensor as floats; blocks in the dtype that they are widened to."""
-        piece = self._pieces[name]
-        tensor = self._tensors[piece.source]
-        shape = tensor.shape if piece.expert is None else tensor.shape[1:]
-        value = self._values(tensor, *self._span(name)).view(shape)
+        piece, value = self._pieces[name], self._stored(name)
         if piece.heads:
             value = _halves(value, piece)
         if piece.offset:
@@ -80,6 +84,13 @@ class GgufSource:
         if name.endswith("shared_expert_gate.weight") and value.ndim == 1:
             value = value[None]  # llama.cpp drops the row of one
         return value
+
+    def _stored(self, name: str) -> Tensor:
+        """In the order of the file."""
+        piece = self._pieces[name]
+        tensor = self._tensors[piece.source]
+        shape = tensor.shape if piece.expert is None else tensor.shape[1:]
+        return self._values(tensor, *self._span(name)).view(shape)
 
     def has_grid(self, name: str) -> bool:
         """Whether ``grid`` gives a tensor."""
@@ -92,7 +103,7 @@ class GgufSource:
         """A matrix of 4 bits with its scales and offsets, as it is stored."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
-        blocks = self._bytes(*self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
+        blocks = self._bytes(tensor, *self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
         parts = [part.view(tensor.shape[0], -1) for part in grid_parts(tensor.kind, blocks)]
         return Grid(*(_halves(part, piece) if piece.heads else part for part in parts))
 
@@ -102,7 +113,17 @@ class GgufSource:
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, first, length)
+            file = self._tensors[self._pieces[name].source].file
+            self._maps[file].madvise(mmap.MADV_DONTNEED, first, length)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        """See TensorSource."""
+        source = self._pieces[name].source
+        return [Origin(self._tensors[source].file, source, lambda: self._stored(name))]
+
+    def files(self) -> Sequence[Path]:
+        """See TensorSource."""
+        return self._files
 
     def _span(self, name: str) -> tuple[int, int]:
         piece = self._pieces[name]
@@ -115,14 +136,22 @@ class GgufSource:
     def _values(self, tensor: GgufTensor, start: int, end: int) -> Tensor:
         if end == start:
             return torch.empty(0)
-        data = self._bytes(start, end)
+        data = self._bytes(tensor, start, end)
         if tensor.kind in _PLAIN:
             return _aligned(data, start).view(_PLAIN[tensor.kind])
         block, size = _BLOCKS[tensor.kind]
         return widen(tensor.kind, data.view(-1, size), block, self._dtype)
 
-    def _bytes(self, start: int, end: int) -> Tensor:
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=end - start, offset=start)
+    def _bytes(self, tensor: GgufTensor, start: int, end: int) -> Tensor:
+        data = self._maps[tensor.file]
+        return torch.frombuffer(data, dtype=torch.uint8, count=end - start, offset=start)
+
+
+def _of_the_user(file: Path) -> Path:
+    """What a link of ``engine/gguf.py`` points to: the user knows that name, and the parts beside
+    it. Links of others may lead to files whose names say nothing."""
+    target = Path(os.readlink(file)) if file.is_symlink() else file
+    return target if target.is_absolute() else file
 
 
 def _aligned(data: Tensor, start: int) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
+from radixlm.weights.origin import Origin
 from radixlm.weights.source import TensorSource
 
 # what the first BERT checkpoints call the weights of a norm
@@ -25,6 +27,7 @@ class JoinedSource:
     "<part>.<name>"."""
 
     def __init__(self, main: TensorSource, parts: Mapping[str, TensorSource]) -> None:
+        self._sources = (main, *parts.values())
         self._homes = {present_name(name): (main, name) for name in main.sizes()}
         for part, source in parts.items():
             self._homes |= {f"{part}.{name}": (source, name) for name in source.sizes()}
@@ -42,3 +45,12 @@ class JoinedSource:
         """See TensorSource."""
         source, own = self._homes[name]
         source.release(own)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        """See TensorSource."""
+        source, own = self._homes[name]
+        return source.origins(own)
+
+    def files(self) -> Sequence[Path]:
+        """See TensorSource."""
+        return [file for source in self._sources for file in source.files()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,11 @@ import torch
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.units import format_bytes, format_seconds
-from radixlm.quant.grid import Grid
 from radixlm.quant.param import Param
 from radixlm.weights.assemble import Fillable, Target
 from radixlm.weights.feeder import CheckpointFeeder, DummyFeeder, Feeder, listing
-from radixlm.weights.place import place, problem_of
+from radixlm.weights.origin import Origin, faulty, named
+from radixlm.weights.place import bad_number_of, misfit_of, place
 from radixlm.weights.progress import Progress
 from radixlm.weights.sharded_state import ShardedStateFeeder
 
@@ -59,7 +60,9 @@ def load_weights(
         for path, layer in model.layers():
             filler.fill(path, layer, bar)
     if filler.problems:
-        raise CheckpointError(listing(f"{folder}: weights do not fit the model", filler.problems))
+        raise CheckpointError(
+            listing(f"{feeder.folder}: weights do not fit the model", filler.problems)
+        )
     seconds = time.monotonic() - started
     size, duration = format_bytes(filler.num_bytes), format_seconds(seconds)
     kept = f"; {filler.num_grids} keep their 4 bits" if filler.num_grids else ""
@@ -85,46 +88,53 @@ class _Filler:
         self.num_grids = 0
         self.num_bytes = 0
         self._weight_dtype, self._feeder, self._device = model.weight_dtype, feeder, device
+        self._folder = feeder.folder
 
     def fill(self, layer_path: str, layer: Fillable, bar: Progress) -> None:
-        feeder, done = self._feeder, list[str]()
+        """CheckpointError for values that a layer refuses; all else goes to ``problems``."""
+        done = []
         for name, param in layer.own_params().items():
             path = f"{layer_path}.{name}"
-            if param.takes_grid and self._fill_grid(path, param):
-                done.append(path)
-                continue
             try:
-                value = feeder.feed(path, param)
+                if not (param.takes_grid and self._fill_grid(path, param)):
+                    self._fill(path, param)
+                done.append(path)
             except ValueError as error:
-                self.problems.append(f"{path} cannot be made of {feeder.origin(path)}: {error}")
-                continue
-            problem = problem_of(path, feeder.origin(path), param, value)
-            if problem:
-                self.problems.append(problem)
-            elif not self.problems:
-                place(value, param, self._weight_dtype, self._device)
-                self.num_bytes += 0 if param.value is None else param.value.nbytes
-            self.num_params += 1
-            done.append(path)
+                self._refuse(f"{path} cannot be made, {error}", self._feeder.origins(path), True)
         if not self.problems:
-            layer.finish()
+            try:
+                layer.finish()
+            except CheckpointError as error:
+                origins = [o for path in done for o in self._feeder.origins(path)]
+                where = named(origins, self._folder)
+                message = f"{self._folder}: {layer_path}: {error} ({where})"
+                raise CheckpointError(message) from error
         for path in done:
-            bar.advance(feeder.release(path))
+            bar.advance(self._feeder.release(path))
+
+    def _fill(self, path: str, param: Param) -> None:
+        value = self._feeder.feed(path, param)
+        if misfit := misfit_of(path, param, value):
+            self._refuse(misfit, self._feeder.origins(path), True)
+        elif bad := bad_number_of(path, value):
+            self._refuse(bad, faulty(self._feeder.origins(path)))
+        elif not self.problems:
+            place(value, param, self._weight_dtype, self._device)
+            self.num_bytes += 0 if param.value is None else param.value.nbytes
+        self.num_params += 1
 
     def _fill_grid(self, path: str, param: Param) -> bool:
         """Whether the checkpoint has the weight on a grid; a dtype that was asked for widens it."""
         if self._weight_dtype is not None or self._device.type != "cpu":
             return False
-        origin = self._feeder.origin(path)
-        try:
-            grid = self._feeder.grid(path)
-        except ValueError as error:
-            self.problems.append(f"{path} cannot be made of {origin}: {error}")
-            return True
+        grid = self._feeder.grid(path)
         if grid is None:
             return False
-        if problem := _problem_of(path, origin, param, grid):
-            self.problems.append(problem)
+        if tuple(grid.values_OI.shape) != param.shape:
+            misfit = misfit_of(path, param, grid.values_OI)
+            self._refuse(misfit, self._feeder.origins(path), True)
+        elif bad := bad_number_of(path, torch.cat((grid.scale_OG, grid.offset_OG))):
+            self._refuse(bad, faulty(self._feeder.origins(path)))
         else:
             param.grid = grid
             self.num_bytes += grid.num_bytes
@@ -132,10 +142,5 @@ class _Filler:
         self.num_params += 1
         return True
 
-
-def _problem_of(path: str, origin: str, param: Param, grid: Grid) -> str:
-    """The shape is that of the values; what must be finite are scales and offsets."""
-    if tuple(grid.values_OI.shape) != param.shape:
-        return problem_of(path, origin, param, grid.values_OI)
-    scales = torch.cat((grid.scale_OG, grid.offset_OG))
-    return problem_of(path, origin, Param(tuple(scales.shape)), scales)
+    def _refuse(self, problem: str, origins: Sequence[Origin], shapes: bool = False) -> None:
+        self.problems.append(f"{problem} ({named(origins, self._folder, shapes)})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.origin import Origin
 from radixlm.weights.pickle_file import PickleSource
 
 INDEX = "weight_names.json"
@@ -26,25 +27,36 @@ class NpcacheSource:
         self._folder = folder
         try:
             index = json.loads((folder / INDEX).read_bytes())
-            self._dtypes = {name: getattr(torch, dtype) for name, dtype in index.items()}
+            self._dtypes = {_plain(name): getattr(torch, dtype) for name, dtype in index.items()}
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{folder / INDEX}: damaged ({error}); delete {folder}"
             ) from error
 
     def sizes(self) -> Mapping[str, int]:
-        return {name: self._file(name).stat().st_size for name in self._dtypes}
+        try:
+            return {name: self._file(name).stat().st_size for name in self._dtypes}
+        except OSError as error:
+            message = f"missing ({error.strerror}); delete {self._folder}"
+            raise CheckpointError(f"{error.filename}: {message}") from error
 
     def read(self, name: str) -> Tensor:
         file = self._file(name)
         try:
             array = np.load(file, mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: damaged ({error}); delete {self._folder}") from error
-        return torch.from_numpy(array).view(self._dtypes[name])
+            return torch.from_numpy(array).view(self._dtypes[name])
+        except (OSError, ValueError, RuntimeError, TypeError, EOFError) as error:
+            message = f"{name} is damaged ({error}); delete {self._folder}"
+            raise CheckpointError(f"{file}: {message}") from error
 
     def release(self, name: str) -> None:
         """The mapping went with the tensor."""
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        return [Origin(self._file(name), name, lambda: self.read(name))]
+
+    def files(self) -> Sequence[Path]:
+        return [self._folder / INDEX]
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{_plain(name)}.npy"

@@ -7,13 +7,14 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.origin import Origin, named
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource
 
@@ -39,7 +40,7 @@ class _Merged:
     """W + scale * B @ A."""
 
     def __init__(self, source: TensorSource, folder: Path) -> None:
-        self._source = source
+        self._source, self._folder = source, folder
         self._adapter = SafetensorsSource([folder / _WEIGHTS])
         self._scale = _scale(_read(folder / _CONFIG), folder)
         names = {tail(name): name for name in source.sizes()}
@@ -52,7 +53,10 @@ class _Merged:
             self._parts.setdefault(target, {})[found[2]] = name
         wrong = [name for name, parts in self._parts.items() if len(parts) != 2]
         if wrong:
-            raise CheckpointError(f"{folder / _WEIGHTS}: half of an adapter for {wrong[0]}")
+            half = next(iter(self._parts[wrong[0]].values()))
+            raise CheckpointError(
+                f"{folder / _WEIGHTS}: {half} is half of an adapter, the other half is missing"
+            )
 
     def sizes(self) -> Mapping[str, int]:
         """See TensorSource."""
@@ -67,11 +71,24 @@ class _Merged:
         try:
             return (weight.float() + self._scale * (b @ a)).to(weight.dtype)
         except RuntimeError as error:
-            raise CheckpointError(f"{parts['A']}: does not fit {name}: {error}") from error
+            said = named(self.origins(name), self._folder, shapes=True)
+            raise CheckpointError(
+                f"{self._folder}: the adapter does not fit its weight ({said})"
+            ) from error
 
     def release(self, name: str) -> None:
         """See TensorSource."""
         self._source.release(name)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        """See TensorSource."""
+        parts = self._parts.get(name, {}).values()
+        own = [origin for part in parts for origin in self._adapter.origins(part)]
+        return [*self._source.origins(name), *own]
+
+    def files(self) -> Sequence[Path]:
+        """See TensorSource."""
+        return [*self._source.files(), *self._adapter.files()]
 
 
 def tail(name: str) -> str:

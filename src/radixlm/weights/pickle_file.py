@@ -10,15 +10,25 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.origin import Origin
 
 
 class PickleSource:
     """All tensors of some pickled state dicts; mapped from the file where its format allows."""
 
     def __init__(self, files: Sequence[Path]) -> None:
+        self._files = tuple(files)
         self._tensors: dict[str, Tensor] = {}
+        self._homes: dict[str, Path] = {}
         for file in files:
-            self._tensors.update(load_state_dict(file))
+            state = load_state_dict(file)
+            twice = self._homes.keys() & state.keys()
+            if twice:
+                name = min(twice)
+                other = self._homes[name].name
+                raise CheckpointError(f"{file}: {name} is also in another file, {other}")
+            self._tensors |= state
+            self._homes |= dict.fromkeys(state, file)
 
     def sizes(self) -> Mapping[str, int]:
         return {name: tensor.nbytes for name, tensor in self._tensors.items()}
@@ -29,6 +39,12 @@ class PickleSource:
     def release(self, name: str) -> None:
         # Another name may share the storage (tied weights): only this reference goes.
         self._tensors.pop(name, None)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        return [Origin(self._homes[name], name, lambda: self.read(name))]
+
+    def files(self) -> Sequence[Path]:
+        return self._files
 
 
 def load_state_dict(file: Path) -> dict[str, Tensor]:

@@ -6,38 +6,29 @@ import torch
 from torch import Tensor
 
 from radixlm.quant.param import Param
+from radixlm.weights.origin import not_finite
 
 
-def problem_of(path: str, origin: str, param: Param, value: Tensor) -> str:
-    """What is wrong with ``value`` for ``param``, naming both sides; "" if nothing."""
+def misfit_of(path: str, param: Param, value: Tensor) -> str:
+    """How shape and dtype of ``value`` do not fit ``param``, naming both sides; "" if they do."""
     if tuple(value.shape) != param.shape:
-        return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)} ({origin})"
+        return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)}"
     if param.storage == "int64":
         is_whole = not value.is_floating_point()
-        return (
-            ""
-            if is_whole
-            else f"{path} is of integers, the checkpoint has {value.dtype} ({origin})"
-        )
+        return "" if is_whole else f"{path} is of integers, the checkpoint has {value.dtype}"
     if not value.is_floating_point():
-        return f"{path} is a floating-point weight, the checkpoint has {value.dtype} ({origin})"
-    bad = _not_finite(value)
+        return f"{path} is a floating-point weight, the checkpoint has {value.dtype}"
+    if value.dtype.itemsize == 1:
+        return f"{path} is in 8 bit floats, of which quantization_config does not speak"
+    return ""
+
+
+def bad_number_of(path: str, value: Tensor) -> str:
+    """What number of a floating-point parameter is none, "" if all are."""
+    bad = not_finite(value)
     if bad == "infinity" and path.endswith("bias"):
         return ""  # forbids a token or an expert
-    return f"{path} holds {bad} in the checkpoint ({origin})" if bad else ""
-
-
-def _not_finite(value: Tensor) -> str:
-    """Either of "NaN" and "infinity", or "". One pass over the data: a sum is not finite if a
-    number is not. It is taken in the data's own dtype, which is many times faster, and may
-    overflow: each number is looked at then."""
-    if value.dtype.itemsize == 1:
-        return ""  # one-byte formats come with scales, which are checked
-    if bool(torch.isfinite(value.sum())):
-        return ""
-    if bool(torch.isnan(value).any()):
-        return "NaN"
-    return "infinity" if bool(torch.isinf(value).any()) else ""
+    return f"{path} holds {bad} in the checkpoint" if bad else ""
 
 
 def place(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.origin import Origin
 
 DTYPES = {
     "F64": torch.float64,
@@ -56,13 +57,16 @@ class SafetensorsSource:
     """All tensors of some safetensors files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
+        self._files = tuple(files)
         self._maps: list[mmap.mmap] = []
         self._entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             entries = read_header(file, number)
             twice = self._entries.keys() & entries.keys()
             if twice:
-                raise CheckpointError(f"{file}: {min(twice)} is also in another file")
+                name = min(twice)
+                other = self._files[self._entries[name].file].name
+                raise CheckpointError(f"{file}: {name} is also in another file, {other}")
             self._entries.update(entries)
             with file.open("rb") as opened:
                 # Private and writable only because torch warns of read-only buffers.
@@ -87,6 +91,12 @@ class SafetensorsSource:
         length = entry.end // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._maps[entry.file].madvise(mmap.MADV_DONTNEED, start, length)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        return [Origin(self._files[self._entries[name].file], name, lambda: self.read(name))]
+
+    def files(self) -> Sequence[Path]:
+        return self._files
 
 
 def read_header(file: Path, number: int = 0) -> dict[str, Entry]:

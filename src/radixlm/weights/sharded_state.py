@@ -3,7 +3,7 @@ each tensor-parallel rank. Loads without recipes; written by ``save_sharded_stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from radixlm.quant.grid import Grid
 from radixlm.quant.param import Param
 from radixlm.weights.assemble import Target
 from radixlm.weights.feeder import Feeder, listing
+from radixlm.weights.origin import Origin, named, named_files
 from radixlm.weights.place import place
 from radixlm.weights.safetensors_file import SafetensorsSource
 
@@ -28,13 +29,18 @@ class ShardedStateFeeder:
         files = sorted(folder.glob(f"model-rank-{rank}-part-*.safetensors"))
         if not files:
             raise CheckpointError(f"{folder} holds no model-rank-{rank}-part-*.safetensors")
+        self.folder = folder
         self._source = SafetensorsSource(files)
         self._sizes = dict(self._source.sizes())
         self.total_bytes = sum(self._sizes.values())
         self.ignored: tuple[str, ...] = ()
         wanted = {f"{path}.{name}" for path, layer in model.layers() for name in layer.own_params()}
-        problems = [f"missing: {name}" for name in sorted(wanted - self._sizes.keys())]
-        problems += [f"unknown: {name}" for name in sorted(self._sizes.keys() - wanted)]
+        where = named_files(files, folder)
+        problems = [f"missing from {where}: {n}" for n in sorted(wanted - self._sizes.keys())]
+        problems += [
+            f"not part of the model: {named(self._source.origins(name), folder)}"
+            for name in sorted(self._sizes.keys() - wanted)
+        ]
         if problems:
             raise CheckpointError(listing(f"{folder} was saved from another model", problems))
 
@@ -44,8 +50,8 @@ class ShardedStateFeeder:
     def grid(self, path: str) -> Grid | None:
         return None
 
-    def origin(self, path: str) -> str:
-        return path
+    def origins(self, path: str) -> Sequence[Origin]:
+        return self._source.origins(path)
 
     def release(self, path: str) -> int:
         self._source.release(path)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.origin import Origin
 
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
 
@@ -30,6 +31,14 @@ class TensorSource(Protocol):
         """The caller is done with the tensor: its memory may go."""
         ...
 
+    def origins(self, name: str) -> Sequence[Origin]:
+        """The tensors of files that make this one, for messages."""
+        ...
+
+    def files(self) -> Sequence[Path]:
+        """Every file that was looked into."""
+        ...
+
 
 def shard_files(folder: Path, index: Path) -> list[Path]:
     """Files that an index.json names; CheckpointError for a bad index or a missing file."""
@@ -44,9 +53,10 @@ def shard_files(folder: Path, index: Path) -> list[Path]:
     return _all_present(folder, names, str(index))
 
 
-def index_names(index: Path) -> set[str]:
-    """Tensors that an index promises (``shard_files`` has checked its form)."""
-    return set(json.loads(index.read_bytes())["weight_map"])
+def promised(index: Path) -> dict[str, str]:
+    """The file of each tensor by an index (``shard_files`` has checked its form)."""
+    promises: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    return promises
 
 
 def numbered_files(folder: Path, files: Iterable[Path]) -> list[Path]:
