@@ -129,7 +129,7 @@ async def test_cancelling_closes_the_connection(scripted) -> None:
     await started.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await asyncio.wait_for(scripted.closed.wait(), 5)
+    await asyncio.wait_for(scripted.closed.wait(), 60)
 
 
 async def test_no_server_names_the_address() -> None:

@@ -215,7 +215,7 @@ for line in sys.stdin:
 async def test_a_server_is_timed_by_its_events(scripted: Scripted, tmp_path: Path) -> None:
     scripted.script = lambda head, body: [STREAM, *EVENTS, None]
     engine = engines.Engine("x", (sys.executable, "-c", "import time; time.sleep(60)"))
-    running = drive.Running(engine, 1, tmp_path / "log", 10.0)
+    running = drive.Running(engine, 1, tmp_path / "log", 60.0)
     running._client = drive.HttpClient(scripted.url)
     async with running:
         timed = await running.generate([[5, 6], [7, 8]], 3)
@@ -241,13 +241,13 @@ async def test_a_refusal_ends_the_start_at_once(scripted: Scripted, tmp_path: Pa
 
 async def test_a_worker_is_timed_by_its_own_clock(tmp_path: Path) -> None:
     engine = engines.Engine("w", (sys.executable, "-c", WORKER), is_http=False)
-    async with drive.Running(engine, 1, tmp_path / "log", 30.0) as running:
+    async with drive.Running(engine, 1, tmp_path / "log", 60.0) as running:
         timed = await running.generate([[1, 2], [3]], 5)
     assert timed.num_tokens == 10
     assert timed.end_s == pytest.approx(timed.first_s + 1)
     gone = engines.Engine("w", (sys.executable, "-c", "raise SystemExit('bad folder')"), False)
     with pytest.raises(TransferError, match="bad folder"):
-        async with drive.Running(gone, 1, tmp_path / "log", 30.0):
+        async with drive.Running(gone, 1, tmp_path / "log", 60.0):
             pass
 
 

@@ -86,7 +86,7 @@ def test_numbers_that_are_none_are_infinitely_wrong() -> None:
 
 def test_a_stage_that_fails_or_does_not_fit_is_noted(tmp_path: Path, monkeypatch: Any) -> None:
     main = part("__main__")
-    s = session.Session(torch.device("cpu"), time.monotonic() + 5, tmp_path / "gpu.json")
+    s = session.Session(torch.device("cpu"), time.monotonic() + 40, tmp_path / "gpu.json")
     s.record["stages"] = {}
     failing = ModuleType("gpu.failing")
     failing.run = lambda s: s.add(what=float("inf")) and 1 / 0  # type: ignore[attr-defined]

@@ -235,7 +235,7 @@ async def test_requests_cannot_be_smuggled(server: Face, head: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n" + smuggled)
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answer = await reader.read()
         assert answer.count(b"HTTP/1.1 ") <= 1 and b" 200 " not in answer.split(b"\r\n")[0]
         writer.close()

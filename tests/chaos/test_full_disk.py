@@ -99,6 +99,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
     toy_folder: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "FULL_DISK_S", 0.02)
+    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.05)  # most of it is open when one is done
     async with face(toy_folder, {}, file_storage_path=str(disk)) as server:
         names = [f"line-{i}" for i in range(30)]
         text = "\n".join(map(_line, names)).encode()
@@ -110,7 +111,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
         async def state() -> Any:
             return (await server.client.get(f"/v1/batches/{batch['id']}")).json()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (await state())["request_counts"]["completed"]:
                 await asyncio.sleep(0.002)
             filler = fill(disk)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -16,22 +18,36 @@ async def _statuses(server: Face) -> tuple[int, int]:
     return tuple([(await server.client.get(path)).status_code for path in ("/health", "/ready")])  # type: ignore[return-value]
 
 
+async def _until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+
 async def test_a_long_prefill_is_no_illness(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine makes a step when the test allows it."""
     monkeypatch.setattr("radixlm.scheduler.loop.BEAT_S", 0.02)
-    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.1)
-    intake = server.engine.intake
+    intake, executor = server.engine.intake, server.engine.executor
     await server.post("/generate", text="hi", sampling_params={"max_new_tokens": 1})
-    server.engine.executor.is_slow = True
+    steps, sample = threading.Semaphore(0), executor.sample
+    monkeypatch.setattr(executor, "sample", lambda *args: steps.acquire() and sample(*args))
     params = {"max_new_tokens": 2}
     call = server.post("/generate", input_ids=[5, 6] * 900, sampling_params=params)
     long = asyncio.create_task(call)  # its prompt takes eight steps
-    while not server.engine.scheduler.planner.running:
-        await asyncio.sleep(0.001)
-    first_s = intake.beat_s
-    assert await _statuses(server) == (200, 200)
-    assert (await server.client.get("/health_generate")).status_code == 200
-    assert not long.done(), "the probe's token came while the prompt was computed"
-    assert intake.beat_s > first_s and await _statuses(server) == (200, 200)
+    try:
+        await _until(lambda: bool(server.engine.scheduler.planner.running))
+        first_s = intake.beat_s
+        assert await _statuses(server) == (200, 200)
+        probe = asyncio.create_task(server.client.get("/health_generate"))
+        await _until(lambda: len(intake.live) == 2)
+        await asyncio.sleep(0.03)  # a beat is due
+        steps.release(8)
+        assert (await asyncio.wait_for(probe, 60)).status_code == 200
+        assert not long.done(), "the first token of anybody answers for the engine"
+        await _until(lambda: intake.beat_s > first_s)
+        assert not long.done() and await _statuses(server) == (200, 200)
+    finally:
+        steps.release(1000)
     assert (await long).status_code == 200
 
 

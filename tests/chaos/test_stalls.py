@@ -54,7 +54,7 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_true():
             await asyncio.sleep(0.002)
 
@@ -68,7 +68,7 @@ def pass_time(made: Server, seconds: float) -> None:
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await reader.read(1 << 16):
                 pass
     except ConnectionError:
@@ -85,7 +85,7 @@ async def test_half_a_request_is_not_waited_for_without_end(server: Face, sent: 
         writer.write(sent)
         await until(lambda: len(made.server_state.connections) == 1)
         await asyncio.sleep(0)
-        pass_time(made, LIMIT_S - STEP_S)
+        pass_time(made, LIMIT_S - 4 * STEP_S)  # and what the machine takes by itself
         assert made.server_state.connections
         pass_time(made, LIMIT_S + STEP_S)
         assert await is_closed(reader)

@@ -24,6 +24,7 @@ def test_long_collections_are_warned_about(
     finally:
         watch.remove()
         gc.enable()
-    assert len(caplog.records) == count
+    said = [record for record in caplog.records if record.name.startswith("radixlm")]
+    assert len(said) == count  # others may tell of what the collection finds
     assert watch not in gc.callbacks
     assert not count or "took 1.000 s" in caplog.text

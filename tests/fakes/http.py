@@ -154,8 +154,9 @@ class FakeEngine:
 
     def stop(self) -> None:
         self.intake.link.send(Shutdown())
-        self.thread.join(5)
+        self.thread.join(60)
         self.intake.link.close()
+        assert not self.thread.is_alive(), "the scheduler does not stop"
         assert self.ledger.breaches([]) == []
 
 

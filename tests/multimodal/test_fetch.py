@@ -18,7 +18,7 @@ from radixlm.multimodal.fetch import FetchRules, fetch
 
 DATA = b"\x89PNG some bytes"
 STOP = threading.Event()
-OPEN = FetchRules(max_bytes=1000, timeout_s=5, allow_private=True)
+OPEN = FetchRules(max_bytes=1000, timeout_s=60, allow_private=True)
 
 
 class Pages(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ class Pages(BaseHTTPRequestHandler):
             self.send_response(200)
             self.flush_headers()
             with contextlib.suppress(OSError):
-                while not STOP.wait(0.02):
+                while not STOP.wait(0.3):  # a hundred lines, the most that are read, take 30 s
                     self.wfile.write(b"X-More: 1\r\n")
             return
         body = {"/ok": DATA, "/big": b"x" * 5000}.get(self.path)
@@ -93,9 +93,9 @@ def test_a_redirect_into_the_network_is_refused(site: str, monkeypatch: pytest.M
     here = ipaddress.IPv4Address("127.0.0.1")
     counts = property(lambda ip: ip == here or public(ip))
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", counts)
-    assert fetch(f"{site}/ok", FetchRules(timeout_s=5), "x") == DATA
+    assert fetch(f"{site}/ok", FetchRules(timeout_s=60), "x") == DATA
     with pytest.raises(InvalidRequest, match="there: addresses of this network"):
-        fetch(f"{site}/inside", FetchRules(timeout_s=5), "there")
+        fetch(f"{site}/inside", FetchRules(timeout_s=60), "there")
 
 
 def test_a_server_that_drips_is_left_in_time(site: str) -> None:
@@ -103,7 +103,7 @@ def test_a_server_that_drips_is_left_in_time(site: str) -> None:
     rules = FetchRules(timeout_s=0.4, allow_private=True)
     with pytest.raises(InvalidRequest, match=r"^there"):
         fetch(f"{site}/drips", rules, "there")
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 15
 
 
 @pytest.mark.parametrize(

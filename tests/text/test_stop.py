@@ -174,6 +174,6 @@ def test_expressions_that_are_no_good(regex: str) -> None:
 
 def test_an_evil_expression_takes_linear_time() -> None:
     checker = StopChecker([], ["(a+)+b", "(a|aa)+c", "(.*)*=(.*)*!"])
-    start = time.perf_counter()
+    start = time.thread_time()
     checker.feed("a" * 3000)
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5

@@ -30,13 +30,13 @@ def pair(tmp_path: Path) -> Iterator[tuple[ZmqChannel, ZmqChannel]]:
 def test_zmq_keeps_the_order(pair: tuple[ZmqChannel, ZmqChannel]) -> None:
     bound, connected = pair
     connected.send(Failed("here", "I am"))
-    assert bound.receive(10.0) == [Failed("here", "I am")]
+    assert bound.receive(60.0) == [Failed("here", "I am")]
     wanted = [Control(str(i), "ping") for i in range(50)]
     for message in wanted:
         bound.send(message)
     got: list[object] = []
     while len(got) < 50:
-        more = connected.receive(10.0)
+        more = connected.receive(60.0)
         assert more, "nothing came"
         got += more
     assert got == wanted

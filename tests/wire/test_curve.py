@@ -18,15 +18,16 @@ pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="zmq without CURVE"
 
 
 @pytest.fixture
-def server(unused_tcp_port: int) -> Iterator[tuple[ZmqChannel, str]]:
-    address = f"tcp://127.0.0.1:{unused_tcp_port}"
-    made = ZmqChannel(address, scheduler_codec(), bind=True, secret=SECRET)
-    yield made, address
+def server() -> Iterator[tuple[ZmqChannel, str]]:
+    made = ZmqChannel("tcp://127.0.0.1:*", scheduler_codec(), bind=True, secret=SECRET)
+    address = made.socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(address, bytes)
+    yield made, address.rstrip(b"\0").decode()
     made.close()
 
 
-def test_a_reachable_socket_needs_a_secret(unused_tcp_port: int) -> None:
-    address = f"tcp://127.0.0.1:{unused_tcp_port}"
+def test_a_reachable_socket_needs_a_secret() -> None:
+    address = "tcp://127.0.0.1:*"
     for secret in (None, "", "short"):
         with pytest.raises(ConfigError, match="needs a secret of at least 16"):
             ZmqChannel(address, scheduler_codec(), bind=True, secret=secret)

@@ -31,7 +31,7 @@ async def upload(server: Face, text: str) -> str:
 
 
 async def until(server: Face, batch_id: str, *states: str) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             got = (await server.client.get(f"/v1/batches/{batch_id}")).json()
             if got["status"] in states:
@@ -77,7 +77,10 @@ async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path)
             await client.files.retrieve(made.id)
 
 
-async def test_a_batch_outlives_the_process(toy_folder: Path, tmp_path: Path) -> None:
+async def test_a_batch_outlives_the_process(
+    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.05)  # the whole of it takes seconds
     options = {"file_storage_path": str(tmp_path)}
     names = [f"n{i}" for i in range(40)]
     async with face(toy_folder, {}, **options) as one:
@@ -85,7 +88,7 @@ async def test_a_batch_outlives_the_process(toy_folder: Path, tmp_path: Path) ->
         file_id = await upload(one, "\n".join(line(name) for name in names))
         body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
         batch = (await one.post("/v1/batches", **body)).json()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (await one.client.get(f"/v1/batches/{batch['id']}")).json()["request_counts"][
                 "completed"
             ]:

@@ -41,12 +41,12 @@ class Server:
 
     def __enter__(self) -> Server:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._done.set()
-        self._thread.join(30)
+        self._thread.join(120)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def send(server: Server, per_mode: int) -> int:
             def one(case: Any) -> None:
                 nonlocal count
                 count += 1
-                case.validate_response(case.call(timeout=30), checks=wanted)
+                case.validate_response(case.call(timeout=120), checks=wanted)
 
             try:
                 one()

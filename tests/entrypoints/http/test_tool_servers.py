@@ -150,7 +150,7 @@ async def test_errors_limits_and_the_clients_own_functions(
         assert short.status == "incomplete"
         body: Any = {"model": "tiny", "input": "add please", "background": True}
         behind = await client.responses.create(**body, tools=[tool()])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while behind.status in ("queued", "in_progress"):
                 await asyncio.sleep(0.01)
                 behind = await client.responses.retrieve(behind.id)
@@ -181,9 +181,13 @@ async def test_a_request_names_the_operators_servers_only(
 
 async def test_a_server_that_is_gone_is_a_424(toy_folder: Path) -> None:
     pytest.importorskip("mcp")
-    sock = socket.create_server(("127.0.0.1", 0))
-    port = sock.getsockname()[1]
-    sock.close()
+    with socket.socket() as sock:  # it holds the port, and nobody listens there
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        await _ask_the_gone(toy_folder, port)
+
+
+async def _ask_the_gone(toy_folder: Path, port: int) -> None:
     async with face(toy_folder, SCRIPT, tool_server=f"127.0.0.1:{port}") as server:
         label = f"127.0.0.1:{port}"
         got = await server.post("/v1/responses", input="x", tools=[tool(label)])
