@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ def assert_same_films(tiny: Tiny, model: Any, folder: Path) -> None:
         engine.shutdown()
 
 
-def assert_same_answers(tiny: Tiny, model: Any, folder: Path) -> None:
+def assert_same_answers(
+    tiny: Tiny, model: Any, folder: Path, cases: Sequence[list[int]] = ([0], [2, 1])
+) -> None:
     """One picture and two, each prompt twice: greedy tokens, the first log-probability, and the
     second time from the cache."""
     engine = Engine(
@@ -54,7 +57,7 @@ def assert_same_answers(tiny: Tiny, model: Any, folder: Path) -> None:
         chunked_prefill_size=48,
     )  # fmt: skip
     try:
-        for chosen in ([0], [2, 1]):
+        for chosen in cases:
             text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
             images = [PICTURES[i] for i in chosen]
             num_prompt, want, first = expected(tiny, model, text, images)

@@ -379,7 +379,8 @@ def _save_processor(whole: Any, folder: Path) -> None:
     held: dict[str, Any] = {}  # published folders keep ears and eyes in one file
     for part in parts:
         if not isinstance(getattr(whole, part), NoVideos):
-            getattr(whole, part).save_pretrained(folder)
+            beside = part.endswith("_tokenizer")
+            getattr(whole, part).save_pretrained(folder / part if beside else folder)
             path = folder / "preprocessor_config.json"
             if path.exists() and part != "tokenizer":
                 held |= json.loads(path.read_text())

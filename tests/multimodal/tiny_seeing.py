@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import transformers as tf
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from tests.multimodal.tiny import PINPOINTS, SIGLIP, SQUARE, Tiny, pictures, text, tokenizer
+from tests.multimodal.tiny import (
+    PINPOINTS,
+    SIGLIP,
+    SQUARE,
+    Tiny,
+    pictures,
+    text,
+    tokenizer,
+)
+from tests.multimodal.tiny_more import quick_pictures
 
 AREA = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
 
@@ -63,6 +74,97 @@ def granite4_vision() -> Tiny:
     return Tiny(config, whole, "<image>")
 
 
+def _chameleon(**more: Any) -> Tiny:
+    tok = tokenizer(image_token="<image>", boi_token="<racm3:break>", eoi_token="<eoss>")
+    tok.sep_token = "<|end|>"
+    words = {f"IMGIMG{chr(65 + i // 10)}{chr(65 + i % 10)}Z": 300 + i for i in range(32)}
+    eye = {
+        "embed_dim": 16, "num_embeddings": 32, "latent_channels": 16, "resolution": 16,
+        "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1,
+    }  # fmt: skip
+    sizes = {key: value for key, value in text("chameleon", **more).items() if key != "model_type"}
+    config = tf.ChameleonConfig(
+        **sizes, vq_config=eye,
+        vocabulary_map={"<image>": tok.convert_tokens_to_ids("<image>"), **words},
+    )  # fmt: skip
+    square = {"height": 16, "width": 16}
+    reader = pictures("Chameleon", size={"shortest_edge": 16}, crop_size=square)
+    return Tiny(config, tf.ChameleonProcessor(reader, tok, image_seq_length=64), "<image>")
+
+
+def chameleon() -> Tiny:
+    return _chameleon()
+
+
+def chameleon_swin() -> Tiny:
+    return _chameleon(swin_norm=True, attention_bias=True)
+
+
+EYE = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 7,
+}  # fmt: skip
+FORMER = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+    "vocab_size": 400, "encoder_hidden_size": 32,
+}  # fmt: skip
+
+
+def blip_2() -> Tiny:
+    held = text("opt", ffn_dim=96, word_embed_proj_dim=64)
+    config = tf.Blip2Config(
+        vision_config=EYE, qformer_config=FORMER, text_config=held, num_query_tokens=20,
+        image_token_index=257,
+    )  # fmt: skip
+    reader = pictures("Blip", size=SQUARE)
+    return Tiny(config, tf.Blip2Processor(reader, tokenizer("<image>"), num_query_tokens=20), "")
+
+
+def instructblip() -> Tiny:
+    config = tf.InstructBlipConfig(
+        vision_config=EYE, qformer_config=FORMER, text_config=text("llama"), num_query_tokens=20,
+        image_token_index=257,
+    )  # fmt: skip
+    whole = tf.InstructBlipProcessor(
+        pictures("Blip", size=SQUARE), tokenizer("<image>"), tokenizer(), num_query_tokens=20
+    )
+    return Tiny(config, whole, "")
+
+
+def _speaking(*marks: str) -> Any:
+    """The marks are words of the model; behind a "_" of its own."""
+    letters = tokenizer().backend_tokenizer
+    words = dict(letters.get_vocab(False))
+    words |= {mark: len(words) + i for i, mark in enumerate(marks)}
+    made = Tokenizer(models.BPE(words, [], ignore_merges=True))
+    made.normalizer, made.decoder = normalizers.Prepend("_"), letters.decoder
+    apart = pre_tokenizers.Split(Regex("|".join(map(re.escape, marks))), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([apart, letters.pre_tokenizer])
+    made.add_special_tokens(["<|end|>", "<s>", *(f"<0x0{i}>" for i in range(5))])
+    return tf.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>"
+    )
+
+
+class FuyuProcessor(tf.FuyuProcessor):  # type: ignore[misc]
+    """Calls its patches what the model, which overlooks them otherwise, calls them."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return super().__call__(*args, **{"return_legacy_image_output": False, **options})
+
+
+def fuyu() -> Tiny:
+    tok = _speaking("|SPEAKER|", "|NEWLINE|")
+    config = tf.FuyuConfig(
+        text_config=text("persimmon", qk_layernorm=True, num_key_value_heads=4, hidden_act="relu2"),
+        patch_size=14, image_token_id=256,
+    )  # fmt: skip
+    reader = quick_pictures(
+        "Fuyu", size={"height": 56, "width": 84}, patch_size={"height": 14, "width": 14}
+    )
+    return Tiny(config, FuyuProcessor(reader, tok), "")
+
+
 def as_hunyuan_ocr(folder: Path) -> None:
     """The text model's keys at the top, and what turns under its first name."""
     path = folder / "config.json"
@@ -77,9 +179,21 @@ def as_hunyuan_ocr(folder: Path) -> None:
 
 
 SEEING: dict[str, Callable[[], Tiny]] = {
-    made.__name__: made for made in (hunyuan_vl, hunyuan_vl_plain, granite4_vision)
+    made.__name__: made
+    for made in (
+        hunyuan_vl,
+        hunyuan_vl_plain,
+        granite4_vision,
+        chameleon,
+        chameleon_swin,
+        blip_2,
+        instructblip,
+        fuyu,
+    )
 }
 # whose processors need a package that is not always there
-SEEING_NEEDS: dict[str, str] = {}
+SEEING_NEEDS = {"fuyu": "torchvision"}
+# that read one picture a prompt
+ONE_PICTURE = ("blip_2", "instructblip", "fuyu")
 # checkpoints that have other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {"hunyuan_vl": as_hunyuan_ocr}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radixlm.arch import defaults_newest, defaults_sparse
+from radixlm.arch import defaults_newest, defaults_seeing, defaults_sparse
 
 # fmt: off
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **defaults_newest.DEFAULTS,
+    **defaults_seeing.DEFAULTS,
     **defaults_sparse.DEFAULTS,
     "bloom": {
         "architecture": "BloomForCausalLM", "vocab_size": 250880, "hidden_size": 64,

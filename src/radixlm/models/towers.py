@@ -38,6 +38,8 @@ _METHODS = {
     "video": "get_video_features",
     "audio": "get_audio_features",
 }
+# what a processor calls what its tower has another name for
+_OLD_NAMES = {"image_patches": "pixel_values"}
 # decoder layers, and the lists that must be as long as there are
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 # names of the language model's own weights
@@ -97,6 +99,7 @@ class HfTower:
         given = {}
         for name, array in media.inputs.items():
             name = name if name in known else name.removesuffix("_videos")
+            name = _OLD_NAMES.get(name, name)
             if name in known:
                 value = torch.from_numpy(array.read().copy()).to(self._device)
                 given[name] = value.to(self._dtype) if value.is_floating_point() else value

@@ -279,6 +279,10 @@ class MediaProcessor:
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
         given: dict[str, Any] = {}
+        if self._facts.is_before:
+            if len(pieces) > 1:
+                raise InvalidRequest(f"{where}: this model reads one picture a prompt", where)
+            text = text.replace(self.token("image"), "")
         for piece in pieces:
             value = piece.value.frames if piece.kind == "video" else piece.value
             given.setdefault(_ARGUMENTS[piece.kind], []).append(value)

@@ -20,6 +20,11 @@ ERNIES = (
     "Ernie4_5_VLMoeForConditionalGeneration",
     "Ernie4_5_VL_MoeForConditionalGeneration",
 )
+# whose processors put a prompt's only picture before the text
+BEFORE = (
+    *("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration"),
+    "FuyuForCausalLM",
+)
 NEWER = (
     *("QianfanOCRForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
@@ -27,7 +32,7 @@ NEWER = (
     *("MiniMaxM3SparseForConditionalGeneration", "Glm5NextForConditionalGeneration"),
     *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
     *("MiniCPMV4_7ForConditionalGeneration", "Cosmos3EdgeForConditionalGeneration"),
-    "HunYuanVLForConditionalGeneration",
+    *("HunYuanVLForConditionalGeneration", *BEFORE),
     # as their authors call what transformers has under another name
     *("KimiK25ForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
 )
@@ -36,6 +41,7 @@ NEWER_TOWERED = (
     *("Step3p7ForConditionalGeneration", "MuseGlimmerForConditionalGeneration"),
     "MuseSparkForConditionalGeneration",
     *(*ERNIES, "Granite4VisionForConditionalGeneration"),
+    "ChameleonForConditionalGeneration",
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {
@@ -45,12 +51,14 @@ NEWER_TEXT_TYPES: Mapping[str, str] = {
     "glm5_next": "glm5_next_text",
     "kimi_k2": "deepseek_v3",
     "cosmos3_edge_text": "arcee",
+    "fuyu": "persimmon",  # published with the text model's keys at the top
     "hunyuan_vl": "hunyuan_v1_dense",  # published with the text model's keys at the top
     "hunyuan_vl_text": "hunyuan_v1_dense",
     "ernie4_5_vl_moe": "ernie4_5_moe",
     "ernie4_5_vl_moe_text": "ernie4_5_moe",
 }
 NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "fuyu": {"partial_rotary_factor": 0.5, "rope_theta": 25000.0},
     "cosmos3_edge_text": {
         "vocab_size": 131072,
         "hidden_size": 2048,

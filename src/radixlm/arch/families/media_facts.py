@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
 from radixlm.arch.families.composite_newer import (
+    BEFORE,
     ERNIES,
     NUMBERED,
     Canvas,
@@ -59,7 +60,8 @@ class MediaFacts:
     by it. ``most_places``: of a picture whose places see one another; 0: any number.
     ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend. ``has_films``:
     the processor alone names their token. ``canvas``: ropes turn by the place on it.
-    ``is_numbered``: by a picture's number, which has no effect on the text behind."""
+    ``is_numbered``: by a picture's number, which has no effect on the text behind. ``is_before``: a
+    prompt's only picture stands before the text, where the processor puts it."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -75,6 +77,7 @@ class MediaFacts:
     has_films: bool = False
     canvas: Canvas | None = None
     is_numbered: bool = False
+    is_before: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -121,4 +124,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         has_films=architecture in WATCHING,
         canvas=canvas_of(architecture, raw),
         is_numbered=architecture in NUMBERED,
+        is_before=architecture in BEFORE,
     )

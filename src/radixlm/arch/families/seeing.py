@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family
+from radixlm.arch.families.builders import attention, family, mlp, plain
 from radixlm.arch.families.composite import composite
 from radixlm.arch.families.composite_newer import JOINING, joined_layers
-from radixlm.arch.spec import Decoder
+from radixlm.arch.names import LAYER
+from radixlm.arch.spec import Decoder, Norm
 
 
 @family(*JOINING)
@@ -18,3 +19,20 @@ def joining(c: Config) -> Decoder:
     if not layers or not 0 <= layers[0] <= layers[-1] < c.num_hidden_layers:
         raise c.error("deepstack_layer_map", f"and spatial_target_layers name {layers or 'none'}")
     return replace(composite(c), deep_layers=tuple(layer - 1 for layer in layers if layer))
+
+
+@family("ChameleonForConditionalGeneration")
+def chameleon(c: Config) -> Decoder:
+    """Pictures are tokens of its own vocabulary, which it reads but never says."""
+    bias, norm = c.attention_bias, Norm(1e-5, "layer", bias=True)
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="each", qk_norm_spec=norm)
+    words = (c.get("vocabulary_map") or {}).items()
+    behind = {"norm1": LAYER + "input_layernorm", "norm2": LAYER + "post_attention_layernorm"}
+    return plain(
+        c,
+        mixer,
+        mlp(c, bias=bool(c.get("mlp_bias"))),
+        layout="post" if c.swin_norm else "pre",
+        unsaid=tuple(sorted(token for word, token in words if word.startswith("IMGIMG"))),
+        names=behind if c.swin_norm else None,
+    )
