@@ -26,8 +26,10 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models import fallback_trial as trial
 from radixlm.models.fallback_layers import Packed, Part, exchange
+from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.groups import kv_groups
 from radixlm.step.batch import AttentionSite, ForwardBatch
+from radixlm.weights.folder import open_folder
 
 log = logging.getLogger(__name__)
 
@@ -201,8 +203,16 @@ def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any
                 f"{folder}: {kind.__name__} has an attention or a state of its own in "
                 "transformers, which cannot run on the paged cache"
             )
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=name
+        open_folder(folder, "auto")  # its errors name file and tensor
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=name,
+            ignore_mismatched_sizes=True,  # our own check names the file
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, ImportError) as error:
         raise CheckpointError(f"{folder}: transformers cannot load it: {error}") from error
+    check_report(report, folder, "the model")
+    check_numbers(model, folder, "the model")
+    return model
