@@ -180,8 +180,10 @@ class Joiner:
         num_rows = sum(part.shape[0] for part in parts if part.ndim)
         for part, row in zip(parts, assembly.tensors, strict=True):
             _check_kind(row[0], part, parts[0])
-        if len({part.dtype for part in parts}) > 1 or len({part.shape[1:] for part in parts}) > 1:
-            return torch.cat(parts)  # widens, or says what does not fit
+        if any(p.ndim == 0 or p.shape[1:] != parts[0].shape[1:] for p in parts):
+            raise ValueError("its parts have other shapes than each other")
+        if len({part.dtype for part in parts}) > 1:
+            return torch.cat(parts)  # widens
         out = self._buffer(assembly, parts[0], (num_rows, *parts[0].shape[1:]))
         return torch.cat(parts, out=out)
 
@@ -205,9 +207,10 @@ class Joiner:
 
 
 def _check_kind(name: str, value: Tensor, like: Tensor) -> None:
-    """Integers among floats would be taken for numbers that they are not."""
-    if value.is_floating_point() != like.is_floating_point():
-        raise ValueError(f"{name} is of {value.dtype}, others of {like.dtype}")
+    """Integers or 8 bits among floats would be taken for numbers that they are not."""
+    kinds = {(one.is_floating_point(), one.dtype.itemsize == 1) for one in (value, like)}
+    if len(kinds) > 1:
+        raise ValueError(f"{name} is of {value.dtype}, another part of {like.dtype}")
 
 
 def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:

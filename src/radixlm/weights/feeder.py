@@ -81,7 +81,7 @@ class CheckpointFeeder:
         missing += sorted(homes.keys() - self._sizes.keys() - set(missing))
         if missing or unknown:
             files = named_files(self._source.files(), self.folder)
-            where = files if index is None else f"{files} and not in {index.name}"
+            where = files if index is None else f"{index.name} and {files}"
             problems = [
                 f"missing from {homes.get(name, where)}: {name}" for name in missing[:MAX_LISTED]
             ]

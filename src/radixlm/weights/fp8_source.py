@@ -37,10 +37,12 @@ class Fp8Source:
             return value
         scale_name = self._scale_name(name)
         if scale_name is None:
-            return value.to(self._dtype)
-        scale = self._source.read(scale_name).float()
+            raise ValueError(f"{name}{_SUFFIXES[0]} or {name}{_SUFFIXES[1]} is missing")
+        scale = self._source.read(scale_name)
+        if not scale.is_floating_point():
+            raise ValueError(f"{scale_name} is of {scale.dtype}")
         try:
-            return widened(value, scale, self._block).to(self._dtype)
+            return widened(value, scale.float(), self._block).to(self._dtype)
         except ValueError as error:
             raise ValueError(f"{scale_name}: {error}") from error
 

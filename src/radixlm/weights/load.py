@@ -100,7 +100,7 @@ class _Filler:
                     self._fill(path, param)
                 done.append(path)
             except ValueError as error:
-                self._refuse(f"{path} cannot be made, {error}", self._feeder.origins(path), True)
+                self._refuse(f"{path} cannot be made: {error}", self._feeder.origins(path), True)
         if not self.problems:
             try:
                 layer.finish()

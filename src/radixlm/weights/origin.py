@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-MAX_NAMES = 3  # of one file in one message
+MAX_NAMES, MAX_FILES = 3, 4  # of one file, and of one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,17 @@ def named(origins: Iterable[Origin], folder: Path, shapes: bool = False) -> str:
         said = f"{origin.name} {list(origin.read().shape)}" if shapes else origin.name
         by_file.setdefault(origin.file, {})[said] = None
     parts = []
-    for file, names in by_file.items():
+    for file, names in list(by_file.items())[:MAX_FILES]:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         parts.append(f"{seen_from(folder, file)}: {', '.join(list(names)[:MAX_NAMES])}{more}")
-    return "; ".join(parts)
+    more = f"; and {len(by_file) - MAX_FILES} more files" if len(by_file) > MAX_FILES else ""
+    return "; ".join(parts) + more
 
 
 def named_files(files: Sequence[Path], folder: Path) -> str:
-    """The files as seen from ``folder``, of many the first and the last."""
+    """The files as seen from ``folder``, of several the first and the last."""
     names = [seen_from(folder, file) for file in files]
-    return ", ".join(names) if len(names) <= MAX_NAMES else f"{names[0]} to {names[-1]}"
+    return ", ".join(names) if len(names) < 2 else f"{names[0]} to {names[-1]}"
 
 
 def seen_from(folder: Path, file: Path) -> str:

@@ -56,7 +56,8 @@ def load_state_dict(file: Path) -> dict[str, Tensor]:
             f"{file}: holds more than tensors, or is damaged; convert it to safetensors ({error})"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{file}: truncated or no PyTorch file ({error})") from error
+        said = str(error).split(". ")[0]  # advice and a stack follow
+        raise CheckpointError(f"{file}: truncated or no PyTorch file ({said})") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict):
