@@ -18,7 +18,7 @@ from radixlm.attention.reference import Span, attend, make_piece, spans_of, spli
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import TILE, CacheShape
 from radixlm.kernels.cpu.extension import native
-from radixlm.kernels.cpu.rope import kv_store, latent_store
+from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import DTYPES, movable
 from radixlm.pools.group import KvGroup
@@ -86,6 +86,8 @@ class _Layer:
     attention: PagedAttention
     k_cache: Tensor
     v_cache: Tensor
+    fields: tuple[int, ...]  # of the caches, for the store
+    shape: tuple[int, int]  # of a query: heads, channels
 
 
 class CpuBackend:
@@ -100,6 +102,7 @@ class CpuBackend:
         self._readers: dict[int, _Layer] = {}  # of sites that store nothing, by identity
         self.slots: list[Tensor] = []  # int32, of the step, a group each
         self.tables: list[Tensor] = []
+        self._native_store = native().store
 
     def supports(self, page_size: int) -> bool:
         """Multiples of 16."""
@@ -129,10 +132,14 @@ class CpuBackend:
 
     def begin(self, batch: ForwardBatch) -> None:
         """Bring the step's tables to the kernels' integers."""
-        self.slots = [slots.int() for slots in batch.store_GT]
+        self.slots = [slots.int().contiguous() for slots in batch.store_GT]
         self.tables = [table.int().contiguous() for table in batch.page_table_GSP]
-        self.starts = batch.query_start_S1.int()
-        self.kv_len = batch.kv_len_S.int()
+        self.starts = batch.query_start_S1.int().contiguous()
+        self.kv_len = batch.kv_len_S.int().contiguous()
+        self._slots_at = [slots.data_ptr() for slots in self.slots]
+        self._tables_at = [(table.data_ptr(), table.stride(0)) for table in self.tables]
+        lengths = self.starts.data_ptr(), self.kv_len.data_ptr(), int(self.kv_len.shape[0])
+        self._lengths_at = lengths
         self._mutual: list[Span] = []
         if batch.mutual:
             self._mutual = [s for s in spans_of(batch) if s.num_ahead is not None]
@@ -146,17 +153,37 @@ class CpuBackend:
             layer = self._layers[group].get(site.layer) or self._open(site)
         else:
             layer = self._readers.get(id(site)) or self._open_reader(site)
-        q, caches = _dense(q_THD), (layer.k_cache, layer.v_cache)
-        if k_TKD is not None and v_TKV is None:
-            latent_store(_dense(k_TKD), layer.attention.cache, caches, self.slots[group])
-        elif k_TKD is not None and v_TKV is not None:
-            kv_store(_dense(k_TKD), _dense(v_TKV), caches, self.slots[group])
-        out = layer.attention.run(
-            q, layer.k_cache, layer.v_cache, self.tables[group], self.starts, self.kv_len
-        )
-        if self._mutual:
+        if k_TKD is not None:
+            self._store(k_TKD, v_TKV, layer, group)
+        q = _dense(q_THD)
+        out = self._attend(q, layer, group)
+        if self._mutual and site.looks_ahead:
             self._look_ahead(q, out, site)
         return out.flatten(1)
+
+    def _store(self, k_TKD: Tensor, v_TKV: Tensor | None, layer: _Layer, group: int) -> None:
+        """Rows to the step's slots; V of a latent cache is part of K."""
+        k, v = _dense(k_TKD), None if v_TKV is None else _dense(v_TKV)
+        tokens, kv_heads, dim = k.shape
+        at, v_dim = (0, 0), layer.attention.cache.v_dim
+        if v is not None:
+            at, v_dim = (v.data_ptr(), v.stride(0)), v.shape[2]
+        self._native_store(
+            (0, 0, k.data_ptr(), k.stride(0), *at), (tokens, 0, kv_heads, dim, v_dim, 0),
+            NO_NORM, NO_ROPE, self._slots_at[group], layer.fields, 0,
+        )  # fmt: skip
+
+    def _attend(self, q: Tensor, layer: _Layer, group: int) -> Tensor:
+        """``PagedAttention.run`` whose caches and tables were checked before."""
+        if q.shape[1:] != layer.shape:
+            raise ValueError(f"q: {tuple(q.shape)} for heads of {layer.shape}")
+        tokens, heads, _ = q.shape
+        out = torch.empty(tokens, heads, layer.attention.cache.v_dim)
+        layer.attention.handle.run(
+            q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), layer.fields[0],
+            layer.fields[1], *self._tables_at[group], *self._lengths_at, 0, 0, 0,
+        )  # fmt: skip
+        return out
 
     def _look_ahead(self, q_THD: Tensor, out_THV: Tensor, site: AttentionSite) -> None:
         """Again, in plain torch, tokens that see one another forwards: the kernels are causal."""
@@ -195,7 +222,9 @@ class CpuBackend:
             sinks_H=site.sinks,
             slopes_H=site.slopes,
         )
-        return _Layer(attention, pool.k[site.layer], pool.v[site.layer])
+        k_cache, v_cache = pool.k[site.layer], pool.v[site.layer]
+        fields = pool.shape.fields(k_cache, v_cache)
+        return _Layer(attention, k_cache, v_cache, fields, (site.heads, pool.shape.k_dim))
 
 
 def _dense(x_THC: Tensor) -> Tensor:

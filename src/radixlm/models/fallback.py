@@ -25,6 +25,7 @@ from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models import fallback_trial as trial
+from radixlm.models.fallback_calls import shorten
 from radixlm.models.fallback_layers import Packed, Part, exchange
 from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.groups import kv_groups
@@ -82,6 +83,7 @@ class TransformersModel:
             raise CheckpointError("none of its layers attends through transformers' interface")
         self.decoder, self._sites = trial.sites_of(self._calls, decoder)
         self.kv_groups = kv_groups(self.decoder)
+        shorten(hf, kernels, self._attend)
         for is_whole in (False, True):  # the whole model where its head is more than one map
             self._is_whole = is_whole or self._body is hf or self._head is None
             steps = [self.logits(self.forward(b)) for b in trial.trial_batches(ids, device)]
@@ -149,15 +151,19 @@ class TransformersModel:
 
         The n-th call of a step is the n-th site."""
         assert self._batch is not None, "attention outside of a step"
-        q, k, v = (x[0].transpose(0, 1).float() for x in (query, key, value))
+        q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+        if query.dtype is not torch.float32:
+            q, k, v = q.float(), k.float(), v.float()
         if not self._sites:
             return self._note(module, q, k, v, attention_mask, options).to(query.dtype), None
         if self._at >= len(self._sites):
             raise CheckpointError("more attention calls in a step than at the start")
         site = self._sites[self._at]
         self._at += 1
-        out = self._batch.attn.run(q, k, v, site).to(query.dtype)
-        return out.view(1, q.shape[0], site.heads, site.v_dim), None
+        out = self._batch.attn.run(q, k, v, site)
+        if query.dtype is not torch.float32:
+            out = out.to(query.dtype)
+        return out.view(1, -1, site.heads, site.v_dim), None
 
     def _note(
         self,
