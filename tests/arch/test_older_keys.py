@@ -70,17 +70,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"sliding_window_size": 7, "sliding_window": 7},
         {"sliding_window": 8},
     ),
-    "mamba_dt_limit": (
-        "NemotronHForCausalLM",
-        {
-            **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
-            "hybrid_override_pattern": "M*M-",
-            "head_dim": 16,
-            "num_key_value_heads": 2,
-        },
-        {"mamba_dt_limit": [0.01, 0.5]},
-        {"time_step_limit": [0.01, 0.5]},
-    ),
 }
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import transformers
-from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
+from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY, class_of
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "gelu_fast")
 ACT_KEYS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
@@ -52,7 +51,7 @@ SCALED: tuple[dict[str, Any], ...] = (
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
     """Overrides for ``make_tiny``."""
-    cls = getattr(transformers, architecture).config_class
+    cls = class_of(architecture).config_class
     base = {**TINY, **ARCHITECTURES[architecture]}
     config = cls(**{key: value for key, value in base.items() if value is not None})
     held = {key: value for key, value in config.to_dict().items() if not key.startswith("_")}

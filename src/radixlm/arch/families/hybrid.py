@@ -62,7 +62,7 @@ def _rank(c: Config, key: str) -> int:
 
 def _limit(c: Config) -> tuple[float, float]:
     """config.time_step_limit, whose infinity JSON writes as an object or a string."""
-    low, high = c.get("mamba_dt_limit") or c.get("time_step_limit", (0.0, math.inf))
+    low, high = c.get("time_step_limit", (0.0, math.inf))
     return float(low), float(high) if isinstance(high, int | float) else math.inf
 
 
@@ -296,7 +296,7 @@ def nemotron_h(c: Config) -> Decoder:
         c.n_groups,
         conv_bias=c.use_conv_bias,
         bias=c.use_bias,
-        dt_limit=_limit(c),
+        dt_limit=(c.time_step_min, math.inf),  # the class reads no time_step_limit
     )
     act, attends = activation(c, "mlp_hidden_act"), attention(c, rope=None)
     dense = Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)

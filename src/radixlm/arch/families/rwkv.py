@@ -65,8 +65,9 @@ def rwkv(c: Config) -> Decoder:
     time = RwkvTime(c.get("attention_hidden_size") or dim, dim)
     channel = RwkvChannel(c.get("intermediate_size") or 4 * dim, dim)
 
-    def at(layer: int) -> Norm:
-        return replace(norm, eps=norm.eps * 4.0 ** (layer // every)) if every else norm
+    def at(layer: int, of: Norm) -> Norm:
+        return replace(of, eps=of.eps * 4.0 ** (layer // every)) if every else of
 
-    blocks = [Block(m, None, at(i)) for i in range(count) for m in (time, channel)]
-    return stacked(c, blocks, at(count), _names(), embed_norm=norm)
+    blocks = [Block(m, None, at(i, norm)) for i in range(count) for m in (time, channel)]
+    last = at(count, replace(norm, eps=1e-5))  # the class gives it torch's own epsilon
+    return stacked(c, blocks, last, _names(), embed_norm=norm)
