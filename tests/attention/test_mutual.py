@@ -20,6 +20,7 @@ SITES = {
     "window": replace(SITE, window=5),
     "softcap": replace(SITE, softcap=2.0),
     "latent": replace(SITE, kv_heads=1, v_dim=8, latent=True),
+    "causal": replace(SITE, looks_ahead=False),
 }
 # (queries, known before): a chunk with two runs, a decode, a run to the chunk's end, a plain one
 SHAPES = [(30, 21), (1, 40), (12, 0), (7, 9)]
@@ -43,7 +44,7 @@ def _one(case: Case, site: AttentionSite, index: int, start: int) -> Tensor:
     for row in range(len(q)):
         place = before + row
         last = place
-        for first, count in MUTUAL:
+        for first, count in MUTUAL if site.looks_ahead else ():
             if first <= start + row < first + count:
                 last = before + first + count - 1 - start
         sees[row, max(0, place - site.window + 1) if site.window else 0 : last + 1] = True

@@ -170,12 +170,12 @@ def test_guesses_in_a_tree_see_their_branch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "window"])
-def test_runs_of_tokens_that_see_one_another(name: str) -> None:
-    case = Case.random(SITES[name], [(40, 12), (1, 9), (37, 0)], 4, 10)
+@pytest.mark.parametrize("looks_ahead", [True, False])
+def test_runs_of_tokens_that_see_one_another(name: str, looks_ahead: bool) -> None:
+    site = replace(SITES[name], looks_ahead=looks_ahead)
+    case = Case.random(site, [(40, 12), (1, 9), (37, 0)], 4, 10)
     mutual = ((3, 20), (43, 34))
-    ours, theirs = (
-        run_step(b, case, SITES[name], mutual=mutual) for b in ("triton", "torch_native")
-    )
+    ours, theirs = (run_step(b, case, site, mutual=mutual) for b in ("triton", "torch_native"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

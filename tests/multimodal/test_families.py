@@ -42,7 +42,7 @@ QUICK = (
     "granite4_vision",
 )
 # a prompt, or a picture that the last whole page cuts, sees itself whole: nothing less is shared
-WHOLE = ("paligemma", "gemma4_unified")
+WHOLE = ("paligemma", "gemma4_unified", "gemma4_bidirectional")
 NUM_NEW = 16
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,12 +83,18 @@ def test_what_makes_pictures_is_left_out(tmp_path: Path) -> None:
     assert_same_answers(tiny, model, tmp_path)
 
 
-def test_pictures_that_see_themselves_in_some_layers_are_not_taken() -> None:
+def test_which_configs_of_gemma_4_let_pictures_see_themselves() -> None:
     name = "Gemma4ForConditionalGeneration"
-    raw = {"image_token_id": 5, "text_config": {"use_bidirectional_attention": None}}
-    assert media_facts(name, raw) is not None
-    raw["text_config"] = {"use_bidirectional_attention": "vision"}
-    assert media_facts(name, raw) is None
-    facts = media_facts(name.replace("4For", "4UnifiedFor"), raw)
-    assert facts is not None
-    assert (facts.mutual, facts.most_places) == ("media", 1024)
+    raw: dict[str, Any] = {"image_token_id": 5, "text_config": {}}
+
+    def facts(which: str) -> tuple[str, int]:
+        found = media_facts(which, raw)
+        assert found is not None
+        return found.mutual, found.most_places
+
+    unified = name.replace("4For", "4UnifiedFor")
+    assert (facts(name), facts(unified)) == (("", 0), ("media", 1024))
+    raw["text_config"] = {"use_bidirectional_attention": None}
+    assert (facts(name), facts(unified)) == (("", 0), ("", 0))
+    raw["text_config"] = {"use_bidirectional_attention": "vision", "sliding_window": 40}
+    assert (facts(name), facts(unified)) == (("media", 0), ("media", 40))

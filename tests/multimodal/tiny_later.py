@@ -108,15 +108,28 @@ def write(folder: Path, config: dict[str, Any]) -> None:
     (folder / "processor_config.json").unlink(missing_ok=True)
 
 
-def gemma4() -> Tiny:
+def gemma4_bidirectional() -> Tiny:
+    """A picture has more places than the window; what full layers make of it is read."""
+    return gemma4(
+        use_bidirectional_attention="vision", sliding_window=20, num_kv_shared_layers=1,
+        num_hidden_layers=5,
+        layer_types=[*["sliding_attention", "full_attention"] * 2, "full_attention"],
+    )  # fmt: skip
+
+
+def gemma4(**changes: Any) -> Tiny:
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
     tok = tokenizer(**names)
     ids = {f"{name}_token_id": tok.convert_tokens_to_ids(f"<{name}>") for name in
            ("image", "audio", "boi", "eoi", "boa")}  # fmt: skip
     held = text(
-        "gemma4_text", head_dim=16, global_head_dim=16, num_hidden_layers=4, sliding_window=32,
-        layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=400, num_kv_shared_layers=2, pad_token_id=0,
+        "gemma4_text",
+        **{
+            "head_dim": 16, "global_head_dim": 16, "num_hidden_layers": 4, "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": 0,
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 400,
+            "num_kv_shared_layers": 2, **changes,
+        },
     )  # fmt: skip
     tower = {
         **SMALL, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
@@ -211,6 +224,7 @@ LATER: dict[str, Callable[[], Tiny]] = {
         mllama,
         internvl_chat,
         gemma4,
+        gemma4_bidirectional,
         qwen3_5,
         qwen3_5_moe,
         glm_ocr,

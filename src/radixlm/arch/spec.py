@@ -142,6 +142,7 @@ class Variant:
     experts: int = 0  # of the q and o projections, of which a token takes heads / kv_heads ones
     q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
     q_rank_norm: Norm | None = None
+    is_causal: bool = False  # even where in other layers the places of a picture see one another
 
 
 @dataclass(frozen=True, slots=True)

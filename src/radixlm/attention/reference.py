@@ -57,13 +57,11 @@ class TorchNativeBackend(PagedBackend):
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         super().__init__(groups, kernels, device)
-        self._spans: list[Span] = []
-        self._pieces: dict[tuple[int, int, int], list[Piece]] = {}  # (group, window, chunk)
+        self._pieces: dict[tuple[int, int, int, bool], list[Piece]] = {}  # of a kind of site
 
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch; pieces are made when a layer first needs them."""
         self._batch = batch
-        self._spans = spans_of(batch)
         self._pieces = {}
 
     def run(
@@ -81,13 +79,13 @@ class TorchNativeBackend(PagedBackend):
         return out_THV.flatten(1)
 
     def _pieces_of(self, site: AttentionSite, page_size: int) -> list[Piece]:
-        key = (site.group, site.window, site.chunk)
+        key = (site.group, site.window, site.chunk, site.looks_ahead)
         if key not in self._pieces:
             assert self._batch is not None
             table_SP = self._batch.page_table_GSP[site.group].long()
             self._pieces[key] = [
                 make_piece(part, table_SP, page_size, site.window, site.chunk)
-                for part in split_spans(self._spans, site)
+                for part in split_spans(spans_of(self._batch, site.looks_ahead), site)
             ]
         return self._pieces[key]
 
@@ -126,14 +124,16 @@ def _part(span: Span, first: int, count: int) -> Span:
     return Span(span.index, span.start + first, count, span.kv_len, ahead)
 
 
-def spans_of(batch: ForwardBatch) -> list[Span]:
+def spans_of(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
     """The step's sequences, on the host, cut where tokens begin or end to see one another."""
     starts = batch.query_start_S1.tolist()
     spans = [
         Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
         for index, kv_len in enumerate(batch.kv_len_S.tolist())
     ]
-    return [part for span in spans for part in _cut(span, batch.mutual)] if batch.mutual else spans
+    if not batch.mutual or not looks_ahead:
+        return spans
+    return [part for span in spans for part in _cut(span, batch.mutual)]
 
 
 def _cut(span: Span, runs: Sequence[tuple[int, int]]) -> Iterator[Span]:

@@ -123,6 +123,7 @@ class TritonBackend(PagedBackend):
         self._stored = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
         self._memory = Memory(device)
         self._tree: Tree | None = None
+        self._has_runs = False  # the tree is of runs that see one another, where layers look ahead
         self._works: dict[Cut, Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
 
@@ -138,13 +139,17 @@ class TritonBackend(PagedBackend):
         self._works = {}
         self._launches = {}
         self._tree = tree_of_runs(batch) if batch.mutual else None
+        self._has_runs = bool(batch.mutual)
         batch.preparing = cast(PreparingRunner, self) if self._prepares else None
 
     def see_tree(self, tree: Tree | None) -> None:
         """What the step's own tokens see of one another instead of all before them, for
         speculation: after ``begin``."""
-        self._tree = tree
+        self._tree, self._has_runs = tree, False
         self._launches = {}
+
+    def _tree_of(self, site: AttentionSite) -> Tree | None:
+        return None if self._has_runs and not site.looks_ahead else self._tree
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -202,7 +207,7 @@ class TritonBackend(PagedBackend):
         )
         table = batch.page_table_GSP[site.group]
         cache = cache_of(pool, site)
-        step = StepTensors(batch.query_start_S1, batch.kv_len_S, table, self._tree)
+        step = StepTensors(batch.query_start_S1, batch.kv_len_S, table, self._tree_of(site))
         for launch in self._launches_of(site, q_THD.dtype, pool, table.shape[1]):
             shape = Shape(site, launch.tile)
             attend(
@@ -231,7 +236,7 @@ class TritonBackend(PagedBackend):
         max_len = num_pages * pool.page_size
         key = (
             site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window, site.chunk,
-            has_extras(site, False), dtype, pool.dtype, max_len,
+            has_extras(site, False), dtype, pool.dtype, max_len, site.looks_ahead,
         )  # fmt: skip
         launches = self._launches.get(key)
         if launches is None:
@@ -243,7 +248,7 @@ class TritonBackend(PagedBackend):
     ) -> list[Launch]:
         batch = self._batch
         assert batch is not None
-        has_tree = self._tree is not None
+        has_tree = self._tree_of(site) is not None
         launches = []
         extras = has_extras(site, has_tree)
         tiles = tiles_of(site.head_dim, dtype, extras, self.is_hopper, cache_dtype)

@@ -119,6 +119,7 @@ class VariantAttentionLayer(Module):
             chunk=more.chunk,
             slopes=torch.tensor(more.slopes, device=self._device) if more.slopes else None,
             stores=not self._reads,
+            looks_ahead=not more.is_causal,
         )
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:

@@ -431,7 +431,9 @@ def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media
     which the first media names."""
     replace = msgspec.structs.replace
     if rule == "media":
-        return tuple(replace(one, mutual=one.spans) for one in media)
+        return tuple(
+            one if one.kind == "audio" else replace(one, mutual=one.spans) for one in media
+        )
     if rule == "prompt" and media:
         return (replace(media[0], mutual=((0, num_tokens),)), *media[1:])
     return media

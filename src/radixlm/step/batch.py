@@ -37,6 +37,7 @@ class AttentionSite:
     chunk: int = 0  # a token sees only its own chunk of so many positions
     slopes: Tensor | None = None  # float32 [heads]: slope * (key - query position) joins a score
     stores: bool = True  # False: reads what another layer has stored
+    looks_ahead: bool = True  # False: causal even in the runs of ``ForwardBatch.mutual``
 
 
 class AttentionRunner(Protocol):
@@ -130,8 +131,8 @@ class ForwardBatch:
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections
     deep_LTD: Tensor | None = None  # joins the stream behind L layers
-    # runs (first token in T, count) whose tokens see one another forwards too, in order; a run is
-    # never cut by the end of a step
+    # runs (first token in T, count) whose tokens see one another forwards too (in the layers that
+    # look ahead), in order; a run is never cut by the end of a step
     mutual: tuple[tuple[int, int], ...] = ()
     sights: tuple[Sight, ...] = ()  # of the tokens whose prompts have pictures to attend to
     extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook

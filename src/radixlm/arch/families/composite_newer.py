@@ -133,27 +133,27 @@ def row_scale(architecture: str, raw: Mapping[str, Any]) -> float:
     return float(_SCALED[architecture] if found is None else found)
 
 
+# whose places of a picture may see one another, and whether they do if the config does not say
+_MAY_LOOK_AHEAD = {
+    "Gemma4ForConditionalGeneration": None,
+    "Gemma4UnifiedForConditionalGeneration": "vision",
+}
+
+
 def pictures_see_themselves(architecture: str, raw: Mapping[str, Any]) -> bool:
-    """Whether the config says that the places of a picture see one another, in all layers."""
-    if architecture != "Gemma4UnifiedForConditionalGeneration":
+    """Whether the config says that the places of a picture see one another."""
+    if architecture not in _MAY_LOOK_AHEAD:
         return False
-    text = raw.get("text_config") or {}
-    return bool(text.get("use_bidirectional_attention", "vision") == "vision")
+    said = (raw.get("text_config") or {}).get("use_bidirectional_attention", "")
+    return bool((said if said != "" else _MAY_LOOK_AHEAD[architecture]) == "vision")
 
 
 def most_places(architecture: str, raw: Mapping[str, Any]) -> int:
     """Of a picture whose places see one another also beyond the window; 0: any number."""
-    if not pictures_see_themselves(architecture, raw):
+    is_wider = architecture == "Gemma4UnifiedForConditionalGeneration"
+    if not is_wider or not pictures_see_themselves(architecture, raw):
         return 0
     return int((raw.get("text_config") or {}).get("sliding_window") or 1024)
-
-
-def are_pictures_unread(architecture: str, raw: Mapping[str, Any]) -> bool:
-    """Whether the places of a picture see one another in some layers only, which no step can
-    compute: such a model takes text alone."""
-    text: Mapping[str, Any] = raw.get("text_config") or {}
-    is_partly = text.get("use_bidirectional_attention") == "vision"
-    return architecture == "Gemma4ForConditionalGeneration" and is_partly
 
 
 @dataclass(frozen=True, slots=True)

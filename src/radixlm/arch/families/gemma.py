@@ -233,8 +233,19 @@ def _experts_beside(c: Config) -> tuple[Moe | None, Names]:
     return Moe(c.num_experts, count, c.moe_intermediate_size, act, **fields), names
 
 
-@family("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
+@family("Gemma4ForCausalLM")
 def gemma4(c: Config) -> Decoder:
+    """Only in sliding layers may the places of a picture see one another."""
+    return _fourth(c, is_full_causal=True)
+
+
+@family("Gemma4UnifiedForCausalLM")
+def gemma4_unified(c: Config) -> Decoder:
+    """In all layers."""
+    return _fourth(c, is_full_causal=False)
+
+
+def _fourth(c: Config, *, is_full_causal: bool) -> Decoder:
     """Full layers have heads of their own size, and may take their keys for values; the last
     layers read keys and values of earlier ones; experts beside the feed-forward."""
     c.refuse("use_bidirectional_attention", "vision")
@@ -263,6 +274,7 @@ def gemma4(c: Config) -> Decoder:
                 v_norm=Norm(c.rms_norm_eps, affine=False),
                 v_is_k=is_full and c.attention_k_eq_v and i < first_reader,
                 kv_from=before[-1] if i >= first_reader else None,
+                is_causal=is_full and is_full_causal,
             ),
         )
 

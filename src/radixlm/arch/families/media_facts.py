@@ -12,7 +12,6 @@ from radixlm.arch.families.composite_newer import (
     ERNIES,
     NUMBERED,
     Canvas,
-    are_pictures_unread,
     canvas_of,
     most_places,
     pictures_see_themselves,
@@ -84,8 +83,6 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
     """Of a config.json as it is written; None for a model without towers."""
     if architecture in VECTORS:
         return MediaFacts({}, gives_vector=True)
-    if are_pictures_unread(architecture, raw):
-        return None
     raw = unwrapped(raw)
     if architecture in ENCODED:
         start = int(raw["decoder_start_token_id"])
