@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -50,12 +51,22 @@ class RunningServer:
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
 
+    def engines(self) -> list[psutil.Process]:
+        """The engine processes that live."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if "radixlm.engine.worker" in " ".join(child.cmdline()):
+                    found.append(child)
+            except psutil.Error:  # it ended between the two looks
+                continue
+        return found
+
     def engine(self) -> psutil.Process:
         """The engine process."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            if "radixlm.engine.worker" in " ".join(child.cmdline()):
-                return child
-        raise AssertionError("no engine process")
+        found = self.engines()
+        assert found, "no engine process"
+        return found[0]
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
         """Until /ready says so."""
@@ -69,7 +80,7 @@ class RunningServer:
         found: dict[str, Any] = self.client.get("/get_server_info").json()["internal_states"][0]
         return found
 
-    def terminate(self, signum: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+    def terminate(self, signum: int = signal.SIGTERM, timeout_s: float = 120.0) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(signum)
         return self.process.wait(timeout_s)
@@ -80,7 +91,7 @@ class RunningServer:
             self.process.kill()
             self.process.wait()
             for child in family:
-                if child.is_running():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
         self._reader.join(10)
         if self.process.stderr is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from radixlm.engine.modelinfo import ASSETS, DEFAULT_MODEL
+from tests.end_to_end.server import RunningServer
 
 pytestmark = pytest.mark.skipif(
     not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"
@@ -30,7 +31,7 @@ def ask(url: str) -> str:
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         got: Any = json.loads(answer.read())
     return str(got["choices"][0]["message"]["content"])
 
@@ -38,8 +39,12 @@ def ask(url: str) -> str:
 def workers_of(pid: int) -> list[int]:
     """The HTTP processes of a server."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return [child for child, line in lines.items() if b"radixlm.entrypoints.http.workers" in line]
+    found = []
+    for child in children:
+        with contextlib.suppress(OSError):  # it ended between the two looks
+            if b"radixlm.entrypoints.http.workers" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 def until_ready(url: str, times: int) -> None:
@@ -56,63 +61,48 @@ def until_ready(url: str, times: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_share_an_engine_and_are_replaced(unused_tcp_port: int) -> None:
-    url = f"http://127.0.0.1:{unused_tcp_port}"
-    command = [sys.executable, "-m", "radixlm", "serve", "--port", str(unused_tcp_port)]
-    command += ["--tokenizer-worker-num", "2", "--max-total-tokens", "8192"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
+def test_workers_share_an_engine_and_are_replaced() -> None:
+    flags = ("--tokenizer-worker-num", "2", "--max-total-tokens", "8192")
+    with RunningServer(*flags) as server:
+        url, pid = server.url, server.process.pid
         until_ready(url, 10)
         answers = {ask(url) for _ in range(6)}
         assert len(answers) == 1, "greedy, whoever answers"
-        first = workers_of(process.pid)
+        first = workers_of(pid)
         assert len(first) == 2
         os.kill(first[0], signal.SIGKILL)
         until_s = time.monotonic() + WAIT_S
-        while len(set(workers_of(process.pid)) - set(first)) < 1:
+        while len(set(workers_of(pid)) - set(first)) < 1:
             assert time.monotonic() < until_s
             time.sleep(0.05)
         until_ready(url, 20)
         assert {ask(url) for _ in range(6)} == answers
-    finally:
-        process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=WAIT_S)[1]
-    assert process.returncode == 0, rest
-    assert "Traceback" not in rest, rest
+        assert server.terminate() == 0, server.log
+    assert "Traceback" not in "".join(server.log), server.log
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_worker_that_stands_still_and_an_engine_that_dies(unused_tcp_port: int) -> None:
+def test_a_worker_that_stands_still_and_an_engine_that_dies() -> None:
     """Two HTTP processes and two engines: whichever is struck, the others answer meanwhile."""
-    url = f"http://127.0.0.1:{unused_tcp_port}"
-    command = [sys.executable, "-m", "radixlm", "serve", "--port", str(unused_tcp_port)]
-    command += ["--tokenizer-worker-num", "2", "--dp-size", "2", "--max-total-tokens", "8192"]
-    command += ["--watchdog-timeout", "4", "--cpu-threads", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
+    flags = ("--tokenizer-worker-num", "2", "--dp-size", "2", "--max-total-tokens", "8192")
+    with RunningServer(*flags, "--watchdog-timeout", "4") as server:
+        url, pid = server.url, server.process.pid
         until_ready(url, 10)
         answers = {ask(url) for _ in range(4)}
-        first = workers_of(process.pid)
+        first = workers_of(pid)
         os.kill(first[0], signal.SIGSTOP)
         until_s = time.monotonic() + WAIT_S
-        while first[0] in workers_of(process.pid) or len(workers_of(process.pid)) < 2:
+        while first[0] in workers_of(pid) or len(workers_of(pid)) < 2:
             assert time.monotonic() < until_s
             time.sleep(0.05)
         until_ready(url, 10)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        engines = [
-            int(child)
-            for child in children
-            if b"radixlm.engine.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
-        ]
+        engines = server.engines()
         assert len(engines) == 2
         for engine in engines:  # one after the other: one of them is always there, or comes back
-            os.kill(engine, signal.SIGKILL)
+            engine.kill()
             assert {ask(url) for _ in range(4)} == answers
-    finally:
-        process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=WAIT_S)[1]
-    assert process.returncode == 0, rest
-    assert "no sign of life from HTTP worker" in rest and "Traceback" not in rest, rest
+        assert server.terminate() == 0, server.log
+    log = "".join(server.log)
+    assert "no sign of life from HTTP worker" in log and "Traceback" not in log, log

@@ -40,7 +40,7 @@ def _is_idle(server: RunningServer) -> bool:
     return info["num_running_reqs"] == 0 and info["num_waiting_reqs"] == 0
 
 
-def _until_idle(server: RunningServer, timeout_s: float = 30.0) -> dict[str, Any]:
+def _until_idle(server: RunningServer, timeout_s: float = 60.0) -> dict[str, Any]:
     deadline_s = time.monotonic() + timeout_s
     while not _is_idle(server):
         assert time.monotonic() < deadline_s, server.info()
@@ -129,7 +129,7 @@ def test_client_that_leaves_frees_its_slot(server: RunningServer) -> None:
             assert server.info()["num_running_reqs"] == 1
         left_s = time.monotonic()
         _until_idle(server)
-        assert time.monotonic() - left_s < 20  # 190 steps of 0.5 s would take 95 s
+        assert time.monotonic() - left_s < 45  # 190 steps of 0.5 s would take 95 s
     finally:
         server.post("/slow_down", forward_sleep_time=0)
 
@@ -176,8 +176,10 @@ def test_engine_killed_in_mid_stream_is_not_noticed() -> None:
                 async def kill() -> None:
                     for _ in range(2):
                         await asyncio.sleep(0.8)
-                        server.engine().kill()
-                        await asyncio.sleep(0.1)
+                        victim = server.engine()
+                        victim.kill()
+                        while not [e for e in server.engines() if e.pid != victim.pid]:
+                            await asyncio.sleep(0.05)
                         while (await client.get("/ready")).status_code != 200:
                             await asyncio.sleep(0.05)
 
@@ -206,7 +208,7 @@ def test_signal_drains_and_exits_0(signum: int) -> None:
         assert rest[-1] == "data: [DONE]"
         last = json.loads(rest[-2][6:])
         assert last["meta_info"]["finish_reason"]["type"] == "length"
-        assert server.process.wait(60) == 0
+        assert server.process.wait(120) == 0
 
 
 def test_a_port_in_use_and_the_collector(server: RunningServer) -> None:
