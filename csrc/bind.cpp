@@ -162,7 +162,7 @@ NB_MODULE(_cpu, m) {
 
     nb::class_<Memory>(m, "Memory").def(nb::init<size_t>()).def_prop_ro("address", &Memory::address).def_ro("num_bytes", &Memory::bytes);
     nb::class_<Linear>(m, "Linear")
-        .def(nb::init<int64_t, int64_t, int, int, bool, Address, Address, Address, Address, Address>())
+        .def(nb::init<int64_t, int64_t, int, int, int, bool, Address, Address, Address, Address, Address, Address>())
         .def("run", &Linear::run, Release())
         .def("pack", &Linear::pack, Release())
         .def("embed", &Linear::embed, Release());

@@ -16,19 +16,25 @@ enum Act : int { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU = 2, ACT_GELU_TANH = 3, AC
                  ACT_TANH = 7, ACT_SWIGLU_OAI = 8 };  // the last one gated only
 
 constexpr int PANEL = 32;  // output channels of one weight panel
+constexpr int MOST_SPAN = 512;  // inputs; integer sums of a span stay below 2^24, so floats hold them exactly
+constexpr int MOST_MULTIPLE = 15;  // q * multiple fits a byte
 
 // Weights [N, K] as panels of 32 outputs: [ceil(N/32)][K][32] (see pack.cpp for each format's order).
 struct Weight {
     const void* data = nullptr;
-    const float* scale = nullptr;   // int8: [N padded]; int4: [panel][K/group][32]
-    const float* offset = nullptr;  // int4: [panel][K/group][32], added to q * scale; w4a8 without: weights are (q - 8) * scale
+    const float* scale = nullptr;   // int8: [N padded]; int4, w4a8: [panel][spans][32]
+    const float* offset = nullptr;  // int4: as scale, added to q * scale; w4a8 without: weights are (q - 8) * scale
+    const int8_t* multiple = nullptr;  // w4a8 or null: [panel][K/group][2][32], weights are (q * first - second) * scale
     const int32_t* column_sum = nullptr;  // w8a8: 128 * sum_k w[n, k], [N padded]
     const float* bias = nullptr;    // [N padded] in panel order, or null
     int64_t n = 0, k = 0;
     int format = W_F32;
-    int group = 0;
+    int group = 0;   // 4 bits: inputs that share a multiple, or a scale where there are none
+    int span = 0;    // 4 bits: inputs that share a scale; the last span may be shorter
     int paired = 0;  // lanes 0-15 gate, 16-31 up of the same 16 outputs
 };
+
+inline int64_t spans_of(const Weight& w) { return (w.k + w.span - 1) / w.span; }
 
 struct LinearArgs {
     Weight w;

@@ -67,9 +67,14 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
         }
         default: {
             const uint32_t* p = (const uint32_t*)w.data + (panel * (w.k / 8) + k / 8) * PANEL;
-            int64_t g = (panel * (w.k / w.group) + k / w.group) * PANEL + lane;
-            float q = float((p[lane] >> (4 * (k & 7))) & 15u);
-            return w.offset ? std::fma(q, w.scale[g], w.offset[g]) : (q - 8.0f) * w.scale[g];
+            const int64_t s = (panel * spans_of(w) + k / w.span) * PANEL + lane;
+            const int q = int(p[lane] >> (4 * (k & 7))) & 15;
+            if (w.multiple) {
+                const int8_t* m = w.multiple + (panel * (w.k / w.group) + k / w.group) * 2 * PANEL + lane;
+                const int times = m[0] ? m[0] : 1;  // 0 in lanes past the last output
+                return float(q - m[PANEL] / times) * (float(times) * w.scale[s]);
+            }
+            return w.offset ? std::fma(float(q), w.scale[s], w.offset[s]) : float(q - 8) * w.scale[s];
         }
     }
 }

@@ -1,5 +1,5 @@
-// W8A8 and W4A8: activations are quantised per row (W8A8) or per row and group (W4A8), products are
-// summed as integers. Integer sums are exact, so only the short float chain over groups has an
+// W8A8 and W4A8: activations are quantised per row (W8A8) or per row and span (W4A8), products are
+// summed as integers. Integer sums are exact, so only the short float chain over spans has an
 // order, and it is ascending: batch invariant bit for bit.
 #include "int8.h"
 
@@ -96,20 +96,21 @@ constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
 // Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W4A8 [tile][k/8][2][row],
 // even k of eight first, as a packed dword's low and high nibbles are.
 struct Quantised {
-    int64_t steps, groups, rows, count, m;
+    int64_t steps, spans, groups, rows, count, m;
     int32_t* x;
-    float *scale, *extra;  // [tile][group][row]; extra (W4A8): see group_extra
+    float *scale, *extra;  // [tile][span][row]; extra (W4A8) [tile][group][row]: see group_extra
     Quantised(const LinearArgs& a, char* base) : m(a.m) {
         const bool four = a.w.format == W_W4A8;
         const int64_t most = four ? INT4_ROWS : INT8_ROWS;
         steps = four ? a.w.k / 4 : (a.w.k + 3) / 4;
+        spans = four ? spans_of(a.w) : 1;
         groups = four ? a.w.k / a.w.group : 1;
         count = (m + most - 1) / most;
         rows = (m + count - 1) / count;
         count = (m + rows - 1) / rows;
         x = (int32_t*)base;
         scale = (float*)(base + (size_t(count * rows * steps) * 4 + 63) / 64 * 64);
-        extra = scale + count * rows * groups;
+        extra = scale + count * rows * spans;
     }
     static size_t bytes(const LinearArgs& a) {
         const int64_t rows = a.m + 12;
@@ -125,55 +126,59 @@ static float largest(const float* x, int64_t n) {
     return lane_max(top);
 }
 
-struct Span {
-    float scale, sum;  // sum of the quantised values
-};
-// Quantises `span` values by their maximum; put(k, bytes, n) takes up to sixteen at a time.
+// Quantises x[k0, k1) of a span whose largest magnitude is `top`; put(k, bytes, n) takes up to sixteen
+// at a time. Returns the sum of the quantised values.
 template <class Put>
-RADIX_INLINE Span quantise_span(const float* x, int64_t span, Put put) {
-    const float top = largest(x, span), inverse = top > 0 ? 127.0f / top : 0.0f;
+RADIX_INLINE float quantise_part(const float* x, int64_t k0, int64_t k1, float top, Put put) {
+    const float inverse = top > 0 ? 127.0f / top : 0.0f;
     vf total = zero();
-    for (int64_t k = 0; k < span; k += 16) {
-        const int n = lanes_at(k, span);
+    for (int64_t k = k0; k < k1; k += 16) {
+        const int n = lanes_at(k, k1);
         alignas(16) int8_t b[16];
         vf steps = vround(mul(load_n(x + k, n), set1(inverse)));
         store_i8(b, steps);
         total = add(total, steps);  // whole numbers below 2^24: exact
         put(k, b, n);
     }
-    return {top / 127.0f, lane_tree_sum(total)};
+    return lane_tree_sum(total);
 }
 
-// What a group adds beside its products. Weights without zero points stand around 8: the sums of such
-// a group start there, as integers. With zero points it is the float sum of x, for their offsets.
-RADIX_INLINE float group_extra(const LinearArgs& a, Span s) {
-    return a.w.offset ? s.scale * s.sum : bits_to_float(uint32_t(int32_t(-8.0f * s.sum)));
+// What a group adds beside its products, from the sum of its quantised x. Weights with multiples take
+// -sum, for what they subtract. Others without zero points stand around 8: the sums of such a group
+// start there, as integers. With zero points it is the float sum of x, for their offsets.
+RADIX_INLINE float group_extra(const LinearArgs& a, float scale, float sum) {
+    if (a.w.multiple) return -sum;
+    return a.w.offset ? scale * sum : bits_to_float(uint32_t(int32_t(-8.0f * sum)));
 }
 
 static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     const bool four = a.w.format == W_W4A8;
     const float* x = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
     const int64_t t = row / q.rows, r = row % q.rows, width = q.size(t);
-    const int64_t span = four ? a.w.group : a.w.k;
+    const int64_t span = four ? a.w.span : a.w.k, group = four ? a.w.group : a.w.k;
     int32_t* out = q.x + t * q.rows * q.steps;
-    for (int64_t g = 0; g < q.groups; g++) {
-        const int64_t at = (t * q.rows) * q.groups + g * width + r;
-        const Span done = quantise_span(x + g * span, span, [&](int64_t k, const int8_t* b, int n) {
-            const int64_t step = (g * span + k) / 4;
-            if (!four) {
-                uint32_t d[4];
-                std::memcpy(d, b, 16);
-                for (int i = 0; i < (n + 3) / 4; i++) out[(step + i) * width + r] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
-                return;
-            }
-            for (int i = 0; i < n; i += 8) {
-                int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]}, odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
-                std::memcpy(&out[(step + i / 4) * width + r], even, 4);
-                std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
-            }
-        });
-        q.scale[at] = done.scale;
-        if (four) q.extra[at] = group_extra(a, done);
+    auto put = [&](int64_t k, const int8_t* b, int n) {
+        const int64_t step = k / 4;
+        if (!four) {
+            uint32_t d[4];
+            std::memcpy(d, b, 16);
+            for (int i = 0; i < (n + 3) / 4; i++) out[(step + i) * width + r] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
+            return;
+        }
+        for (int i = 0; i < n; i += 8) {
+            int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]}, odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
+            std::memcpy(&out[(step + i / 4) * width + r], even, 4);
+            std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
+        }
+    };
+    for (int64_t s = 0; s < q.spans; s++) {
+        const int64_t k0 = s * span, k1 = k0 + span < a.w.k ? k0 + span : a.w.k;
+        const float top = largest(x + k0, k1 - k0), scale = top / 127.0f;
+        q.scale[t * q.rows * q.spans + s * width + r] = scale;
+        for (int64_t k = k0; k < k1; k += group) {
+            const float sum = quantise_part(x, k, k + group, top, put);
+            if (four) q.extra[t * q.rows * q.groups + k / group * width + r] = group_extra(a, scale, sum);
+        }
     }
 }
 
@@ -211,8 +216,28 @@ static void tile_w8a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
         }
 }
 
+// acc += x * w of steps [s0, s1), eight k each.
 template <int ROWS, int NP>
-static void tile_w4a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* x, int64_t s0, int64_t s1, vi (&acc)[ROWS][2 * NP]) {
+    RADIX_UNROLL(2)
+    for (int64_t s = s0; s < s1; s++) {
+        vi even[2 * NP], odd[2 * NP];
+        for (int c = 0; c < 2 * NP; c++) {
+            const uint32_t* from = w + (c / 2 * k8 + s) * PANEL + c % 2 * 16;
+            split_nibbles(vi_load(from), even[c], odd[c]);
+            if (ROWS <= 4) __builtin_prefetch(from + 256);
+        }
+        RADIX_UNROLL(6)
+        for (int r = 0; r < ROWS; r++) {
+            vi x0 = vi_set1(x[2 * s * ROWS + r]), x1 = vi_set1(x[(2 * s + 1) * ROWS + r]);
+            for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
+        }
+    }
+}
+
+// Scales and offsets of any value: those of a group are those of its span.
+template <int ROWS, int NP>
+static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
     const int64_t k8 = a.w.k / 8, per = a.w.group / 8;
     const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
     const int32_t* x = q.x + t * q.rows * q.steps;
@@ -226,20 +251,7 @@ static void tile_w4a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
             for (int c = 0; c < 2 * NP; c++) acc[r][c] = start;
         }
-        RADIX_UNROLL(2)
-        for (int64_t s = g * per; s < (g + 1) * per; s++) {
-            vi even[2 * NP], odd[2 * NP];
-            for (int c = 0; c < 2 * NP; c++) {
-                const uint32_t* from = w + (c / 2 * k8 + s) * PANEL + c % 2 * 16;
-                split_nibbles(vi_load(from), even[c], odd[c]);
-                if (ROWS <= 4) __builtin_prefetch(from + 256);
-            }
-            RADIX_UNROLL(6)
-            for (int r = 0; r < ROWS; r++) {
-                vi x0 = vi_set1(x[2 * s * ROWS + r]), x1 = vi_set1(x[(2 * s + 1) * ROWS + r]);
-                for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
-            }
-        }
+        nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, acc);
         for (int c = 0; c < 2 * NP; c++) {
             const int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
             const vf scale = load(a.w.scale + at);
@@ -247,6 +259,42 @@ static void tile_w4a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
             if (!a.w.offset) continue;
             const vf offset = load(a.w.offset + at);
             for (int r = 0; r < ROWS; r++) out[r][c] = fma(offset, set1(xe[r]), out[r][c]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < NP; p++) finish(a, t * q.rows + r, panel + p, out[r][2 * p], out[r][2 * p + 1]);
+}
+
+// Scales that are multiples of their span's: whole numbers are summed over a span, in floats that hold
+// them exactly, so tiles that sum them as integers give the same bits.
+template <int ROWS, int NP>
+static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+    const int64_t k8 = a.w.k / 8, per = a.w.group / 8, per_span = a.w.span / a.w.group;
+    const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
+    const int32_t* x = q.x + t * q.rows * q.steps;
+    const float *xs = q.scale + t * q.rows * q.spans, *xe = q.extra + t * q.rows * q.groups;
+    vf out[ROWS][2 * NP];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
+    for (int64_t s = 0; s < q.spans; s++, xs += ROWS) {
+        vf whole[ROWS][2 * NP];
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < 2 * NP; c++) whole[r][c] = zero();
+        const int64_t g1 = (s + 1) * per_span < q.groups ? (s + 1) * per_span : q.groups;
+        for (int64_t g = s * per_span; g < g1; g++) {
+            vi acc[ROWS][2 * NP];
+            for (int r = 0; r < ROWS; r++)
+                for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
+            nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, acc);
+            for (int c = 0; c < 2 * NP; c++) {
+                const int8_t* m = a.w.multiple + ((panel + c / 2) * q.groups + g) * 2 * PANEL + c % 2 * 16;
+                const vf times = load_i8(m), less = load_i8(m + PANEL);
+                for (int r = 0; r < ROWS; r++) whole[r][c] = fma(less, set1(xe[g * ROWS + r]), fma(to_float(acc[r][c]), times, whole[r][c]));
+            }
+        }
+        for (int c = 0; c < 2 * NP; c++) {
+            const vf scale = load(a.w.scale + ((panel + c / 2) * q.spans + s) * PANEL + c % 2 * 16);
+            for (int r = 0; r < ROWS; r++) out[r][c] = fma(mul(whole[r][c], scale), set1(xs[r]), out[r][c]);
         }
     }
     for (int r = 0; r < ROWS; r++)
@@ -268,17 +316,24 @@ static Int8Tiles make_w8a8(std::integer_sequence<int, R...>) {
     return t;
 }
 template <int... R>
-static Int8Tiles make_w4a8(std::integer_sequence<int, R...>) {
+static Int8Tiles make_grids(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
-    ((t.one[R + 1] = tile_w4a8<R + 1, 1>, t.many[R + 1] = tile_w4a8<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
+    ((t.one[R + 1] = tile_grids<R + 1, 1>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
+    return t;
+}
+template <int... R>
+static Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
+    Int8Tiles t{};
+    ((t.one[R + 1] = tile_multiples<R + 1, 1>, t.many[R + 1] = tile_multiples<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
     return t;
 }
 static const Int8Tiles W8A8 = make_w8a8(std::make_integer_sequence<int, INT8_ROWS>{});
-static const Int8Tiles W4A8 = make_w4a8(std::make_integer_sequence<int, INT4_ROWS>{});
+static const Int8Tiles GRIDS = make_grids(std::make_integer_sequence<int, INT4_ROWS>{});
+static const Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
 
 void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
-    const Int8Tiles& table = a.w.format == W_W4A8 ? W4A8 : W8A8;
+    const Int8Tiles& table = a.w.format == W_W8A8 ? W8A8 : a.w.multiple ? MULTIPLES : GRIDS;
     const Quantised q(a, ctx.shared());
     ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise_row(a, q, r);

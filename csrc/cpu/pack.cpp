@@ -1,4 +1,6 @@
 // Row-major weights into the panels that the kernels stream. Rows may come from several sources.
+#include <algorithm>
+
 #include "../common/api.h"
 #include "../common/simd.h"
 
@@ -143,6 +145,50 @@ static void pack_int4(const PackArgs& a, int64_t r, Place at) {
     }
 }
 
+// Sum of squared errors of values -`centre`..15 - `centre` times `step`.
+static float error_of(const PackArgs& a, int64_t from, int64_t n, float step, float centre) {
+    const vf inverse = set1(1.0f / step), low = set1(-centre), high = set1(15.0f - centre);
+    vf total = zero();
+    for (int64_t k = 0; k < n; k += 16) {
+        const vf v = load_any(a.src, a.src_dtype, from + k);
+        const vf d = sub(v, mul(vmin(vmax(vround(mul(v, inverse)), low), high), set1(step)));
+        total = fma(d, d, total);
+    }
+    return lane_tree_sum(total);
+}
+
+// w4a8 from floats: a group's scale is a whole multiple of its span's. Values stand around 8, or around
+// 7 where the largest magnitude is positive, so that it has a value of its own.
+static void pack_multiples(const PackArgs& a, int64_t r, Place at) {
+    uint32_t* data = (uint32_t*)a.w.data + at.panel * (a.w.k / 8) * PANEL + at.lane;
+    for (int64_t s = 0, k0 = 0; k0 < a.w.k; s++, k0 += a.w.span) {
+        const int64_t n = (a.w.k - k0 < a.w.span ? a.w.k - k0 : a.w.span) / a.w.group;
+        float peak[MOST_SPAN / 32], top = 0;
+        for (int64_t g = 0; g < n; g++) {
+            peak[g] = group_peak(a, r, k0 + g * a.w.group, k0 + (g + 1) * a.w.group) / 8.0f;
+            top = std::max(top, std::fabs(peak[g]));
+        }
+        const float unit = top / float(MOST_MULTIPLE);
+        ((float*)a.w.scale)[(at.panel * spans_of(a.w) + s) * PANEL + at.lane] = unit;
+        for (int64_t g = 0; g < n; g++) {
+            const int64_t from = k0 + g * a.w.group;
+            const int centre = peak[g] > 0 ? 7 : 8;
+            // Rounded up the peak fits; one less is finer for all others. The better one is taken.
+            int multiple = unit > 0 ? std::clamp(int(std::ceil(std::fabs(peak[g]) / unit - 1e-4f)), 1, MOST_MULTIPLE) : 1;
+            auto error = [&](int m) { return error_of(a, r * a.ld + from, a.w.group, unit * float(m), float(centre)); };
+            if (multiple > 1 && error(multiple - 1) < error(multiple)) multiple--;
+            int8_t* m = (int8_t*)a.w.multiple + (at.panel * (a.w.k / a.w.group) + from / a.w.group) * 2 * PANEL + at.lane;
+            m[0] = int8_t(multiple), m[PANEL] = int8_t(centre * multiple);
+            const float step = unit * float(multiple), inverse = step > 0 ? 1.0f / step : 0.0f;
+            for (int64_t k = from; k < from + a.w.group; k += 16) {
+                alignas(16) int8_t q[16];
+                quantise_16(a, r * a.ld + k, 16, inverse, float(centre), 0, 15, q);
+                data[k / 8 * PANEL] = nibbles_of(q), data[(k / 8 + 1) * PANEL] = nibbles_of(q + 8);
+            }
+        }
+    }
+}
+
 // int4 from unpacked values 0..15 (one byte each); scale and offset are filled by the caller.
 static void pack_nibbles(const PackArgs& a, int64_t r, Place at) {
     uint32_t* data = (uint32_t*)a.w.data;
@@ -161,6 +207,7 @@ void pack(const PackArgs& a, const Ctx& ctx) {
             else if (a.w.format <= W_F16) pack_float(a, r, at);
             else if (a.w.format <= W_W8A8) pack_int8(a, r, at);
             else if (a.src_dtype == DT_I8) pack_nibbles(a, r, at);
+            else if (a.w.multiple) pack_multiples(a, r, at);
             else pack_int4(a, r, at);
         }
     });

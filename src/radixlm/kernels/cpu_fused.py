@@ -15,7 +15,6 @@ from radixlm.kernels.cpu import activation as cpu_activation
 from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import moe as cpu_moe
 from radixlm.kernels.cpu import rope as cpu_rope
-from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
@@ -102,13 +101,7 @@ class FusedGated:
 
 def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
     """Rows of a paired weight in their first order, float32 [N, K]."""
-    buffers = packed._buffers
-    _, group = cpu_linear.parse_format(packed.fmt)
-    plain = native().Linear(
-        packed.padded, packed.num_in, packed.format_code, group, False,
-        buffers.data.address, address(buffers.scale), address(buffers.offset),
-        address(buffers.column_sum), 0,
-    )  # fmt: skip
+    plain = packed.native_handle(packed.padded, False, None)
     lanes = torch.empty(packed.padded, packed.num_in)
     plain.embed(
         _Counting.upto(packed.padded).data_ptr(),

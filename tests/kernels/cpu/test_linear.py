@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.kernels.cpu import linear
+from radixlm.kernels.ops.quantised import SPAN, quantise_int4, quantise_multiples
 
 FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = [*FLOAT, "int8wo", "int4-32", "w8a8", "w4a8-64"]
@@ -82,12 +83,11 @@ def check_shape(shape: tuple[int, int, int], fmt: str, threads: int, seed: int) 
     """Against fp64 on what the kernel holds and sees, and one row against itself alone."""
     num_rows, num_out, num_in = shape
     weight, bias = make(num_out, num_in, seed)
-    group = int(fmt.partition("-")[2] or (num_in if fmt == "w8a8" else 0))
     packed = linear.pack(weight, bias, fmt)
     x = rows(num_rows, num_in, seed + 1)
     y = packed.run(x, num_threads=threads)
     held = packed.unpack().double()
-    inputs = quantised(x, group) if fmt.startswith("w") else seen(x, packed)
+    inputs = quantised(x, span_of(fmt, num_in)) if fmt.startswith("w") else seen(x, packed)
     bound = 3e-3 if fmt.startswith("w") else 1e-5
     scale = (inputs.abs() @ held.abs().T + bias.abs().double()).max()
     assert float((y.double() - inputs @ held.T - bias.double()).abs().max() / scale) < bound
@@ -221,23 +221,57 @@ def test_given_int8_and_int4_values() -> None:
 
 
 def quantised(x: Tensor, group: int) -> Tensor:
-    """What W8A8 and W4A8 make of activations: 8 bit with a scale for each row and group."""
-    parts = x.view(x.shape[0], -1, group)
-    scale = parts.abs().amax(-1, keepdim=True) / 127
-    steps = (parts * (1 / scale.clamp_min(1e-30))).round().clamp(-127, 127)
-    return (steps.double() * scale.double()).view(x.shape)
+    """What W8A8 and W4A8 make of activations: 8 bit with a scale for each row and group (the last
+    one may be shorter)."""
+    done = []
+    for part in x.split(group, 1):
+        scale = part.abs().amax(-1, keepdim=True) / 127
+        steps = (part * (1 / scale.clamp_min(1e-30))).round().clamp(-127, 127)
+        done.append(steps.double() * scale.double())
+    return torch.cat(done, 1)
 
 
-@pytest.mark.parametrize(("fmt", "group"), [("w8a8", 192), ("w4a8-32", 32), ("w4a8-64", 64)])
+def span_of(fmt: str, num_in: int) -> int:
+    """Inputs whose activations share a scale."""
+    return num_in if fmt == "w8a8" else SPAN
+
+
+@pytest.mark.parametrize("fmt", ["w8a8", "w4a8-32", "w4a8-64"])
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13, 50])
-def test_quantised_activations(fmt: str, group: int, num_rows: int) -> None:
-    weight, bias = make(75, 192)
+@pytest.mark.parametrize("num_in", [192, 1088])
+def test_quantised_activations(fmt: str, num_in: int, num_rows: int) -> None:
+    weight, bias = make(75, num_in)
     packed = linear.pack(weight, bias, fmt)
-    x = rows(num_rows, 192)
-    want = quantised(x, group) @ packed.unpack().double().T + bias.double()
+    x = rows(num_rows, num_in)
+    want = quantised(x, span_of(fmt, num_in)) @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), want) < 2e-3  # a value halfway between steps may round either way
     exact = x.double() @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), exact) < 2e-2
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("num_in", [128, 1152])
+def test_multiples_are_those_of_the_reference(group: int, num_in: int) -> None:
+    weight = torch.distributions.StudentT(4.0).sample((70, num_in))
+    weight[3], weight[4, :group], weight[5, 7] = 0, 0, 100
+    held = linear.pack(weight, None, f"w4a8-{group}").unpack()
+    values, scale = quantise_multiples(weight, group)
+    want = ((values.float().view(70, -1, group) - 8) * scale[..., None]).view(70, num_in)
+    is_same = (held - want).abs() <= 1e-5 * want.abs().amax(1, keepdim=True)
+    assert is_same.float().mean() > 0.99, "but for multiples that are as good as each other"
+    values, scale = quantise_int4(weight, group)
+    plain = ((values.float().view(70, -1, group) - 8) * scale[..., None]).view(70, num_in)
+    assert (held - weight).norm() <= 1.02 * (plain - weight).norm()
+    assert torch.equal(held[3], weight[3]) and torch.equal(held[4, :group], weight[4, :group])
+
+
+def test_whole_sums_are_exact_at_the_extremes() -> None:
+    weight = torch.full((64, 2048), 3.0)
+    weight[1::2] *= -1
+    packed = linear.pack(weight, None, "w4a8-128")
+    for num_rows in (1, 20):
+        got = packed.run(torch.full((num_rows, 2048), -5.0))
+        assert error(got, (weight.sum(1).double() * -5).expand(num_rows, -1)) < 1e-6
 
 
 @pytest.mark.parametrize("num_in", [3, 30, 65])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.ops.quantised import SPAN
 
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
@@ -25,6 +26,7 @@ ACT_CODE = {
 }  # fmt: skip
 GATED_CODE = {**ACT_CODE, "swiglu_oai": 8}
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
+Zeros = Literal["eight", "given"]
 NATIVE_FORMAT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -58,6 +60,7 @@ class Buffers:
     data: Any
     scale: Tensor | None
     offset: Tensor | None
+    multiple: Tensor | None
     column_sum: Tensor | None
     bias: Tensor | None
 
@@ -75,9 +78,9 @@ class PackedLinear:
         fmt: str,
         bias: Tensor | None,
         is_paired: bool,
-        has_zeros: bool = False,
+        grid: Zeros | None = None,
     ) -> None:
-        """``has_zeros``: int4 values have zero points of their own, not 8."""
+        """``grid``: 4 bit values and scales are given, and so are their zero points or not."""
         kind, group = parse_format(fmt)
         if group and num_in % group:
             raise ValueError(f"{fmt}: {num_in} inputs are not a multiple of the group")
@@ -90,11 +93,18 @@ class PackedLinear:
         is_tiled = kind == "bf16" and native().isa() == "amx"
         self.format_code = BF16_TILES if is_tiled else FORMAT_CODE[kind]
         self.padded = self._padded_rows()
-        self._buffers = self._allocate(bias, has_zeros or kind == "int4")
+        self._has_multiples = kind == "w4a8" and grid is None
+        self._span = SPAN if self._has_multiples else group
+        self._buffers = self._allocate(bias, grid == "given" or kind == "int4")
+        self.handle = self.native_handle(num_out, is_paired, self._buffers.bias)
+
+    def native_handle(self, num_out: int, is_paired: bool, bias: Tensor | None) -> Any:
+        """The extension's view of this memory."""
         b = self._buffers
-        self.handle = native().Linear(
-            num_out, num_in, self.format_code, group, is_paired, b.data.address,
-            address(b.scale), address(b.offset), address(b.column_sum), address(b.bias),
+        return native().Linear(
+            num_out, self.num_in, self.format_code, self._group, self._span, is_paired,
+            b.data.address, address(b.scale), address(b.offset), address(b.multiple),
+            address(b.column_sum), address(bias),
         )  # fmt: skip
 
     def _padded_rows(self) -> int:
@@ -102,20 +112,25 @@ class PackedLinear:
         return (rows + panel - 1) // panel * PANEL
 
     def _allocate(self, bias: Tensor | None, has_offset: bool) -> Buffers:
-        multiple = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
-        inputs = -(-self.num_in // multiple) * multiple
+        whole = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
+        inputs = -(-self.num_in // whole) * whole
         tail = TAIL_BYTES if self._kind == "w8a8" and inputs % 64 else 0
         data = native().Memory(self.padded * inputs * BITS[self._kind] // 8 + tail)
-        scale = offset = column_sum = None
+        scale = offset = multiple = column_sum = None
         if self._group:
-            shape = (self.padded // PANEL, self.num_in // self._group, PANEL)
+            panels = self.padded // PANEL
+            shape = (panels, -(-self.num_in // self._span), PANEL)
             scale = torch.zeros(shape)
             offset = torch.zeros(shape) if has_offset else None
+            if self._has_multiples:
+                groups = self.num_in // self._group
+                multiple = torch.zeros(panels, groups, 2, PANEL, dtype=torch.int8)
         elif BITS[self._kind] == 8:
             scale = torch.zeros(self.padded)
             column_sum = torch.zeros(self.padded, dtype=torch.int32)
         flat = vector(bias, self.num_out, "bias")
-        return Buffers(data, scale, offset, column_sum, None if flat is None else self.lanes(flat))
+        lanes = None if flat is None else self.lanes(flat)
+        return Buffers(data, scale, offset, multiple, column_sum, lanes)
 
     def lanes(self, per_row: Tensor) -> Tensor:
         """A number (or row) for each output, [N, ...], in the order of the panels, padded."""
@@ -139,8 +154,8 @@ class PackedLinear:
     def num_bytes(self) -> int:
         """Resident bytes: weights, scales, bias."""
         b = self._buffers
-        extra = [t for t in (b.scale, b.offset, b.column_sum, b.bias) if t is not None]
-        return int(b.data.num_bytes) + sum(t.nbytes for t in extra)
+        extra = (b.scale, b.offset, b.multiple, b.column_sum, b.bias)
+        return int(b.data.num_bytes) + sum(t.nbytes for t in extra if t is not None)
 
     def fill(self, rows: Tensor, first_row: int) -> None:
         """Pack rows [n, K] (float32, bfloat16, float16) at ``first_row``; int8 values for 8 bit
@@ -265,7 +280,8 @@ def pack_int4(
     num_out, num_in = nibbles_NK.shape
     if zero_NG is not None and bool((zero_NG == 8).all()):
         zero_NG = None
-    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_NG is not None)
+    zeros: Zeros = "eight" if zero_NG is None else "given"
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zeros)
     packed.fill(nibbles_NK, 0)
     packed.set_scales(scale_NG, zero_NG)
     return packed
@@ -283,7 +299,8 @@ def pack_grid(
     where they are -8 scales."""
     is_shifted = not torch.equal(offset_NG, -8.0 * scale_NG)
     num_out, num_in = nibbles_NK.shape
-    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, is_shifted)
+    zeros: Zeros = "given" if is_shifted else "eight"
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zeros)
     packed.fill(nibbles_NK, 0)
     packed.set_scales(scale_NG, offset=offset_NG if is_shifted else None)
     return packed

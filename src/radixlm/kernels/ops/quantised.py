@@ -3,7 +3,9 @@
     int8wo        int8 rows with a scale each; activations stay float
     w8a8          the same weights; activations are quantised row by row, sums are integers
     int4-<group>  4 bit values with a scale for each group of inputs; activations stay float
-    w4a8-<group>  the same weights; activations are quantised row by row and group by group
+    w4a8-<group>  4 bit values with a whole multiple 1..15 for each group and a scale for each span
+                  of 512 inputs; activations are quantised row by row and span by span. Where
+                  values and scales are given, a group is a span and has no multiple
 
 Legend: T tokens, I inputs, O outputs, G groups of a row.
 """
@@ -16,6 +18,8 @@ from torch import Tensor
 from radixlm.kernels.ops.widened import WidenedLinear
 
 INT8_MOST = 127.0
+SPAN = 512  # inputs that share a scale of activations in w4a8
+MOST_MULTIPLE = 15
 Grid4 = tuple[Tensor, Tensor]  # (scale, offset), float32 [O, G]: weight = value * scale + offset
 GROUPS = (32, 64, 128)
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
@@ -35,9 +39,45 @@ def quantise_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     groups_OGK = weight_OI.float().view(weight_OI.shape[0], -1, group)
     largest = groups_OGK.gather(-1, groups_OGK.abs().argmax(-1, keepdim=True))
     scale = largest / -8.0
-    inverse = torch.where(scale != 0, 1.0 / scale, 0.0)
-    values = ((groups_OGK * inverse).round() + 8).clamp(0, 15)
+    values = _around_eight(groups_OGK, scale)
     return values.to(torch.uint8).view(weight_OI.shape), scale[..., 0]
+
+
+def quantise_multiples(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """As ``quantise_int4``, but a group's scale is a whole multiple, -15..15, of a number that its
+    span of 512 inputs shares, so that products of integers can be summed over a span. Of the
+    multiple that holds the group's largest magnitude and the next smaller one, the better."""
+    parts = [_multiples_of_span(part, group) for part in _spans(weight_OI.float(), SPAN)]
+    values, scales = zip(*parts, strict=True)
+    return torch.cat(values, 1), torch.cat(scales, 1)
+
+
+def _spans(rows: Tensor, span: int) -> list[Tensor]:
+    """Parts of ``span`` columns, the last may be shorter."""
+    return [rows[..., i : i + span] for i in range(0, rows.shape[-1], span)]
+
+
+def _multiples_of_span(part_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    groups_OGK = part_OI.reshape(part_OI.shape[0], -1, group)
+    largest = groups_OGK.gather(-1, groups_OGK.abs().argmax(-1, keepdim=True)) / -8.0
+    unit = largest.abs().amax(1, keepdim=True) / MOST_MULTIPLE
+    fitting = torch.where(unit > 0, (largest.abs() / unit - 1e-4).ceil(), 1.0)
+    fitting = fitting.clamp(1, MOST_MULTIPLE)
+    scales = [torch.where(largest < 0, -1, 1) * m * unit for m in (fitting, fitting - 1)]
+    values = [_around_eight(groups_OGK, scale) for scale in scales]
+    errors = [
+        ((v - 8) * scale - groups_OGK).square().sum(-1, keepdim=True)
+        for v, scale in zip(values, scales, strict=True)
+    ]
+    is_less = (errors[1] < errors[0]) & (fitting > 1)
+    value = torch.where(is_less, values[1], values[0])
+    scale = torch.where(is_less, scales[1], scales[0])
+    return value.to(torch.uint8).reshape(part_OI.shape), scale[..., 0]
+
+
+def _around_eight(x: Tensor, scale: Tensor) -> Tensor:
+    inverse = torch.where(scale != 0, 1.0 / scale, 0.0)
+    return ((x * inverse).round() + 8).clamp(0, 15)
 
 
 def quantise_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,9 +88,9 @@ def quantise_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coarsened(x_TI: Tensor, group: int) -> Tensor:
-    """Activations after quantisation by groups of inputs, as floats again."""
-    whole, scale = quantise_rows(x_TI.reshape(-1, group))
-    return (whole.float() * scale).view(x_TI.shape)
+    """Activations after quantisation by groups of inputs (the last may be shorter), as floats."""
+    parts = [quantise_rows(part) for part in _spans(x_TI, group)]
+    return torch.cat([whole.float() * scale for whole, scale in parts], -1)
 
 
 class ReferenceQuantised(WidenedLinear):
@@ -65,18 +105,20 @@ class ReferenceQuantised(WidenedLinear):
         super().__init__(weight_OI, bias_O, fmt)
         kind, _, group = fmt.partition("-")
         self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
+        self._span = self._group if grid is not None else SPAN
         self._offset = None
         if grid is not None:
             self._dtype, self._values = torch.bfloat16, weight_OI
             self._scale, self._offset = grid
         elif self._group:
-            self._values, self._scale = quantise_int4(weight_OI, self._group)
+            quantise = quantise_multiples if self._is_dynamic else quantise_int4
+            self._values, self._scale = quantise(weight_OI, self._group)
         else:
             self._values, self._scale = quantise_int8(weight_OI)
 
     def product(self, x_TI: Tensor) -> Tensor:
         if self._group:
-            x = coarsened(x_TI, self._group) if self._is_dynamic else x_TI.float()
+            x = coarsened(x_TI, self._span) if self._is_dynamic else x_TI.float()
             return x @ self.widened().T
         if self._is_dynamic:
             x_whole, x_scale = quantise_rows(x_TI)
