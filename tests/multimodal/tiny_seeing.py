@@ -165,6 +165,29 @@ def fuyu() -> Tiny:
     return Tiny(config, FuyuProcessor(reader, tok), "")
 
 
+SAM = {
+    "hidden_size": 16, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 64, "patch_size": 1, "window_size": 7, "global_attn_indexes": [1], "mlp_dim": 24,
+}  # fmt: skip
+
+
+def deepseek_ocr2() -> Tiny:
+    held = text(
+        "deepseek_ocr2_text", num_hidden_layers=3, mlp_layer_types=["dense", "sparse", "sparse"],
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1,
+        num_key_value_heads=4, routed_scaling_factor=1.5,
+    )  # fmt: skip
+    eye = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 8,
+    }  # fmt: skip
+    tower = {"sam_config": {**SAM, "downsample_channels": [16, 32]}, "encoder_config": eye}
+    config = tf.DeepseekOcr2Config(vision_config=tower, text_config=held, image_token_id=257)
+    reader = pictures("DeepseekOcr2", size={"height": 64, "width": 64}, tile_size=48)
+    whole = tf.DeepseekOcr2Processor(reader, tokenizer("<image>"), patch_size=1)
+    return Tiny(config, whole, "<image>")
+
+
 def as_hunyuan_ocr(folder: Path) -> None:
     """The text model's keys at the top, and what turns under its first name."""
     path = folder / "config.json"
@@ -181,16 +204,10 @@ def as_hunyuan_ocr(folder: Path) -> None:
 SEEING: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
-        hunyuan_vl,
-        hunyuan_vl_plain,
-        granite4_vision,
-        chameleon,
-        chameleon_swin,
-        blip_2,
-        instructblip,
-        fuyu,
+        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, blip_2,
+        instructblip, fuyu, deepseek_ocr2,
     )
-}
+}  # fmt: skip
 # whose processors need a package that is not always there
 SEEING_NEEDS = {"fuyu": "torchvision"}
 # that read one picture a prompt

@@ -179,7 +179,7 @@ _BUFFERS = re.compile(
 _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
-    r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|mlp1\.|tile_|view_sep"
+    r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|sam_model\.|qwen2_model\.|mlp1\.|tile_|view_sep"
     r"|vit_large|patch_merge_mlp\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # What hears, beside a decoder.

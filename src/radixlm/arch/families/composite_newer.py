@@ -41,7 +41,7 @@ NEWER_TOWERED = (
     *("Step3p7ForConditionalGeneration", "MuseGlimmerForConditionalGeneration"),
     "MuseSparkForConditionalGeneration",
     *(*ERNIES, "Granite4VisionForConditionalGeneration"),
-    "ChameleonForConditionalGeneration",
+    *("ChameleonForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration"),
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {
@@ -51,6 +51,7 @@ NEWER_TEXT_TYPES: Mapping[str, str] = {
     "glm5_next": "glm5_next_text",
     "kimi_k2": "deepseek_v3",
     "cosmos3_edge_text": "arcee",
+    "deepseek_ocr2_text": "deepseek_v2",
     "fuyu": "persimmon",  # published with the text model's keys at the top
     "hunyuan_vl": "hunyuan_v1_dense",  # published with the text model's keys at the top
     "hunyuan_vl_text": "hunyuan_v1_dense",

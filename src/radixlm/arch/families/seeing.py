@@ -8,6 +8,7 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, mlp, plain
 from radixlm.arch.families.composite import composite
 from radixlm.arch.families.composite_newer import JOINING, joined_layers
+from radixlm.arch.families.deepseek import routed
 from radixlm.arch.names import LAYER
 from radixlm.arch.spec import Decoder, Norm
 
@@ -36,3 +37,17 @@ def chameleon(c: Config) -> Decoder:
         unsaid=tuple(sorted(token for word, token in words if word.startswith("IMGIMG"))),
         names=behind if c.swin_norm else None,
     )
+
+
+@family("DeepseekOcr2ForConditionalGeneration")
+def deepseek_ocr(c: Config) -> Decoder:
+    """The experts of DeepSeek V2, with heads of their own."""
+    c.refuse("topk_method", "greedy", "group_limited_greedy")
+    groups = (c.n_group, c.topk_group) if c.topk_method == "group_limited_greedy" else (1, 1)
+    kinds, dense = c.get("mlp_layer_types"), mlp(c, bias=c.mlp_bias)
+    by_place = routed(c, groups=groups, group_score="max", renorm=False, bias=c.mlp_bias)
+    mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
+    if kinds is None:
+        return plain(c, mixer, by_place)
+    sparse = by_place(c.num_hidden_layers)
+    return plain(c, mixer, lambda i: sparse if kinds[i] == "sparse" else dense)
