@@ -11,12 +11,15 @@ from typing import Any
 import transformers as tf
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from radixlm.multimodal.checkpoint import NoVideos
+from tests.fakes.newest_configs import NEWEST as NEWEST_SHAPES
 from tests.multimodal.tiny import (
     PINPOINTS,
     SIGLIP,
     SQUARE,
     Tiny,
     pictures,
+    processor,
     text,
     tokenizer,
 )
@@ -188,6 +191,27 @@ def deepseek_ocr2() -> Tiny:
     return Tiny(config, whole, "<image>")
 
 
+def qwen4() -> Tiny:
+    tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    rope = {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    own = {**NEWEST_SHAPES["Qwen4ExpForCausalLM"], "rope_parameters": rope, "eos_token_id": 256}
+    tower = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "spatial_merge_size": 2,
+        "temporal_patch_size": 2, "out_hidden_size": 64, "intermediate_size": 48,
+        "num_position_embeddings": 64,
+    }  # fmt: skip
+    config = tf.Qwen4ExpConfig(
+        vision_config=tower, text_config=text("qwen4_exp_text", **{"num_hidden_layers": 3, **own}),
+        image_token_id=257, video_token_id=258, vision_start_token_id=259, vision_end_token_id=260,
+    )  # fmt: skip
+    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
+    whole = processor(tf.Qwen3VLProcessor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
+
+
 def as_hunyuan_ocr(folder: Path) -> None:
     """The text model's keys at the top, and what turns under its first name."""
     path = folder / "config.json"
@@ -205,7 +229,7 @@ SEEING: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, blip_2,
-        instructblip, fuyu, deepseek_ocr2,
+        instructblip, fuyu, deepseek_ocr2, qwen4,
     )
 }  # fmt: skip
 # whose processors need a package that is not always there

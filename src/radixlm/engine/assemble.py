@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Rope
+from radixlm.arch.spec import DeltaNet, Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError, InvalidRequest
@@ -176,7 +176,9 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
     else:
         tower = HfTower(info.folder, device, torch.float32, facts.by_forward)
     token = next(iter(facts.tokens.values())) if facts.is_crossed else None
-    return MediaRows(tower, crossed_token=token)
+    mixers = (block.mixer for block in info.decoder.blocks)
+    reads = any(isinstance(one, DeltaNet) and one.ngrams is not None for one in mixers)
+    return MediaRows(tower, crossed_token=token, tokens=facts.tokens if reads else None)
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:

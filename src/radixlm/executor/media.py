@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -42,11 +42,17 @@ class MediaRows:
     """Rows by content, the least recently used go first."""
 
     def __init__(
-        self, tower: Tower, max_bytes: int = CACHE_BYTES, crossed_token: int | None = None
+        self,
+        tower: Tower,
+        max_bytes: int = CACHE_BYTES,
+        crossed_token: int | None = None,
+        tokens: Mapping[str, int] | None = None,
     ) -> None:
-        """``crossed_token``: the token in the one place of a picture that layers attend to."""
+        """``crossed_token``: the token in the one place of a picture that layers attend to.
+        ``tokens``: kind -> the token that layers read in the places of media."""
         self._tower, self._max_bytes, self._num_bytes = tower, max_bytes, 0
         self._held: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._tokens = tokens or {}
         self._crossed_token, self._pictures = crossed_token, Pictures(self.made)
 
     def of(self, media: Media) -> Tensor:
@@ -105,6 +111,9 @@ class MediaRows:
             elif first < last:
                 made = self.of(media)[:, row + first - start : row + last - start]
                 _write(batch, at + first - item.start, made)
+                if media.kind in self._tokens:
+                    places = slice(at + first - item.start, at + last - item.start)
+                    batch.token_ids_T[places] = self._tokens[media.kind]
             row += count
 
 

@@ -181,6 +181,20 @@ def _put_rope_ids(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> No
             part[:, : inside.shape[1]] = inside
         at += item.count
     batch.rope_ids_3T = torch.from_numpy(ids_3T).to(batch.device)
+    batch.whole_rope_ids = lambda index: _whole_rope_ids(plan, tables, batch.device, index)
+
+
+def _whole_rope_ids(
+    plan: StepPlan, tables: SlotTables, device: torch.device, index: int
+) -> Tensor | None:
+    """int64 [3, N] of an item's sequence up to its last token; None without media."""
+    item = plan.items[index]
+    given = tables.state(item.slot).rope_ids
+    if given is None:
+        return None
+    behind = max(0, item.start + item.count - given.shape[1])
+    tail = np.tile(int(given.max()) + 1 + np.arange(behind), (3, 1))
+    return torch.from_numpy(np.concatenate((given.astype(np.int64), tail), 1)).to(device)
 
 
 def _put_embeds(

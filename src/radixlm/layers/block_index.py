@@ -17,7 +17,8 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import Choose, Piece
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.rope import Angles
+from radixlm.layers.rope import Angles, axes_of
+from radixlm.step.batch import ForwardBatch
 
 
 class BlockIndexLayer(Module):
@@ -51,7 +52,7 @@ class BlockIndexLayer(Module):
         rows = self.q_norm.run(self.q.run(x_TD).view(-1, index.dim))
         return self._turned(rows.view(-1, index.heads, index.dim), turn)
 
-    def chooser(self, x_TD: Tensor, turn: Angles | None) -> Choose:
+    def chooser(self, x_TD: Tensor, turn: Angles | None, batch: ForwardBatch) -> Choose:
         """The choice of this step's tokens: [H, Q, N] of a piece."""
         spec, index = self._attention, self._index
         q_TGI = self._queries(x_TD, turn)
@@ -97,14 +98,17 @@ class MeanIndexLayer(BlockIndexLayer):
     ) -> None:
         super().__init__(attention, index, dim, context)
         self._inv_freq: Tensor | None = None
+        self._axis_2R: Tensor | None = None
         if attention.rope is not None:
             frequencies, self._factor = inv_freq(attention.rope)
             self._inv_freq = torch.from_numpy(frequencies).to(context.device)
+            if attention.rope.sections:
+                self._axis_2R = axes_of(attention.rope).to(context.device).repeat(2)
 
     def _key(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
         return self.k.run(x_TD)
 
-    def chooser(self, x_TD: Tensor, turn: Angles | None) -> Choose:
+    def chooser(self, x_TD: Tensor, turn: Angles | None, batch: ForwardBatch) -> Choose:
         """The choice of this step's tokens, all heads': [Q, N] of a piece."""
         spec, index = self._attention, self._index
         q_TGI = self._queries(x_TD, turn)
@@ -112,7 +116,8 @@ class MeanIndexLayer(BlockIndexLayer):
         def choose(piece: Piece) -> Tensor:
             key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
             complete_Q1 = (piece.place_Q[:, None] + 1) // index.size
-            keys_BI = self._means(key_NI)
+            whole = batch.whole_rope_ids
+            keys_BI = self._means(key_NI, whole(piece.sequence) if whole is not None else None)
             scores = (q_TGI[piece.rows].float() @ keys_BI.float().T).clamp(min=0).sum(1)
             block_B = torch.arange(keys_BI.shape[0], device=key_NI.device)
             is_whole_QB = block_B < complete_Q1
@@ -127,7 +132,7 @@ class MeanIndexLayer(BlockIndexLayer):
 
         return choose
 
-    def _means(self, key_NI: Tensor) -> Tensor:
+    def _means(self, key_NI: Tensor, ids_3N: Tensor | None) -> Tensor:
         """Of each whole block the mean, normed and turned as its first token: [B, I]."""
         size = self._index.size
         count = key_NI.shape[0] // size
@@ -138,6 +143,14 @@ class MeanIndexLayer(BlockIndexLayer):
         if self._inv_freq is None:
             return means_BI
         starts_B = torch.arange(count, device=key_NI.device) * size
-        return self._turned(means_BI[:, None], rope_angles(starts_B, self._inv_freq, self._factor))[
-            :, 0
-        ]
+        return self._turned(means_BI[:, None], self._starts(starts_B, ids_3N))[:, 0]
+
+    def _starts(self, starts_B: Tensor, ids_3N: Tensor | None) -> Angles:
+        """By what the first tokens of blocks turn: [B, 2R]."""
+        assert self._inv_freq is not None
+        if ids_3N is None or self._axis_2R is None:
+            return rope_angles(starts_B, self._inv_freq, self._factor)
+        ids_3B = ids_3N[:, starts_B]
+        angles = rope_angles(ids_3B.flatten(), self._inv_freq, self._factor)
+        columns = torch.arange(len(self._axis_2R), device=starts_B.device)
+        return angles.view(3, len(starts_B), -1)[self._axis_2R, :, columns].T.contiguous()

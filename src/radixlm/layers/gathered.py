@@ -28,6 +28,7 @@ class Piece:
     place_Q: Tensor  # int64: positions of the queries; keys stand at 0 .. N - 1
     k_NKC: Tensor
     v_NKV: Tensor
+    sequence: int = 0  # which of the step's it is of
 
     @property
     def seen_QN(self) -> Tensor:
@@ -82,7 +83,7 @@ def pieces(batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype) -> Iter
             last = min(first + step, end)
             until = length - (end - last)
             place_Q = torch.arange(until - (last - first), until, device=k.device)
-            yield Piece(slice(first, last), place_Q, k[:until], v[:until])
+            yield Piece(slice(first, last), place_Q, k[:until], v[:until], index)
 
 
 def _attend(

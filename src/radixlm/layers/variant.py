@@ -136,7 +136,7 @@ class VariantAttentionLayer(Module):
         choose = self._choose
         if more.index is not None and k is not None:
             k = self.index.beside(k, x_TD, turn)
-            choose = self.index.chooser(x_TD, turn)
+            choose = self.index.chooser(x_TD, turn, batch)
         if more.keeps:
             mask = self.values
             out = attend_gathered(q, k, v, self.site, batch, mask.choose, mask.bias)

@@ -130,6 +130,8 @@ class ForwardBatch:
     side_TD: Tensor | None = None  # what one block leaves for the end of the next
     states: Any = None  # pools.state.StateStep of models with recurrent layers
     rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections
+    # of the n-th sequence of the step, if its prompt has media: those of all its tokens, [3, N]
+    whole_rope_ids: Callable[[int], Tensor | None] | None = None
     deep_LTD: Tensor | None = None  # joins the stream behind L layers
     # runs (first token in T, count) whose tokens see one another forwards too (in the layers that
     # look ahead), in order; a run is never cut by the end of a step

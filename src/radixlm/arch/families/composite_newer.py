@@ -42,6 +42,7 @@ NEWER_TOWERED = (
     "MuseSparkForConditionalGeneration",
     *(*ERNIES, "Granite4VisionForConditionalGeneration"),
     *("ChameleonForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration"),
+    "Qwen4ExpForConditionalGeneration",
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {

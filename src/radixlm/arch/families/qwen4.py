@@ -138,7 +138,10 @@ def _names(c: Config) -> Names:
 
 @family("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 def qwen4_exp(c: Config) -> Decoder:
-    """Of a whole with a tower the text alone: an index turns its blocks by their places in it."""
+    """Also of a whole with a tower, whose ropes have sections."""
+    if c.architecture == "Qwen4ExpForConditionalGeneration":
+        given = {"mrope_section": [11, 11, 10], **c.rope_parameters, "mrope_interleaved": True}
+        c = c.replace(rope_parameters=given)
     shared, reading = c.shared_expert_intermediate_size, sorted(set(c.get("ple_layer_ids", ())))
     act: Any = c.get("output_gate_type", "silu")
     kinds, every = c.layer_types, c.get("full_attention_interval", 4)
