@@ -7,7 +7,13 @@ import pytest
 from radixlm.base.errors import ConfigError
 from radixlm.config.flag import Flag
 from radixlm.config.root import ServerConfig
-from radixlm.config.states import check_states, idle_notes, unbuilt, window_notes
+from radixlm.config.states import (
+    check_states,
+    compile_notes,
+    idle_notes,
+    unbuilt,
+    window_notes,
+)
 from radixlm.config.table import Option, options
 
 
@@ -91,3 +97,12 @@ def test_window_options_without_windows_are_said() -> None:
     assert len(list(window_notes(config, False))) == 1
     assert list(window_notes(config, True)) == []
     assert list(window_notes(config, None)) == []
+
+
+def test_a_bound_of_what_is_not_compiled_is_said() -> None:
+    bound = {"torch_compile_max_bs": 8}
+    config = ServerConfig().with_values(bound)
+    (note,) = compile_notes(config)
+    assert note.startswith("--torch-compile-max-bs has no effect")
+    assert not list(compile_notes(config.with_values({"enable_torch_compile": True})))
+    assert not list(compile_notes(ServerConfig()))

@@ -41,7 +41,7 @@ class StrictDevice(SimulatedDevice):
             return super().capture(work)
 
 
-def opened(folder: Path, arch: str) -> tuple[Any, Runner, list[str]]:
+def opened(folder: Path, arch: str, *more: str) -> tuple[Any, Runner, list[str]]:
     """The configuration and the runner of a model with random weights on the Triton backend, and
     why it has no graphs."""
     config = {**TINY, **ARCHITECTURES.get(arch, {}), **LATER.get(arch, {}), "num_hidden_layers": 2}
@@ -50,7 +50,15 @@ def opened(folder: Path, arch: str) -> tuple[Any, Runner, list[str]]:
     (folder / "config.json").write_text(json.dumps(known))
     flags = ["--model-path", str(folder), "--device", "cpu", "--skip-tokenizer-init"]
     flags += ["--load-format", "dummy", "--attention-backend", "triton", "--dtype", "float32"]
-    flags += ["--max-total-tokens", "64", "--cpu-threads", "1", "--max-running-requests", "2"]
+    flags += [
+        "--max-total-tokens",
+        "64",
+        "--cpu-threads",
+        "1",
+        "--max-running-requests",
+        "2",
+        *more,
+    ]
     found: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         made: list[Any] = []
@@ -87,4 +95,19 @@ def test_what_cannot_be_recorded_is_known_before(
     if not was_recorded:  # the start goes on, and says so once
         (line,) = [r.message for r in caplog.records if "could not be recorded" in r.message]
         assert "steps run without them" in line
+    del replica
+
+
+def test_compiled_steps_are_recorded_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The compiler has done its work before the recording, which asks the device for nothing."""
+    monkeypatch.setattr("radixlm.models.compiled.BACKEND", "eager")
+    replica, runner, _ = opened(tmp_path, "LlamaForCausalLM", "--enable-torch-compile")
+    made = runner.model.num_graphs  # type: ignore[attr-defined]
+    runner.device = StrictDevice(eagerness=1.0)
+    with caplog.at_level(logging.WARNING, "radixlm"):
+        gpu.record_graphs(runner, (1, 2), pads=True)
+    assert runner.graphs.size_for(1) == 1 and runner.graphs.size_for(2) == 2, caplog.text
+    assert runner.model.num_graphs == made == 2  # type: ignore[attr-defined]
     del replica

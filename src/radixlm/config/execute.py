@@ -33,7 +33,6 @@ _TRITON = "tunes a Triton kernel that is not in use"
 _CUDA = "chooses between CUDA kernels that are not in use"
 _DUMPS = "tensor dumps"
 _SPARSE = "double sparsity"
-_COMPILE = "models under torch.compile"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -138,12 +137,14 @@ class ExecuteConfig(Group):
         bool, "Collect garbage during the capture, which then takes longer.", Flag(only="cuda")
     ] = False
     enable_torch_compile: Annotated[
-        bool, "Compile the model with torch.compile.", Flag(state="planned", needs=_COMPILE)
+        bool,
+        "Compile small decode steps with torch.compile; a warning says which models have none.",
+        Flag(),
     ] = False
     torch_compile_max_bs: Annotated[
         int,
-        "Largest batch that is compiled.",
-        Flag(within=POSITIVE, state="planned", needs=_COMPILE),
+        "Largest batch of decodes that --enable-torch-compile compiles.",
+        Flag(within=POSITIVE),
     ] = 32
     triton_attention_reduce_in_fp32: Annotated[
         bool, "Sum partial attention in float32.", Flag(state="no-op", why=_TRITON)

@@ -18,7 +18,7 @@ from radixlm.config.compat import check
 from radixlm.config.execute import BUILT_ATTENTION
 from radixlm.config.facts import Facts
 from radixlm.config.root import ServerConfig
-from radixlm.config.states import check_states, idle_notes, window_notes
+from radixlm.config.states import check_states, compile_notes, idle_notes, window_notes
 from radixlm.config.table import options
 from radixlm.config.values import show
 
@@ -214,6 +214,6 @@ def resolve(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Server
     check(config)
     has_window = (facts.model or {}).get("has_window")
     notes = (*idle_notes(config, config.execute.device), *window_notes(config, has_window))
-    for note in notes:
+    for note in (*notes, *compile_notes(config)):
         logger.info("%s", note)
     return config

@@ -51,6 +51,14 @@ def window_notes(config: ServerConfig, has_window: bool | None) -> Iterator[str]
             yield f"{options()[name].dashed} has no effect: no layer has a sliding window"
 
 
+def compile_notes(config: ServerConfig) -> Iterator[str]:
+    """One line if nothing is compiled and a bound of it is given."""
+    option = options()["torch_compile_max_bs"]
+    is_bound = is_set(option, config.execute.torch_compile_max_bs)
+    if is_bound and not config.execute.enable_torch_compile:
+        yield f"{option.dashed} has no effect: it is for --enable-torch-compile"
+
+
 def idle_notes(config: ServerConfig, device: str) -> Iterator[str]:
     """One line for each option that asks for something and has no effect."""
     for name, option in options().items():

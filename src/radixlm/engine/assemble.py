@@ -24,6 +24,7 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import needs_memory
+from radixlm.engine.compiling import compile_now, compiled_steps, for_compiling
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
@@ -41,6 +42,7 @@ from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import MediaRows, Tower
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
+from radixlm.executor.runner import Model as StepModel
 from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.executor.tables import SlotTables
 from radixlm.executor.vectors import MediaVectors, VectorPooler
@@ -103,7 +105,7 @@ def assemble(
     _set_threads(config, info)
     free_bytes = _free_bytes(opened) // config.parallel.dp_size
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
-    kernels = bind(device.type, overrides)
+    kernels = for_compiling(bind(device.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         model, weight_bytes = _load(config, info, device, kernels)
     loaded_s = time.perf_counter()
@@ -111,9 +113,10 @@ def assemble(
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     attn = make_backend(name, model.kv_groups, kernels, device, *phases)
     sizes = _graph_sizes(config, info, model, attn, kernels)
+    steps = compiled_steps(config, model, attn)
     memory = MemoryNow(free_bytes, weight_bytes)
     if isinstance(opened, CudaDevice):
-        memory = _tried(config, info, model, attn, opened, free_bytes, sizes)
+        memory = _tried(config, info, (model, steps), attn, opened, free_bytes, sizes)
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
         pools = make_pools(config, info, model, attn, memory)
     limits = _limits(config, info, pools.num_tokens, pools.page_size)
@@ -127,7 +130,10 @@ def assemble(
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
 
     def make() -> Scheduler:
-        parts = RunnerParts(model, attn, pools, controls.verbs(), processors, media, profiler)
+        verbs = controls.verbs()
+        parts = RunnerParts(model, attn, pools, verbs, processors, media, profiler, steps)
+        if steps is not None:
+            compile_now(steps, partial(_runner, config, info, parts, opened), limits)
         runner = _runner(config, info, parts, opened, limits)
         if sizes:
             free = _free_bytes(opened)
@@ -224,13 +230,14 @@ def _graph_sizes(
 def _tried(
     config: ServerConfig,
     info: ModelInfo,
-    model: Model,
+    models: tuple[Model, StepModel | None],
     attn: AttentionBackend,
     device: CudaDevice,
     free_bytes: int,
     sizes: tuple[int, ...],
 ) -> MemoryNow:
     """The memory as it is with the weights on a GPU, and what the largest steps take of it."""
+    model, steps = models
     device.give_back()
     weight_bytes = free_bytes - device.free_bytes()
     if config.memory.mem_fraction_static is not None:
@@ -241,7 +248,7 @@ def _tried(
     limits = _limits(config, info, info.context_len, config.memory.page_size or 1)
     pools = trial_pools(config, info, model, attn)
     processors = LogitProcessors()
-    parts = RunnerParts(model, attn, pools, {}, processors, None, None)
+    parts = RunnerParts(model, attn, pools, {}, processors, None, None, steps)
     make = partial(_runner, config, info, parts, device, limits)
     needed = try_steps(device, make, limits, sizes).needed(device.total_bytes())
     return MemoryNow(free_bytes, weight_bytes, needed)
@@ -364,6 +371,7 @@ class RunnerParts:
     processors: LogitProcessors
     media: MediaRows | None
     profiler: Profiler | None
+    steps: StepModel | None = None  # what runs the model's steps, if not the model
 
 
 def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
@@ -388,7 +396,7 @@ def _runner(
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
     return Runner(
-        model,
+        parts.steps or model,
         parts.attn,
         tables,
         sampling,

@@ -67,10 +67,10 @@ def why_no_graphs(
     has_experts = any(isinstance(b.ffn, Moe) or b.side or b.beside for b in blocks)
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
         return "the reference of mixtures of experts counts tokens on the host"
-    return next((why for block in blocks if (why := _waits(block))), "")
+    return next((why for block in blocks if (why := reads_on_host(block))), "")
 
 
-def _waits(block: Block) -> str:
+def reads_on_host(block: Block) -> str:
     """What of a block needs the device's numbers on the host; "" if nothing does."""
     attention = block.attention
     if isinstance(block.mixer, CrossAttention) or block.cross is not None:

@@ -27,6 +27,11 @@ def make_program(model: ProgramSource, backend: object) -> StepProgram | None:
     return StepProgram(model, backend)
 
 
+def has_program(model: ProgramSource, backend: object) -> bool:
+    """Whether the steps of a model that may have one are a program over this backend."""
+    return isinstance(backend, CpuBackend) and is_covered(model)
+
+
 class StepProgram:
     """One model over one backend's pools."""
 

@@ -1,0 +1,98 @@
+"""--enable-torch-compile: what of a model can be compiled, and the compiling at start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from radixlm.attention.base import AttentionBackend
+from radixlm.base.lazy import load
+from radixlm.base.units import format_seconds
+from radixlm.config.root import ServerConfig
+from radixlm.engine.gpu import reads_on_host
+from radixlm.executor.runner import Runner
+from radixlm.executor.trial import Trial
+from radixlm.kernels.dispatch import Kernels
+from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
+from radixlm.models.program import has_program
+from radixlm.scheduler.limits import Limits
+
+if TYPE_CHECKING:  # torch's compiler takes a second to import
+    from radixlm.models.compiled import CompiledSteps
+
+log = logging.getLogger(__name__)
+
+FEW_TOKENS = 8  # a sequence's, while its steps are compiled
+
+
+def for_compiling(kernels: Kernels, config: ServerConfig) -> Kernels:
+    """The kernels, so that torch.compile can put them into graphs if it is to."""
+    if not config.execute.enable_torch_compile:
+        return kernels
+    return cast(Kernels, load("radixlm.kernels.opaque:opaque")(kernels))
+
+
+def compiled_steps(
+    config: ServerConfig, model: Model, attn: AttentionBackend
+) -> CompiledSteps | None:
+    """The model's small decode steps under torch.compile, if asked for; a warning says why where
+    there is nothing to compile."""
+    if not config.execute.enable_torch_compile:
+        return None
+    why = why_not_compiled(model, attn)
+    if why:
+        log.warning("--enable-torch-compile: every step runs as it is: %s", why)
+        return None
+    rows = config.execute.torch_compile_max_bs
+    log.info(
+        "torch.compile: steps that decode up to %d tokens and nothing else; all other steps, and "
+        "any with a part of a prompt, run as they are",
+        rows,
+    )
+    made = load("radixlm.models.compiled:CompiledSteps")(cast(DecoderModel, model), rows)
+    return cast("CompiledSteps", made)
+
+
+def why_not_compiled(model: Model, attn: AttentionBackend) -> str:
+    """What keeps a model's decode steps from being compiled; "" if nothing does."""
+    if not isinstance(model, DecoderModel):
+        return "the model is not a decoder of ours"
+    if not model.kv_groups or model.decoder.pool is not None:
+        return "the model decodes nothing"
+    if model.state_layers:
+        return "recurrent layers are told of their rows by the host"
+    if model.decoder.cycles is not None:
+        return "blocks that run again read places of the cache that no graph can name"
+    if model.use_program and has_program(model, attn):
+        return "the whole of it is one call into the C++ kernels"
+    if why := next((why for b in model.decoder.blocks if (why := reads_on_host(b))), ""):
+        return why
+    names = [os.environ.get("CC", "gcc"), "cc", "clang"]
+    if model.context.device.type == "cpu":
+        names = [os.environ.get("CXX", "g++"), "c++", "clang++"]
+    if not any(shutil.which(name) for name in names):
+        return f"torch.compile needs a compiler, and there is none of {', '.join(names)}"
+    return ""
+
+
+def compile_now(
+    steps: CompiledSteps, make_runner: Callable[[Limits], Runner], limits: Limits
+) -> None:
+    """Compile before there are requests: a step of one row, and one of many. All pages are page 0,
+    which is nobody's."""
+    began_s = time.perf_counter()
+    most = min(limits.max_running, steps.max_rows)
+    length = min(FEW_TOKENS, limits.context_len)
+    runner = make_runner(replace(limits, max_running=most, context_len=length))
+    trial = Trial(runner, most, length)
+    for rows in sorted({1, most}):
+        trial.decodes(rows)
+    if steps.is_on:
+        took = format_seconds(time.perf_counter() - began_s)
+        log.info("torch.compile: decode steps made in %s", took)
