@@ -262,6 +262,10 @@ CASES: dict[str, list[Run]] = {
     "pack_head_linear": head_cases(),
     "route": route_cases(),
     "pack_experts": expert_cases(),
+    "decayed_sum": [
+        lambda op, b=b, t=t: op(-rand(b, t, 37).abs(), rand(b, t, 37), rand(b, 37))
+        for b, t in ((5, 1), (1, 40), (2, 7))
+    ],
     **{op: state_cases(op) for op in ("selective_scan", "decayed_attention", "delta_rule")},
 }
 

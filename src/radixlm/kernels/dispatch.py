@@ -61,6 +61,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "pack_head_linear": linear.pack_head_linear,
     "route": moe.route,
     "pack_experts": moe.pack_experts,
+    "decayed_sum": state.decayed_sum,
     "selective_scan": state.selective_scan,
     "decayed_attention": state.decayed_attention,
     "delta_rule": state.delta_rule,
@@ -90,6 +91,7 @@ class Kernels:
     pack_head_linear: Callable[..., linear.HeadLinear]
     route: Callable[..., tuple[Tensor, Tensor]]
     pack_experts: Callable[..., moe.PackedExperts]
+    decayed_sum: Callable[..., tuple[Tensor, Tensor]]
     selective_scan: Callable[..., tuple[Tensor, Tensor]]
     decayed_attention: Callable[..., tuple[Tensor, Tensor]]
     delta_rule: Callable[..., tuple[Tensor, Tensor]]

@@ -388,9 +388,13 @@ class RgLruLayer(StateLayer):
 
     def finish(self) -> None:
         params = vars(self)
+        names = ("input_gate", "recurrent_gate")
+        weights_HOI = torch.cat([params[name].take().transpose(1, 2) for name in names], 1)
+        biases_HO = torch.cat([params[name + "_bias"].take() for name in names], 1)
+        pack = self._context.kernels.pack_linear
         self._gates = [
-            (params[name].take(), params[name + "_bias"].take().flatten())
-            for name in ("input_gate", "recurrent_gate")
+            pack(weight.contiguous(), bias.contiguous(), "")
+            for weight, bias in zip(weights_HOI, biases_HO, strict=True)
         ]
         self._log = -8.0 * F.softplus(self.recurrent_param.take())
 
@@ -400,15 +404,18 @@ class RgLruLayer(StateLayer):
 
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         x, conv = self.conv.run(inputs[0], states[0])
-        blocks = split_last(x, self.spec.heads, -1)
+        blocks = x.flatten(0, 1).chunk(self.spec.heads, -1)
+        gates = [
+            gate.run(block.contiguous()) for gate, block in zip(self._gates, blocks, strict=True)
+        ]
         opened, kept = (
-            torch.sigmoid(torch.einsum("blhi,hij->blhj", blocks, weight).flatten(2) + bias)
-            for weight, bias in self._gates
+            torch.sigmoid(torch.cat(halves, -1)).view(x.shape)
+            for halves in zip(*(gate.chunk(2, -1) for gate in gates), strict=True)
         )
         log = self._log * kept
         # the first token of a sequence joins in full
         size = torch.where(inputs[2] > 0, 1.0, torch.sqrt(-torch.expm1(2 * log)))
-        h, state = ops.linear_scan(torch.exp(log), x * opened * size, states[1])
+        h, state = self._context.kernels.decayed_sum(log, x * opened * size, states[1])
         return h, [conv, state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:

@@ -43,7 +43,13 @@ def delta(g: torch.Generator, b: int, length: int, h: int, k: int, p: int) -> Ca
     return scan.delta_rule, (q, key, v, log, beta, state), (0, 1, 2, 3, 4)
 
 
-KINDS = {"selective": selective, "decayed": decayed, "delta": delta}
+def summed(g: torch.Generator, b: int, length: int, h: int, k: int, p: int) -> Case:
+    log = -torch.rand(b, length, h * p, generator=g) * 3
+    added, state = torch.randn(b, length, h * p, generator=g), torch.randn(b, h * p, generator=g)
+    return scan.decayed_sum, (log, added, state), (0, 1)
+
+
+KINDS = {"summed": summed, "selective": selective, "decayed": decayed, "delta": delta}
 SIZES = {"b": 2, "length": 70, "h": 3, "k": 24, "p": 40}
 
 

@@ -38,6 +38,22 @@ def _run(
     return out, after
 
 
+@implements("decayed_sum", name="by_token", device="cpu")
+def decayed_sum(log_BLC: Tensor, added_BLC: Tensor, state_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """h = exp(log) h + added, a number a channel: [B, L, C] and the state.
+
+    A multiply-add of torch a token: there is no sum over a state's numbers, for which the scans
+    of the extension are made (2 to 16 times slower here).
+    """
+    batch, tokens, channels = added_BLC.shape
+    factors, h_BC = torch.exp(log_BLC), state_BC
+    out_LBC = added_BLC.new_empty(tokens, batch, channels)
+    steps = zip(factors.unbind(1), added_BLC.unbind(1), out_LBC.unbind(0), strict=True)
+    for factor_BC, new_BC, after_BC in steps:
+        h_BC = torch.addcmul(new_BC, factor_BC, h_BC, out=after_BC)
+    return out_LBC.transpose(0, 1), h_BC.clone()
+
+
 @implements("selective_scan", name="native", device="cpu")
 def selective_scan(
     x_BLC: Tensor, dt_BLC: Tensor, a_CN: Tensor, b_BLN: Tensor, c_BLN: Tensor, state_BCN: Tensor

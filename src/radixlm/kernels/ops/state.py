@@ -52,6 +52,11 @@ def linear_scan(a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(parts, 1), state
 
 
+def decayed_sum(log_BLC: Tensor, added_BLC: Tensor, state_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """h = exp(log) h + added, a number a channel: [B, L, C] and the state."""
+    return linear_scan(torch.exp(log_BLC), added_BLC, state_BC)
+
+
 def selective_scan(
     x_BLC: Tensor, dt_BLC: Tensor, a_CN: Tensor, b_BLN: Tensor, c_BLN: Tensor, state_BCN: Tensor
 ) -> tuple[Tensor, Tensor]:
