@@ -219,6 +219,17 @@ NEWEST: dict[str, dict[str, Any]] = {
         "n_layer": 3,
         "dff": 96,
     },
+    "CohereCompassForCausalLM": {
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            "full_attention": None,
+        },
+        "logit_scale": 0.7,
+        "layer_norm_eps": 1e-3,
+    },
     "ZambaForCausalLM": {
         "num_hidden_layers": 5,
         "num_key_value_heads": 4,

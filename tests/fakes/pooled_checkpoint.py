@@ -100,6 +100,10 @@ HEADS: dict[str, dict[str, Any]] = {
     },
     "Gemma3TextModel": {**_GEMMA3, "use_bidirectional_attention": True},
     "Gemma3TextForSequenceClassification": _GEMMA3,
+    "CohereCompassTextForSequenceClassification": {
+        **_FEW,
+        **ARCHITECTURES["CohereCompassForCausalLM"],
+    },
     "ModernBertDecoderForSequenceClassification": {
         **_FEW,
         **ARCHITECTURES["ModernBertDecoderForCausalLM"],

@@ -148,6 +148,26 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "num_hidden_layers": [1, 3],
         "tie_word_embeddings": [False],
     },
+    "CohereCompassForCausalLM": {
+        "logit_scale": [None, 0.25],
+        "sliding_window": [3, 9],
+        "attention_bias": _BOOLS,
+        "rope_parameters": [
+            {
+                "sliding_attention": None,
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 5e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+            {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 2.0},
+            },
+        ],
+    },
     "ZambaForCausalLM": {
         "n_mamba_heads": [1, 2, 4],
         "num_key_value_heads": [2, 4],
@@ -178,6 +198,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
 }
 # whose layers are of these kinds, each at least once
 KINDS: dict[str, tuple[str, ...]] = {
+    "CohereCompassForCausalLM": _SLIDING,
     "Qwen4ExpForCausalLM": ("linear_attention", "full_attention", "linear_attention"),
     "InklingForCausalLM": ("hybrid", "hybrid_sliding"),
     "ZayaForCausalLM": ("hybrid", "hybrid_sliding"),

@@ -55,6 +55,7 @@ REFUSED = [
     ("DogeForCausalLM", {"is_moe": True}, "is_moe"),
     ("DogeForCausalLM", {"sliding_window": 8}, "sliding_window"),
     ("xLSTMForCausalLM", {"use_bias": True}, "use_bias"),
+    ("CohereCompassForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
     ("ZambaForCausalLM", {"n_mamba_heads": 3}, "n_mamba_heads"),
     ("ZambaForCausalLM", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act"),
     ("ZambaForCausalLM", {"layers_block_type": ["hybrid"]}, "layers_block_type"),

@@ -36,6 +36,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "query_pre_attn_scalar": None, "moe_router_scaling_factor": 1.0, "swiglu_limits": None,
         "swiglu_limits_shared": None, "per_layer_config": None,
     },
+    "cohere_compass_text": {
+        "architecture": "CohereCompassForCausalLM", "vocab_size": 256000, "hidden_size": 8192,
+        "intermediate_size": 22528, "logit_scale": None, "num_hidden_layers": 40,
+        "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-05,
+        "eos_token_id": 255001, "tie_word_embeddings": True, "sliding_window": 4096,
+        "pooling": None,
+    },
     "zamba": {
         "architecture": "ZambaForCausalLM", "vocab_size": 32000, "hidden_size": 3712,
         "attention_hidden_size": None, "intermediate_size": 14848, "num_hidden_layers": 76,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Ffn,
@@ -48,6 +50,26 @@ def cohere2(c: Config) -> Decoder:
 
     norm = Norm(c.layer_norm_eps, "layer")
     return plain(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
+
+
+@family("CohereCompassForCausalLM")
+def cohere_compass(c: Config) -> Decoder:
+    """Cohere 2 whose channels turn as in Llama, in each type of layer its own way or not at all."""
+    bias = c.attention_bias
+    c = c.replace(layer_types=c.layer_types or ["full_attention"] * c.num_hidden_layers)
+
+    def mixer(i: int) -> Attention:
+        span, kind = window(c, i), c.layer_types[i]
+        if kind not in c.rope_parameters:
+            raise c.error("rope_parameters", f"has nothing for layers of type {kind!r}")
+        position = rope(c, head_dim(c), kind) if c.rope_parameters[kind] else None
+        if position is not None and position.sections:
+            position = replace(position, is_woven=True)  # whatever the config says
+        return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=span)
+
+    norm = Norm(c.layer_norm_eps, "layer")
+    scale = c.get("logit_scale", 1.0)
+    return plain(c, mixer, norm=norm, layout="parallel", logit_scale=scale)
 
 
 @family("Cohere2MoeForCausalLM")

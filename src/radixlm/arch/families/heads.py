@@ -91,6 +91,12 @@ def qwen35_classifier(c: Config) -> Decoder:
     return scores(c, body("Qwen3_5ForCausalLM", c))
 
 
+@family("CohereCompassTextForSequenceClassification")
+def cohere_compass_classifier(c: Config) -> Decoder:
+    c.refuse("pooling", "eos")
+    return scores(c, body("CohereCompassForCausalLM", c))
+
+
 @family("ModernBertDecoderForSequenceClassification")
 def modernbert_decoder_classifier(c: Config) -> Decoder:
     """The layer before the language head stands before the scores here."""
