@@ -277,7 +277,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda f: (f / "2_Dense/model.safetensors").unlink(), "2_Dense"),
     "another shape": (
         lambda f: save_file(linear("linear", 23), f / "2_Dense/model.safetensors"),
-        "2_Dense.linear.weight",
+        "2_Dense/model.safetensors: linear.weight",
     ),
     "not JSON": (lambda f: (f / "1_Pooling/config.json").write_text("{"), "1_Pooling/config.json"),
     "no modules": (lambda f: (f / "modules.json").write_text("{}"), "modules.json"),

@@ -3,12 +3,12 @@ how many layers. For models that run as Hugging Face's own (``models/fallback.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from radixlm.arch.config import Config
+from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Attention, Block, Decoder, Norm
 from radixlm.base.errors import CheckpointError
 
@@ -24,10 +24,7 @@ _SPELLINGS = {
 def load_generic(folder: Path, overrides: Mapping[str, Any]) -> Config:
     """The text config of any folder; CheckpointError naming what is missing."""
     path = folder / "config.json"
-    try:
-        raw: dict[str, Any] = json.loads(path.read_bytes()) | dict(overrides)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no JSON object: {error}") from error
+    raw = read_object(path) | dict(overrides)
     text = raw.get("text_config")
     values = {**raw, **text} if isinstance(text, dict) else dict(raw)
     for name, others in _SPELLINGS.items():

@@ -6,7 +6,6 @@ type) and the older ``rope_theta`` with ``rope_scaling``; see ``_rope``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from radixlm.arch.families.composite_newer import JOINS, MARKS
 from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of, text_type
+from radixlm.arch.json_file import read_object
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -59,7 +59,7 @@ def load_config(folder: str | Path | Mapping[str, Any]) -> Config:
         raw, source = dict(folder), "config.json"
     else:
         path = Path(folder) / "config.json"
-        raw, source = _read(path), str(path)
+        raw, source = read_object(path), str(path)
     with _nonsense_named(source):
         return _complete(raw, source)
 
@@ -96,7 +96,7 @@ def describe_draft(checkpoint: str | Path | Mapping[str, Any] | Config) -> Draft
 def load_generation_config(folder: str | Path) -> dict[str, Any]:
     """generation_config.json of the folder, {} where there is none."""
     path = Path(folder) / "generation_config.json"
-    return _read(path) if path.exists() else {}
+    return read_object(path) if path.exists() else {}
 
 
 def eos_token_ids(c: Config, generation: Mapping[str, Any]) -> tuple[int, ...]:
@@ -118,20 +118,6 @@ def context_len(c: Config) -> int:
     if rope.get("rope_type", "default") in ("default", "llama3") or before < longest:
         return longest
     return int(longest * (rope.get("factor") or 1))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:  # truncated, not JSON, not UTF-8, too deep
-        raise CheckpointError(f"{path} is no valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:

@@ -3,13 +3,13 @@ names, prompts and the longest text. No torch, no sentence-transformers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from radixlm.arch.families.pools import pooled
+from radixlm.arch.json_file import read_json, read_object
 from radixlm.arch.names import Name
 from radixlm.arch.spec import Decoder, Dense, Pool
 from radixlm.base.errors import CheckpointError
@@ -120,15 +120,15 @@ def dense_folders(folder: Path) -> list[str]:
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
-    value = _read(path)
+    value = read_json(path)
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise CheckpointError(f"{path} must hold a list of modules")
     return sorted(value, key=lambda module: int(module.get("idx", 0)))
 
 
 def _pooling(path: Path) -> str:
-    config = _read(path)
-    given = config.get("pooling_mode") if isinstance(config, dict) else None
+    config = read_object(path)
+    given = config.get("pooling_mode")
     if isinstance(given, str | list | tuple):  # the newer form names the modes
         listed = [given] if isinstance(given, str) else list(given)
         named = {name.removesuffix("_tokens").removesuffix("_token") for name in listed}
@@ -149,7 +149,7 @@ def _pooling(path: Path) -> str:
 
 
 def _dense(path: Path) -> Dense:
-    config = _read(path)
+    config = read_object(path)
     act = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     kind = act.rpartition(".")[2].removesuffix("()")
     if kind not in _ACTS:
@@ -167,16 +167,4 @@ def _length(value: object) -> int:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    value = _read(path) if path.is_file() else {}
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return value
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return read_object(path) if path.is_file() else {}

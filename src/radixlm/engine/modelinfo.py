@@ -19,6 +19,7 @@ from radixlm.arch.hf import (
     load_config,
     load_generation_config,
 )
+from radixlm.arch.json_file import read_object
 from radixlm.arch.registry import UnknownArchitecture
 from radixlm.arch.sentence import Sentence, read_sentence, with_modules
 from radixlm.arch.spec import Decoder, Moe, Rope
@@ -111,7 +112,7 @@ def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:
             raise
         return load_generic(folder, overrides), True
     if overrides:
-        c = load_config(json.loads((folder / "config.json").read_bytes()) | overrides)
+        c = load_config(read_object(folder / "config.json") | overrides)
     return c, False
 
 
@@ -121,19 +122,19 @@ def _is_known_elsewhere(folder: Path) -> bool:
         from transformers.models.auto import modeling_auto  # noqa: PLC0415  (a second, seldom)
     except ImportError:
         return False
-    kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    kind = read_object(folder / "config.json").get("model_type")
     return kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def read_model(config: ServerConfig) -> ModelInfo:
-    """Describe the model of ``--model-path``; CheckpointError if it cannot be served."""
+def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
+    """The model of ``--model-path`` and its config; CheckpointError if it cannot be served."""
     folder = find_model(config.model.model_path)
     c, is_foreign = _config(config, folder)
     generation = load_generation_config(folder)
     described = describe_generic(c) if is_foreign else describe(c)
     decoder, sentence = _pooling(config, c, described, folder)
     asked = config.model.context_length
-    return ModelInfo(
+    info = ModelInfo(
         folder=folder,
         decoder=decoder,
         architecture=str(c.architecture),
@@ -145,6 +146,7 @@ def read_model(config: ServerConfig) -> ModelInfo:
         media=_media(str(c.architecture), folder),
         is_foreign=is_foreign,
     )
+    return info, c
 
 
 def _pooling(
@@ -167,16 +169,15 @@ def _text_len(c: Config, decoder: Decoder, sentence: Sentence | None) -> int:
 
 
 def _media(architecture: str, folder: Path) -> MediaFacts | None:
-    return media_facts(architecture, json.loads((folder / "config.json").read_bytes()))
+    return media_facts(architecture, read_object(folder / "config.json"))
 
 
 def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig, ModelInfo]:
     """The model, and the configuration with everything filled in that depends on it."""
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
-    info = read_model(config)
+    info, c = read_model(config)
     decoder, asked = info.decoder, config.model.context_length
-    c, _ = _config(config, info.folder)
     facts = host_facts(
         {
             # a length that was asked for may go beyond what a text was made for, not beyond places

@@ -11,7 +11,6 @@ Legend: N rows of one media, D model channels, L layers of the decoder with rows
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from radixlm.arch.families.composite_newer import row_scale
 from radixlm.arch.families.media_layouts_audio import RETYPED, speaks
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
+from radixlm.arch.json_file import read_object
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.built_towers import build
 from radixlm.models.foreign_weights import check_numbers, check_report
@@ -201,7 +201,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         raise ConfigError("a model with a vision tower needs transformers: install it") from None
     transformers.logging.set_verbosity_error()
     try:
-        raw = json.loads((folder / "config.json").read_bytes())
+        raw = read_object(folder / "config.json")
         architecture = architecture_of(raw)
         if speaks(raw):
             log.info("%s: what makes speech is left out, the answers are text", folder)

@@ -4,7 +4,6 @@ pictures -> token ids, patches and grids. Pictures only."""
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of, vila_merge
+from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError
 
 Raw = Mapping[str, Any]
@@ -354,10 +354,7 @@ def reader_of(raw: Raw, folder: Path, transformers: Any) -> Reader | None:
         return None
     said: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
-        try:
-            said |= json.loads((folder / name).read_bytes())
-        except (OSError, ValueError, TypeError):
-            continue
+        said |= object_or_empty(folder / name)
     try:
         tokenizer = _tokenizer(folder, transformers)
         return _READERS[built.kind](raw, said, folder, tokenizer)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from radixlm.arch.families.composite_newer import joined_layers
 from radixlm.arch.families.media_layouts_audio import unwrapped
+from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.multimodal.built import reader_of
 from radixlm.multimodal.ears import ears_of, one_by_one
@@ -45,12 +45,12 @@ def load_processor(folder: Path) -> Any:
     except ImportError:
         raise ConfigError("pictures need transformers and Pillow: install them") from None
     transformers.logging.set_verbosity_error()
-    raw = _read(folder / "config.json")
+    raw = object_or_empty(folder / "config.json")
     reader = reader_of(raw, folder, transformers)
     if reader is not None:
         return reader
     original = original_of(raw)
-    declared = str(_read(folder / _FILES[0]).get("processor_class"))
+    declared = str(object_or_empty(folder / _FILES[0]).get("processor_class"))
     if original is not None and not hasattr(transformers, declared):
         return make_processor(original, raw, folder, transformers, NoVideos())
     ears = ears_of(raw, folder, transformers)
@@ -81,7 +81,7 @@ def load_image_processor(folder: Path) -> Any:
 
 def _by_hand(folder: Path, transformers: Any) -> Any | None:
     """The processor of its parts, without the check of their classes."""
-    found = [_read(folder / name) for name in _FILES]
+    found = [object_or_empty(folder / name) for name in _FILES]
     name = next((f["processor_class"] for f in found if f.get("processor_class")), None)
     kind = _class(name, transformers) if isinstance(name, str) else None
     if kind is None:
@@ -127,23 +127,17 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(folder)
     except (ImportError, ValueError, TypeError, AttributeError):
-        held = _read(folder / _FILES[0]).get("image_processor") or _read(folder / _FILES[1])
+        held = object_or_empty(folder / _FILES[0]).get("image_processor") or object_or_empty(
+            folder / _FILES[1]
+        )
         name = str(held.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
         return getattr(transformers, f"{name}Pil").from_dict(held)
 
 
 def num_deep_layers(folder: Path) -> int:
     """How many layers of the decoder get rows of their own from the tower (DeepStack)."""
-    raw = unwrapped(_read(folder / "config.json"))
+    raw = unwrapped(object_or_empty(folder / "config.json"))
     if layers := joined_layers(raw):
         return len([layer for layer in layers if layer])
     vision = raw.get("vision_config") or {}
     return len(vision.get("deepstack_visual_indexes") or ())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -4,7 +4,6 @@ package that knows its chat format."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from radixlm.arch.families.media_layouts import Raw
 from radixlm.arch.families.media_layouts_audio import EARS, ONE_BY_ONE, SOUNDS_ALONE, unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of
+from radixlm.arch.json_file import read_object
 from radixlm.base.errors import CheckpointError
 
 Arrays = dict[str, NDArray[Any]]
@@ -235,7 +235,7 @@ def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if name == "granite":
-            said = json.loads((folder / "preprocessor_config.json").read_bytes())
+            said = read_object(folder / "preprocessor_config.json")
             return GraniteEars(tokenizer, GraniteBands(said))
         hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
         if name == "encoder":

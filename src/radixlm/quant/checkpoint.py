@@ -3,12 +3,12 @@ weights with a scale a tensor, a row or a block (fp8, fbgemm_fp8, compressed-ten
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
 
@@ -32,12 +32,7 @@ def checkpoint_quant(folder: Path) -> CheckpointQuant | None:
     """How the weights of ``folder`` are stored; None for floats and for methods that this module
     does not read (their tensors are then unknown to the loader, which says so). CheckpointError
     for 8 bit floats in a layout that cannot be computed."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict):
-        return None
+    config = object_or_empty(folder / "config.json")
     stated = config.get("quantization_config") or config.get("compression_config")
     for key in _NESTED:
         nested = config.get(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from pathlib import Path
@@ -10,15 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from radixlm.arch.json_file import object_or_empty
 from radixlm.quant.param import Param
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:
     """The dtype that config.json states, float32 if it states none that exists."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return torch.float32
+    config = object_or_empty(folder / "config.json")
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:

@@ -3,7 +3,6 @@ added to the weights as they are read."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -13,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.origin import Origin, named
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -27,7 +27,7 @@ _LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight
 def with_own_adapter(folder: Path, source: TensorSource) -> TensorSource:
     """``source``, with the folder's adapter in it where config.json wants one. CheckpointError for
     one that is no plain LoRA, or of modules that are not there."""
-    if not _read(folder / "config.json").get("has_lora_adapter"):
+    if not object_or_empty(folder / "config.json").get("has_lora_adapter"):
         return source
     if not (folder / _WEIGHTS).is_file():
         log.warning("%s: config.json speaks of an adapter, there is no %s", folder, _WEIGHTS)
@@ -42,7 +42,7 @@ class _Merged:
     def __init__(self, source: TensorSource, folder: Path) -> None:
         self._source, self._folder = source, folder
         self._adapter = SafetensorsSource([folder / _WEIGHTS])
-        self._scale = _scale(_read(folder / _CONFIG), folder)
+        self._scale = _scale(object_or_empty(folder / _CONFIG), folder)
         names = {tail(name): name for name in source.sizes()}
         self._parts: dict[str, dict[str, str]] = {}
         for name in self._adapter.sizes():
@@ -106,11 +106,3 @@ def _scale(held: Mapping[str, Any], folder: Path) -> float:
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise CheckpointError(f"{folder / _CONFIG}: 'r' and 'lora_alpha' must be numbers")
     return float(alpha) / (math.sqrt(rank) if held.get("use_rslora") else rank)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

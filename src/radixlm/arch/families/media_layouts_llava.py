@@ -4,7 +4,6 @@ sizes and often whose weights are in another folder."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from radixlm.arch.families.media_layouts import (
     _stub,
 )
 from radixlm.arch.families.media_layouts_audio import AUDIO_LAYOUTS
+from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 
@@ -105,11 +105,8 @@ def _with_tower(raw: Raw, folder: Path) -> Raw:
     beside = tower_folder(raw, folder)
     sizes = _TOWERS.get(name.rpartition("/")[2])
     if beside is not None:
-        try:
-            sizes = json.loads((beside / "config.json").read_bytes())
-            sizes = sizes.get("vision_config", sizes)
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{beside}/config.json cannot be read: {error}") from error
+        sizes = read_object(beside / "config.json")
+        sizes = sizes.get("vision_config", sizes)
     if sizes is None:
         message = f"mm_vision_tower = {name!r}: put the folder of that tower beside the checkpoint"
         raise CheckpointError(f"{folder}/config.json: {message}")

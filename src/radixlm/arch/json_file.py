@@ -1,0 +1,47 @@
+"""The JSON files of a checkpoint folder. A start asks for config.json a dozen times, from every
+floor: it is read from disk once."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from radixlm.base.errors import CheckpointError
+
+
+def read_json(path: Path) -> Any:
+    """The value, the caller's own; CheckpointError for a file that is missing, truncated or no
+    JSON."""
+    try:
+        stat = path.stat()
+        return json.loads(_bytes(path, (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size)))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # truncated, not JSON, not UTF-8, too deep
+        raise CheckpointError(f"{path} is no valid JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """As ``read_json``, of a file that holds an object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def object_or_empty(path: Path) -> dict[str, Any]:
+    """{} where no such file is, or no object in it: what must be there is checked elsewhere."""
+    try:
+        return read_object(path)
+    except CheckpointError:
+        return {}
+
+
+@lru_cache(maxsize=16)
+def _bytes(path: Path, version: tuple[int, int, int]) -> bytes:
+    """Bytes and no value: readers, transformers among them, change what they are given."""
+    return path.read_bytes()
