@@ -3,14 +3,16 @@ key. What Hugging Face itself cannot build or run is no case."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.fakes.paged_runner import PagedRunner, load_model
-from tests.fakes.tiny_checkpoint import ARCHITECTURES, make_tiny, reference_model
-from tests.models import sweep
+from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY, make_tiny, reference_model
+from tests.models import spelling, sweep
 from tests.models.test_decoder import relative_error
 
 from radixlm.base.errors import CheckpointError
@@ -22,15 +24,29 @@ BUILD_ERRORS = (
 )
 
 
+Maker = Callable[[str, Path, int, random.Random], object]
+
+
+def _changed(architecture: str, folder: Path, seed: int, rng: random.Random) -> None:
+    make_tiny(architecture, folder, seed, **sweep.draw(architecture, rng))
+
+
+def _published(architecture: str, folder: Path, seed: int, rng: random.Random) -> None:
+    base = {**TINY, **ARCHITECTURES[architecture]}
+    base = {key: value for key, value in base.items() if value is not None}
+    make_tiny(architecture, folder, seed, **spelling.draw(architecture, base, rng))
+    path = folder / "config.json"
+    path.write_text(json.dumps(spelling.respelled(json.loads(path.read_text()), rng)))
+
+
 def _theirs(
-    architecture: str, folder: Path, seed: int, rng: random.Random
+    make: Maker, architecture: str, folder: Path, seed: int, rng: random.Random
 ) -> tuple[list[int], torch.Tensor] | None:
     """A prompt and its logits; None where Hugging Face has no model of the drawn config."""
-    changes = sweep.draw(architecture, rng)
     length = rng.choice([12, 40])
     ids = torch.randint(3, 380, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     try:
-        make_tiny(architecture, folder, seed, **changes)
+        make(architecture, folder, seed, rng)
         with torch.inference_mode():
             logits = reference_model(folder)(torch.tensor([ids])).logits[0].float()
     except (*BUILD_ERRORS, AssertionError):
@@ -42,10 +58,10 @@ def _theirs(
     return (ids, logits) if bool(logits.isfinite().all()) else None
 
 
-def _check(architecture: str, seed: int, folder: Path) -> bool:
+def _check(architecture: str, seed: int, folder: Path, make: Maker = _changed) -> bool:
     """Whether the drawn config was compared."""
     rng = random.Random(f"{architecture}{seed}")
-    theirs = _theirs(architecture, folder, seed, rng)
+    theirs = _theirs(make, architecture, folder, seed, rng)
     if theirs is None:
         return False
     ids, wanted = theirs
@@ -63,6 +79,18 @@ def _check(architecture: str, seed: int, folder: Path) -> bool:
 @pytest.mark.parametrize("architecture", QUICK)
 def test_a_changed_config_is_as_hugging_face(architecture: str, tmp_path: Path) -> None:
     assert any(_check(architecture, seed, tmp_path / str(seed)) for seed in range(2))
+
+
+@pytest.mark.parametrize("architecture", [*QUICK, "GPTNeoXForCausalLM", "PhimoeForCausalLM"])
+def test_a_published_spelling_is_as_hugging_face(architecture: str, tmp_path: Path) -> None:
+    assert any(_check(architecture, seed, tmp_path / str(seed), _published) for seed in range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_published_spellings_are_as_hugging_face(architecture: str, tmp_path: Path) -> None:
+    for seed in range(10, 20):
+        _check(architecture, seed, tmp_path / str(seed), _published)
 
 
 @pytest.mark.slow

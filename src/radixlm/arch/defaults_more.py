@@ -278,11 +278,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear": {
         "architecture": "KimiLinearForCausalLM", "vocab_size": 163840, "hidden_size": 2304,
         "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_hidden_layers": 27,
-        "num_key_value_heads": 32, "n_shared_experts": 1, "routed_scaling_factor": 2.446,
+        "num_key_value_heads": 32, "num_shared_experts": 1, "routed_scaling_factor": 2.446,
         "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "qk_nope_head_dim": 128, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 8,
-        "norm_topk_prob": True, "max_position_embeddings": 1048576, "rms_norm_eps": 1e-05,
-        "eos_token_id": 163586, "num_experts": 256, "mlp_layer_types": None,
+        "qk_nope_head_dim": 128, "num_expert_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 8, "moe_renormalize": True, "max_position_embeddings": 1048576,
+        "rms_norm_eps": 1e-05, "eos_token_id": 163586, "num_experts": 256, "mlp_layer_types": None,
         "linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4,
     },
     "minimax": {

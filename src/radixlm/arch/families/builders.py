@@ -164,6 +164,8 @@ def rope(
     """
     p: Mapping[str, Any] = c.rope_parameters[kind] if kind else c.rope_parameters
     share = p.get("partial_rotary_factor") if partial else None
+    if p["rope_type"] == "proportional":  # turns the whole head, most of it by nothing
+        share = None
     dim = head_dim if share is None else int(head_dim * share)
     if dim <= 0 or dim % 2 or dim > head_dim:
         raise c.error("rope_parameters", f"rotate {dim} of {head_dim} channels; must be even")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.alibi import alibi_slopes
@@ -14,6 +15,7 @@ from radixlm.arch.families.builders import (
     mlp,
     moe,
     plain,
+    published_form,
     rope,
     window,
 )
@@ -59,6 +61,15 @@ def gpt2(c: Config) -> Decoder:
             "ffn.down": Named((_H + "mlp.c_proj",), transposed),
         },
     )
+
+
+@published_form("gpt_neox", "gpt_neox_japanese")
+def _neox_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """Its classes know the rope's base and share by names of their own, and only by these."""
+    out = {k: v for k, v in raw.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    if raw.get("rotary_emb_base") is not None:
+        out["rope_theta"] = raw["rotary_emb_base"]
+    return out
 
 
 @family("GPTNeoXForCausalLM")

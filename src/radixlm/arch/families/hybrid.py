@@ -16,6 +16,7 @@ from radixlm.arch.families.builders import (
     mlp,
     moe,
     plain,
+    published_form,
     rms,
     rope,
 )
@@ -175,6 +176,12 @@ def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
         dt_limit=_limit(c),
         **fields,
     )
+
+
+@published_form("bamba")
+def _bamba_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """The class reads the share of a head that turns from rope_parameters alone."""
+    return {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
 
 
 @family("BambaForCausalLM")

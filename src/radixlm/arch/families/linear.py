@@ -17,6 +17,7 @@ from radixlm.arch.families.builders import (
     mlp,
     moe,
     plain,
+    published_form,
     rms,
     rope,
     window,
@@ -173,6 +174,20 @@ def olmo_hybrid(c: Config) -> Decoder:
         for i, block in enumerate(described.blocks)
     )
     return replace(described, blocks=blocks)
+
+
+_KIMI_NAMES = {
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+}
+
+
+@published_form("kimi_linear")
+def _kimi_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """Its class takes both names of a key."""
+    usual = {own: raw[name] for own, name in _KIMI_NAMES.items() if raw.get(name) is not None}
+    return {**usual, **raw}
 
 
 @family("KimiLinearForCausalLM")

@@ -284,19 +284,18 @@ def aria(c: Config) -> Decoder:
 
 @family("PhimoeForCausalLM", "PhiMoEForCausalLM")
 def phimoe(c: Config) -> Decoder:
-    bias = c.attention_bias
-    if c.num_experts_per_tok > 2:
-        raise c.error("num_experts_per_tok", "above 2 has no meaning with sparsemixer")
-    p = c.rope_parameters
+    """Sparsemixer takes two experts, whatever num_experts_per_tok says."""
+    bias, p = c.attention_bias, c.rope_parameters
     if p.get("rope_type") != "default":
         both = {p.get("short_mscale"), p.get("long_mscale"), p.get("attention_factor")} - {None}
         if len(both) > 1:
             raise c.error("rope_parameters", "with two different mscales is not supported")
     names: Names = {**W1_W3_W2, "moe.router": AnyOf(W1_W3_W2["moe.router"], _MLP + "router")}
+    sparse = moe(c, inner=c.intermediate_size, score="sparsemixer", jitter=c.router_jitter_noise)
     return plain(
         c,
         attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
-        moe(c, inner=c.intermediate_size, score="sparsemixer", jitter=c.router_jitter_noise),
+        replace(sparse, top_k=2),
         norm=Norm(c.rms_norm_eps, "layer", bias=True),
         head_bias=c.lm_head_bias,
         names=names,

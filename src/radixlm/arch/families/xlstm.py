@@ -44,4 +44,5 @@ def xlstm(c: Config) -> Decoder:
     cap = float(c.gate_soft_cap or 0.0)
     mixer = MatrixLstm(heads, keys // heads, values // heads, head_norm, cap, c.eps)
     blocks = [Block(mixer, Mlp(inner, "silu"), norm)] * c.num_hidden_layers
-    return stacked(c, blocks, norm, XLSTM, logit_softcap=float(c.output_logit_soft_cap or 0.0))
+    softcap = float(c.output_logit_soft_cap or 0.0)
+    return stacked(c, blocks, norm, XLSTM, logit_softcap=softcap, tied=False)
