@@ -22,7 +22,9 @@ from PIL import Image  # noqa: E402
 
 from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
 from tests.multimodal.tiny import FAMILIES, SQUARE, Tiny, save  # noqa: E402
+from tests.multimodal.tiny_later import LATER  # noqa: E402
 from tests.multimodal.tiny_more import MORE  # noqa: E402
+from tests.multimodal.tiny_newer import NEWER  # noqa: E402
 
 NUM_NEW = 10
 FPS = 2.0
@@ -36,17 +38,24 @@ def film(seed: int, count: int, width: int, height: int) -> np.ndarray[Any, Any]
 FILMS = (film(1, 4, 40, 28), film(2, 6, 28, 56))
 
 
-def qwen(kind: str) -> Any:
+def qwen(kind: str, step: int = 2) -> Any:
     size = {"shortest_edge": 28 * 28, "longest_edge": 6 * 112 * 112}
     return getattr(transformers, f"{kind}VideoProcessor")(
-        patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+        patch_size=7, merge_size=2, temporal_patch_size=step, size=size
     )
+
+
+def reader(kind: str, **options: Any) -> Any:
+    return getattr(transformers, f"{kind}VideoProcessor")(**options)
 
 
 def onevision() -> Any:
     return transformers.LlavaOnevisionVideoProcessor(size=SQUARE)
 
 
+SCALED = {"scale_resolution": 56, "patch_size": 14}
+QWEN = "<|vision_start|><|video_pad|><|vision_end|>"
+GLM = "<|begin_of_video|><|video|><|end_of_video|>"
 # family: its video processor, and what stands for a film in a text
 WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
     "qwen2_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
@@ -54,14 +63,37 @@ WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
     "qwen3_vl": (lambda: qwen("Qwen3VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
     "glm4v": (lambda: qwen("Glm4v"), "<|begin_of_video|><|video|><|end_of_video|>"),
     "llava_onevision": (onevision, "<video>"),
+    "qwen3_5": (lambda: qwen("Qwen3VL"), QWEN),
+    "qwen3_5_moe": (lambda: qwen("Qwen3VL"), QWEN),
+    "qwen4": (lambda: qwen("Qwen3VL"), QWEN),
+    "lfm3_vl": (lambda: qwen("Qwen2VL"), QWEN),
+    "cosmos3_edge": (lambda: qwen("Cosmos3Edge", 1), QWEN),
+    "dots3_note": (lambda: qwen("Qwen2VL", 1), "<|video_pad|>"),
+    "hyperclovax_vision_v2": (lambda: qwen("Qwen2VL"), "<vision><|video_pad|></vision>"),
+    "exaone4_5": (lambda: qwen("Qwen2VL"), "<vision><|video_pad|></vision>"),
+    "glm_ocr": (lambda: qwen("Glm46V"), GLM),
+    "glm46v": (lambda: qwen("Glm46V"), GLM),
+    "glm4v_moe": (lambda: qwen("Glm4v"), GLM),
+    "video_llama3": (lambda: qwen("VideoLlama3", 1), "<video>"),
+    "muse_glimmer": (lambda: reader("MuseGlimmer", patch_size=7), "<|video|>"),
+    "muse_spark": (lambda: reader("MuseGlimmer", patch_size=7), "<|video|>"),
+    "gemma4": (
+        lambda: reader("Gemma4", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3),
+        "<|video|>",
+    ),
+    "minicpm_ocr": (lambda: reader("MiniCPMOcr", **SCALED), "<|video_pad|>"),
+    "minicpmv4_6": (lambda: reader("MiniCPMV4_6", **SCALED), "<|video_pad|>"),
+    "minicpmv4_7": (lambda: reader("MiniCPMV4_6", **SCALED), "<|video_pad|>"),
 }
+QUICK = ("qwen2_vl", "qwen3_vl", "qwen4", "muse_glimmer", "minicpmv4_7", "llava_onevision")
 
 
 # Hugging Face itself reads no picture beside a film, and no films of different lengths together
 CASES = {
-    "glm4v": (([0], False), ([1, 0], False)),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), (([0], False), ([1, 0], False))),
     "llava_onevision": (([0], False), ([1, 1], False), ([1], True)),
 }
+RECURRENT = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe", "qwen4")
 
 
 def metadata(frames: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -75,8 +107,9 @@ def metadata(frames: np.ndarray[Any, Any]) -> dict[str, Any]:
 def expected(tiny: Tiny, model: Any, text: str, films: list[Any], more: dict[str, Any]) -> Any:
     given = tiny.processor(
         text=[text], videos=films, video_metadata=[metadata(f) for f in films],
-        do_sample_frames=False, return_tensors="pt", **more,
+        do_sample_frames=False, return_tensors="pt", return_metadata=True, **more,
     )  # fmt: skip
+    given.pop("video_metadata", None)
     given.pop("second_per_grid_ts", None) if tiny.config.model_type == "qwen2_vl" else None
     with torch.no_grad():
         made = model.generate(**given, max_new_tokens=NUM_NEW, do_sample=False)
@@ -84,12 +117,17 @@ def expected(tiny: Tiny, model: Any, text: str, films: list[Any], more: dict[str
     return num_prompt, made[0, num_prompt:].tolist()
 
 
-@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in WATCHING],
+)
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
 def test_a_family_watches_as_hugging_face_does(name: str, tmp_path: Path) -> None:
-    tiny = {**FAMILIES, **MORE}[name]()
-    reader, stand = WATCHING[name]
-    tiny.processor.video_processor = reader()
+    tiny = {**FAMILIES, **MORE, **LATER, **NEWER}[name]()
+    make, stand = WATCHING[name]
+    whole = tiny.processor
+    whole.video_processor = make()
+    tiny.config.video_token_id = whole.tokenizer.convert_tokens_to_ids(whole.video_token)
     model = save(tiny, tmp_path)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
@@ -116,7 +154,8 @@ def test_a_family_watches_as_hugging_face_does(name: str, tmp_path: Path) -> Non
                 assert meta["prompt_tokens"] == num_prompt
                 assert (chosen, turn, found) == (chosen, turn, want)
                 if turn:
-                    assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
+                    step = 48 if name in RECURRENT else 16  # states are kept where a chunk ends
+                    assert meta["cached_tokens"] >= (num_prompt - 1) // step * step
     finally:
         engine.shutdown()
 

@@ -80,7 +80,7 @@ class HfTower:
             raise ValueError(f"this model has no tower for {media.kind}")
         made = method(**self._arguments(method, media))
         deep = getattr(made, "deepstack_features", None) or ()
-        if deep and isinstance(deep[0], tuple):  # (layer before which they join, rows)
+        if deep and isinstance(deep[0][0], int):  # (layer before which they join, rows)
             layers = _by_layer({layer: _joined(rows) for layer, rows in deep})
         else:
             layers = [_joined(_pooled(made)), *(_joined(one) for one in deep)]

@@ -199,9 +199,15 @@ class MediaProcessor:
             if one.rows is not None and self._facts.is_crossed:
                 message = f"{one.where}: this model attends to pictures; send a processor's output"
                 raise InvalidRequest(message, one.where)
-            name = "target_sizes" if self._facts.canvas else f"{one.kind}_grid_thw"
+            name = self._size_name(one.kind)
             if self._merge and one.kind != "audio" and name not in one.arrays:
                 raise InvalidRequest(f"{one.where}: this model needs {name} besides", one.where)
+
+    def _size_name(self, kind: str) -> str:
+        """What a processor calls the sizes of pictures or films."""
+        if not self._facts.canvas:
+            return f"{kind}_grid_thw"
+        return "target_sizes_videos" if kind == "video" else "target_sizes"
 
     def read_vector(self, given: Given) -> Prompt:
         """The prompt of a picture that its tower makes a vector of: one place."""
@@ -289,17 +295,17 @@ class MediaProcessor:
         films = [piece.value for piece in pieces if piece.kind == "video"]
         if films:
             given["video_metadata"] = [_metadata(film) for film in films]
-            given["do_sample_frames"] = False
+            given |= {"do_sample_frames": False, "return_metadata": True}
         if "image" in self.kinds:
             given.setdefault("images", None)
         given |= {"text": [text], "add_special_tokens": add_special_tokens}
         try:
             try:
                 made = self._processor(return_tensors="np", **given)
-            except ValueError as error:
-                if "ScalarType" not in str(error):
-                    raise
-                made = self._processor(return_tensors="pt", **given)  # numpy has no bfloat16
+            except (ValueError, AttributeError) as error:
+                if isinstance(error, ValueError) and "ScalarType" not in str(error):
+                    raise  # numpy has no bfloat16, and some processors ask tensors of it
+                made = self._processor(return_tensors="pt", **given)
         except ImportError as error:
             raise InvalidRequest(f"{where}: cannot be read here: {error}", where) from None
         except (ValueError, IndexError, TypeError, KeyError, StopIteration) as error:
@@ -364,7 +370,7 @@ class MediaProcessor:
             return rope_ids(len(ids), self._grids(media))
         crops = []
         for one in media:
-            sizes = one.inputs["target_sizes"].read().reshape(-1, 2).tolist()
+            sizes = one.inputs[self._size_name(one.kind)].read().reshape(-1, 2).tolist()
             if len(sizes) != len(one.spans):
                 message = f"{len(sizes)} crops of a picture for {len(one.spans)} runs of places"
                 raise InvalidRequest(f"messages: {message}", "messages")
