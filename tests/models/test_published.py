@@ -105,6 +105,56 @@ def test_xverse_moe(tmp_path: Path, shared: int | None, renorm: bool) -> None:
     check(tmp_path, reference)
 
 
+# -- Solar --------------------------------------------------------------------------------------
+
+
+SOLAR: dict[str, Any] = {
+    **BASE,
+    "architectures": ["SolarForCausalLM"],
+    "intermediate_size": 48,
+    "num_hidden_layers": 7,
+    "num_key_value_heads": HEADS,
+    "sliding_window": None,
+    "bskcn_1": [1, 3],
+    "bskcn_2": [0, 3],
+    "bskcn_3": [2, 5],
+    "bskcn_4": [4, 5, 90],
+    "bskcn_tv": [0.9, 0.7],
+}
+
+
+def test_solar(tmp_path: Path) -> None:
+    shapes = dict(ENDS)
+    for i in range(7):
+        at = f"model.layers.{i}."
+        shapes |= {f"{at}input_layernorm.weight": (DIM,)} | _qkv(at + "self_attn.", DIM)
+        shapes |= {f"{at}post_attention_layernorm.weight": (DIM,)} | _swiglu(at + "mlp.", 48)
+    w = checkpoint(tmp_path, SOLAR, shapes)
+
+    def reference(ids: list[int]) -> Tensor:
+        x = w["model.embed_tokens.weight"][ids]
+        first = second = x
+        for i in range(7):
+            first = x if i in SOLAR["bskcn_1"] else first
+            second = x if i in SOLAR["bskcn_2"] else second
+            x = first * 0.7 + x * (1 - 0.7) if i in SOLAR["bskcn_3"] else x
+            x = second * 0.7 + x * (1 - 0.7) if i in SOLAR["bskcn_4"] else x
+            at = f"model.layers.{i}."
+            x = x + _attend(w, at + "self_attn.", rms(x, w[at + "input_layernorm.weight"]))
+            x = x + swiglu(w, at + "mlp.", rms(x, w[at + "post_attention_layernorm.weight"]))
+        return _head(w, x)
+
+    check(tmp_path, reference)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"), [({"bskcn_1": [3]}, "bskcn_3"), ({"bskcn_tv": [0.5]}, "bskcn_tv")]
+)
+def test_solar_refuses_by_name(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(CheckpointError, match=key):
+        describe({**SOLAR, **changes})
+
+
 # -- DeciLM -------------------------------------------------------------------------------------
 
 DECI_BLOCKS = [

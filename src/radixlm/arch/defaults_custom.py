@@ -30,6 +30,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "ExaoneForCausalLM", "activation_function": "silu",
         "layer_norm_epsilon": 1e-05, "max_position_embeddings": 2048,
     },
+    "solar": {
+        "architecture": "SolarForCausalLM", "vocab_size": 32000, "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "max_position_embeddings": 2048, "sliding_window": 2047, "bskcn_1": [12, 20, 32, 44],
+        "bskcn_2": [20, 32], "bskcn_3": [16, 24, 36, 48], "bskcn_4": [28, 40],
+        "bskcn_tv": [0.9, 0.8],
+    },
     "internlm": {
         "architecture": "InternLMForCausalLM", "max_position_embeddings": 2048,
     },

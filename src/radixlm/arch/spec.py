@@ -850,6 +850,16 @@ class Cycles:
 
 
 @dataclass(frozen=True, slots=True)
+class Skip:
+    """Before block ``at`` the residual becomes ``share`` of what it was before block ``source``,
+    which is no later one, and the rest of itself."""
+
+    source: int
+    at: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class HeadLayer:
     """A layer before the output head: norm(act(W x + b))."""
 
@@ -888,6 +898,7 @@ class Decoder:
     gated_streams: GatedStreams | None = None
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
+    skips: tuple[Skip, ...] = ()
     # behind which layers rows of a tower's own join, in order; () = behind the first ones
     deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None

@@ -222,13 +222,25 @@ class DecoderModel(Module):
             x_TD = self.streams.begin(x_TD)
         if self.decoder.cycles is not None:
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
+        kept: dict[int, Tensor] = {}
         for layer, block in enumerate(self.blocks):
+            if self.decoder.skips:
+                x_TD = self._skipped(layer, x_TD, kept)
             x_TD = block.run(x_TD, batch, angles)
             if layer in deep:
                 x_TD = x_TD + deep[layer].to(x_TD.dtype)
         if has_streams:
             x_TD = self.streams.end(x_TD)
         return self.norm.run(self.altup.end(x_TD) if is_altup else x_TD)
+
+    def _skipped(self, layer: int, x_TD: Tensor, kept: dict[int, Tensor]) -> Tensor:
+        """What block ``layer`` reads; ``kept`` gains what later ones read of it."""
+        if any(skip.source == layer for skip in self.decoder.skips):
+            kept[layer] = x_TD.clone()  # blocks change x in place
+        for skip in self.decoder.skips:
+            if skip.at == layer:
+                x_TD = kept[skip.source] * skip.share + x_TD * (1.0 - skip.share)
+        return x_TD
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         x_TD = self.embed.run(batch.token_ids_T)

@@ -44,6 +44,7 @@ _DECODER = (
     "embed_dim",
     "head_layer",
     "unspoken",
+    "skips",
 )
 
 

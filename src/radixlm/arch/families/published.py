@@ -1,11 +1,11 @@
 """More families without a class in transformers, from their published configs: DeciLM (Nemotron
-NAS), Grok 1, Phi-3 small, Step 3, Xverse MoE. The tests write their mathematics out."""
+NAS), Grok 1, Phi-3 small, Solar, Step 3, Xverse MoE. The tests write their mathematics out."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from radixlm.arch.config import Config
+from radixlm.arch.config import Config, is_number
 from radixlm.arch.families.builders import (
     Ffn,
     activation,
@@ -30,6 +30,7 @@ from radixlm.arch.spec import (
     Norm,
     Rope,
     RopeScaling,
+    Skip,
     Straight,
     Variant,
 )
@@ -48,6 +49,30 @@ def xverse_moe(c: Config) -> Decoder:
     return plain(
         c, ffn=sparse if has_experts else mlp(c), names={"moe.router": LAYER + "mlp.router"}
     )
+
+
+def _solar_skips(c: Config) -> tuple[Skip, ...]:
+    """Layers of bskcn_1 and _2 are read again by those of bskcn_3 and _4, each by the next ones;
+    bskcn_tv holds the share in training, then that in use."""
+    shares = c.bskcn_tv
+    found = []
+    for source_key, key in (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4")):
+        for at in c.get(key) or ():
+            before = [one for one in c.get(source_key) or () if one <= at]
+            if not before:
+                raise c.error(key, f"names layer {at}, before which {source_key!r} has none")
+            found.append(Skip(max(before), at, float(shares[1])))
+    return tuple(skip for skip in found if skip.at < c.num_hidden_layers)
+
+
+@family("SolarForCausalLM")
+def solar(c: Config) -> Decoder:
+    """Llama some of whose layers also read what earlier ones have read."""
+    shares, bias = c.bskcn_tv, c.attention_bias
+    if not isinstance(shares, list | tuple) or len(shares) != 2 or not all(map(is_number, shares)):
+        raise c.error("bskcn_tv", f"= {shares!r} must be two numbers")
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0)
+    return plain(c, mixer, mlp(c, bias=c.mlp_bias), skips=_solar_skips(c))
 
 
 def _deci_part(c: Config, layer: int, part: str) -> dict[str, Any]:
