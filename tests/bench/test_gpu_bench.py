@@ -155,7 +155,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, str(FOLDER / "gpu"), "--device", "cpu", "--quick"]
     done = subprocess.run(
         [*command, "--stages", "0,1,2,3,4,5", "--out", str(out)],
-        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=200,
+        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found: dict[str, Any] = json.loads((out / "gpu.json").read_text())

@@ -19,7 +19,7 @@ import psutil
 class RunningServer:
     """``radixlm serve`` on a checkpoint; leaving the context ends it and all its children."""
 
-    def __init__(self, *args: str, model: str | None = None, timeout_s: float = 240.0) -> None:
+    def __init__(self, *args: str, model: str | None = None, timeout_s: float = 600.0) -> None:
         model_args = ("--model-path", model) if model else ()
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--cpu-threads", "1"]
         self.process = subprocess.Popen(
@@ -36,7 +36,7 @@ class RunningServer:
         if not self._ready.wait(timeout_s) or not self.url:
             self.stop()
             raise AssertionError("the server did not start:\n" + "".join(self.log))
-        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+        self.client = httpx.Client(base_url=self.url, timeout=400.0)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -68,7 +68,7 @@ class RunningServer:
         assert found, "no engine process"
         return found[0]
 
-    def wait_ready(self, timeout_s: float = 90.0) -> None:
+    def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Until /ready says so."""
         deadline_s = time.monotonic() + timeout_s
         while self.client.get("/ready").status_code != 200:

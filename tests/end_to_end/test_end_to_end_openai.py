@@ -57,19 +57,19 @@ def url() -> Iterator[str]:
         raise AssertionError("".join(lines))
     yield found.group(1)
     process.send_signal(signal.SIGTERM)
-    rest = process.communicate(timeout=120)[1]
+    rest = process.communicate(timeout=300)[1]
     assert process.returncode == 0, rest
     assert "Traceback" not in rest, rest
 
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=120) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=300) as made:
         yield made
 
 
 def get(url: str, path: str) -> Any:
-    with urllib.request.urlopen(url + path, timeout=60) as answer:
+    with urllib.request.urlopen(url + path, timeout=300) as answer:
         return answer.read().decode()
 
 
@@ -178,7 +178,7 @@ def used_tokens(url: str) -> int:
 
 async def test_a_mix_of_good_bad_and_leaving_clients_leaks_nothing(url: str) -> None:
     before = used_tokens(url)
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=120)
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=300)
 
     async def one(i: int) -> str:
         body: Any = {"model": DEFAULT_MODEL, "messages": SUM, "max_tokens": 8}

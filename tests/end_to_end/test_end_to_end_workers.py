@@ -31,7 +31,7 @@ def ask(url: str) -> str:
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         got: Any = json.loads(answer.read())
     return str(got["choices"][0]["message"]["content"])
 

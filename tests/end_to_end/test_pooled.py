@@ -78,7 +78,7 @@ def test_minilm_is_what_transformers_makes_of_it() -> None:
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with RunningServer("--allow-auto-truncate", model=str(folder)) as server:
         body = {"input": texts, "model": "default"}
-        rows = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=60).json()["data"]
+        rows = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=300).json()["data"]
     for text, row in zip(texts, rows, strict=True):
         given = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
         with torch.inference_mode():

@@ -79,7 +79,7 @@ class Crowd:
 @asynccontextmanager
 async def _crowd(server: RunningServer) -> AsyncIterator[Crowd]:
     """Leaving the context waits for the streams."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
         await client.post("/slow_down", json={"forward_sleep_time": 0.1})
         crowd = Crowd(client)
         async with asyncio.TaskGroup() as group:
@@ -239,7 +239,7 @@ def test_an_engine_that_refuses_ends_the_server() -> None:
     model = str(cached_tiny("Qwen3ForCausalLM"))
     command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--model-path", model]
     flags = ["--max-total-tokens", str(10**13)]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=400)
     assert done.returncode == 2, done.stderr
     assert "lower --max-total-tokens to" in done.stderr
     assert "Traceback" not in done.stderr

@@ -72,7 +72,7 @@ async def test_what_one_held_goes_on_with_the_other_at_once(
     server: RunningServer, blow: signal.Signals
 ) -> None:
     _until_both(server)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
         want = await _answers(client)
         await client.post("/slow_down", json={"forward_sleep_time": 0.1})
         running = asyncio.create_task(_answers(client))

@@ -64,7 +64,7 @@ def test_greedy_alone_equals_greedy_among_64(server: RunningServer) -> None:
     alone = server.post("/generate", **_body(7)).json()["output_ids"]
 
     async def crowd() -> list[list[int]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
             calls = [client.post("/generate", json=_body(s)) for s in [7, *range(100, 163)]]
             return [r.json()["output_ids"] for r in await asyncio.gather(*calls)]
 
@@ -95,7 +95,7 @@ def test_nonsense_gets_4xx_and_leaks_nothing(server: RunningServer) -> None:
     rng = random.Random(5)
 
     async def fire() -> list[int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
 
             async def one(i: int) -> int:
                 if rng.random() < 0.5:
@@ -171,7 +171,7 @@ def test_engine_killed_in_mid_stream_is_not_noticed() -> None:
         server.post("/slow_down", forward_sleep_time=0.02)
 
         async def crowd() -> list[list[int]]:
-            async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
 
                 async def kill() -> None:
                     for _ in range(2):
@@ -216,7 +216,7 @@ def test_a_port_in_use_and_the_collector(server: RunningServer) -> None:
     command = [sys.executable, "-m", "radixlm", "serve", "--port", port]
     model = str(cached_tiny("Qwen3ForCausalLM"))
     done = subprocess.run(
-        [*command, "--model-path", model], capture_output=True, text=True, timeout=120
+        [*command, "--model-path", model], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 2, done.stderr
     assert f"--port {port}" in done.stderr and "--port 0" in done.stderr
@@ -236,6 +236,6 @@ def test_bad_options_and_checkpoints_exit_2(tmp_path: Any) -> None:
     }
     for args, word in cases.items():
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
         assert done.returncode == 2, (args, done.stderr)
         assert word in done.stderr, done.stderr
