@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import torch
@@ -43,9 +42,9 @@ def test_the_nearest_is_the_paraphrase(embedder: RunningServer) -> None:
 
 def test_a_reranker_puts_the_paraphrase_first(embedder: RunningServer) -> None:
     body = {"query": "What is 17 + 25?", "documents": ["Say hello.", "Add 17 and 25."]}
-    rows = httpx.post(f"{embedder.url}/v1/rerank", json=body).json()
+    rows = embedder.post("/v1/rerank", **body).json()
     assert [row["index"] for row in rows] == [1, 0]
-    shared = httpx.post(f"{embedder.url}/v2/rerank", json=body).json()
+    shared = embedder.post("/v2/rerank", **body).json()
     assert [row["relevance_score"] for row in shared["results"]] == [row["score"] for row in rows]
 
 
@@ -53,16 +52,14 @@ def test_the_reward_prefers_the_right_answer() -> None:
     question, right, wrong = "What is 17 + 25?", "42", "52"
     with RunningServer(model="radix-tiny-reward") as server:
         body = {"query": question, "items": [right, wrong]}
-        scored = httpx.post(f"{server.url}/v1/score", json=body).json()["scores"]
-        ranked = httpx.post(
-            f"{server.url}/v1/rerank", json={"query": question, "documents": [wrong, right]}
-        ).json()
+        scored = server.post("/v1/score", **body).json()["scores"]
+        ranked = server.post("/v1/rerank", query=question, documents=[wrong, right]).json()
         chats = [
             f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
             for answer in (right, wrong)
         ]
-        classified = httpx.post(f"{server.url}/classify", json={"text": chats}).json()
-        info = httpx.get(f"{server.url}/get_model_info").json()
+        classified = server.post("/classify", text=chats).json()
+        info = server.client.get("/get_model_info").json()
     assert scored[0][0] > scored[1][0]
     assert [row["document"] for row in ranked] == [right, wrong]
     assert classified[0]["embedding"][0] > classified[1]["embedding"][0]
@@ -78,7 +75,7 @@ def test_minilm_is_what_transformers_makes_of_it() -> None:
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with RunningServer("--allow-auto-truncate", model=str(folder)) as server:
         body = {"input": texts, "model": "default"}
-        rows = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=300).json()["data"]
+        rows = server.post("/v1/embeddings", **body).json()["data"]
     for text, row in zip(texts, rows, strict=True):
         given = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
         with torch.inference_mode():
