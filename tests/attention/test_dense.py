@@ -22,6 +22,7 @@ ONES = torch.ones(4)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "MIN_TOKENS", 8)
+    monkeypatch.setattr(dense, "STEP", 1)
 
 
 def takes(shapes: list[tuple[int, int]], mutual: Any = (), **changes: Any) -> bool:
@@ -38,6 +39,29 @@ def test_takes_new_sequences_of_one_length() -> None:
     assert not takes([(7, 0)])  # too short to be worth it
     assert not takes([(1, 0), (1, 8)])
     assert not takes([(9, 0)], mutual=((2, 3),))
+
+
+def test_takes_lengths_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "STEP", 4)
+    assert takes([(12, 0)]) and not takes([(13, 0)])
+
+
+def test_a_failure_of_cudnn_leaves_the_step_to_our_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("triton")
+    case = Case.random(SITE, [(9, 0)], 4, 2)
+    want = run_step("triton", case, SITE)
+    asked = []
+
+    def fail(*args: Any) -> Any:
+        asked.append(args)
+        raise RuntimeError("No available kernel. Aborting execution.\nand more")
+
+    monkeypatch.setattr(dense, "is_available", lambda *args: True)
+    monkeypatch.setattr(dense, "attend", fail)
+    assert torch.equal(run_step("triton", case, SITE), want)
+    assert asked and "no attention by cuDNN: No available kernel." in caplog.text
 
 
 def test_takes_plain_sites_only() -> None:

@@ -17,6 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 MIN_TOKENS = 512  # of a sequence; shorter ones are not worth another kernel
+# torch has cuDNN plan each shape anew, which takes longer than most prompts: only lengths that come
+# again, whole chunks before all
+STEP = 512
 MAX_DIM = 128
 
 
@@ -28,6 +31,7 @@ def takes(batch: ForwardBatch, site: AttentionSite) -> bool:
     is_new = batch.max_kv_len == length  # the longest has no prefix, so none has
     return (
         length >= MIN_TOKENS
+        and length % STEP == 0
         and is_even
         and is_new
         and not batch.mutual

@@ -14,6 +14,7 @@ Legend: T packed tokens, S sequences, H query heads, K KV heads, C channels of K
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -48,6 +49,8 @@ from radixlm.kernels.triton.mode import interpreting
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import PagedPool
 from radixlm.step.batch import AttentionSite, ForwardBatch, PreparingRunner
+
+log = logging.getLogger(__name__)
 
 NAME = "triton"
 _INTERPRETED_PROCESSORS = 4  # so that small tests meet splits
@@ -124,6 +127,7 @@ class TritonBackend(PagedBackend):
         self._memory = Memory(device)
         self._tree: Tree | None = None
         self._has_runs = False  # the tree is of runs that see one another, where layers look ahead
+        self._has_cudnn = True  # until it has failed
         self._works: dict[Cut, Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
 
@@ -199,7 +203,13 @@ class TritonBackend(PagedBackend):
         batch, pool = self._opened(site)
         if self._is_dense(batch, pool, q_THD, k_TKD, v_TKV, site):
             assert k_TKD is not None and v_TKV is not None
-            return dense.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
+            try:
+                return dense.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # what is stored is stored: our kernels do the rest
+                self._has_cudnn = False
+                log.warning("no attention by cuDNN: %s", str(error).partition("\n")[0])
         dtype = q_THD.dtype
         q_THD = _rows(q_THD).to(computed_in(dtype, pool.dtype))
         out_THV = torch.empty(
@@ -227,6 +237,8 @@ class TritonBackend(PagedBackend):
     ) -> bool:
         """Whether cuDNN takes the layer: prompts without a prefix, and a plain site."""
         if k_TKD is None or v_TKV is None or self._tree is not None or pool.dtype != q_THD.dtype:
+            return False
+        if not self._has_cudnn:
             return False
         return dense.takes(batch, site) and dense.is_available(q_THD, k_TKD, v_TKV)
 

@@ -16,7 +16,7 @@ from radixlm.arch.spec import (
     SummedAttention,
 )
 from radixlm.attention.base import AttentionBackend
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.units import format_bytes
 from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import is_out_of_memory
@@ -152,7 +152,7 @@ def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:
     """Record decode steps; without graphs the steps are the same, launch by launch."""
     try:
         runner.capture(DecodeGraphs(runner.device, sizes, pads))
-    except RuntimeError as error:
+    except (RuntimeError, InvariantError) as error:
         if is_out_of_memory(error):
             raise ConfigError(
                 "no memory for CUDA graphs: lower --cuda-graph-max-bs or --mem-fraction-static"
