@@ -212,6 +212,40 @@ def qwen4() -> Tiny:
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
 
 
+def _molmo2(**more: Any) -> Tiny:
+    marks = "<im_patch> <im_col> <im_start> <low_res_im_start> <frame_start> <im_end> <frame_end>"
+    tok = tokenizer("<|image|>", *marks.split(), "<im_low>", "<|video|>")
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    eye = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "image_size": [28, 28],
+        "patch_size": 7, **sizes,
+    }  # fmt: skip
+    hand = {
+        "vision_feature_layer": [2, 1], "hidden_size": 32, "intermediate_size": 48,
+        "text_hidden_size": 64, **sizes,
+    }  # fmt: skip
+    held = text("molmo2_text", head_dim=16, vocab_size=380, additional_vocab_size=20, **more)
+    config = tf.Molmo2Config(
+        vision_config=eye, adapter_config=hand, text_config=held, image_patch_id=258,
+        image_start_token_id=260, low_res_image_start_token_id=261, image_end_token_id=263,
+        frame_start_token_id=262, frame_end_token_id=264,
+    )  # fmt: skip
+    reader = quick_pictures(
+        "Molmo2", size=SQUARE, patch_size=7, max_crops=4, overlap_margins=[1, 1]
+    )
+    whole = processor(tf.Molmo2Processor, reader, NoVideos(), tok)
+    return Tiny(config, whole, "<|image|>")
+
+
+def molmo2() -> Tiny:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    return _molmo2(rope_parameters=rope, rope_scaling_layers=[1])
+
+
+def molmo2_after() -> Tiny:
+    return _molmo2(qk_norm_type="olmo", norm_after=True, attention_bias=True)
+
+
 def as_hunyuan_ocr(folder: Path) -> None:
     """The text model's keys at the top, and what turns under its first name."""
     path = folder / "config.json"
@@ -229,12 +263,12 @@ SEEING: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, blip_2,
-        instructblip, fuyu, deepseek_ocr2, qwen4,
+        instructblip, fuyu, deepseek_ocr2, qwen4, molmo2, molmo2_after,
     )
 }  # fmt: skip
 # whose processors need a package that is not always there
-SEEING_NEEDS = {"fuyu": "torchvision"}
+SEEING_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after"), "torchvision")
 # that read one picture a prompt
-ONE_PICTURE = ("blip_2", "instructblip", "fuyu")
+ONE_PICTURE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
 # checkpoints that have other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {"hunyuan_vl": as_hunyuan_ocr}

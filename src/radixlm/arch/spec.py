@@ -899,6 +899,7 @@ class Decoder:
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     skips: tuple[Skip, ...] = ()
+    adds_rows: bool = False  # what towers make is added to the embeddings of its tokens
     # behind which layers rows of a tower's own join, in order; () = behind the first ones
     deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None

@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import DeltaNet, Rope
+from radixlm.arch.spec import Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError, InvalidRequest
@@ -57,7 +57,7 @@ from radixlm.models.build import Model, build_model, head_of
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.models.encoder_tower import EncoderTower
 from radixlm.models.fallback import TransformersModel
-from radixlm.models.towers import HfTower
+from radixlm.models.towers import AmongMarks, HfTower
 from radixlm.models.vector_tower import VectorTower
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -181,10 +181,10 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
         tower = EncoderTower(info.folder, device, torch.float32)
     else:
         tower = HfTower(info.folder, device, torch.float32, facts.by_forward)
+        if facts.has_marks:
+            tower = AmongMarks(tower, facts.tokens["image"])
     token = next(iter(facts.tokens.values())) if facts.is_crossed else None
-    mixers = (block.mixer for block in info.decoder.blocks)
-    reads = any(isinstance(one, DeltaNet) and one.ngrams is not None for one in mixers)
-    return MediaRows(tower, crossed_token=token, tokens=facts.tokens if reads else None)
+    return MediaRows(tower, crossed_token=token, keeps_ids=facts.keeps_ids)
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:

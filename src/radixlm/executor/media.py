@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -46,13 +46,13 @@ class MediaRows:
         tower: Tower,
         max_bytes: int = CACHE_BYTES,
         crossed_token: int | None = None,
-        tokens: Mapping[str, int] | None = None,
+        keeps_ids: bool = False,
     ) -> None:
         """``crossed_token``: the token in the one place of a picture that layers attend to.
-        ``tokens``: kind -> the token that layers read in the places of media."""
+        ``keeps_ids``: layers read the tokens in the places of media, its ``input_ids``."""
         self._tower, self._max_bytes, self._num_bytes = tower, max_bytes, 0
         self._held: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._tokens = tokens or {}
+        self._keeps_ids = keeps_ids
         self._crossed_token, self._pictures = crossed_token, Pictures(self.made)
 
     def of(self, media: Media) -> Tensor:
@@ -111,9 +111,10 @@ class MediaRows:
             elif first < last:
                 made = self.of(media)[:, row + first - start : row + last - start]
                 _write(batch, at + first - item.start, made)
-                if media.kind in self._tokens:
+                if self._keeps_ids:
+                    ids = media.inputs["input_ids"].read()[0, row + first - start :][: last - first]
                     places = slice(at + first - item.start, at + last - item.start)
-                    batch.token_ids_T[places] = self._tokens[media.kind]
+                    batch.token_ids_T[places] = torch.from_numpy(ids.copy()).to(batch.device)
             row += count
 
 

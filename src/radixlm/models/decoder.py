@@ -250,6 +250,8 @@ class DecoderModel(Module):
             x_TD = self.embed_in.run(x_TD)
         if batch.embeds_TD is not None:
             given = batch.embeds_TD.to(x_TD.dtype)
+            if self.decoder.adds_rows and batch.media_T is not None:
+                given = torch.where(batch.media_T[:, None], given + x_TD, given)
             if batch.embeds_mask_T is not None:
                 given = torch.where(batch.embeds_mask_T[:, None], given, x_TD)
             x_TD = given.clone() if given is batch.embeds_TD else given

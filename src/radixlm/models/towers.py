@@ -106,6 +106,26 @@ class HfTower:
         return given
 
 
+class AmongMarks:
+    """A tower's rows among those of the marks in its places, to which it adds nothing."""
+
+    def __init__(self, tower: HfTower, token: int) -> None:
+        """``token``: the id in the places of the tower's own rows."""
+        self._tower, self._token = tower, token
+
+    def rows(self, media: Media) -> Tensor:
+        """float32 [1, N, D] for the N ``input_ids``; ValueError where the tower made more or less
+        than they have places for."""
+        ids = media.inputs["input_ids"].read()[0]
+        made = self._tower.rows(media)
+        own = torch.from_numpy(ids == self._token).to(made.device)
+        if int(own.sum()) != made.shape[1]:
+            raise ValueError(f"the tower made {made.shape[1]} rows for {int(own.sum())} places")
+        rows = made.new_zeros(made.shape[0], len(ids), made.shape[2])
+        rows[:, own] = made
+        return rows
+
+
 class _Captured(Exception):
     """Carries the input embeddings out of a forward pass."""
 

@@ -285,9 +285,9 @@ class MediaProcessor:
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
         given: dict[str, Any] = {}
+        if self._facts.is_single and len(pieces) > 1:
+            raise InvalidRequest(f"{where}: this model reads one picture a prompt", where)
         if self._facts.is_before:
-            if len(pieces) > 1:
-                raise InvalidRequest(f"{where}: this model reads one picture a prompt", where)
             text = text.replace(self.token("image"), "")
         for piece in pieces:
             value = piece.value.frames if piece.kind == "video" else piece.value
@@ -341,6 +341,8 @@ class MediaProcessor:
     def _places(self, made: dict[str, Any], kind: Kind) -> NDArray[np.int64]:
         """Where the tower's rows go."""
         wanted = [self._ids[kind], *self._facts.indicators]
+        if self._facts.has_marks:
+            wanted = self._processor.image_token_ids
         ids = made["input_ids"].reshape(-1)
         found = np.isin(ids, [token for token in wanted if token is not None])
         if "mm_token_type_ids" in made and kind != "audio":  # frames may bear a picture's id
@@ -354,7 +356,7 @@ class MediaProcessor:
             for name, value in sorted(made.items())
             if name not in _OF_TEXT and value.dtype.kind not in "OUS"
         }
-        if self._facts.by_forward:
+        if self._facts.by_forward or self._facts.keeps_ids:
             inputs["input_ids"] = Array.of(ids[places].astype(np.int64)[None])
         parts = [
             p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)

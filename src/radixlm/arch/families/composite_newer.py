@@ -25,6 +25,10 @@ BEFORE = (
     *("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration"),
     "FuyuForCausalLM",
 )
+# whose pictures are added to the embeddings of their tokens, and see one another and their marks
+MARKED = ("Molmo2ForConditionalGeneration",)
+# whose layers read the tokens in the places of media
+KEEPING = ("Qwen4ExpForConditionalGeneration", *MARKED)
 NEWER = (
     *("QianfanOCRForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
@@ -42,7 +46,7 @@ NEWER_TOWERED = (
     "MuseSparkForConditionalGeneration",
     *(*ERNIES, "Granite4VisionForConditionalGeneration"),
     *("ChameleonForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration"),
-    "Qwen4ExpForConditionalGeneration",
+    *("Qwen4ExpForConditionalGeneration", *MARKED),
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {

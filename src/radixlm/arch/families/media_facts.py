@@ -10,6 +10,8 @@ from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITS
 from radixlm.arch.families.composite_newer import (
     BEFORE,
     ERNIES,
+    KEEPING,
+    MARKED,
     NUMBERED,
     Canvas,
     canvas_of,
@@ -40,10 +42,10 @@ NO_FILMS = (
     "Qwen2_5OmniThinkerForConditionalGeneration",
     *OMNIS,
     *VILAS,
-    *ERNIES,
+    *(*ERNIES, *MARKED),
 )
 # whose places of a picture see one another
-PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration",)
+PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration", *MARKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ class MediaFacts:
     ``is_encoded``: an encoder hears, to whose rows all layers of the decoder attend. ``has_films``:
     the processor alone names their token. ``canvas``: ropes turn by the place on it.
     ``is_numbered``: by a picture's number, which has no effect on the text behind. ``is_before``: a
-    prompt's only picture stands before the text, where the processor puts it."""
+    picture stands before the text, where the processor puts it. ``is_single``: a prompt has one.
+    ``keeps_ids``: layers read the tokens in its places. ``has_marks``: the marks around it and in
+    it are places too, to whose embeddings nothing is added."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -77,6 +81,9 @@ class MediaFacts:
     canvas: Canvas | None = None
     is_numbered: bool = False
     is_before: bool = False
+    is_single: bool = False
+    keeps_ids: bool = False
+    has_marks: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -98,7 +105,7 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         token = raw.get(f"{kind}_token_id", raw.get(f"{kind}_token_index"))
         if isinstance(token, int):
             tokens[kind] = token
-    place = raw.get("media_placeholder_token_id")
+    place = raw.get("media_placeholder_token_id", raw.get("image_patch_id"))
     if isinstance(place, int):
         tokens["image"] = place
     is_mutual = architecture in PICTURES_SEE_THEMSELVES or pictures_see_themselves(
@@ -122,4 +129,7 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         canvas=canvas_of(architecture, raw),
         is_numbered=architecture in NUMBERED,
         is_before=architecture in BEFORE,
+        is_single=architecture in (*BEFORE, *MARKED),
+        keeps_ids=architecture in KEEPING,
+        has_marks=architecture in MARKED,
     )

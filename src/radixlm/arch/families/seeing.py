@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, mlp, plain
+from radixlm.arch.families.builders import (
+    attention,
+    family,
+    head_dim,
+    mlp,
+    plain,
+    published_form,
+    rms,
+    rope,
+)
 from radixlm.arch.families.composite import composite
-from radixlm.arch.families.composite_newer import JOINING, joined_layers
+from radixlm.arch.families.composite_newer import JOINING, MARKED, joined_layers
 from radixlm.arch.families.deepseek import routed
-from radixlm.arch.names import LAYER
-from radixlm.arch.spec import Decoder, Norm
+from radixlm.arch.names import DEFAULT, LAYER, SPLIT_QKV, AnyOf, Named, Names
+from radixlm.arch.recipes import swapped_halves
+from radixlm.arch.spec import Attention, Decoder, Layout, Norm
 
 
 @family(*JOINING)
@@ -51,3 +62,47 @@ def deepseek_ocr(c: Config) -> Decoder:
         return plain(c, mixer, by_place)
     sparse = by_place(c.num_hidden_layers)
     return plain(c, mixer, lambda i: sparse if kinds[i] == "sparse" else dense)
+
+
+_OWN, _BLOCK = "model.transformer.", "model.transformer.blocks.{i}."
+_ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
+# the class's names, and those of published checkpoints
+_MOLMO: Names = {
+    "embed": AnyOf("model.embed_tokens", (_OWN + "wte.embedding", _OWN + "wte.new_embedding")),
+    "norm": AnyOf("model.norm", _OWN + "ln_f"),
+    "norm1": AnyOf(LAYER + "input_layernorm", _BLOCK + "attn_norm"),
+    "norm2": AnyOf(LAYER + "post_attention_layernorm", _BLOCK + "ff_norm"),
+    "mixer.qkv": AnyOf(SPLIT_QKV, _BLOCK + "self_attn.att_proj"),
+    "mixer.o": AnyOf(_ATTENTION + "o_proj", _BLOCK + "self_attn.attn_out"),
+    "mixer.q_norm": AnyOf(_ATTENTION + "q_norm", _BLOCK + "self_attn.q_norm"),
+    "mixer.k_norm": AnyOf(_ATTENTION + "k_norm", _BLOCK + "self_attn.k_norm"),
+    "ffn.up": AnyOf(DEFAULT["ffn.up"], Named((_BLOCK + "mlp.ff_proj",), swapped_halves)),
+    "ffn.down": AnyOf(_MLP + "down_proj", _BLOCK + "mlp.ff_out"),
+}
+
+
+@published_form("molmo2_text")
+def _molmo_form(raw: dict[str, Any]) -> dict[str, Any]:
+    older = {"attention_bias": "qkv_bias", "rms_norm_eps": "layer_norm_eps"}
+    return {**{new: raw[old] for new, old in older.items() if old in raw}, **raw}
+
+
+@family(*MARKED)
+def molmo(c: Config) -> Decoder:
+    """Some layers' ropes are not stretched."""
+    c.refuse("qk_norm_type", "qwen3", "olmo")
+    stretched = rope(c, head_dim(c))
+    scaled = range(c.num_hidden_layers) if c.rope_scaling_layers is None else c.rope_scaling_layers
+
+    def mixer(i: int) -> Attention:
+        return attention(
+            c,
+            rope=stretched if i in scaled else replace(stretched, scaling=None),
+            qkv_bias=c.attention_bias,
+            qk_norm="head" if c.qk_norm_type == "qwen3" else "row",
+            qk_norm_spec=rms(c),
+        )
+
+    layout: Layout = "post" if c.norm_after else "pre"
+    more = int(c.additional_vocab_size)
+    return plain(c, mixer, layout=layout, names=_MOLMO, unspoken=more, adds_rows=True)
