@@ -74,8 +74,27 @@ ROPES: list[dict[str, Any]] = [
     {"rope_type": "proportional"},
 ]  # fmt: skip
 _OF_NEOX = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+# newer than rope_scaling, which their classes forget or warn of
+_OF_5 = ("cohere2_moe", "gemma4")
 # those that are read, and given, whatever else stands there
 _KEPT = {"architectures", "model_type", "vocab_size", "transformers_version", "layers_block_type"}
+
+
+# keys of published files that say nothing of what is computed
+BESIDE: dict[str, Any] = {
+    "_name_or_path": "someone/some-model",
+    "auto_map": {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.Own"},
+    "unsloth_fixed": True,
+    "quantization_config": None,
+    "pretraining_tp": 1,
+    "eos_token_id": [2, 7],
+    "bos_token_id": None,
+    "attention_dropout": 0.1,
+    "use_cache": False,
+    "rope_interleaved": False,
+    "_attn_implementation_autoset": True,
+    "model_max_length": 256,
+}
 
 
 def draw(architecture: str, base: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -86,8 +105,10 @@ def draw(architecture: str, base: dict[str, Any], rng: random.Random) -> dict[st
         for key, values in VALUES.items()
         if key in held and rng.random() < 0.5
     }
-    if "qk_rope_head_dim" in held:  # another name of it there
-        out.pop("head_dim", None)
+    if "qk_rope_head_dim" in held:  # another name of it there, and as many heads
+        out = {k: v for k, v in out.items() if k not in ("head_dim", "num_key_value_heads")}
+    if "topk_group" in out:
+        out["topk_group"] = min(out["topk_group"], out.get("n_group") or held.get("n_group") or 1)
     rope = held.get("rope_parameters")
     if isinstance(rope, dict) and "rope_type" in rope and rng.random() < 0.6:
         out["rope_parameters"] = _rope(rope, {**held, **out}, rng)
@@ -121,6 +142,7 @@ def respelled(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
             continue
         if rng.random() < 0.6:
             del out[key]
+    out |= {key: value for key, value in BESIDE.items() if rng.random() < 0.3}
     if "layer_types" in out and rng.random() < 0.4:
         kinds = out.pop("layer_types")
         if cls.from_dict(dict(out)).to_dict().get("layer_types") != kinds:
@@ -134,7 +156,7 @@ def _as_of_4(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         out["torch_dtype"] = out.pop("dtype")
     out["transformers_version"] = "4.51.0"
     rope = config.get("rope_parameters")
-    if config["model_type"] == "cohere2_moe":  # newer than rope_scaling, which its class forgets
+    if config["model_type"].startswith(_OF_5):
         return config
     if not isinstance(rope, dict):
         return out
@@ -156,4 +178,9 @@ def _as_of_4(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     else:
         name = rng.choice([("type",), ("rope_type",), ("type", "rope_type")])
         out["rope_scaling"] = {**dict.fromkeys(name, kind), **scaling}
+        before = "original_max_position_embeddings"
+        if kind == "longrope" and before in scaling and rng.random() < 0.5:  # as Phi 3 has it
+            out[before] = out["rope_scaling"].pop(before)
+        if rng.random() < 0.2:
+            out["rope_scaling"].setdefault("attention_factor")
     return out
