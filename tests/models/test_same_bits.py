@@ -14,6 +14,8 @@ from radixlm.kernels.dispatch import bind
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 
 NAMES = ("MambaForCausalLM", "JambaForCausalLM", "ZambaForCausalLM", "RecurrentGemmaForCausalLM")
+NAMES += ("Mamba2ForCausalLM", "Zamba2ForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM")
+NAMES += ("KimiLinearForCausalLM", "MiniMaxForCausalLM", "Lfm2ForCausalLM")
 
 
 @pytest.mark.parametrize("architecture", NAMES)

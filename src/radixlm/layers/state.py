@@ -23,6 +23,7 @@ from radixlm.arch.spec import (
     ShortConv,
     StateMixer,
 )
+from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops import state as ops
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -36,6 +37,12 @@ from radixlm.step.batch import ForwardBatch
 def split_last(x: Tensor, *sizes: int) -> Tensor:
     """x with its last axis in parts of ``sizes``."""
     return x.reshape(*x.shape[:-1], *sizes)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x). The bits do not depend on a number's place, as those of torch's own do, which
+    computes the last few of many otherwise than the rest."""
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))
 
 
 class ConvLayer(Module):
@@ -65,6 +72,11 @@ class StateLayer(Module):
 
     def _norm(self, spec: Norm, width: int) -> NormLayer:
         return NormLayer(spec, (width,), self._context.kernels, self._context.device)
+
+    def _silu(self, x_BLC: Tensor) -> Tensor:
+        """Element by element, by the kernel."""
+        activate = self._context.kernels.activate
+        return activate(x_BLC.flatten(0, 1), "silu").view(x_BLC.shape)
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
@@ -200,8 +212,10 @@ class HeadedMamba1Layer(Mamba1Layer):
 class GatedNorm(Module):
     """RMS norm in groups of channels with a gate before or behind it."""
 
-    def __init__(self, norm: Norm, width: int, groups: int, act: str, gate_after: bool) -> None:
-        self.weight = Param((width,), "float32")
+    def __init__(
+        self, norm: Norm, width: int, groups: int, act: str, gate_after: bool, kernels: Kernels
+    ) -> None:
+        self.weight, self._kernels = Param((width,), "float32"), kernels
         self._eps, self._groups, self._act, self._gate_after = norm.eps, groups, act, gate_after
         self._offset = norm.offset
 
@@ -210,7 +224,11 @@ class GatedNorm(Module):
 
     def run(self, x: Tensor, gate: Tensor) -> Tensor:
         """Like x, whose last axis is normalised."""
-        opened = F.silu(gate.float()) if self._act == "silu" else torch.sigmoid(gate.float())
+        flat = gate.float().contiguous().view(-1, gate.shape[-1])
+        if self._act == "silu":
+            opened = self._kernels.activate(flat, "silu").view(gate.shape)
+        else:
+            opened = self._kernels.sigmoid(flat).view(gate.shape)
         h = x.float() if self._gate_after else x.float() * opened
         grouped = split_last(h, self._groups, -1)
         grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._eps)
@@ -232,9 +250,9 @@ class Mamba2Layer(StateLayer):
         for name in ("a_log", "d", "dt_bias"):
             setattr(self, name, Param((spec.heads,), "float32"))
         if spec.norm is not None:
-            self.norm = GatedNorm(
-                spec.norm, spec.inner, spec.norm_groups, "silu", spec.gate_after_norm
-            )
+            groups, is_after = spec.norm_groups, spec.gate_after_norm
+            kernels = context.kernels
+            self.norm = GatedNorm(spec.norm, spec.inner, groups, "silu", is_after, kernels)
         self.out = context.linear(spec.inner, dim, spec.bias)
 
     def finish(self) -> None:
@@ -253,8 +271,9 @@ class Mamba2Layer(StateLayer):
         spec = self.spec
         mixed, conv = self.conv.run(inputs[0], states[0])
         groups = spec.groups * spec.state
-        x, b, c = F.silu(mixed).split_with_sizes((spec.inner, groups, groups), -1)
-        dt = F.softplus(inputs[1] + self._dt_bias).clamp(*spec.dt_limit)
+        mixed = self._silu(mixed)
+        x, b, c = mixed.split_with_sizes((spec.inner, groups, groups), -1)
+        dt = softplus(inputs[1] + self._dt_bias).clamp(*spec.dt_limit)
         x = split_last(x, spec.heads, spec.head_dim)
         b, c = (
             split_last(t, spec.groups, spec.state).repeat_interleave(spec.heads // spec.groups, 2)
@@ -294,7 +313,7 @@ class DeltaNetLayer(StateLayer):
             self.gate = context.linear(dim, values)
         self.a_log = Param((spec.v_heads,), "float32")
         self.dt_bias = Param((decays,), "float32")
-        self.norm = GatedNorm(spec.norm, spec.v_dim, 1, spec.gate_act, True)
+        self.norm = GatedNorm(spec.norm, spec.v_dim, 1, spec.gate_act, True, context.kernels)
         self.out = context.linear(values, dim)
 
     def finish(self) -> None:
@@ -312,7 +331,8 @@ class DeltaNetLayer(StateLayer):
         spec = self.spec
         mixed, conv = self.conv.run(inputs[0], states[0])
         keys = spec.k_heads * spec.k_dim
-        q, k, v = F.silu(mixed).split_with_sizes((keys, keys, spec.v_heads * spec.v_dim), -1)
+        values = spec.v_heads * spec.v_dim
+        q, k, v = self._silu(mixed).split_with_sizes((keys, keys, values), -1)
         q, k = (
             _unit(split_last(t, spec.k_heads, spec.k_dim)).repeat_interleave(
                 spec.v_heads // spec.k_heads, 2
@@ -324,8 +344,9 @@ class DeltaNetLayer(StateLayer):
         if spec.decay_floor:
             decays = spec.decay_floor * torch.sigmoid(self._a[:, None] * opened)
         else:
-            decays = -self._a[:, None] * F.softplus(opened)
-        beta = torch.sigmoid(inputs[2]) * spec.beta_scale
+            decays = -self._a[:, None] * softplus(opened)
+        beta = self._context.kernels.sigmoid(inputs[2].flatten(0, 1)).view(inputs[2].shape)
+        beta = beta * spec.beta_scale
         y, state = self._context.kernels.delta_rule(
             q * spec.k_dim**-0.5, k, v, decays, beta, states[1]
         )
