@@ -41,6 +41,8 @@ LONGCAT = {
     "num_attention_heads": 4,
     "vocab_size": 128,
 }
+DSA = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
+DSA |= {"indexer_types": ["full", "shared"] * 2}
 NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens")
 # architecture -> (config, tensors of the joint and of the ends, one tensor of the block)
 CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
@@ -48,6 +50,11 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
         {**SHAPE, **LATENT, **ROUTED},
         {f"model.layers.4.{part}.weight" for part in NEXTN},
         "model.layers.4.mlp.experts.3.down_proj.weight",
+    ),
+    "GlmMoeDsaForCausalLM": (
+        {**SHAPE, **LATENT, **ROUTED, **DSA},
+        {f"model.layers.4.{part}.weight" for part in NEXTN},
+        "model.layers.4.self_attn.indexer.wq_b.weight",
     ),
     "Glm4MoeForCausalLM": (
         {**SHAPE, **ROUTED, "head_dim": 16},

@@ -87,11 +87,20 @@ def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
 
 @draft(
     *("DeepseekV3ForCausalLMNextN", "Glm4MoeForCausalLMNextN", "Glm4MoeLiteForCausalLMNextN"),
-    of=("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
+    "GlmMoeDsaForCausalLMNextN",
+    of=(
+        *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
+        *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+    ),
 )
 def next_n(c: Config) -> Draft:
-    """Layers behind the last one, with tables and a head of their own."""
+    """Layers behind the last one, with tables and a head of their own, and an index of their own
+    where the model has some."""
     decoder, at = _target(c), f"model.layers.{STEP}."
+    block = decoder.blocks[-1]
+    if isinstance(block.mixer, LatentAttention) and block.mixer.index is not None:
+        index = replace(block.mixer.index, is_shared=False)
+        block = replace(block, mixer=replace(block.mixer, index=index))
     names = _joint(
         decoder,
         at,
@@ -101,7 +110,7 @@ def next_n(c: Config) -> Draft:
         norm=at + "shared_head.norm",
         head=at + "shared_head.head",
     )
-    module = replace(_module(decoder, decoder.blocks[-1], names), tied=False)
+    module = replace(_module(decoder, block, names), tied=False)
     return _normed(c, module, _count(c), c.num_hidden_layers, owns_embed=True, owns_head=True)
 
 
