@@ -53,6 +53,7 @@ def onevision() -> Any:
     return transformers.LlavaOnevisionVideoProcessor(size=SQUARE)
 
 
+SMOL = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 SCALED = {"scale_resolution": 56, "patch_size": 14}
 QWEN = "<|vision_start|><|video_pad|><|vision_end|>"
 GLM = "<|begin_of_video|><|video|><|end_of_video|>"
@@ -81,6 +82,8 @@ WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: reader("Gemma4", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3),
         "<|video|>",
     ),
+    "internvl": (lambda: reader("InternVL", size=SQUARE), "<video>"),
+    "smolvlm": (lambda: reader("SmolVLM", **SMOL), "<video>"),
     "minicpm_ocr": (lambda: reader("MiniCPMOcr", **SCALED), "<|video_pad|>"),
     "minicpmv4_6": (lambda: reader("MiniCPMV4_6", **SCALED), "<|video_pad|>"),
     "minicpmv4_7": (lambda: reader("MiniCPMV4_6", **SCALED), "<|video_pad|>"),
@@ -92,6 +95,8 @@ QUICK = ("qwen2_vl", "qwen3_vl", "qwen4", "muse_glimmer", "minicpmv4_7", "llava_
 CASES = {
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), (([0], False), ([1, 0], False))),
     "llava_onevision": (([0], False), ([1, 1], False), ([1], True)),
+    "internvl": (([0], False), ([1, 1], False), ([1], True)),
+    "smolvlm": (([0], False), ([1, 0], False)),
 }
 RECURRENT = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe", "qwen4")
 

@@ -7,6 +7,7 @@ Media are read one by one where that gives the same, so that each is cached by i
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,8 @@ class MediaProcessor:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What the checkpoint has tokens for."""
-        named = tuple(kind for kind in KINDS if kind in self._facts.tokens)
+        has_frames = self._facts.has_frames
+        named = tuple(k for k in KINDS if k in self._facts.tokens or (k == "video" and has_frames))
         return named or (("image", "video") if self._facts.has_films else ("image",))
 
     @property
@@ -162,7 +164,7 @@ class MediaProcessor:
         with self._lock:
             made = self._call(text, pieces, add_special_tokens, where)
             ids = made["input_ids"].reshape(-1).astype(np.int32)
-            media = self._media(made, pieces, ids, where)
+            media = self._media(made, self._in_order(text, pieces), ids, where)
         return self._prompt(ids, media)
 
     def read_features(
@@ -302,7 +304,7 @@ class MediaProcessor:
         try:
             try:
                 made = self._processor(return_tensors="np", **given)
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, TypeError) as error:
                 if isinstance(error, ValueError) and "ScalarType" not in str(error):
                     raise  # numpy has no bfloat16, and some processors ask tensors of it
                 made = self._processor(return_tensors="pt", **given)
@@ -317,19 +319,16 @@ class MediaProcessor:
     ) -> tuple[Media, ...]:
         """One media a piece if each alone gives as many places, else one of all of a kind."""
         kinds = [kind for kind in KINDS if any(piece.kind == kind for piece in pieces)]
+        kinds = ["image"] if self._facts.has_frames else kinds
         media: list[Media] = []
-        for kind in kinds:
+        for kind in kinds if pieces else ():
             places = self._places(made, kind)
             if not len(places):
                 raise InvalidRequest(f"{where}: the text has no place for its {kind}", where)
-            own = [piece for piece in pieces if piece.kind == kind]
+            own = [p for p in pieces if p.kind == kind or self._facts.has_frames]
             parts, counts = [made], [len(places)]
             if len(pieces) > 1:
-                text = self.token(kind)
-                if self._facts.is_numbered:  # which its processor takes between marks only
-                    marks = self._processor.image_start_token, self._processor.image_end_token
-                    text = text.join(marks)
-                alone = [self._call(text, [one], False, where) for one in own]
+                alone = [self._call(self._alone(p.kind), [p], False, where) for p in own]
                 sizes = [len(self._places(part, kind)) for part in alone]
                 if sum(sizes) == len(places) and 0 not in sizes:
                     parts, counts = alone, sizes
@@ -337,6 +336,22 @@ class MediaProcessor:
             for part, first, last in zip(parts, bounds, bounds[1:], strict=False):
                 media.append(self._one(kind, part, places[first:last], ids))
         return tuple(sorted(media, key=lambda one: one.spans[0]))
+
+    def _alone(self, kind: Kind) -> str:
+        """The text of a single piece."""
+        text = self.token(kind)
+        if self._facts.is_numbered:  # which its processor takes between marks only
+            text = text.join((self._processor.image_start_token, self._processor.image_end_token))
+        return text
+
+    def _in_order(self, text: str, pieces: Sequence[_Piece]) -> Sequence[_Piece]:
+        """Pictures and films as the text names them, where both make the same places."""
+        if not self._facts.has_frames or len({piece.kind for piece in pieces}) < 2:
+            return pieces
+        kind_of: dict[str, Kind] = {self.token("image"): "image", self.token("video"): "video"}
+        named = [kind_of[one] for one in re.findall("|".join(map(re.escape, kind_of)), text)]
+        left = {kind: iter([p for p in pieces if p.kind == kind]) for kind in kind_of.values()}
+        return [piece for kind in named for piece in [next(left[kind], None)] if piece is not None]
 
     def _places(self, made: dict[str, Any], kind: Kind) -> NDArray[np.int64]:
         """Where the tower's rows go."""

@@ -44,6 +44,8 @@ NO_FILMS = (
     *VILAS,
     *(*ERNIES, *MARKED),
 )
+# whose films are pictures, in the prompt too
+FRAMED = ("InternVLForConditionalGeneration", "SmolVLMForConditionalGeneration")
 # whose places of a picture see one another
 PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration", *MARKED)
 
@@ -64,7 +66,8 @@ class MediaFacts:
     ``is_numbered``: by a picture's number, which has no effect on the text behind. ``is_before``: a
     picture stands before the text, where the processor puts it. ``is_single``: a prompt has one.
     ``keeps_ids``: layers read the tokens in its places. ``has_marks``: the marks around it and in
-    it are places too, to whose embeddings nothing is added."""
+    it are places too, to whose embeddings nothing is added. ``has_frames``: a film is pictures,
+    to the tower and in the prompt."""
 
     tokens: Mapping[str, int]
     indicators: tuple[int, ...] = ()
@@ -84,6 +87,7 @@ class MediaFacts:
     is_single: bool = False
     keeps_ids: bool = False
     has_marks: bool = False
+    has_frames: bool = False
 
 
 def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
@@ -132,4 +136,5 @@ def media_facts(architecture: str, raw: Mapping[str, Any]) -> MediaFacts | None:
         is_single=architecture in (*BEFORE, *MARKED),
         keeps_ids=architecture in KEEPING,
         has_marks=architecture in MARKED,
+        has_frames=architecture in FRAMED,
     )
