@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from tests.fakes.http import Face, face
 
+from radixlm.entrypoints.http.app import make_uvicorn
 from radixlm.entrypoints.http.guard import ADMIN_PATHS
 from radixlm.wire.replies import Failed
 
@@ -52,6 +54,13 @@ async def test_pause_and_continue(server: Face) -> None:
     assert (await server.post("/continue_generation")).status_code == 200
     assert (await waiting).status_code == 200
     assert (await server.post("/pause_generation", mode="nap")).json()["error"]["param"] == "mode"
+
+
+async def test_idle_connections_are_closed_by_clients_first(server: Face) -> None:
+    """A server that closes one just as it is used again costs its client the request."""
+    kept_s = make_uvicorn(server.app, server.config).config.timeout_keep_alive
+    proxies_s, httpx_s = 60, httpx.Limits().keepalive_expiry
+    assert httpx_s is not None and kept_s > max(proxies_s, httpx_s)
 
 
 async def test_information(server: Face) -> None:

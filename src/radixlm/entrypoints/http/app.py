@@ -58,7 +58,9 @@ from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.text.tools import registry as tools
 
-KEEP_ALIVE_S = 5
+# longer than clients and proxies keep idle connections (5 to 60 s): where the server is the first
+# to close one, it may do so just as the next request is under way
+KEEP_ALIVE_S = 75
 _ROUTERS = (
     health.router,
     info.router,
