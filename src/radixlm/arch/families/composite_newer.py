@@ -37,6 +37,7 @@ NEWER = (
     *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
     *("MiniCPMV4_7ForConditionalGeneration", "Cosmos3EdgeForConditionalGeneration"),
     *("HunYuanVLForConditionalGeneration", *BEFORE),
+    "CohereCompassForConditionalGeneration",
     # as their authors call what transformers has under another name
     *("KimiK25ForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
 )
