@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("PIL")
-tf = pytest.importorskip("transformers")
-
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
 from radixlm.multimodal.checkpoint import NoVideos
+
+pytest.importorskip("PIL")
+pytest.importorskip("transformers")
+import transformers as tf
+
 from tests.multimodal.answers import assert_same_answers
 from tests.multimodal.tiny import DEEP, TEXT, Tiny, pictures, processor, save, tokenizer
 
