@@ -54,6 +54,13 @@ class _Layers(nn.ModuleList):
         return iter(self._modules.values())
 
 
+class _Passed(nn.Dropout):
+    """Lets all through, as a dropout does outside of training."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
 class Turn:
     """``apply_rotary_pos_emb(q, k, cos, sin)`` by the kernel; what it does not know goes to the
     function that it stands for."""
@@ -154,6 +161,8 @@ def shorten(model: nn.Module, kernels: Kernels, attend: Callable[..., Any]) -> N
             continue
         if type(module) is nn.ModuleList:
             module.__class__ = _Layers
+        elif type(module) is nn.Dropout:
+            module.__class__ = _Passed
         elif not hasattr(module, "get_input_embeddings"):
             module.__class__ = makers.short(type(module), "forward" in module.__dict__)
     for module in model.modules():  # found in the instance, not by a search of three tables
@@ -162,10 +171,23 @@ def shorten(model: nn.Module, kernels: Kernels, attend: Callable[..., Any]) -> N
 
 
 def _is_plain(config: Any) -> bool:
-    """Whether every attribute of a config of transformers stands where it is asked for."""
-    if not hasattr(type(config), "attribute_map") or config.attribute_map:
+    """Whether every attribute of a config of transformers stands where it is asked for, or is
+    found by its other name alone."""
+    kind = type(config)
+    if not hasattr(kind, "attribute_map") or hasattr(kind, "__getattr__"):
+        return False
+    others = (name for one in kind.__mro__ for name in one.__dict__)
+    if set(config.attribute_map) & {*others, *config.__dict__}:
         return False
     return config.__dict__.get("_heterogeneity_spec") is None
+
+
+def _by_other_name(self: Any, name: str) -> Any:
+    """``__getattr__`` of a config."""
+    names = type(self).attribute_map
+    if name not in names:
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+    return getattr(self, names[name])
 
 
 def _call_own(self: Any, *args: Any, **options: Any) -> Any:
@@ -195,7 +217,10 @@ class _Makers:
     def plain(self, kind: type) -> type:
         """A subclass of a config's whose attributes are read as those of any object."""
         if kind not in self._classes:
-            own = {"__getattribute__": object.__getattribute__, "__module__": kind.__module__}
+            own = {
+                "__getattribute__": object.__getattribute__, "__getattr__": _by_other_name,
+                "__module__": kind.__module__,
+            }  # fmt: skip
             made = type(kind.__name__, (kind,), own)
             self._classes[kind] = self._classes[made] = made  # layers share their config
         return self._classes[kind]

@@ -17,6 +17,7 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import GATED_CODE
 from radixlm.kernels.dispatch import REFERENCES, Kernels
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
+from radixlm.models.fallback_experts import experts_of
 
 
 class Packed(nn.Module):
@@ -154,16 +155,11 @@ def exchange(model: nn.Module, kernels: Kernels) -> None:
 
     Each old weight goes as its packed one is made, so that memory peaks near the weights' size."""
     _exchange_tied(model, kernels)
-    for path, module in list(model.named_modules()):
-        mlp = _gated(module, kernels)
-        if mlp is not None:
-            model.set_submodule(path, mlp)
-    for module in list(model.modules()):
+    for kind in (_gated, experts_of):
+        _exchange_each(model, kind, kernels)
+    for module in model.modules():
         _join(module, kernels)
-    for path, module in list(model.named_modules()):
-        new = _ours(module, kernels)
-        if new is not None:
-            model.set_submodule(path, new)
+    _exchange_each(model, _ours, kernels)
     for module in model.modules():
         if not isinstance(module, _Widened):
             for name, parameter in module.named_parameters(recurse=False):
@@ -172,6 +168,21 @@ def exchange(model: nn.Module, kernels: Kernels) -> None:
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.dtype.itemsize == 2 and buffer.is_floating_point():
                     setattr(module, name, buffer.float())
+
+
+def _exchange_each(
+    model: nn.Module, kind: Callable[[nn.Module, Kernels], nn.Module | None], kernels: Kernels
+) -> None:
+    """Put what ``kind`` makes of a module in its place; no old one is held meanwhile."""
+    for path in [path for path, _ in model.named_modules()]:
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:  # it was part of one that is gone
+            continue
+        new = kind(module, kernels)
+        del module
+        if new is not None:
+            model.set_submodule(path, new)
 
 
 def _exchange_tied(model: nn.Module, kernels: Kernels) -> None:
@@ -203,6 +214,8 @@ def _ours(module: nn.Module, kernels: Kernels) -> nn.Module | None:
         bias_O = bias.data.float() if isinstance(bias, Tensor) else None
         packed = kernels.pack_linear(weight_OI, bias_O, "")
         return Packed(packed, weight_OI.shape[1], weight_OI.shape[0])
+    if type(module).__module__ in ("transformers.activations", "torch.nn.modules.activation"):
+        return _pointwise(module, kernels)
     if type(module) is nn.LayerNorm or "RMSNorm" in type(module).__name__:
         return _norm(module, kernels)
     return None
@@ -234,16 +247,17 @@ def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     if not all(type(m) is nn.Linear and m.bias is None and _is_packable(m.weight) for m in maps):
         return None
     gate, up, down = (m.weight.data for m in maps if m is not None)
-    rows_TD = torch.randn(3, gate.shape[1], generator=torch.Generator().manual_seed(0))
-    theirs = module(rows_TD.to(gate.dtype)).float()
     act = _activation(getattr(module, "act_fn", None))
     if act is None:
         return None
-    inner = torch.cat((rows_TD @ gate.float().T, rows_TD @ up.float().T), -1)
-    ours = REFERENCES["activate_gated"](inner, act) @ down.float().T
     close = 1e-4 if gate.dtype == torch.float32 else 3e-2
-    if float((ours - theirs).abs().max()) > close * float(theirs.abs().max()):
-        return None
+    for size in (1.0, 1e3):  # large ones reach what clamps
+        rows_TD = torch.randn(3, gate.shape[1], generator=torch.Generator().manual_seed(0)) * size
+        theirs = module(rows_TD.to(gate.dtype)).float()
+        inner = torch.cat((rows_TD @ gate.float().T, rows_TD @ up.float().T), -1)
+        ours = REFERENCES["activate_gated"](inner, act) @ down.float().T
+        if float((ours - theirs).abs().max()) > close * float(theirs.abs().max()):
+            return None
     gated = kernels.pack_gated(torch.cat((gate, up)), None, "", act)
     packed = kernels.pack_linear(down, None, "")
     return _GatedMlp(gated, Packed(packed, down.shape[1], down.shape[0]), act)
@@ -259,6 +273,25 @@ def _activation(function: object) -> str | None:
         if torch.allclose(REFERENCES["activate"](x.clone(), act), theirs, rtol=1e-5, atol=1e-6):
             return act
     return None
+
+
+class _Pointwise(nn.Module):
+    """A function of one number."""
+
+    def __init__(self, run: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.forward = run
+
+
+def _pointwise(module: nn.Module, kernels: Kernels) -> nn.Module | None:
+    """Ours, if it gives the same for small and large numbers."""
+    act = None if next(module.parameters(), None) is not None else _activation(module)
+    if act is None:
+        return None
+    run = partial(kernels.activate, act=act)
+    x = torch.linspace(-200, 200, 401)[None]
+    is_equal = torch.allclose(run(x), module(x.clone()), rtol=1e-5, atol=1e-6)
+    return _Pointwise(run) if is_equal else None
 
 
 def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
