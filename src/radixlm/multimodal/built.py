@@ -3,7 +3,6 @@ pictures -> token ids, patches and grids. Pictures only."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of, vila_merge
 from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError
+from radixlm.multimodal.placeholders import check_parts, ids_of
 
 Raw = Mapping[str, Any]
 Size = tuple[int, int]  # columns and rows, as Pillow has them
@@ -57,13 +57,10 @@ class Reader:
         """ValueError where text and pictures do not fit."""
         parts = text[0].split(self.image_token)
         pictures = list(images or ())
-        if len(parts) != len(pictures) + 1:
-            raise ValueError(f"{len(parts) - 1} placeholders for {len(pictures)} pictures")
+        check_parts(parts, len(pictures), "pictures")
         read = [self.read(picture, len(pictures)) for picture in pictures]
         marks = [self.marks(index, arrays) for index, arrays in enumerate(read)]
-        whole = "".join(itertools.chain(*itertools.zip_longest(parts, marks, fillvalue="")))
-        ids = self.tokenizer([whole], add_special_tokens=add_special_tokens)["input_ids"]
-        made = {"input_ids": np.asarray(ids, np.int64)}
+        made = ids_of(self.tokenizer, parts, marks, add_special_tokens)
         return made | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
 
     def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:

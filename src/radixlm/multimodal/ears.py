@@ -17,6 +17,7 @@ from radixlm.arch.families.media_layouts_audio import EARS, ONE_BY_ONE, SOUNDS_A
 from radixlm.arch.families.media_layouts_more import architecture_of
 from radixlm.arch.json_file import read_object
 from radixlm.base.errors import CheckpointError
+from radixlm.multimodal.placeholders import check_parts, ids_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -47,13 +48,10 @@ class Ears:
         if images is not None:
             raise ImportError("pictures of this model need torchvision")
         parts, sounds = self._split(text[0]), list(audio or ())
-        if len(parts) != len(sounds) + 1:
-            raise ValueError(f"{len(parts) - 1} placeholders for {len(sounds)} sounds")
+        check_parts(parts, len(sounds), "sounds")
         read = [self.read(sound) for sound in sounds]
-        marks = [*(self.mark(count) for _, count in read), ""]
-        whole = "".join(part + mark for part, mark in zip(parts, marks, strict=True))
-        ids = self.tokenizer([whole], add_special_tokens=add_special_tokens)["input_ids"]
-        made = {"input_ids": np.asarray(ids, np.int64)}
+        marks = [self.mark(count) for _, count in read]
+        made = ids_of(self.tokenizer, parts, marks, add_special_tokens)
         return made | (read[0][0] if len(read) == 1 else {})
 
     def _split(self, text: str) -> list[str]:

@@ -295,3 +295,14 @@ def moe(c: Config, **fields: Any) -> Moe:
             f"out of {kept} of {groups} groups",
         )
     return Moe(c.num_experts, c.num_experts_per_tok, inner, act, **fields)
+
+
+def corrected_moe(c: Config, shared: Mlp | None = None, **fields: Any) -> Moe:
+    """Experts chosen by a sigmoid and a correction, as DeepSeek V3 does; ``shared``: one that all
+    tokens share (of width 0: none). ``fields`` as of ``moe``."""
+    if "renorm" not in fields:
+        fields["renorm"] = c.norm_topk_prob
+    fields.setdefault("scale", c.get("routed_scaling_factor", 1.0))
+    fields.setdefault("groups", (c.get("n_group", 1), c.get("topk_group", 1)))
+    shared = shared if shared is not None and shared.inner else None
+    return moe(c, score="sigmoid", correction=True, shared=shared, **fields)

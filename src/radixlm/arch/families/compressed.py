@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, family, moe, plain, rope
+from radixlm.arch.families.builders import activation, corrected_moe, family, moe, plain, rope
 from radixlm.arch.families.linear import KIMI, channel_delta
 from radixlm.arch.families.sparse import (
     STREAMS,
-    experts_of,
     index_of,
     kinds_of,
     limit_of,
@@ -90,7 +89,7 @@ def glm5_next(c: Config) -> Decoder:
         )
 
     shared = Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu", limit=limit)
-    sparse = experts_of(c, shared, limit=limit)
+    sparse = corrected_moe(c, shared, limit=limit)
     dense, has_experts = Mlp(c.intermediate_size, "silu", limit=limit), c.mlp_layer_types
     return plain(
         c,

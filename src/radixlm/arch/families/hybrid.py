@@ -11,6 +11,7 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    corrected_moe,
     family,
     head_dim,
     mlp,
@@ -318,18 +319,7 @@ def nemotron_h(c: Config) -> Decoder:
         if kind != "moe":
             raise c.error("layers_block_type", f"has the unknown type {kind!r}")
         shared = Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
-        sparse = moe(
-            c,
-            act=act,
-            gated=False,
-            score="sigmoid",
-            correction=True,
-            renorm=c.norm_topk_prob,
-            scale=c.routed_scaling_factor,
-            groups=(c.n_group, c.topk_group),
-            shared=shared,
-        )
-        return Block(None, sparse, norm)
+        return Block(None, corrected_moe(c, shared, act=act, gated=False), norm)
 
     part = layer + "mixer."
     names: Names = {

@@ -9,8 +9,8 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     FAMILIES,
     activation,
+    corrected_moe,
     family,
-    moe,
     plain,
     published_form,
 )
@@ -148,15 +148,7 @@ def bailing_hybrid(c: Config) -> Decoder:
     state = replace(fades, low_rank=False, decay_floor=floor)
     attends = replace(latent(c.replace(q_lora_rank=None), interleaved=True), gate="head")
     shared = c.moe_intermediate_size * c.get("n_shared_experts", 0)
-    sparse = moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.norm_topk_prob,
-        scale=c.routed_scaling_factor,
-        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
-        shared=Mlp(shared, activation(c)) if shared else None,
-    )
+    sparse = corrected_moe(c, Mlp(shared, activation(c)))
     kinds = c.layer_types
     return plain(
         c,

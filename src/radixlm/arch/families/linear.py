@@ -12,6 +12,7 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    corrected_moe,
     family,
     head_dim,
     mlp,
@@ -199,15 +200,8 @@ def kimi_linear(c: Config) -> Decoder:
     state = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
     attends = replace(latent(c, interleaved=False), rope=None)
     shared = c.moe_intermediate_size * c.num_shared_experts
-    sparse = moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.moe_renormalize,
-        scale=c.routed_scaling_factor,
-        groups=(c.num_expert_group, c.topk_group),
-        shared=Mlp(shared, activation(c)) if shared else None,
-    )
+    groups = (c.num_expert_group, c.topk_group)
+    sparse = corrected_moe(c, Mlp(shared, activation(c)), renorm=c.moe_renormalize, groups=groups)
     kinds = c.layer_types
     return plain(
         c,

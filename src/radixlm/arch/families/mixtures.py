@@ -12,6 +12,7 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    corrected_moe,
     family,
     head_dim,
     is_sliding,
@@ -108,14 +109,7 @@ def beam(c: Config) -> Decoder:
             more=more,
         )
 
-    sparse = moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.norm_topk_prob,
-        scale=c.routed_scaling_factor,
-        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
-    )
+    sparse = corrected_moe(c)
     kinds = c.mlp_layer_types or ["dense"] * 3 + ["sparse"] * c.num_hidden_layers
     bias = Named((LAYER + "self_attn.gate_bias",), Repeated(dim))
     described = plain(
@@ -161,14 +155,7 @@ def mimo_v2(c: Config) -> Decoder:
             more=more,
         )
 
-    sparse = moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.norm_topk_prob,
-        scale=c.get("routed_scaling_factor", 1.0),
-        groups=(c.get("n_group", 1), c.get("topk_group", 1)),
-    )
+    sparse = corrected_moe(c)
     sinks = AnyOf(LAYER + "self_attn.attention_sink_bias", LAYER + "self_attn.sinks")
     return plain(c, mixer, by_layer_type(c, sparse), names={"mixer.sinks": sinks})
 

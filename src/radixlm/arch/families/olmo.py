@@ -9,6 +9,7 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    corrected_moe,
     family,
     head_dim,
     mlp,
@@ -100,15 +101,7 @@ def exaone4(c: Config) -> Decoder:
 def exaone_moe(c: Config) -> Decoder:
     kinds = c.mlp_layer_types
     shared = Mlp(c.moe_intermediate_size * c.num_shared_experts, activation(c))
-    sparse = moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.norm_topk_prob,
-        scale=c.routed_scaling_factor,
-        groups=(c.n_group, c.topk_group),
-        shared=shared if c.num_shared_experts else None,
-    )
+    sparse = corrected_moe(c, shared)
 
     def ffn(i: int) -> Ffn:
         is_dense = kinds[i] == "dense" if kinds else i < c.first_k_dense_replace

@@ -10,6 +10,7 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    corrected_moe,
     family,
     head_dim,
     mlp,
@@ -27,7 +28,6 @@ from radixlm.arch.spec import (
     Index,
     LatentAttention,
     Mlp,
-    Moe,
     Norm,
     Streams,
     Variant,
@@ -89,21 +89,6 @@ def limit_of(c: Config) -> float:
     return float(c.swiglu_limit)
 
 
-def experts_of(c: Config, shared: Mlp, **fields: Any) -> Moe:
-    """Experts chosen by a sigmoid and a correction, and one that all tokens share (of width 0:
-    none)."""
-    return moe(
-        c,
-        score="sigmoid",
-        correction=True,
-        renorm=c.norm_topk_prob,
-        scale=c.routed_scaling_factor,
-        groups=(c.n_group, c.topk_group),
-        shared=shared if shared.inner else None,
-        **fields,
-    )
-
-
 def streams_of(c: Config, **fields: Any) -> Streams:
     """The residual streams of config.hc_mult."""
     positive(c, "hc_mult")
@@ -142,7 +127,7 @@ def hy_v4(c: Config) -> Decoder:
     if shares[0] == "shared":
         raise c.error("indexer_types", "has a shared choice at the first layer")
     shared = Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu")
-    sparse = experts_of(c, shared, limit=limit)
+    sparse = corrected_moe(c, shared, limit=limit)
 
     def mixer(i: int) -> LatentAttention:
         return replace(whole, index=replace(index, is_shared=shares[i] == "shared"))
@@ -193,7 +178,7 @@ def dots3_note(c: Config) -> Decoder:
         )
 
     shared = c.get("moe_shared_expert_intermediate_size", c.shared_experts_intermediate_size)
-    sparse = experts_of(c, Mlp(c.n_shared_experts * shared, activation(c)))
+    sparse = corrected_moe(c, Mlp(c.n_shared_experts * shared, activation(c)))
     scaled = RankScaled(c.hidden_size)
     names: Names = {
         "mixer.gate": _ATTENTION + "g_proj",
