@@ -65,7 +65,10 @@ def expected(tiny: Tiny, model: Any, text: str, images: list[Any]) -> tuple[int,
     given = tiny.processor(
         text=[text], images=images, return_tensors="pt", add_special_tokens=False
     )
-    given = {k: v.float() if v.is_floating_point() else v for k, v in given.items()}
+    given = {
+        k: v.float() if hasattr(v, "float") and v.is_floating_point() else v
+        for k, v in given.items()
+    }
     num_prompt = given["input_ids"].shape[1]
     with torch.no_grad():
         made = model.generate(

@@ -191,6 +191,24 @@ def deepseek_ocr2() -> Tiny:
     return Tiny(config, whole, "<image>")
 
 
+def deepseek_ocr() -> Tiny:
+    """Of the class that has its towers, and a window that nothing leaves."""
+    held = text(
+        "unlimited_ocr_text", num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, sliding_window=4096,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    eye = {**EYE, "image_size": 112, "intermediate_size": 128}
+    sam = {**SAM, "downsample_channels": [16, 32], "mlp_dim": 64, "window_size": 14}
+    tower = {"sam_config": sam, "encoder_config": eye}
+    config = tf.UnlimitedOcrConfig(vision_config=tower, text_config=held, image_token_id=257)
+    reader = quick_pictures(
+        "UnlimitedOcr", size={"height": 64, "width": 64}, tile_size=40, max_patches=9
+    )
+    whole = tf.UnlimitedOcrProcessor(reader, tokenizer("<image>"), patch_size=1)
+    return Tiny(config, whole, "<image>")
+
+
 def qwen4() -> Tiny:
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     rope = {
@@ -259,16 +277,40 @@ def as_hunyuan_ocr(folder: Path) -> None:
     path.write_text(json.dumps(whole))
 
 
+def as_deepseek_ocr(folder: Path) -> None:
+    """Its config; the names of tensors are its own already."""
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    text = raw["text_config"]
+    for key in ("mlp_layer_types", "layer_types", "sliding_window", "model_type", "head_dim"):
+        del text[key]
+    text |= {"first_k_dense_replace": 1, "use_mla": False, "kv_lora_rank": None, "v_head_dim": 0}
+    sam = {"width": 16, "layers": 2, "heads": 2, "patch_size": 1, "output_channels": 8}
+    sam |= {"downsample_channels": [16, 32], "global_attn_indexes": [1]}
+    clip = {"width": 32, "layers": 2, "heads": 2, "image_size": 112, "patch_size": 7}
+    tower = {"image_size": 64, "width": {"clip-l-14-224": clip, "sam_vit_b": sam}}
+    whole = {
+        "architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseek_vl_v2",
+        "language_config": text, "projector_config": {"projector_type": "linear"},
+        "vision_config": tower, "tile_tag": "2D", "global_view_pos": "head",
+    }  # fmt: skip
+    path.write_text(json.dumps(whole))
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (folder / name).unlink()
+
+
 SEEING: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, blip_2,
-        instructblip, fuyu, deepseek_ocr2, qwen4, molmo2, molmo2_after,
+        instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
     )
 }  # fmt: skip
 # whose processors need a package that is not always there
-SEEING_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after"), "torchvision")
+SEEING_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after", "deepseek_ocr"), "torchvision")
 # that read one picture a prompt
 ONE_PICTURE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
 # checkpoints that have other names than their class in transformers
-PUBLISHED: dict[str, Callable[[Path], None]] = {"hunyuan_vl": as_hunyuan_ocr}
+PUBLISHED: dict[str, Callable[[Path], None]] = {
+    "hunyuan_vl": as_hunyuan_ocr, "deepseek_ocr": as_deepseek_ocr,
+}  # fmt: skip

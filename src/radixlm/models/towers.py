@@ -40,6 +40,7 @@ _METHODS = {
 }
 # what a processor calls what its tower has another name for
 _OLD_NAMES = {"image_patches": "pixel_values"}
+_NUMBERS = ("num_local_patches", "patches_grid")  # which a tower takes as a list
 # decoder layers, and the lists that must be as long as there are
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 # names of the language model's own weights
@@ -103,6 +104,7 @@ class HfTower:
             if name in known:
                 value = torch.from_numpy(array.read().copy()).to(self._device)
                 given[name] = value.to(self._dtype) if value.is_floating_point() else value
+                given[name] = value.tolist() if name in _NUMBERS else given[name]
         return given
 
 

@@ -52,7 +52,10 @@ def load_processor(folder: Path) -> Any:
     original = original_of(raw)
     declared = str(object_or_empty(folder / _FILES[0]).get("processor_class"))
     if original is not None and not hasattr(transformers, declared):
-        return make_processor(original, raw, folder, transformers, NoVideos())
+        try:
+            return make_processor(original, raw, folder, transformers, NoVideos())
+        except ImportError as error:
+            raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
     ears = ears_of(raw, folder, transformers)
     if ears is not None:
         return ears

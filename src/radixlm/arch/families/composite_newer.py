@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
 from radixlm.arch.names import LAYER, SPLIT_QKV, AnyOf, Names
 from radixlm.base.errors import CheckpointError
 
@@ -47,7 +48,7 @@ NEWER_TOWERED = (
     "MuseSparkForConditionalGeneration",
     *(*ERNIES, "Granite4VisionForConditionalGeneration"),
     *("ChameleonForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration"),
-    *("Qwen4ExpForConditionalGeneration", *MARKED),
+    *("Qwen4ExpForConditionalGeneration", *MARKED, *DEEPSEEK_OCRS),
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {

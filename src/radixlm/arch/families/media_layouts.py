@@ -52,7 +52,7 @@ class Original:
         return []
 
 
-def _stub(hidden_size: int) -> dict[str, Any]:
+def stub(hidden_size: int) -> dict[str, Any]:
     """A text model of which only the width counts."""
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
     sizes = {"hidden_size": hidden_size, "intermediate_size": 2, "vocab_size": 2}
@@ -99,7 +99,7 @@ def _internvl(raw: Raw) -> dict[str, Any]:
         "model_type": "internvl",
         "downsample_ratio": raw.get("downsample_ratio", 0.5),
         "vision_feature_layer": raw.get("select_layer", -1),
-        "text_config": _stub(int(llm["hidden_size"])),
+        "text_config": stub(int(llm["hidden_size"])),
         "vision_config": {
             **tower,
             "image_size": [size, size],

@@ -17,9 +17,10 @@ from radixlm.arch.families.media_layouts import (
     Original,
     Raw,
     Rules,
-    _stub,
+    stub,
 )
 from radixlm.arch.families.media_layouts_audio import AUDIO_LAYOUTS
+from radixlm.arch.families.media_layouts_ocr import OCR_LAYOUTS
 from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
@@ -150,7 +151,7 @@ def _llava(raw: Raw) -> dict[str, Any]:
     shared = {
         "model_type": "llava",
         "vision_config": dict(raw["vision_config"]),
-        "text_config": _stub(int(raw["hidden_size"])),
+        "text_config": stub(int(raw["hidden_size"])),
         "vision_feature_layer": layer,
         "vision_feature_select_strategy": _strategy(raw),
         "has_projector_norms": kind.endswith("_Norm"),
@@ -272,7 +273,7 @@ def _intern_s1(raw: Raw) -> dict[str, Any]:
     return {
         "model_type": "internvl",
         **{key: raw[key] for key in kept if key in raw},
-        "text_config": _stub(int(raw["text_config"]["hidden_size"])),
+        "text_config": stub(int(raw["text_config"]["hidden_size"])),
         "vision_config": {**tower, **sides, "use_mask_token": False},
     }
 
@@ -343,7 +344,7 @@ def _janus(raw: Raw) -> dict[str, Any]:
     small = {"channel_multiplier": [1], "num_res_blocks": 1, "projection_dim": 2}
     return {
         "model_type": "janus",
-        "text_config": _stub(int(aligner["n_embed"])),
+        "text_config": stub(int(aligner["n_embed"])),
         "vq_config": {**maker, **small, "image_token_embed_dim": 2, "num_hidden_layers": 1},
         "vision_config": {
             "hidden_size": tower["width"],
@@ -378,6 +379,7 @@ _JANUS_TOKENS = {
 LAYOUTS: dict[str, Original] = {
     **ORIGINALS,
     **AUDIO_LAYOUTS,
+    **OCR_LAYOUTS,
     **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
     "LlavaVidForCausalLM": _LLAVA_VID,
     "YiVLForCausalLM": replace(_LLAVA_LAYOUT, tokens={"image_token": "<image_placeholder>"}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.arch.families.media_layouts import Original, Raw, Rules
+from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
 
 # version of a MiniCPM-V or -o -> the family of its text model
 _MINICPM_TEXTS = {"2.6": "qwen2", "4.0": "llama", "4": "llama", "4.5": "qwen3"}
@@ -187,6 +188,8 @@ def text_type(architecture: str, raw: Raw) -> str:
     """The family of a text model that has another name or none; "" if it is what it says."""
     if architecture in ("MiniCPMV", "MiniCPMO"):
         return _MINICPM_TEXTS.get(str(raw.get("version", "")), "")
+    if architecture in DEEPSEEK_OCRS:
+        return "deepseek_ocr2_text"
     if architecture in DEEPSEEKS and not raw.get("use_mla", True):
         return "deepseek"
     if architecture in DEEPSEEKS and raw.get("topk_method") == "noaux_tc":

@@ -19,6 +19,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.families.composite import composite
 from radixlm.arch.families.composite_newer import JOINING, MARKED, joined_layers
 from radixlm.arch.families.deepseek import routed
+from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
 from radixlm.arch.names import DEFAULT, LAYER, SPLIT_QKV, AnyOf, Named, Names
 from radixlm.arch.recipes import swapped_halves
 from radixlm.arch.spec import Attention, Decoder, Layout, Norm
@@ -50,7 +51,7 @@ def chameleon(c: Config) -> Decoder:
     )
 
 
-@family("DeepseekOcr2ForConditionalGeneration")
+@family("DeepseekOcr2ForConditionalGeneration", *DEEPSEEK_OCRS)
 def deepseek_ocr(c: Config) -> Decoder:
     """The experts of DeepSeek V2, with heads of their own."""
     c.refuse("topk_method", "greedy", "group_limited_greedy")
