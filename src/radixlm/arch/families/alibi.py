@@ -6,11 +6,18 @@ import math
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, attention, family, plain
-from radixlm.arch.names import Named
+from radixlm.arch.names import Named, Names
 from radixlm.arch.recipes import GroupedQkv, transposed
 from radixlm.arch.spec import Decoder, Mlp, Norm, Variant
 
 _H = "transformer.h.{i}."
+# GPT and GPT-2 call a linear map of [in, out] a convolution
+CONV_LAYER: Names = {
+    "mixer.qkv": Named((_H + "attn.c_attn",), transposed),
+    "mixer.o": Named((_H + "attn.c_proj",), transposed),
+    "ffn.up1": Named((_H + "mlp.c_fc",), transposed),
+    "ffn.down": Named((_H + "mlp.c_proj",), transposed),
+}
 _BLOCK = "transformer.blocks.{i}."
 
 
@@ -136,9 +143,6 @@ def openai_gpt(c: Config) -> Decoder:
             "positions": "transformer.positions_embed",
             "norm1": _H + "ln_1",
             "norm2": _H + "ln_2",
-            "mixer.qkv": Named((_H + "attn.c_attn",), transposed),
-            "mixer.o": Named((_H + "attn.c_proj",), transposed),
-            "ffn.up1": Named((_H + "mlp.c_fc",), transposed),
-            "ffn.down": Named((_H + "mlp.c_proj",), transposed),
+            **CONV_LAYER,
         },
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.alibi import alibi_slopes
+from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
 from radixlm.arch.families.builders import (
     activation,
     attention,
@@ -55,10 +55,7 @@ def gpt2(c: Config) -> Decoder:
             "norm": "transformer.ln_f",
             "norm1": _H + "ln_1",
             "norm2": _H + "ln_2",
-            "mixer.qkv": Named((_H + "attn.c_attn",), transposed),
-            "mixer.o": Named((_H + "attn.c_proj",), transposed),
-            "ffn.up1": Named((_H + "mlp.c_fc",), transposed),
-            "ffn.down": Named((_H + "mlp.c_proj",), transposed),
+            **CONV_LAYER,
         },
     )
 

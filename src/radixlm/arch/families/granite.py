@@ -8,6 +8,7 @@ from dataclasses import replace
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Ffn,
+    Mixer,
     activation,
     attention,
     family,
@@ -23,9 +24,10 @@ from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import Attention, Decoder, Mlp, Moe
 
 
-def _scaled(
-    c: Config, mixer: Attention | Callable[[int], Attention], ffn: Ffn, names: Names | None = None
+def multiplied(
+    c: Config, mixer: Mixer | Callable[[int], Mixer], ffn: Ffn, names: Names | None = None
 ) -> Decoder:
+    """What Granite multiplies: the embedding, what joins the residual, and the logits."""
     return plain(
         c,
         mixer,
@@ -74,33 +76,33 @@ MOE_NAMES: Names = {
 
 @family("GraniteForCausalLM")
 def granite(c: Config) -> Decoder:
-    return _scaled(c, _attention(c), mlp(c, bias=c.mlp_bias))
+    return multiplied(c, _attention(c), mlp(c, bias=c.mlp_bias))
 
 
 @family("GraniteMoeForCausalLM")
 def granite_moe(c: Config) -> Decoder:
-    return _scaled(c, _attention(c), _experts(c), MOE_NAMES)
+    return multiplied(c, _attention(c), _experts(c), MOE_NAMES)
 
 
 @family("GraniteMoeSharedForCausalLM")
 def granite_moe_shared(c: Config) -> Decoder:
-    return _scaled(c, _attention(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
+    return multiplied(c, _attention(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
 
 
 @family("GraniteSWAForCausalLM")
 def granite_swa(c: Config) -> Decoder:
-    return _scaled(c, _sinking(c), mlp(c, bias=c.mlp_bias))
+    return multiplied(c, _sinking(c), mlp(c, bias=c.mlp_bias))
 
 
 @family("GraniteMoeSWAForCausalLM")
 def granite_moe_swa(c: Config) -> Decoder:
-    return _scaled(c, _sinking(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
+    return multiplied(c, _sinking(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
 
 
 @family("HyperCLOVAXForCausalLM")
 def hyperclova_x(c: Config) -> Decoder:
     scale = c.get("attention_multiplier", head_dim(c) ** -0.5)
-    described = _scaled(c, replace(_attention(c), scale=scale), mlp(c, bias=c.mlp_bias))
+    described = multiplied(c, replace(_attention(c), scale=scale), mlp(c, bias=c.mlp_bias))
     described = replace(described, logit_scale=c.logits_scaling)
     if not c.use_post_norm:
         return described

@@ -21,7 +21,7 @@ from radixlm.arch.families.builders import (
     rms,
     rope,
 )
-from radixlm.arch.families.granite import MOE_NAMES
+from radixlm.arch.families.granite import MOE_NAMES, multiplied
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import RowScaled, Scaled
 from radixlm.arch.spec import (
@@ -229,15 +229,7 @@ def granite_hybrid(c: Config) -> Decoder:
     def mixer(i: int) -> Mixer:
         return attends if _is_attention(c, i, False) else state
 
-    return plain(
-        c,
-        mixer,
-        ffn,
-        residual=c.residual_multiplier,
-        embed_scale=c.embedding_multiplier,
-        logit_scale=1 / c.logits_scaling,
-        names=names,
-    )
+    return multiplied(c, mixer, ffn, names)
 
 
 @family("FalconH1ForCausalLM")
