@@ -47,6 +47,7 @@ struct LinearArgs {
     int64_t ldr = 0;
     float out_scale = 1.0f;
     int act = ACT_NONE;
+    int streams = 0;  // y is too large for the caches: written past them
 };
 
 struct NormArgs {
@@ -266,7 +267,14 @@ inline bool is_tiled(const Kernels& k, const AttnArgs& a) { return k.tiles.atten
 inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) { (is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx); }
 inline size_t local_for(const Kernels& k, const AttnArgs& a) { return (is_tiled(k, a) ? k.tiles.attention_local : k.attention_local)(a); }
 
-constexpr int TASK_ROWS = 96;  // rows of an attention task: query heads of one KV head, of several tokens
+// Rows of an attention task: query heads of one KV head, of several tokens. A large task brings a block
+// of keys into order once for all of its rows, whose sums still fit into second-level cache.
+constexpr int TASK_ROWS = 96, MOST_TASK_ROWS = 512, TASK_SUMS = MOST_TASK_ROWS * 160;
+inline int state_floats(int v_dim) { return (v_dim + 15) / 16 * 16 + 32; }
+inline int most_rows(int v_dim, int group) {
+    const int rows = TASK_SUMS / state_floats(v_dim) / 16 * 16;
+    return group > TASK_ROWS ? group : rows < TASK_ROWS ? TASK_ROWS : rows > MOST_TASK_ROWS ? MOST_TASK_ROWS : rows;
+}
 constexpr int ATTN_BLOCK = 64;  // tokens of one turn of the online softmax
 constexpr int SPLIT = 512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 

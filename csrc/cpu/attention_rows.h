@@ -22,10 +22,7 @@ struct Rows {
     int position(int i, int group) const { return position0 + i / group; }
 };
 
-inline int rows_of_task(const AttnArgs& a) {
-    const int group = a.heads / a.cache.kv_heads;
-    return group > TASK_ROWS ? group : (TASK_ROWS + 15) / 16 * 16;
-}
+inline int rows_of_task(const AttnArgs& a) { return most_rows(a.cache.v_dim, a.heads / a.cache.kv_heads); }
 inline size_t rows_floats(const Shape& s, int rows) { return size_t(rows) * (2 * s.state + 2); }
 
 // All see all of [from, end).

@@ -15,6 +15,9 @@
 namespace radix {
 namespace RADIX_ISA {
 
+// Exponents are taken from a row's maximum, which follows the scores only when they have outgrown it by
+// this much: weights reach e^8 instead of 1, and sums are hardly ever scaled anew.
+constexpr float GROWTH = 8.0f;
 constexpr int PAIRS = 32;  // of numbers: what one multiplication adds up, in its two halves of 16
 
 // 16 bfloat16 pairs (a_i, b_i) of numbers that are exact in it
@@ -371,10 +374,12 @@ void TileBlock::soften_tile(const Group& g, int block0, Products& beside) {
         float *w = p + side + r * BLOCK, *state = rows.now + int64_t(row) * s.state;
         if (changes || rows.row_lo[row] > block0 || rows.row_hi[row] < block0 + BLOCK) mask_scores(row, block0, w);
         const float old = state[s.v_pad + 16], top = lane_max(vmax(vmax(load(w), load(w + 16)), vmax(load(w + 32), load(w + 48))));
-        highest[r] = top > old ? top : old;
+        highest[r] = top > old + GROWTH ? top : old;
         if (highest[r] != old) {
-            const vf shrink = exp_weight(set1(old - highest[r]));
-            for (int i = 0; i < s.v_pad + 16; i += 16) store(state + i, mul(load(state + i), shrink));
+            if (old != EMPTY) {
+                const vf shrink = exp_weight(set1(old - highest[r]));
+                for (int i = 0; i < s.v_pad + 16; i += 16) store(state + i, mul(load(state + i), shrink));
+            }
             state[s.v_pad + 16] = highest[r];
         }
         do_until(beside, r + 1, 3 * g.n);

@@ -12,7 +12,7 @@ constexpr float EMPTY = -3.0e38f;  // finite: exp(EMPTY - EMPTY) is 1, exp(EMPTY
 struct Shape {
     int group, k_dim, v_dim, v_pad, state;
     explicit Shape(const AttnArgs& a)
-        : group(a.heads / a.cache.kv_heads), k_dim(a.cache.k_dim), v_dim(a.cache.v_dim), v_pad((a.cache.v_dim + 15) / 16 * 16), state(v_pad + 32) {}
+        : group(a.heads / a.cache.kv_heads), k_dim(a.cache.k_dim), v_dim(a.cache.v_dim), v_pad((a.cache.v_dim + 15) / 16 * 16), state(state_floats(v_dim)) {}
 };
 
 inline vf count_from_zero() {

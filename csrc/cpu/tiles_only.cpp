@@ -3,7 +3,7 @@
 
 #include "attention_tiles.cpp"
 #include "int8.cpp"
-#include "tiles.cpp"
+#include "tiles_integers.cpp"
 
 namespace radix {
 namespace RADIX_ISA {

@@ -125,16 +125,20 @@ void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int memb
 void AttnPlan::make(const AttnArgs& a, int threads) {
     tasks.clear(), members.clear(), readers.clear();
     std::vector<AttnTask> merges, short_tasks, long_tasks;
-    const int heads = a.cache.kv_heads, group = a.heads / heads, state = (a.cache.v_dim + 15) / 16 * 16 + 32;
-    const int block = std::max(1, TASK_ROWS / group), few = std::max(TASK_ROWS, group);  // rows of one task
-    int64_t short_units = 0;
+    const int heads = a.cache.kv_heads, group = a.heads / heads;
+    const int few = std::max(TASK_ROWS, group);  // rows of one task
+    int64_t short_units = 0, long_rows = 0;
     partial_rows = 0, bytes = flops = 0;
     const Sharing sharing(*this, a);
     num_shared = int(tasks.size());
     for (int s = 0; s < a.num_seqs; s++) {
         int q = a.query_start[s + 1] - a.query_start[s];
         if (q * group <= few && q > 0) short_units += heads;
+        if (q * group > few) long_rows += int64_t(q) * a.heads;
     }
+    // Large tasks, as long as there are several for every thread.
+    const int most = most_rows(a.cache.v_dim, group), each = int(std::clamp<int64_t>(long_rows / (8 * threads), std::min(few, most), most));
+    const int block = std::max(1, each / group);
     // Enough sequences keep every thread busy without a merge.
     const int want = short_units >= 4 * threads ? 1 : int((4 * threads + short_units - 1) / std::max<int64_t>(1, short_units));
     for (int s = 0; s < a.num_seqs; s++) {
@@ -158,7 +162,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     tasks.insert(tasks.end(), short_tasks.begin(), short_tasks.end());
     num_tasks = int(tasks.size()) - num_shared, num_merges = int(merges.size());
     tasks.insert(tasks.end(), merges.begin(), merges.end());
-    partial_floats = size_t(partial_rows) * size_t(state);
+    partial_floats = size_t(partial_rows) * size_t(state_floats(a.cache.v_dim));
 }
 
 void AttnPlan::give(AttnArgs& a, void* shared) const {
