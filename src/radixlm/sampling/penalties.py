@@ -51,7 +51,7 @@ class PenaltyCounts:
             self._grow()
         row = self._row_of[slot] = self._free.pop()
         values = [max(repetition, _LOWEST_REPETITION), frequency, presence]
-        self._values_N3[row] = torch.tensor(values, device=self._device)
+        self._values_N3[row] = self._sent(torch.tensor(values))
         self._host_values[row] = (values[0], values[1], values[2])
         counts = self._count(output_ids)
         self._counts_NV[row] = counts
@@ -132,7 +132,13 @@ class PenaltyCounts:
     def _count(self, ids: Sequence[int]) -> Tensor:
         tokens = torch.tensor(list(ids), dtype=torch.int64)
         counts = torch.bincount(tokens, minlength=self._vocab_size)[: self._vocab_size]
-        return counts.to(self._device, torch.int32)
+        return self._sent(counts.int())
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """On the device, without waiting for the steps that it has not done yet."""
+        if self._device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self._device, non_blocking=True)
 
     def _grow(self) -> None:
         old = self._counts_NV.shape[0]
