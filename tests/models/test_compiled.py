@@ -17,6 +17,7 @@ from torch import Tensor
 
 import radixlm
 from radixlm.executor.runner import Runner
+from radixlm.kernels import cpu
 from radixlm.models import compiled
 from radixlm.models.compiled import CompiledSteps
 from radixlm.models.decoder import DecoderModel
@@ -24,6 +25,7 @@ from radixlm.step.batch import ForwardBatch
 
 PROMPTS = [[*range(5, 27)], [*range(5, 20), 7, 8, 9], [3, 4, 5, 6]]
 WARNING = "--enable-torch-compile: "
+NATIVE = pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
 # torch's own modules warn of one another
 pytestmark = [
     pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler"),
@@ -83,6 +85,7 @@ def test_the_same_tokens_by_two_graphs(arch: str, monkeypatch: pytest.MonkeyPatc
         assert steps.is_on and steps.num_graphs == 2
 
 
+@NATIVE
 def test_kernels_of_ours_are_part_of_the_graphs() -> None:
     with engine("DeepseekV2ForCausalLM", kernel=(), attention_backend="cpu") as plain:
         want = tokens(plain, 3)
@@ -191,7 +194,12 @@ def test_a_model_that_needs_the_host_runs_as_before(
     ("arch", "options", "why"),
     [
         ("JambaForCausalLM", {}, "recurrent layers"),
-        ("LlamaForCausalLM", {"kernel": (), "attention_backend": "cpu"}, "the C++ kernels"),
+        pytest.param(
+            "LlamaForCausalLM",
+            {"kernel": (), "attention_backend": "cpu"},
+            "the C++ kernels",
+            marks=NATIVE,
+        ),
         ("LlamaForCausalLM", {"model_impl": "transformers"}, "not a decoder of ours"),
     ],
 )

@@ -30,6 +30,7 @@ from torch._dynamo.exc import (
     FailOnRecompileLimitHit,
     TorchDynamoException,
 )
+from torch._inductor import config as inductor_config
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from radixlm.base.units import format_seconds
@@ -42,7 +43,8 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 log = logging.getLogger(__name__)
 
 BACKEND = "inductor"
-# kernels are compiled by this process, and halves are rounded where they are without the compiler
+# kernels are compiled by this process, without a pool of others that would stay; halves are rounded
+# where they are without the compiler
 _INDUCTOR = {"compile_threads": 1, "emulate_precision_casts": True}
 MOST_GRAPHS = 4
 _FAILURES = (TorchDynamoException, ConstraintViolationError, FailOnRecompileLimitHit)
@@ -183,9 +185,8 @@ class CompiledSteps:
             raise _TooMany(f"a graph for each of {MOST_GRAPHS} steps, and more are asked for")
         self.num_graphs += 1
         began_s = time.perf_counter()
-        if BACKEND == "inductor":
-            options["config_patches"] = _INDUCTOR
-        made = self._backend(graph, inputs, **options)
+        with inductor_config.patch(_INDUCTOR):
+            made = self._backend(graph, inputs, **options)
         log.info(
             "torch.compile: graph %d of decode steps made in %s",
             self.num_graphs,
