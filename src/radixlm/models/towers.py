@@ -94,17 +94,17 @@ class HfTower:
         made = model.vision_model(**self._arguments(model.vision_model.forward, media))
         return _joined(model.multi_modal_projector(made.last_hidden_state)).float()[None]
 
-    def _arguments(self, method: Callable[..., Any], media: Media) -> dict[str, Tensor]:
+    def _arguments(self, method: Callable[..., Any], media: Media) -> dict[str, Any]:
         """What the processor has made and the method asks for."""
         known = inspect.signature(method).parameters
-        given = {}
+        given = dict[str, Any]()
         for name, array in media.inputs.items():
             name = name if name in known else name.removesuffix("_videos")
             name = _OLD_NAMES.get(name, name)
             if name in known:
                 value = torch.from_numpy(array.read().copy()).to(self._device)
-                given[name] = value.to(self._dtype) if value.is_floating_point() else value
-                given[name] = value.tolist() if name in _NUMBERS else given[name]
+                value = value.to(self._dtype) if value.is_floating_point() else value
+                given[name] = value.tolist() if name in _NUMBERS else value
         return given
 
 
