@@ -12,6 +12,7 @@ from radixlm.arch.families.builders import (
     Mixer,
     activation,
     family,
+    head_dim,
     in_whole,
     moe,
     plain,
@@ -140,7 +141,10 @@ def _names(c: Config) -> Names:
 def qwen4_exp(c: Config) -> Decoder:
     """Also of a whole with a tower, whose ropes have sections."""
     if c.architecture == "Qwen4ExpForConditionalGeneration":
-        given = {"mrope_section": [11, 11, 10], **c.rope_parameters, "mrope_interleaved": True}
+        share = c.rope_parameters.get("partial_rotary_factor", 1.0)
+        pairs = min(int(head_dim(c) * share) // 2, 32)  # of the class's 11, 11, 10 those that are
+        usual = [len(range(axis, pairs, 3)) for axis in range(3)]
+        given = {"mrope_section": usual, **c.rope_parameters, "mrope_interleaved": True}
         c = c.replace(rope_parameters=given)
     shared, reading = c.shared_expert_intermediate_size, sorted(set(c.get("ple_layer_ids", ())))
     act: Any = c.get("output_gate_type", "silu")
