@@ -43,12 +43,12 @@ for name in ("forward", "sample"):
             return plain(self, *args)
     setattr(Runner, name, watched)
 with radixlm.Engine(device="cuda", log_level="error", **asked["options"]) as engine:
-    runner = engine._engine._serving.scheduler.executor
     cuda.WAITS.clear()
     made = [
         [one["output_ids"] for one in engine.generate(input_ids=asked["prompts"], **more)]
         for more in asked["calls"]
     ]
+    runner = engine._engine._serving.scheduler.executor
     facts = [type(runner.device).__name__, runner.graphs.sizes]
 print("@" + json.dumps([made, facts, dict(cuda.WAITS)]))
 """
