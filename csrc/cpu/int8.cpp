@@ -196,7 +196,7 @@ static void tile_w8a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
         for (int p = 0; p < NP; p++) {
             const int8_t* from = w + p * next + s * 128;
             b[2 * p] = vi_load(from), b[2 * p + 1] = vi_load(from + 64);
-            if (ROWS <= 4) __builtin_prefetch(from + 1024), __builtin_prefetch(from + 1088);
+            if (ROWS <= 4) __builtin_prefetch(from + 4096), __builtin_prefetch(from + 4160);
         }
         RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
@@ -225,7 +225,7 @@ RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* 
         for (int c = 0; c < 2 * NP; c++) {
             const uint32_t* from = w + (c / 2 * k8 + s) * PANEL + c % 2 * 16;
             split_nibbles(vi_load(from), even[c], odd[c]);
-            if (ROWS <= 4) __builtin_prefetch(from + 256);
+            if (ROWS <= 4) __builtin_prefetch(from + 1024);  // 4 KB
         }
         RADIX_UNROLL(6)
         for (int r = 0; r < ROWS; r++) {

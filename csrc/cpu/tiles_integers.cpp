@@ -142,9 +142,12 @@ static void groups_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx
 
 // ---- 4 bits with multiples ----
 
-// Nibbles of one span and panel as signed bytes [k / 4][32][4], each times its group's multiple.
-static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t k1, char* out) {
-    const char* from = (const char*)w.data + (panel * w.k + k0) * (PANEL / 2);
+static const char* nibbles_at(const Weight& w, int64_t panel, int64_t k) { return (const char*)w.data + (panel * w.k + k) * (PANEL / 2); }
+
+// Nibbles of one span and panel as signed bytes [k / 4][32][4], each times its group's multiple. Half as
+// many from `next` on are asked for meanwhile.
+static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t k1, const char* next, char* out) {
+    const char* from = nibbles_at(w, panel, k0);
     const __m512i low = _mm512_set1_epi8(15);
     for (int64_t g = k0 / w.group; g < k1 / w.group; g++) {
         const int8_t* m = w.multiple + (panel * (w.k / w.group) + g) * 2 * PANEL;
@@ -155,14 +158,15 @@ static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t 
             times[h] = _mm512_or_si512(times[h], _mm512_slli_epi32(times[h], 16));
             less[h] = _mm512_mullo_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(m + PANEL + h * 16))), _mm512_set1_epi32(0x01010101));
         }
-        for (int64_t i = 0; i < w.group / 8; i++, from += 128, out += 256)
+        for (int64_t i = 0; i < w.group / 8; i++, from += 128, next += 64, out += 256) {
+            __builtin_prefetch(next, 0, 2);
             for (int h = 0; h < 2; h++) {
                 const __m512i v = _mm512_loadu_si512(from + h * 64);
                 const __m512i even = _mm512_and_si512(v, low), odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), low);
                 _mm512_store_si512(out + h * 64, _mm512_sub_epi8(_mm512_mullo_epi16(even, times[h]), less[h]));
                 _mm512_store_si512(out + 128 + h * 64, _mm512_sub_epi8(_mm512_mullo_epi16(odd, times[h]), less[h]));
-                __builtin_prefetch(from + PREFETCH_BYTES + h * 64);
             }
+        }
     }
 }
 
@@ -206,10 +210,14 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
             for (int64_t span = 0; span < t.spans; span++) {
                 const int64_t s0 = span * most_steps, steps = std::min(most_steps, t.steps - s0);
                 for (int64_t p = p0; p < p1; p++) {
-                    widen_multiples(a.w, p, span * a.w.span, std::min(a.w.k, (span + 1) * a.w.span), wide);
+                    const int64_t k0 = span * a.w.span, k1 = std::min(a.w.k, k0 + a.w.span);
+                    const char* next = p + 1 < p1 ? nibbles_at(a.w, p + 1, k0) : k1 < a.w.k ? nibbles_at(a.w, p0, k1) : nibbles_at(a.w, p1, 0);
+                    widen_multiples(a.w, p, k0, k1, next, wide);
+                    next += (k1 - k0) * (PANEL / 4);  // the other half: beside the products
+                    const int64_t lines = (8 + (t1 - t0 + 1) / 2 - 1) / ((t1 - t0 + 1) / 2);
                     asm volatile("" ::: "memory");
                     for (int64_t tile = t0; tile < t1; tile += 2, count++) {
-                        const Slice s{t.x + tile * t.tile_bytes() + s0 * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide, STEP_BYTES, steps, nullptr, 0};
+                        const Slice s{t.x + tile * t.tile_bytes() + s0 * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide, STEP_BYTES, steps, next + (tile - t0) / 2 * steps * lines * 64, lines};
                         char* out = count % 2 ? sums.odd : sums.even;
                         if (tile + 1 < t1) multiply<SIGNED, 2>(s, out, true);
                         else multiply<SIGNED, 1>(s, out, true);
