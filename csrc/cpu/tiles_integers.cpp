@@ -207,17 +207,18 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
         for (int64_t i = i0; i < i1; i++) {
             const int64_t t0 = i / grid.groups * grid.tiles_each, t1 = std::min(t0 + grid.tiles_each, t.tiles);
             const int64_t p0 = i % grid.groups * grid.panels_each, p1 = std::min(p0 + grid.panels_each, panels);
+            const int64_t pairs = (t1 - t0 + 1) / 2, lines = (8 + pairs - 1) / pairs;
             for (int64_t span = 0; span < t.spans; span++) {
                 const int64_t s0 = span * most_steps, steps = std::min(most_steps, t.steps - s0);
+                const int64_t k0 = span * a.w.span, k1 = std::min(a.w.k, k0 + a.w.span);
                 for (int64_t p = p0; p < p1; p++) {
-                    const int64_t k0 = span * a.w.span, k1 = std::min(a.w.k, k0 + a.w.span);
                     const char* next = p + 1 < p1 ? nibbles_at(a.w, p + 1, k0) : k1 < a.w.k ? nibbles_at(a.w, p0, k1) : nibbles_at(a.w, p1, 0);
                     widen_multiples(a.w, p, k0, k1, next, wide);
                     next += (k1 - k0) * (PANEL / 4);  // the other half: beside the products
-                    const int64_t lines = (8 + (t1 - t0 + 1) / 2 - 1) / ((t1 - t0 + 1) / 2);
                     asm volatile("" ::: "memory");
                     for (int64_t tile = t0; tile < t1; tile += 2, count++) {
-                        const Slice s{t.x + tile * t.tile_bytes() + s0 * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide, STEP_BYTES, steps, next + (tile - t0) / 2 * steps * lines * 64, lines};
+                        const char *x = t.x + tile * t.tile_bytes() + s0 * t.step_bytes(), *ahead = next + (tile - t0) / 2 * steps * lines * 64;
+                        const Slice s{x, t.step_bytes(), t.tile_bytes(), wide, STEP_BYTES, steps, ahead, lines};
                         char* out = count % 2 ? sums.odd : sums.even;
                         if (tile + 1 < t1) multiply<SIGNED, 2>(s, out, true);
                         else multiply<SIGNED, 1>(s, out, true);

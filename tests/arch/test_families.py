@@ -79,6 +79,7 @@ def test_every_family_has_a_tiny_config() -> None:
         "cross",
         "hearing",  # tests/multimodal/test_sounds, test_sounds_published
         "encoded",  # tests/multimodal/test_whisper_sounds
+        "seeing",  # tests/multimodal/test_families: tiny_seeing
         "media_layouts_llava",  # tests/multimodal/test_llava_published
         "published",  # tests/models/test_published
         "drafts",  # test_draft
