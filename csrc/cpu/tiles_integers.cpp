@@ -237,8 +237,8 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
 static int64_t vector_rows(const Weight& w) { return w.format == W_W4A8 && !w.multiple ? 8 : 5; }
 
 static void linear_integers(const LinearArgs& given, const Ctx& ctx) {
+    if (given.m <= vector_rows(given.w)) return linear_int8(given, ctx);
     const LinearArgs a = streaming(given);
-    if (a.m <= vector_rows(a.w)) return linear_int8(a, ctx);
     const TileBytes t(a, ctx.shared());
     ctx.each(t.tiles * 16, 4, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise_tile_row(a, t, r / 16, r % 16);

@@ -43,6 +43,12 @@ def quantise_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return values.to(torch.uint8).view(weight_OI.shape), scale[..., 0]
 
 
+def quantise_nibbles(weight_OI: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
+    """Values 0..15 [O, I] and scales [O, G] of ``fmt``, int4-<group> or w4a8-<group>."""
+    kind, _, group = fmt.partition("-")
+    return (quantise_int4 if kind == "int4" else quantise_multiples)(weight_OI, int(group))
+
+
 def quantise_multiples(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """As ``quantise_int4``, but a group's scale is a whole multiple, -15..15, of a number that its
     span of 512 inputs shares, so that products of integers can be summed over a span. Of the
@@ -111,8 +117,7 @@ class ReferenceQuantised(WidenedLinear):
             self._dtype, self._values = torch.bfloat16, weight_OI
             self._scale, self._offset = grid
         elif self._group:
-            quantise = quantise_multiples if self._is_dynamic else quantise_int4
-            self._values, self._scale = quantise(weight_OI, self._group)
+            self._values, self._scale = quantise_nibbles(weight_OI, fmt)
         else:
             self._values, self._scale = quantise_int8(weight_OI)
 

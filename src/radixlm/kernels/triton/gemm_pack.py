@@ -52,9 +52,7 @@ def pack(weight_ENK: Tensor, bias_EN: Tensor | None, fmt: str, act: str = "") ->
             data, scale = interleaved(data), interleaved(scale)
     else:
         kind, group = kinds.INT4, int(fmt.partition("-")[2])
-        is_rounded = fmt.startswith("w4a8")
-        quantise = reference.quantise_multiples if is_rounded else reference.quantise_int4
-        parts = [quantise(weight, group) for weight in weight_ENK]
+        parts = [reference.quantise_nibbles(weight, fmt) for weight in weight_ENK]
         values, scale = (torch.stack(part) for part in zip(*parts, strict=True))
         if act:
             values, scale = interleaved(values), interleaved(scale)
