@@ -7,9 +7,9 @@
 
 namespace radix {
 
-enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6, W_BF16_TILES = 7 };
+enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6, W_BF16_TILES = 7, W_W8A16 = 8 };
 inline double bytes_each(int format) {
-    constexpr double each[] = {4, 2, 2, 1, 1, 0.5, 0.5, 2};
+    constexpr double each[] = {4, 2, 2, 1, 1, 0.5, 0.5, 2, 1};
     return each[format];
 }
 enum Act : int { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU = 2, ACT_GELU_TANH = 3, ACT_GELU_QUICK = 4, ACT_RELU = 5, ACT_RELU2 = 6,
@@ -25,7 +25,7 @@ struct Weight {
     const float* scale = nullptr;   // int8: [N padded]; int4, w4a8: [panel][spans][32]
     const float* offset = nullptr;  // int4: as scale, added to q * scale; w4a8 without: weights are (q - 8) * scale
     const int8_t* multiple = nullptr;  // w4a8 or null: [panel][K/group][2][32], weights are (q * first - second) * scale
-    const int32_t* column_sum = nullptr;  // w8a8: 128 * sum_k w[n, k], [N padded]
+    const int32_t* column_sum = nullptr;  // w8a8, w8a16: 128 * sum_k w[n, k], [N padded]
     const float* bias = nullptr;    // [N padded] in panel order, or null
     int64_t n = 0, k = 0;
     int format = W_F32;
@@ -249,7 +249,7 @@ struct Kernels {
     TileKernels tiles = {};
 };
 
-inline bool is_integer(const LinearArgs& a) { return a.w.format == W_W8A8 || a.w.format == W_W4A8; }
+inline bool is_integer(const LinearArgs& a) { return a.w.format == W_W8A8 || a.w.format == W_W4A8 || a.w.format == W_W8A16; }
 inline bool is_tiled(const LinearArgs& a) { return a.w.format == W_BF16_TILES; }
 inline void run_linear(const Kernels& k, const LinearArgs& a, const Ctx& ctx) {
     (is_integer(a) ? k.int8.linear : is_tiled(a) ? k.tiles.linear : k.linear)(a, ctx);

@@ -61,7 +61,8 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
         case W_BF16_TILES: return bf16_to_float(((const uint16_t*)w.data)[(panel * ((w.k + 31) / 32 * 16) + k / 2) * 64 + 2 * lane + k % 2]);
         case W_F16: return f16_to_float(((const uint16_t*)w.data)[at + lane]);
         case W_INT8: return float(((const int8_t*)w.data)[at + lane]) * w.scale[n];
-        case W_W8A8: {
+        case W_W8A8:
+        case W_W8A16: {
             const int8_t* p = (const int8_t*)w.data + panel * ((w.k + 3) / 4 * 4) * PANEL;
             return float(p[(k / 4) * 128 + lane * 4 + k % 4]) * w.scale[n];
         }

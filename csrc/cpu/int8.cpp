@@ -1,5 +1,5 @@
-// W8A8 and W4A8: activations are quantised per row (W8A8) or per row and span (W4A8), products are
-// summed as integers. Integer sums are exact, so only the short float chain over spans has an
+// W8A8, W8A16 and W4A8: activations are quantised per row (W4A8: per row and span), products are summed
+// as integers. W8A16 has activations of 16 bits as two bytes, each with products of its own: 256 * high + low. Integer sums are exact, so only the short float chain over spans has an
 // order, and it is ascending: batch invariant bit for bit.
 #include "int8.h"
 
@@ -93,15 +93,18 @@ static inline void split_nibbles(const vi& a, vi& even, vi& odd) {
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
 #endif
 
-// Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W4A8 [tile][k/8][2][row],
-// even k of eight first, as a packed dword's low and high nibbles are.
+constexpr float MOST_16 = 127 * 256;  // 127 in the high byte, 0 in the low one
+
+// Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W8A16 [tile][k/4][row][high, low];
+// W4A8 [tile][k/8][2][row], even k of eight first, as a packed dword's low and high nibbles are.
 struct Quantised {
-    int64_t steps, spans, groups, rows, count, m;
+    int64_t steps, spans, groups, rows, count, m, planes;  // planes: bytes of an activation
     int32_t* x;
     float *scale, *extra;  // [tile][span][row]; extra (W4A8) [tile][group][row]: see group_extra
     Quantised(const LinearArgs& a, char* base) : m(a.m) {
         const bool four = a.w.format == W_W4A8;
-        const int64_t most = four ? INT4_ROWS : INT8_ROWS;
+        planes = a.w.format == W_W8A16 ? 2 : 1;
+        const int64_t most = four ? INT4_ROWS : INT8_ROWS / planes;
         steps = four ? a.w.k / 4 : (a.w.k + 3) / 4;
         spans = four ? spans_of(a.w) : 1;
         groups = four ? a.w.k / a.w.group : 1;
@@ -109,15 +112,16 @@ struct Quantised {
         rows = (m + count - 1) / count;
         count = (m + rows - 1) / rows;
         x = (int32_t*)base;
-        scale = (float*)(base + (size_t(count * rows * steps) * 4 + 63) / 64 * 64);
+        scale = (float*)(base + (size_t(count * rows * planes * steps) * 4 + 63) / 64 * 64);
         extra = scale + count * rows * spans;
     }
     static size_t bytes(const LinearArgs& a) {
         const int64_t rows = a.m + 12;
-        const int64_t groups = a.w.group ? a.w.k / a.w.group : 1;
-        return size_t(rows * ((a.w.k + 3) / 4 * 4 + groups * 8)) + 128;
+        const int64_t groups = a.w.group ? a.w.k / a.w.group : 1, planes = a.w.format == W_W8A16 ? 2 : 1;
+        return size_t(rows * ((a.w.k + 3) / 4 * 4 * planes + groups * 8)) + 128;
     }
     int64_t size(int64_t t) const { return t + 1 < count ? rows : m - t * rows; }
+    int32_t* tile(int64_t t) const { return x + t * rows * planes * steps; }
 };
 
 static float largest(const float* x, int64_t n) {
@@ -143,6 +147,22 @@ RADIX_INLINE float quantise_part(const float* x, int64_t k0, int64_t k1, float t
     return lane_tree_sum(total);
 }
 
+// Quantises x[0, k) to 16 bits: put(k, high, low, n) takes bytes of up to sixteen at a time.
+template <class Put>
+RADIX_INLINE void quantise_twice(const float* x, int64_t k0, int64_t k1, float top, Put put) {
+    const float inverse = top > 0 ? MOST_16 / top : 0.0f;
+    for (int64_t k = k0; k < k1; k += 16) {
+        const int n = lanes_at(k, k1);
+        alignas(16) int8_t high[16], low[16];
+        const vf steps = vround(mul(load_n(x + k, n), set1(inverse)));
+        const vf upper = vround(fma(steps, set1(1.0f / 256), set1(1.0f / 512)));  // low bytes: -128 to 127
+        store_i8(high, upper), store_i8(low, fma(upper, set1(-256.0f), steps));
+        put(k, high, low, n);
+    }
+}
+// The sum of both bytes' products.
+RADIX_INLINE vf join_planes(vi high, vi low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
+
 // What a group adds beside its products, from the sum of its quantised x. Weights with multiples take
 // -sum, for what they subtract. Others without zero points stand around 8: the sums of such a group
 // start there, as integers. With zero points it is the float sum of x, for their offsets.
@@ -156,15 +176,22 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     const float* x = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
     const int64_t t = row / q.rows, r = row % q.rows, width = q.size(t);
     const int64_t span = four ? a.w.span : a.w.k, group = four ? a.w.group : a.w.k;
-    int32_t* out = q.x + t * q.rows * q.steps;
+    int32_t* out = q.tile(t);
+    auto put_bytes = [&](int64_t k, const int8_t* b, int n, int64_t place, int64_t places) {
+        uint32_t d[4];
+        std::memcpy(d, b, 16);
+        for (int i = 0; i < (n + 3) / 4; i++) out[(k / 4 + i) * places + place] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
+    };
+    if (q.planes == 2) {
+        const float top = largest(x, a.w.k);
+        q.scale[t * q.rows + r] = top / MOST_16;
+        return quantise_twice(x, 0, a.w.k, top, [&](int64_t k, const int8_t* high, const int8_t* low, int n) {
+            put_bytes(k, high, n, 2 * r, 2 * width), put_bytes(k, low, n, 2 * r + 1, 2 * width);
+        });
+    }
     auto put = [&](int64_t k, const int8_t* b, int n) {
         const int64_t step = k / 4;
-        if (!four) {
-            uint32_t d[4];
-            std::memcpy(d, b, 16);
-            for (int i = 0; i < (n + 3) / 4; i++) out[(step + i) * width + r] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
-            return;
-        }
+        if (!four) return put_bytes(k, b, n, r, width);
         for (int i = 0; i < n; i += 8) {
             int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]}, odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
             std::memcpy(&out[(step + i / 4) * width + r], even, 4);
@@ -182,13 +209,13 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     }
 }
 
-template <int ROWS, int NP>
-static void tile_w8a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+template <int ROWS, int NP, int PLANES>
+static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
     const int8_t* w = (const int8_t*)a.w.data + panel * q.steps * 128;
-    const int32_t* x = q.x + t * q.rows * q.steps;
+    const int32_t* x = q.tile(t);
     const int64_t next = q.steps * 128;
-    vi acc[ROWS][2 * NP];
-    for (int r = 0; r < ROWS; r++)
+    vi acc[ROWS * PLANES][2 * NP];
+    for (int r = 0; r < ROWS * PLANES; r++)
         for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
     RADIX_UNROLL(4)
     for (int64_t s = 0; s < q.steps; s++) {
@@ -199,8 +226,8 @@ static void tile_w8a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
             if (ROWS <= 4) __builtin_prefetch(from + 4096), __builtin_prefetch(from + 4160);
         }
         RADIX_UNROLL(12)
-        for (int r = 0; r < ROWS; r++) {
-            vi xv = vi_set1(x[s * ROWS + r]);
+        for (int r = 0; r < ROWS * PLANES; r++) {
+            vi xv = vi_set1(x[s * ROWS * PLANES + r]);
             for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_xw(acc[r][c], xv, b[c]);
         }
     }
@@ -209,8 +236,9 @@ static void tile_w8a8(const LinearArgs& a, const Quantised& q, int64_t t, int64_
             vf out[2];
             for (int h = 0; h < 2; h++) {
                 int64_t lane = (panel + p) * PANEL + h * 16;
-                vi sum = BIASED ? vi_sub(acc[r][2 * p + h], vi_load(a.w.column_sum + lane)) : acc[r][2 * p + h];
-                out[h] = mul(mul(to_float(sum), load(a.w.scale + lane)), set1(q.scale[t * q.rows + r]));
+                auto sum = [&](int row) { return BIASED ? vi_sub(acc[row][2 * p + h], vi_load(a.w.column_sum + lane)) : acc[row][2 * p + h]; };
+                const vf whole = PLANES == 2 ? join_planes(sum(2 * r), sum(2 * r + 1)) : to_float(sum(r));
+                out[h] = mul(mul(whole, load(a.w.scale + lane)), set1(q.scale[t * q.rows + r]));
             }
             finish(a, t * q.rows + r, panel + p, out[0], out[1]);
         }
@@ -240,7 +268,7 @@ template <int ROWS, int NP>
 static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
     const int64_t k8 = a.w.k / 8, per = a.w.group / 8;
     const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
-    const int32_t* x = q.x + t * q.rows * q.steps;
+    const int32_t* x = q.tile(t);
     vf out[ROWS][2 * NP];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
@@ -271,7 +299,7 @@ template <int ROWS, int NP>
 static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
     const int64_t k8 = a.w.k / 8, per = a.w.group / 8, per_span = a.w.span / a.w.group;
     const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
-    const int32_t* x = q.x + t * q.rows * q.steps;
+    const int32_t* x = q.tile(t);
     const float *xs = q.scale + t * q.rows * q.spans, *xe = q.extra + t * q.rows * q.groups;
     vf out[ROWS][2 * NP];
     for (int r = 0; r < ROWS; r++)
@@ -309,10 +337,11 @@ struct Int8Tiles {
     Int8Tile one[13], many[13];
     int width[13];
 };
-template <int... R>
-static Int8Tiles make_w8a8(std::integer_sequence<int, R...>) {
+template <int PLANES, int... R>
+static Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
-    ((t.one[R + 1] = tile_w8a8<R + 1, 1>, t.many[R + 1] = tile_w8a8<R + 1, width8(R + 1)>, t.width[R + 1] = width8(R + 1)), ...);
+    constexpr auto width = [](int rows) { return width8(rows * PLANES); };
+    ((t.one[R + 1] = tile_bytes<R + 1, 1, PLANES>, t.many[R + 1] = tile_bytes<R + 1, width(R + 1), PLANES>, t.width[R + 1] = width(R + 1)), ...);
     return t;
 }
 template <int... R>
@@ -327,13 +356,14 @@ static Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
     ((t.one[R + 1] = tile_multiples<R + 1, 1>, t.many[R + 1] = tile_multiples<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
     return t;
 }
-static const Int8Tiles W8A8 = make_w8a8(std::make_integer_sequence<int, INT8_ROWS>{});
+static const Int8Tiles W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
+static const Int8Tiles W8A16 = make_bytes<2>(std::make_integer_sequence<int, INT8_ROWS / 2>{});
 static const Int8Tiles GRIDS = make_grids(std::make_integer_sequence<int, INT4_ROWS>{});
 static const Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
 
 void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
-    const Int8Tiles& table = a.w.format == W_W8A8 ? W8A8 : a.w.multiple ? MULTIPLES : GRIDS;
+    const Int8Tiles& table = a.w.format == W_W8A8 ? W8A8 : a.w.format == W_W8A16 ? W8A16 : a.w.multiple ? MULTIPLES : GRIDS;
     const Quantised q(a, ctx.shared());
     ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise_row(a, q, r);
@@ -342,7 +372,7 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     const int64_t panels = panels_of(a.w);
     const int width = table.width[q.rows];
     // Rows in blocks whose quantised x stays in second-level cache while panels pass by.
-    int64_t per_block = (int64_t(384) << 10) / (q.rows * q.steps * 4);
+    int64_t per_block = (int64_t(384) << 10) / (q.rows * q.planes * q.steps * 4);
     per_block = per_block < 1 ? 1 : per_block;
     const int64_t blocks = (q.count + per_block - 1) / per_block;
     const int64_t chunks = (panels + 3) / 4;

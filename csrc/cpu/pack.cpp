@@ -205,7 +205,7 @@ void pack(const PackArgs& a, const Ctx& ctx) {
                 r += 15;
             } else if (a.w.format == W_BF16_TILES) pack_tiles(a, r, at);
             else if (a.w.format <= W_F16) pack_float(a, r, at);
-            else if (a.w.format <= W_W8A8) pack_int8(a, r, at);
+            else if (a.w.format <= W_W8A8 || a.w.format == W_W8A16) pack_int8(a, r, at);
             else if (a.src_dtype == DT_I8) pack_nibbles(a, r, at);
             else if (a.w.multiple) pack_multiples(a, r, at);
             else pack_int4(a, r, at);

@@ -8,27 +8,63 @@ namespace radix {
 namespace RADIX_ISA {
 
 // Quantised rows of one call: tiles as above, and for each tile [span][16 rows] of scales and extras.
+// Activations of 16 bits fill two tiles beside each other, high bytes and low ones.
 struct TileBytes : TileRows {
-    int64_t k_step, spans;
+    int64_t k_step, spans, planes, blocks;  // blocks: sixteen rows of x
     char* x;
     float *scale, *extra;
     TileBytes(const LinearArgs& a, char* base) : TileRows(a, step_of(a.w), true), k_step(step_of(a.w)), x(base) {
         spans = a.w.format == W_W4A8 ? spans_of(a.w) : 1;
-        scale = (float*)(base + bytes()), extra = scale + tiles * 16 * spans;
+        planes = a.w.format == W_W8A16 ? 2 : 1;
+        blocks = tiles, tiles *= planes;
+        scale = (float*)(base + bytes()), extra = scale + blocks * 16 * spans;
     }
     static int64_t step_of(const Weight& w) { return w.format == W_W4A8 && w.span < 64 ? w.span : 64; }
     static size_t needed(const LinearArgs& a) {
         const TileBytes t(a, nullptr);
-        return size_t(t.bytes() + t.tiles * 16 * t.spans * 8 + 64);
+        return size_t(t.bytes() + t.blocks * 16 * t.spans * 8 + 64);
     }
 };
 
-// 64 numbers times `inverse` as bytes, in their order.
-RADIX_INLINE __m512i bytes_of_64(const float* x, vf inverse) {
+struct Numbers64 {
     __m512i q[4];
-    for (int i = 0; i < 4; i++) q[i] = _mm512_cvtps_epi32(mul(load(x + i * 16), inverse).v);
-    const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
-    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
+    Numbers64() = default;
+    RADIX_INLINE Numbers64(const float* x, vf inverse) {
+        for (int i = 0; i < 4; i++) q[i] = _mm512_cvtps_epi32(mul(load(x + i * 16), inverse).v);
+    }
+    RADIX_INLINE __m512i bytes() const {  // in their order; all fit
+        const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
+    }
+};
+
+static void clear_tile_row(const TileBytes& t, char* out) {
+    for (int64_t s = 0; s < t.steps; s++) std::memset(out + s * t.step_bytes(), 0, 64);
+}
+
+static void quantise_twice_tile_row(const LinearArgs& a, const TileBytes& t, int64_t block, int64_t r) {
+    char *high = t.x + block * 2 * t.tile_bytes() + r * 64, *low = high + t.tile_bytes();
+    float& scale = t.scale[block * 16 + r];
+    scale = 0;
+    if (r >= t.held(block)) return clear_tile_row(t, high), clear_tile_row(t, low);
+    const float *x = source_row(a, block * 16 + r), top = largest(x, a.w.k);
+    scale = top / MOST_16;
+    int64_t k0 = 0;
+    for (const vf inverse = set1(top > 0 ? MOST_16 / top : 0.0f); k0 + 64 <= a.w.k; k0 += 64) {
+        Numbers64 upper(x + k0, inverse), rest = upper;
+        for (int i = 0; i < 4; i++) {
+            upper.q[i] = _mm512_srai_epi32(_mm512_add_epi32(rest.q[i], _mm512_set1_epi32(128)), 8);
+            rest.q[i] = _mm512_sub_epi32(rest.q[i], _mm512_slli_epi32(upper.q[i], 8));
+        }
+        _mm512_store_si512(high + k0 / 64 * t.step_bytes(), upper.bytes());
+        _mm512_store_si512(low + k0 / 64 * t.step_bytes(), rest.bytes());
+    }
+    if (k0 == a.w.k) return;
+    char *high_end = high + k0 / 64 * t.step_bytes(), *low_end = low + k0 / 64 * t.step_bytes();
+    std::memset(high_end, 0, 64), std::memset(low_end, 0, 64);
+    quantise_twice(x, k0, a.w.k, top, [&](int64_t k, const int8_t* upper, const int8_t* rest, int) {
+        std::memcpy(high_end + k % 64, upper, 16), std::memcpy(low_end + k % 64, rest, 16);
+    });
 }
 
 static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t tile, int64_t r) {
@@ -37,7 +73,7 @@ static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t t
     char* out = t.x + tile * t.tile_bytes() + r * 64;
     float *scale = t.scale + tile * 16 * t.spans + r, *extra = t.extra + tile * 16 * t.spans + r;
     if (r >= t.held(tile)) {
-        for (int64_t s = 0; s < t.steps; s++) std::memset(out + s * t.step_bytes(), 0, 64);
+        clear_tile_row(t, out);
         for (int64_t s = 0; s < t.spans; s++) scale[s * 16] = extra[s * 16] = 0;
         return;
     }
@@ -49,7 +85,7 @@ static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t t
         const int64_t k1 = std::min(k0 + span, a.w.k);
         const float top = largest(x + k0, k1 - k0);
         for (const vf inverse = set1(top > 0 ? 127.0f / top : 0.0f); !is_grid && k0 + 64 <= k1; k0 += 64) {
-            const __m512i v = bytes_of_64(x + k0, inverse);
+            const __m512i v = Numbers64(x + k0, inverse).bytes();
             _mm512_store_si512(out + k0 / 64 * t.step_bytes(), four ? _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(apart)) : v);
         }
         const float sum = quantise_part(x, k0, k1, top, [&](int64_t k, const int8_t* b, int) {
@@ -67,6 +103,16 @@ static void finish_w8a8(const LinearArgs& a, const TileBytes& t, int64_t row0, i
     for (int64_t r = 0; r < rows; r++) {
         const vf x = set1(t.scale[row0 + r]);
         finish(a, row0 + r, panel, mul(mul(to_float(vi_load(sums + r * 128)), left), x), mul(mul(to_float(vi_load(sums + r * 128 + 64)), right), x));
+    }
+}
+
+// `sums`: sixteen rows of products with high bytes, then those with low ones.
+static void finish_w8a16(const LinearArgs& a, const TileBytes& t, int64_t block, int64_t panel, const char* sums) {
+    const vf left = load(a.w.scale + panel * PANEL), right = load(a.w.scale + panel * PANEL + 16);
+    for (int64_t r = 0; r < t.held(block); r++, sums += 128) {
+        const vf x = set1(t.scale[block * 16 + r]);
+        const vf u = join_planes(vi_load(sums), vi_load(sums + 2048)), v = join_planes(vi_load(sums + 64), vi_load(sums + 2048 + 64));
+        finish(a, block * 16 + r, panel, mul(mul(u, left), x), mul(mul(v, right), x));
     }
 }
 
@@ -234,20 +280,25 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
 }
 
 // Up to here vectors keep up with the memory or with widening nibbles.
-static int64_t vector_rows(const Weight& w) { return w.format == W_W4A8 && !w.multiple ? 8 : 5; }
+static int64_t vector_rows(const Weight& w) { return w.format == W_W8A16 ? 2 : w.format == W_W4A8 && !w.multiple ? 8 : 5; }
 
 static void linear_integers(const LinearArgs& given, const Ctx& ctx) {
     if (given.m <= vector_rows(given.w)) return linear_int8(given, ctx);
     const LinearArgs a = streaming(given);
     const TileBytes t(a, ctx.shared());
-    ctx.each(t.tiles * 16, 4, [&](int64_t r0, int64_t r1) {
-        for (int64_t r = r0; r < r1; r++) quantise_tile_row(a, t, r / 16, r % 16);
+    const auto quantise = t.planes == 2 ? quantise_twice_tile_row : quantise_tile_row;
+    ctx.each(t.blocks * 16, 4, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; r++) quantise(a, t, r / 16, r % 16);
     });
     ctx.barrier();
     asm volatile("" ::: "memory");
     if (a.w.format == W_W8A8)
         many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx, [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
             finish_w8a8(a, t, row0, rows, panel, sums);
+        });
+    else if (t.planes == 2)
+        many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx, [&](int64_t row0, int64_t, int64_t panel, const char* sums) {
+            finish_w8a16(a, t, row0 / 32, panel, sums);
         });
     else if (a.w.multiple) spans_of_nibbles(a, t, ctx);
     else if (a.w.offset) groups_of_nibbles<NIBBLES>(a, t, ctx);

@@ -276,10 +276,12 @@ def test_every_op_has_cases() -> None:
 
 @pytest.mark.parametrize("implementation", implementations("cpu"), ids=lambda i: f"{i.op}-{i.name}")
 def test_equals_the_reference(implementation: Implementation) -> None:
+    # Inputs of int8wo may be rounded to 16 bits of their row's largest.
+    bound = 1e-4 if implementation.op == "pack_linear" else 2e-5
     for number, run in enumerate(CASES[implementation.op]):
         got, want = run(implementation.function), run(REFERENCES[implementation.op])
         torch.testing.assert_close(
-            got, want, rtol=2e-5, atol=2e-5, msg=lambda m, n=number: f"case {n}: {m}"
+            got, want, rtol=2e-5, atol=bound, msg=lambda m, n=number: f"case {n}: {m}"
         )
 
 

@@ -74,5 +74,5 @@ def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     assert torch.equal(stepped, together[0])
     # Rounding of activations may fall to the other side where the last bits differ.
     # 8 bit floats: the kernels round weights only, the reference activations too.
-    bound = {"int8wo": 1e-4, "fp8": 0.15}.get(name, 3e-2)
+    bound = {"int8wo": 1e-3, "fp8": 0.15}.get(name, 3e-2)
     assert float((together[0] - want[0]).abs().max() / want[0].abs().max()) < bound

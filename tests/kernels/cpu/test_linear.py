@@ -12,7 +12,7 @@ from radixlm.kernels.ops.quantised import SPAN, quantise_int4, quantise_multiple
 FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = [*FLOAT, "int8wo", "int4-32", "w8a8", "w4a8-64"]
 SLOW_SHAPES = 2000
-EXACT = [*FLOAT, "int8wo", "int4-32"]  # activations are not rounded
+EXACT = [*FLOAT, "int8wo", "int4-32"]  # activations are not rounded to 8 bits
 
 
 def make(num_out: int, num_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -27,6 +27,8 @@ def rows(num_rows: int, num_in: int, seed: int = 1) -> Tensor:
 
 def seen(x: Tensor, packed: linear.PackedLinear) -> Tensor:
     """Activations as the kernel multiplies them."""
+    if packed.format_code == linear.W8A16:
+        return quantised(x, x.shape[1], 127 * 256)
     return (x.bfloat16() if packed.rounds_inputs else x).double()
 
 
@@ -121,7 +123,7 @@ def test_two_thousand_random_shapes(shape: tuple[int, int, int], fmt: str, threa
     check_shape((num_rows, num_out, -(-num_in // group) * group), fmt, threads, num_in)
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "w8a8", "w4a8-32", "w4a8-64", "w4a8-128"])
+@pytest.mark.parametrize("fmt", ["bf16", "int8wo", "w8a8", "w4a8-32", "w4a8-64", "w4a8-128"])
 @pytest.mark.parametrize("num_in", [128, 640, 1408])
 def test_rows_chunks_and_threads_change_no_bit(fmt: str, num_in: int) -> None:
     """Across the borders of blocks and slices, and of kernels for few and for many rows."""
@@ -210,8 +212,9 @@ def test_given_int8_and_int4_values() -> None:
     x = rows(20, 128)
     q8 = torch.randint(-127, 128, (50, 128), dtype=torch.int8, generator=generator)
     scale8 = torch.rand(50, generator=generator)
-    got = linear.pack_int8(q8, scale8, None, "int8wo").run(x)
-    assert error(got, x.double() @ (q8.double() * scale8.double()[:, None]).T) < 1e-5
+    packed = linear.pack_int8(q8, scale8, None, "int8wo")
+    want = seen(x, packed) @ (q8.double() * scale8.double()[:, None]).T
+    assert error(packed.run(x), want) < 1e-5
     q4 = torch.randint(0, 16, (50, 128), dtype=torch.uint8, generator=generator)
     scale4 = torch.rand(50, 2, generator=generator)
     zero4 = torch.randint(0, 16, (50, 2), generator=generator)
@@ -220,13 +223,13 @@ def test_given_int8_and_int4_values() -> None:
     assert error(got, x.double() @ held.view(50, 128).T) < 1e-5
 
 
-def quantised(x: Tensor, group: int) -> Tensor:
-    """What W8A8 and W4A8 make of activations: 8 bit with a scale for each row and group (the last
-    one may be shorter)."""
+def quantised(x: Tensor, group: int, most: int = 127) -> Tensor:
+    """What integer products make of activations: whole numbers up to ``most`` with a scale for each
+    row and group (the last one may be shorter)."""
     done = []
     for part in x.split(group, 1):
-        scale = part.abs().amax(-1, keepdim=True) / 127
-        steps = (part * (1 / scale.clamp_min(1e-30))).round().clamp(-127, 127)
+        scale = part.abs().amax(-1, keepdim=True) / most
+        steps = (part * (1 / scale.clamp_min(1e-30))).round().clamp(-most, most)
         done.append(steps.double() * scale.double())
     return torch.cat(done, 1)
 

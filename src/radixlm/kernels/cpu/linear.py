@@ -21,10 +21,15 @@ PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
 TAIL_BYTES = 2048  # int8 tiles read 64 inputs at once, past the last panel
 BF16_TILES = 7  # bf16 for processors with matrix tiles
+W8A16 = 8  # int8wo where products of bytes are fast: activations of 16 bits in two of them
+OF_ISA = {
+    ("amx", "bf16"): BF16_TILES, ("amx", "int8wo"): W8A16, ("avx512vnni", "int8wo"): W8A16,
+}  # fmt: skip
 ACT_CODE = {
     "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
 }  # fmt: skip
 GATED_CODE = {**ACT_CODE, "swiglu_oai": 8}
+BYTE_TILES = (FORMAT_CODE["w8a8"], W8A16)
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
 Zeros = Literal["eight", "given"]
 NATIVE_FORMAT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -90,8 +95,7 @@ class PackedLinear:
         self.num_out, self.num_in = num_out, num_in
         self.out_features = num_out // 2 if is_paired else num_out
         self._kind, self._group = kind, group
-        is_tiled = kind == "bf16" and native().isa() == "amx"
-        self.format_code = BF16_TILES if is_tiled else FORMAT_CODE[kind]
+        self.format_code = OF_ISA.get((native().isa(), kind), FORMAT_CODE[kind])
         self.padded = self._padded_rows()
         self._has_multiples = kind == "w4a8" and grid is None
         self._span = SPAN if self._has_multiples else group
@@ -114,7 +118,7 @@ class PackedLinear:
     def _allocate(self, bias: Tensor | None, has_offset: bool) -> Buffers:
         whole = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
         inputs = -(-self.num_in // whole) * whole
-        tail = TAIL_BYTES if self._kind == "w8a8" and inputs % 64 else 0
+        tail = TAIL_BYTES if self.format_code in BYTE_TILES and inputs % 64 else 0
         data = native().Memory(self.padded * inputs * BITS[self._kind] // 8 + tail)
         scale = offset = multiple = column_sum = None
         if self._group:
