@@ -32,6 +32,7 @@ from radixlm.engine.gpu import (
     record_graphs,
     sizes_of,
     try_steps,
+    warm_up,
     why_no_graphs,
 )
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, trial_pools
@@ -134,6 +135,8 @@ def assemble(
         parts = RunnerParts(model, attn, pools, verbs, processors, media, profiler, steps)
         if steps is not None:
             compile_now(steps, partial(_runner, config, info, parts, opened), limits)
+        if isinstance(opened, CudaDevice) and _is_tried(info, model):
+            warm_up(partial(_runner, config, info, parts, opened, limits), limits)
         runner = _runner(config, info, parts, opened, limits)
         if sizes:
             free = _free_bytes(opened)
@@ -242,8 +245,7 @@ def _tried(
     weight_bytes = free_bytes - device.free_bytes()
     if config.memory.mem_fraction_static is not None:
         return MemoryNow(free_bytes, weight_bytes)
-    is_plain = info.decoder.encoder is None and not any(b.state for b in info.decoder.blocks)
-    if not is_plain or not model.kv_groups:
+    if not _is_tried(info, model):
         return MemoryNow(free_bytes, weight_bytes, int(free_bytes * (1 - UNTRIED_SHARE)))
     limits = _limits(config, info, info.context_len, config.memory.page_size or 1)
     pools = trial_pools(config, info, model, attn)
@@ -252,6 +254,12 @@ def _tried(
     make = partial(_runner, config, info, parts, device, limits)
     needed = try_steps(device, make, limits, sizes).needed(device.total_bytes())
     return MemoryNow(free_bytes, weight_bytes, needed)
+
+
+def _is_tried(info: ModelInfo, model: Model) -> bool:
+    """Whether steps can be tried: states of recurrent layers have no page that is nobody's."""
+    has_states = any(block.state for block in info.decoder.blocks)
+    return bool(model.kv_groups) and info.decoder.encoder is None and not has_states
 
 
 def _load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from radixlm.arch.spec import (
 )
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError, InvariantError
-from radixlm.base.units import format_bytes
+from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
@@ -146,6 +147,25 @@ def _peaks(
     prompts = device.peak_bytes(partial(trial.prompts, limits.step_tokens))
     decodes = device.peak_bytes(partial(trial.decodes, max(sizes))) if sizes else 0
     return prompts, decodes
+
+
+def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
+    """Meet every kernel and shape before requests do: a compiler takes seconds, for which all
+    that is under way would stand still."""
+    began_s = time.perf_counter()
+    trial = Trial(make_runner(), limits.max_running, limits.context_len)
+    try:
+        trial.sizes(limits.step_tokens)
+        trial.draws()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        log.warning(
+            "a step of %d tokens finds no memory: lower --chunked-prefill-size, "
+            "--max-running-requests or --mem-fraction-static",
+            limits.step_tokens,
+        )
+    log.info("every kind of step tried in %s", format_seconds(time.perf_counter() - began_s))
 
 
 def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:

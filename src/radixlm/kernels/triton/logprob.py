@@ -32,7 +32,7 @@ def sum_kernel(logits_ptr, sums_ptr, vocab, logits_stride, num_chunks):
     tl.store(sums_ptr + (2 * row + 1) * num_chunks + chunk, tl.sum(tl.exp(x - base), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def logprob_kernel(
     logits_ptr, sums_ptr, tokens_ptr, out_ptr, logits_stride, num_chunks, num_tokens,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr,

@@ -21,6 +21,7 @@ from radixlm.kernels.triton.variant import POINTERS, Variant
 
 MAX_RANK = 128
 _TOKENS = 16  # of a tile
+_VIEWS = ["adapter_ptr", "start_ptr"]  # of the step's numbers
 
 
 @triton.jit
@@ -29,7 +30,8 @@ def _dot(x, w, acc):
     return tl.dot(operand(x), operand(w), acc, input_precision="ieee")
 
 
-@triton.jit
+# tiles and places change from step to step, which must not mean another compilation
+@triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=_VIEWS)
 def shrink_kernel(
     x_ptr, a_ptr, h_ptr, adapter_ptr, start_ptr, tiles, num_in, num_rows, x_stride,
     TOKENS: tl.constexpr, DEPTH: tl.constexpr, RANKS: tl.constexpr,
@@ -58,7 +60,7 @@ def shrink_kernel(
     tl.store(h_ptr + token[:, None] * num_rows + rank[None, :], acc, mask=is_token & is_rank)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=_VIEWS)
 def expand_kernel(
     y_ptr, h_ptr, b_ptr, scale_ptr, part_ptr, adapter_ptr, start_ptr,
     tiles, num_out, rank, num_parts, y_stride,
@@ -160,8 +162,8 @@ def variants() -> tuple[Variant, ...]:
         depth, width = _tile(dtype)
         common = {
             "h_ptr": "*fp32",
-            "adapter_ptr": "*i32",
-            "start_ptr": "*i32",
+            "adapter_ptr": "*i32:1",
+            "start_ptr": "*i32:1",
             "tiles": "i32",
         }
         for ranks in (16, 32, 64):

@@ -35,7 +35,7 @@ _BLOCK = 2048
 _LIST = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def penalty_kernel(
     logits_ptr, rows_ptr, mask_ptr, vocab, logits_stride, mask_stride,
     MASK: tl.constexpr, BLOCK: tl.constexpr,

@@ -100,8 +100,11 @@ def _key_of(params_ptr, stride, positions_ptr, row):
     return draw_key(low, high, tl.load(positions_ptr + row))
 
 
-# views of one table of numbers: their alignment changes, and must not mean another compilation
-@triton.jit(do_not_specialize_on_alignment=["params_ptr", "positions_ptr", "mask_ptr"])
+# views of one table of numbers, whose places and rows change: neither may mean another compilation
+@triton.jit(
+    do_not_specialize=["params_stride", "mask_stride"],
+    do_not_specialize_on_alignment=["params_ptr", "positions_ptr", "mask_ptr"],
+)
 def chunk_kernel(
     logits_ptr, params_ptr, positions_ptr, mask_ptr, floats_ptr, tokens_ptr,
     vocab, logits_stride, params_stride, mask_stride, num_chunks, MASK: tl.constexpr,
@@ -163,7 +166,10 @@ def _more_likely(logits_ptr, floats_ptr, key, pivot, highest, temperature, vocab
     return count, weight, tl.min(tl.where(best_L == best, winner_L, vocab), 0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["params_ptr", "positions_ptr", "slots_ptr"])
+@triton.jit(
+    do_not_specialize=["params_stride"],
+    do_not_specialize_on_alignment=["params_ptr", "positions_ptr", "slots_ptr"],
+)
 def pick_kernel(
     logits_ptr, params_ptr, positions_ptr, floats_ptr, tokens_ptr,
     out_ptr, bad_ptr, next_ptr, slots_ptr,
