@@ -192,9 +192,11 @@ _OTHER_HEADS = re.compile(
     r"|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
     r"|visual_projection)\."
 )
-# Of 8 bit floats: read with their weights (``weights/fp8_source.py``), or of inputs and caches.
+# Read with their weights (``weights/fp8_source.py``, ``weights/integer_source.py``), or of inputs
+# and caches.
 _SCALES = re.compile(
-    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale)$"
+    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale"
+    r"|qweight|qzeros|scales|g_idx|weight_(packed|shape|zero_point|g_idx)|input_zero_point)$"
     r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?$"
 )
 # What makes pictures and motions out of the same layers.

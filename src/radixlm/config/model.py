@@ -25,6 +25,8 @@ AT_LOAD = ("w8a8_int8", "int8wo", "int8dq", "int4wo-32", "int4wo-64", "int4wo-12
 """Methods that quantise a float checkpoint while it loads (``quant/load_time.py``)."""
 FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
 """Methods of checkpoints in 8 bit floats; the first two quantise floats too."""
+INTEGERS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "blockwise_int8")
+"""Methods of checkpoints in integers, beside "compressed-tensors" (``quant/integers.py``)."""
 _FP8_TORCHAO = ("fp8dq-per_tensor", "fp8dq-per_row")
 
 QUANTIZATIONS = (
@@ -132,7 +134,7 @@ class ModelConfig(Group):
         "Method that quantises the weights at load, or that the checkpoint was quantised with.",
         Flag(
             choices=QUANTIZATIONS,
-            built=(*AT_LOAD, *FP8, "gguf"),
+            built=(*AT_LOAD, *FP8, *INTEGERS, "gguf"),
             needs="quantised kernels and loaders",
         ),
     ] = None

@@ -15,6 +15,7 @@ from radixlm.kernels.cpu import activation as cpu_activation
 from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import moe as cpu_moe
 from radixlm.kernels.cpu import rope as cpu_rope
+from radixlm.kernels.cpu.given import pack_given
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
@@ -22,7 +23,7 @@ from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
 from radixlm.kernels.ops.fp8 import without_fp8
-from radixlm.kernels.ops.quantised import Grid4
+from radixlm.kernels.ops.given import Given, of_expert
 
 NAME = "native"
 
@@ -116,7 +117,7 @@ def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
 
 @implements("pack_gated", name=NAME, device="cpu")
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Grid4 | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Given | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py."""
     weight_OI, fmt = without_fp8(weight_OI, fmt)
@@ -124,7 +125,7 @@ def pack_gated(
     if not is_known or act not in cpu_linear.GATED_CODE:
         return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt, grid), act)
     if grid is not None:
-        packed = cpu_linear.pack_grid(weight_OI, *grid, bias_O, fmt, is_paired=True)
+        packed = pack_given(weight_OI, grid, bias_O, fmt, is_paired=True)
         return FusedGated(packed, torch.bfloat16, act)
     packed = cpu_linear.pack(weight_OI, bias_O, fmt, is_paired=True)
     return FusedGated(packed, weight_OI.dtype, act)
@@ -183,16 +184,32 @@ def pack_experts(
     down_bias_ED: Tensor | None,
     act: str,
     fmts: tuple[str, str] = ("", ""),
+    grids: reference_moe.Grids = (None, None),
 ) -> reference_moe.PackedExperts:
     """See kernels/ops/moe.py."""
-    if up_E2ID.dtype not in cpu_linear.NATIVE_FORMAT or act not in cpu_linear.GATED_CODE:
-        return reference_moe.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
-    ups, downs = [], []
-    for expert in range(up_E2ID.shape[0]):
-        up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
-        down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-        up, up_fmt = without_fp8(up_E2ID[expert].contiguous(), fmts[0])
-        down, down_fmt = without_fp8(down_EDI[expert].contiguous(), fmts[1])
-        ups.append(cpu_linear.pack(up, up_bias, up_fmt, is_paired=True))
-        downs.append(cpu_linear.pack(down, down_bias, down_fmt))
+    are_known = all(
+        grid is not None or weight.dtype in cpu_linear.NATIVE_FORMAT
+        for weight, grid in zip((up_E2ID, down_EDI), grids, strict=True)
+    )
+    if not are_known or act not in cpu_linear.GATED_CODE:
+        return reference_moe.pack_experts(
+            up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts, grids
+        )
+    ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], grids[0], True)
+    downs = _pack_each(down_EDI, down_bias_ED, fmts[1], grids[1], False)
     return cpu_moe.Experts(ups, downs, act)
+
+
+def _pack_each(
+    weight_EOI: Tensor, bias_EO: Tensor | None, fmt: str, grid: Given | None, is_paired: bool
+) -> list[cpu_linear.PackedLinear]:
+    packed = []
+    for expert, weight_OI in enumerate(weight_EOI):
+        bias_O = None if bias_EO is None else bias_EO[expert]
+        scales = of_expert(grid, expert)
+        if scales is not None:
+            packed.append(pack_given(weight_OI, scales, bias_O, fmt, is_paired))
+        else:
+            plain, plain_fmt = without_fp8(weight_OI.contiguous(), fmt)
+            packed.append(cpu_linear.pack(plain, bias_O, plain_fmt, is_paired))
+    return packed

@@ -8,7 +8,6 @@ of a device and picks; hot paths call ``kernels.rms_norm(...)`` without a test.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -103,10 +102,9 @@ class Kernels:
         return self.chosen["pack_linear"] != REFERENCE
 
     @property
-    def keeps_grids(self) -> bool:
-        """Whether weights may be given as values, scales and offsets (see ops/linear.py)."""
-        packers = (self.pack_linear, self.pack_gated)
-        return all("grid" in inspect.signature(packer).parameters for packer in packers)
+    def shifts_experts(self) -> bool:
+        """Whether experts of 4 bits may have zero points of their own, not only 8."""
+        return self.chosen["pack_experts"] != "triton"
 
 
 @dataclass(frozen=True, slots=True)

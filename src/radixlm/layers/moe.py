@@ -11,11 +11,13 @@ from torch import Tensor
 from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.given import Given
 from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, pack_experts, route
 from radixlm.layers.context import LayerContext
 from radixlm.layers.mlp import MlpLayer, limited
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.quant.kept import integers_of
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import ForwardBatch
 
@@ -48,6 +50,10 @@ class MoeLayer(Module):
         parts = parts_of(spec)
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
+        if self._is_usual:
+            self.up.takes_grid = context.scheme.takes_grid(dim)
+            self.down.takes_grid = context.scheme.takes_grid(spec.inner)
+            self.up.takes_shift = self.down.takes_shift = context.kernels.shifts_experts
         if spec.bias:
             self.up_bias = Param((spec.experts, sum(parts)), "float32", Shard(1))
             self.down_bias = Param((spec.experts, dim), "float32")
@@ -82,19 +88,31 @@ class MoeLayer(Module):
         if spec.width:
             self.narrow, self.widen = context.linear(wide, dim), context.linear(dim, wide)
 
+    @property
+    def _is_usual(self) -> bool:
+        """Whether the kernels run the experts."""
+        spec = self.spec
+        is_rare = spec.limit or spec.expert_norm is not None
+        return spec.gated and not spec.zero_experts and not is_rare
+
     def finish(self) -> None:
-        params = (self.up, self.down)
         copies = self._kernels.copies_weights
-        weights = [param.borrow() if copies else param.take() for param in params]
+        weights, fmts, grids = zip(
+            *(
+                _taken(param, fmt, copies)
+                for param, fmt in zip((self.up, self.down), self._fmts, strict=True)
+            ),
+            strict=True,
+        )
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
-        act, is_usual = self.spec.act, self.spec.gated and not self.spec.zero_experts
+        act = self.spec.act
         pack: PackedExperts
         if self.spec.limit or self.spec.expert_norm is not None:
             up, down = (weight.clone() if copies else weight for weight in weights)
             norm = self.expert_norm if self.spec.expert_norm is not None else None
             pack = RareExperts((up, down), biases, self.spec, norm)
-        elif is_usual:
-            pack = self._kernels.pack_experts(*weights, *biases, act, self._fmts)
+        elif self._is_usual:
+            pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids)
         else:  # one expert may come twice for a token here, which the kernels do not expect
             up, down = (weight.clone() if copies else weight for weight in weights)
             reference = pack_experts if self.spec.gated else PlainExperts
@@ -191,6 +209,15 @@ class MoeLayer(Module):
         if not spec.zero_gives:
             return self.experts.run(x_TD, weights_TK * is_real, ids)
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
+
+
+def _taken(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, Given | None]:
+    """Weights of experts, their format, and scales where they are whole numbers."""
+    grid, param.grid = param.grid, None
+    if grid is None:
+        return param.borrow() if copies else param.take(), fmt, None
+    whole = integers_of(grid)
+    return whole.values, whole.fmt, whole.scales
 
 
 def parts_of(spec: Moe) -> tuple[int, ...]:

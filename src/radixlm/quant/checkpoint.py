@@ -1,5 +1,5 @@
-"""What a checkpoint's own ``quantization_config`` says, for the methods that are read here: e4m3
-weights with a scale a tensor, a row or a block (fp8, fbgemm_fp8, compressed-tensors, modelopt)."""
+"""What a checkpoint's own ``quantization_config`` says: e4m3 weights with a scale a tensor, a row
+or a block (fp8, fbgemm_fp8, compressed-tensors, modelopt), or integers (``quant/integers.py``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
+from radixlm.quant.integers import AWQ, GPTQ, IntegerQuant, parse_integers
 
 BY_ROW, BY_BLOCK = FORMATS
 GGUF = "gguf"  # our own word for what is in a GGUF file: nothing to widen by this package
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", GGUF)
 _NESTED = ("text_config", "llm_config", "language_config")
+_OWN_FILES = ("quantize_config.json", "quant_config.json")  # of older tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +30,41 @@ class CheckpointQuant:
     block: tuple[int, int] = (BLOCK, BLOCK)
 
 
-def checkpoint_quant(folder: Path) -> CheckpointQuant | None:
-    """How the weights of ``folder`` are stored; None for floats and for methods that this module
+StoredQuant = CheckpointQuant | IntegerQuant
+
+
+def checkpoint_quant(folder: Path) -> StoredQuant | None:
+    """How the weights of ``folder`` are stored; None for floats and for methods that this package
     does not read (their tensors are then unknown to the loader, which says so). CheckpointError
-    for 8 bit floats in a layout that cannot be computed."""
+    for numbers in a layout that cannot be computed."""
+    file = folder / "config.json"
+    stated = _stated(folder)
+    if stated is None:
+        found = next((name for name in _OWN_FILES if (folder / name).is_file()), None)
+        if found is None:
+            return None
+        file = folder / found
+        stated = {"quant_method": _method_of_old(object_or_empty(file)), **object_or_empty(file)}
+    try:
+        return parse(stated) or parse_integers(stated)
+    except ConfigError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
+def _method_of_old(stated: Mapping[str, Any]) -> str:
+    """By the keys that only the one tool wrote."""
+    return AWQ if {"w_bit", "zero_point"} & stated.keys() else GPTQ
+
+
+def _stated(folder: Path) -> Mapping[str, Any] | None:
+    """The quantization_config of config.json."""
     config = object_or_empty(folder / "config.json")
     stated = config.get("quantization_config") or config.get("compression_config")
     for key in _NESTED:
         nested = config.get(key)
         if not stated and isinstance(nested, dict):
             stated = nested.get("quantization_config")
-    if not isinstance(stated, dict):
-        return None
-    try:
-        return parse(stated)
-    except ConfigError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    return stated if isinstance(stated, dict) else None
 
 
 def parse(stated: Mapping[str, Any]) -> CheckpointQuant | None:

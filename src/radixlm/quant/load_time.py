@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
@@ -14,8 +13,10 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.fp8 import BLOCK, is_fp8, rounded_weight
 from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.kernels.ops.quantised import GROUPS
-from radixlm.quant.checkpoint import BY_BLOCK, BY_ROW, GGUF, CheckpointQuant
-from radixlm.quant.param import Param, Shard
+from radixlm.quant.checkpoint import BY_BLOCK, BY_ROW, GGUF, StoredQuant
+from radixlm.quant.integers import ASKED, IntegerQuant
+from radixlm.quant.kept import KeepGrids
+from radixlm.quant.param import Param
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
 # user's name -> format of kernels/ops/quantised
@@ -34,8 +35,8 @@ NAMES = {
     "fp8dq-per_tensor": BY_ROW,  # a scale a row is finer and costs nothing
 }
 # ``--quantization`` of checkpoints that are quantised already: they say themselves how
-FROM_CHECKPOINT = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", GGUF)
-GRID_GROUP = 32  # inputs that share a scale
+FROM_FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+FROM_CHECKPOINT = (*dict.fromkeys((*FROM_FP8, GGUF, *ASKED)),)
 _SAMPLE_ROWS = 64
 _MOST_CHANGE = 0.01  # of weights that were 8 bit floats before; others change by 0.025
 
@@ -43,7 +44,7 @@ _MOST_CHANGE = 0.01  # of weights that were 8 bit floats before; others change b
 def make_scheme(
     quantization: str | None,
     torchao_config: str = "",
-    checkpoint: CheckpointQuant | None = None,
+    checkpoint: StoredQuant | None = None,
 ) -> Scheme:
     """The scheme that the two options name, else that of the checkpoint; ConfigError if they
     disagree or are not built."""
@@ -53,20 +54,41 @@ def make_scheme(
             "other; give one of them"
         )
     name = quantization or torchao_config
-    if checkpoint is not None and checkpoint.method == GGUF:
-        if not name or name == GGUF:
-            return KeepGrids()
-    elif checkpoint is not None and (not name or name in FROM_CHECKPOINT):
-        return KeepFp8(checkpoint.fmt)
+    kept = None if checkpoint is None else _kept(name, checkpoint)
+    if kept is not None:
+        return kept
     if not name:
         return UnquantizedScheme()
     if name in FROM_CHECKPOINT and name not in NAMES:
-        what = "is no GGUF file with weights of 4 bits" if name == GGUF else "has no 8 bit floats"
-        raise ConfigError(f"--quantization {name}: the checkpoint {what}")
+        raise ConfigError(f"--quantization {name}: the checkpoint {_what_it_is(name, checkpoint)}")
     if name not in NAMES:
         flag = "--quantization" if quantization else "--torchao-config"
         raise ConfigError(f"{flag} {name} is not available; choose one of: {', '.join(NAMES)}")
     return QuantizeAtLoad(NAMES[name])
+
+
+def _kept(name: str, checkpoint: StoredQuant) -> Scheme | None:
+    """The scheme that keeps the checkpoint's numbers, where the option does not ask for others."""
+    if isinstance(checkpoint, IntegerQuant):
+        return KeepGrids() if not name or checkpoint.is_asked_by(name) else None
+    if checkpoint.method == GGUF:
+        return KeepGrids() if not name or name == GGUF else None
+    return KeepFp8(checkpoint.fmt) if not name or name in FROM_FP8 else None
+
+
+def _what_it_is(name: str, checkpoint: StoredQuant | None) -> str:
+    """Why an option that names a kind of checkpoint does not fit, and what would."""
+    if name == GGUF:
+        what = "is no GGUF file with weights of 4 bits"
+    elif name == "compressed-tensors":
+        what = "has no 8 bit floats and no integers of compressed-tensors"
+    elif name in ASKED:
+        what = f"is not of {' or '.join(ASKED[name])}"
+    else:
+        what = "has no 8 bit floats"
+    if checkpoint is None:
+        return f"{what}; to quantise floats choose one of: {', '.join(NAMES)}"
+    return f"{what} but of {checkpoint.method}, which is read without --quantization"
 
 
 class QuantizeAtLoad(UnquantizedScheme):
@@ -89,34 +111,6 @@ class QuantizeAtLoad(UnquantizedScheme):
         if group is None:
             return "w8a8" if kind == "w4a8" else "int8wo"
         return f"{kind}-{group}"
-
-
-class KeepGrids(UnquantizedScheme):
-    """Weights that the checkpoint has as values of 4 bits on grids keep their values, scales and
-    offsets; all others are floats."""
-
-    def params(
-        self, out_features: int, in_features: int, bias: bool, shard: Shard | None
-    ) -> dict[str, Param]:
-        params = super().params(out_features, in_features, bias, shard)
-        params["weight"].takes_grid = in_features % GRID_GROUP == 0
-        return params
-
-    def pack(
-        self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
-    ) -> PackedLinear:
-        param = params["weight"]
-        grid, param.grid = param.grid, None
-        if grid is None:
-            return super().pack(kernels, params, gate_act)
-        if not kernels.keeps_grids:
-            param.value = grid.widened().to(torch.bfloat16)
-            return super().pack(kernels, params, gate_act)
-        bias = params["bias"].take() if "bias" in params else None
-        scales, fmt = (grid.scale_OG, grid.offset_OG), f"w4a8-{GRID_GROUP}"
-        if gate_act:
-            return kernels.pack_gated(grid.values_OI, bias, fmt, gate_act, scales)
-        return kernels.pack_linear(grid.values_OI, bias, fmt, scales)
 
 
 class KeepFp8(QuantizeAtLoad):

@@ -20,6 +20,10 @@ class Scheme(Protocol):
         """The kernels' name of the format of a weight with so many inputs ("" = its dtype)."""
         ...
 
+    def takes_grid(self, in_features: int) -> bool:
+        """Whether a weight with so many inputs may keep the few bits of its checkpoint."""
+        ...
+
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
     ) -> dict[str, Param]:
@@ -41,6 +45,9 @@ class UnquantizedScheme:
 
     def fmt(self, in_features: int) -> str:
         return ""
+
+    def takes_grid(self, in_features: int) -> bool:
+        return False
 
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
 from radixlm.base.errors import CheckpointError
-from radixlm.quant.grid import Grid, joined
+from radixlm.quant.grid import Grid, joined, stacked
 from radixlm.quant.param import Param
 from radixlm.weights.assemble import Assembly, Joiner, Resolver, Target
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
 from radixlm.weights.gguf_file import GgufSource
+from radixlm.weights.integer_source import IntegerSource
 from radixlm.weights.origin import Origin, named, named_files
 from radixlm.weights.source import TensorSource, promised
 
@@ -36,8 +37,12 @@ class Feeder(Protocol):
         ...
 
     def grid(self, path: str) -> Grid | None:
-        """The value as the checkpoint has it on a grid of 4 bits; None where it is not. ValueError
-        as ``feed``."""
+        """The value as the checkpoint has it in few bits; None where it is not. ValueError as
+        ``feed``."""
+        ...
+
+    def narrow_bytes(self, path: str) -> int:
+        """Bytes of what the checkpoint has in few bits of a value; 0 where it has floats."""
         ...
 
     def origins(self, path: str) -> Sequence[Origin]:
@@ -55,6 +60,7 @@ class CheckpointFeeder:
     def __init__(self, model: Target, folder: Path, load_format: str) -> None:
         self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
         self._joiner = Joiner(self._source)
+        self._keeps_blocks = model.weight_dtype is None  # of GGUF: a dtype that is asked widens
         files = self._source.files()  # those of a GGUF file's folder are links to the user's
         is_inside = not files or any(file.is_relative_to(folder) for file in files)
         self.folder = folder if is_inside else files[0].parent
@@ -75,6 +81,9 @@ class CheckpointFeeder:
         used = {name for assembly in self._assemblies.values() for name in assembly.names()}
         left = sorted(self._sizes.keys() - used)
         unknown = [name for name in left if not is_ignorable(name, model.decoder)]
+        source = self._source
+        if isinstance(source, IntegerSource):
+            unknown = [name for name in unknown if not source.is_idle_bias(name)]
         index = index_of(folder)
         homes = {} if index is None else promised(index)
         missing = sorted(used - self._sizes.keys())
@@ -101,15 +110,25 @@ class CheckpointFeeder:
 
     def grid(self, path: str) -> Grid | None:
         assembly, source = self._assemblies[path], self._source
-        if not isinstance(source, GgufSource) or assembly.is_stacked or assembly.recipe is not None:
+        is_kept = isinstance(source, IntegerSource) or self._keeps_blocks
+        if not isinstance(source, GgufSource | IntegerSource) or not is_kept:
             return None
-        names = assembly.names()
-        if not all(source.has_grid(name) for name in names):
+        if assembly.recipe is not None or not all(map(source.has_grid, assembly.names())):
             return None
         try:
-            return joined([source.grid(name) for name in names])
+            if not assembly.is_stacked:
+                return joined([source.grid(row[0]) for row in assembly.tensors])
+            experts = zip(*assembly.tensors, strict=True)
+            return stacked([source.grid(name) for name in names] for names in experts)
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
+
+    def narrow_bytes(self, path: str) -> int:
+        source = self._source
+        if not isinstance(source, GgufSource | IntegerSource):
+            return 0
+        names = self._assemblies[path].names()
+        return sum(self._sizes[name] for name in names if source.has_grid(name))
 
     def origins(self, path: str) -> Sequence[Origin]:
         names = self._assemblies[path].names()
@@ -140,6 +159,9 @@ class DummyFeeder:
 
     def grid(self, path: str) -> Grid | None:
         return None
+
+    def narrow_bytes(self, path: str) -> int:
+        return 0
 
     def origins(self, path: str) -> Sequence[Origin]:
         return ()

@@ -10,16 +10,20 @@ from radixlm.arch.gguf import first_parts
 from radixlm.arch.sentence import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.quant.checkpoint import GGUF, checkpoint_quant
+from radixlm.quant.integers import IntegerQuant
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.gguf_file import GgufSource
+from radixlm.weights.integer_source import IntegerSource
 from radixlm.weights.joined import JoinedSource, present_name
 from radixlm.weights.npcache import open_npcache
+from radixlm.weights.origin import seen_from
 from radixlm.weights.own_adapter import with_own_adapter
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
+_PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing by themselves
 # What trainers and other loaders leave beside the weights.
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
 
@@ -31,11 +35,25 @@ def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None
     dtype = dtype or checkpoint_dtype(folder)
     layers = {name: _open(folder / name, load_format, dtype) for name in dense_folders(folder)}
     source = with_own_adapter(folder, _open(folder, load_format, dtype))
-    quant = checkpoint_quant(folder)
-    if quant is not None and quant.method != GGUF:
-        source = Fp8Source(source, quant.block, dtype)
+    source = _with_scales(folder, source, dtype)
     is_old = any(present_name(name) != name for name in source.sizes())
     return JoinedSource(source, layers) if layers or is_old else source
+
+
+def _with_scales(folder: Path, source: TensorSource, dtype: torch.dtype) -> TensorSource:
+    quant = checkpoint_quant(folder)
+    if isinstance(quant, IntegerQuant):
+        return IntegerSource(source, quant, dtype)
+    if quant is not None and quant.method != GGUF:
+        return Fp8Source(source, quant.block, dtype)
+    narrow = next((name for name in source.sizes() if name.endswith(_PACKED)), None)
+    if quant is None and narrow is not None:
+        where = seen_from(folder, source.origins(narrow)[0].file)
+        raise CheckpointError(
+            f"{folder / 'config.json'}: no quantization_config that can be read says what the "
+            f"integers of {narrow} are ({where}: {narrow})"
+        )
+    return source
 
 
 def _open(folder: Path, load_format: str, dtype: torch.dtype) -> TensorSource:

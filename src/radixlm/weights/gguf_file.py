@@ -96,7 +96,7 @@ class GgufSource:
         """Whether ``grid`` gives a tensor."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
-        is_matrix = len(tensor.shape) == 2 and all(tensor.shape)
+        is_matrix = len(tensor.shape) == 2 + (piece.expert is not None) and all(tensor.shape)
         return tensor.kind in GRIDS and is_matrix and not piece.offset
 
     def grid(self, name: str) -> Grid:
@@ -104,8 +104,9 @@ class GgufSource:
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         blocks = self._bytes(tensor, *self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
-        parts = [part.view(tensor.shape[0], -1) for part in grid_parts(tensor.kind, blocks)]
-        return Grid(*(_halves(part, piece) if piece.heads else part for part in parts))
+        parts = [part.view(tensor.shape[-2], -1) for part in grid_parts(tensor.kind, blocks)]
+        values, scale, offset = (_halves(t, piece) if piece.heads else t for t in parts)
+        return Grid(values, scale, offset)
 
     def release(self, name: str) -> None:
         """The pages of the file may go."""

@@ -65,8 +65,11 @@ def load_weights(
         )
     seconds = time.monotonic() - started
     size, duration = format_bytes(filler.num_bytes), format_seconds(seconds)
-    kept = f"; {filler.num_grids} keep their 4 bits" if filler.num_grids else ""
+    kept = f"; {filler.num_grids} keep their few bits" if filler.num_grids else ""
     log.info("loaded %d parameters, %s, in %s%s", filler.num_params, size, duration, kept)
+    if filler.wide_bytes:
+        wide, narrow = format_bytes(filler.wide_bytes), format_bytes(filler.narrow_bytes)
+        log.info("of few bits, %s were widened to floats: %s", narrow, wide)
     return LoadReport(filler.num_params, filler.num_bytes, seconds, feeder.ignored)
 
 
@@ -87,6 +90,7 @@ class _Filler:
         self.num_params = 0
         self.num_grids = 0
         self.num_bytes = 0
+        self.wide_bytes = self.narrow_bytes = 0  # of few bits that no layer could keep
         self._weight_dtype, self._feeder, self._device = model.weight_dtype, feeder, device
         self._folder = feeder.folder
 
@@ -120,15 +124,20 @@ class _Filler:
             self._refuse(bad, faulty(self._feeder.origins(path)))
         elif not self.problems:
             place(value, param, self._weight_dtype, self._device)
-            self.num_bytes += 0 if param.value is None else param.value.nbytes
+            num_bytes = 0 if param.value is None else param.value.nbytes
+            self.num_bytes += num_bytes
+            if narrow := self._feeder.narrow_bytes(path):
+                self.narrow_bytes += narrow
+                self.wide_bytes += num_bytes
         self.num_params += 1
 
     def _fill_grid(self, path: str, param: Param) -> bool:
-        """Whether the checkpoint has the weight on a grid; a dtype that was asked for widens it."""
-        if self._weight_dtype is not None or self._device.type != "cpu":
-            return False
+        """Whether the checkpoint has the weight in few bits that the layer can keep."""
+        is_cpu = self._device.type == "cpu"
+        if not is_cpu and self._weight_dtype == torch.float32:
+            return False  # kernels of GPUs multiply integers with 16 bit floats
         grid = self._feeder.grid(path)
-        if grid is None:
+        if grid is None or (grid.is_shifted and not param.takes_shift):
             return False
         if tuple(grid.values_OI.shape) != param.shape:
             misfit = misfit_of(path, param, grid.values_OI)
@@ -136,7 +145,7 @@ class _Filler:
         elif bad := bad_number_of(path, torch.cat((grid.scale_OG, grid.offset_OG))):
             self._refuse(bad, faulty(self._feeder.origins(path)))
         else:
-            param.grid = grid
+            param.grid = grid if is_cpu else grid.to(self._device)
             self.num_bytes += grid.num_bytes
             self.num_grids += 1
         self.num_params += 1

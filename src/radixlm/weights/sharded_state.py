@@ -50,6 +50,9 @@ class ShardedStateFeeder:
     def grid(self, path: str) -> Grid | None:
         return None
 
+    def narrow_bytes(self, path: str) -> int:
+        return 0
+
     def origins(self, path: str) -> Sequence[Origin]:
         return self._source.origins(path)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.ops.given import is_around_eight
 from radixlm.kernels.ops.quantised import SPAN
 
 PANEL = 32
@@ -301,7 +302,7 @@ def pack_grid(
 ) -> PackedLinear:
     """Pack given values 0..15 (uint8 [N, K]): weight = q * scale + offset; offsets take no room
     where they are -8 scales."""
-    is_shifted = not torch.equal(offset_NG, -8.0 * scale_NG)
+    is_shifted = not is_around_eight((scale_NG, offset_NG))
     num_out, num_in = nibbles_NK.shape
     zeros: Zeros = "given" if is_shifted else "eight"
     packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zeros)

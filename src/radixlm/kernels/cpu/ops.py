@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu import activation, linear, norm, rope
+from radixlm.kernels.cpu.given import pack_given
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import embedding as reference_embedding
@@ -17,7 +18,7 @@ from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import norm as reference_norm
 from radixlm.kernels.ops import rope as reference_rope
 from radixlm.kernels.ops.fp8 import without_fp8
-from radixlm.kernels.ops.quantised import Grid4
+from radixlm.kernels.ops.given import Given
 
 NAME = "native"
 
@@ -137,11 +138,11 @@ class NativeLinear:
 
 @implements("pack_linear", name=NAME, device="cpu")
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Grid4 | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py; formats of kernels/cpu/linear.py."""
     if grid is not None:
-        return NativeLinear(linear.pack_grid(weight_OI, *grid, bias_O, fmt), torch.bfloat16)
+        return NativeLinear(pack_given(weight_OI, grid, bias_O, fmt), torch.bfloat16)
     weight_OI, fmt = without_fp8(weight_OI, fmt)
     if not fmt and weight_OI.dtype not in linear.NATIVE_FORMAT:
         return reference_linear.pack_linear(weight_OI, bias_O, fmt)

@@ -12,7 +12,8 @@ from torch import Tensor
 from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.embedding import embedding
 from radixlm.kernels.ops.fp8 import ReferenceFp8, is_fp8
-from radixlm.kernels.ops.quantised import Grid4, ReferenceQuantised
+from radixlm.kernels.ops.given import Given
+from radixlm.kernels.ops.quantised import ReferenceQuantised
 from radixlm.kernels.ops.widened import WidenedLinear
 
 
@@ -51,11 +52,12 @@ class ReferenceLinear:
 
 
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Grid4 | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given | None = None
 ) -> PackedLinear:
     """An object whose ``run`` is the map. ``fmt`` is "" (the weight's own dtype; the reference
     packs nothing) or a format of ``ops/quantised`` or ``ops/fp8``. With ``grid``, (scale, offset)
-    of each group, ``weight_OI`` holds values 0..15 (uint8) of a format of 4 bits."""
+    of each group, ``weight_OI`` holds values 0..15 (uint8) of a format of 4 bits; with (scale of
+    each row, None) int8 values of a format of 8 bits."""
     if grid is not None:
         return ReferenceQuantised(weight_OI, bias_O, fmt, grid)
     if fmt:
@@ -83,7 +85,7 @@ class Gated:
 
 
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Grid4 | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Given | None = None
 ) -> PackedLinear:
     """The front of a gated MLP: ``run`` gives act(gate) * up, [T, O / 2]; gate's rows first.
     ``grid`` as in ``pack_linear``."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixlm.kernels.ops.given import Given
 from radixlm.kernels.ops.widened import WidenedLinear
 
 INT8_MOST = 127.0
 SPAN = 512  # inputs that share a scale of activations in w4a8
 MOST_MULTIPLE = 15
-Grid4 = tuple[Tensor, Tensor]  # (scale, offset), float32 [O, G]: weight = value * scale + offset
 GROUPS = (32, 64, 128)
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
 
@@ -106,14 +106,14 @@ class ReferenceQuantised(WidenedLinear):
     formats = FORMATS
 
     def __init__(
-        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Grid4 | None = None
+        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given | None = None
     ) -> None:
-        """With ``grid``, the weight holds the values of 4 bits already."""
+        """With ``grid``, the weight holds the values already."""
         super().__init__(weight_OI, bias_O, fmt)
         kind, _, group = fmt.partition("-")
         self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
         self._span = self._group if grid is not None else SPAN
-        self._offset = None
+        self._offset: Tensor | None = None
         if grid is not None:
             self._dtype, self._values = torch.bfloat16, weight_OI
             self._scale, self._offset = grid

@@ -34,13 +34,24 @@ def separated(rows: Tensor) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def pack(weight_ENK: Tensor, bias_EN: Tensor | None, fmt: str, act: str = "") -> Packed:
+def pack(
+    weight_ENK: Tensor,
+    bias_EN: Tensor | None,
+    fmt: str,
+    act: str = "",
+    given_scale: Tensor | None = None,
+) -> Packed:
     """Weights in ``fmt`` (of kernels/ops/quantised.py or fp8.py; "": as they are); ``act`` of gated
-    ones. w4a8-<group> keeps x as it is: with tensor cores rounding it would gain nothing."""
+    ones. w4a8-<group> keeps x as it is: with tensor cores rounding it would gain nothing. With
+    ``given_scale``, [E, N] of int8 values or [E, N, G] of values 0..15 around 8, weights are these
+    values."""
     num_out, num_in = weight_ENK.shape[1:]
     scale: Tensor | None = None
     kind, group = kinds.PLAIN, 0
-    if not fmt:
+    if given_scale is not None:
+        kind, data, scale = _given(weight_ENK, given_scale, fmt, bool(act))
+        group = int(fmt.partition("-")[2] or 0)
+    elif not fmt:
         data = interleaved(weight_ENK) if act else owned(weight_ENK)
     elif is_fp8(fmt):
         kind, data, scale = _fp8(weight_ENK, fmt, bool(act))
@@ -61,6 +72,19 @@ def pack(weight_ENK: Tensor, bias_EN: Tensor | None, fmt: str, act: str = "") ->
     if bias is not None and act:
         bias = interleaved(bias)
     return Packed(kind, data, scale, bias, int(num_out), int(num_in), act, group)
+
+
+def _given(
+    values_ENK: Tensor, scale: Tensor, fmt: str, is_gated: bool
+) -> tuple[int, Tensor, Tensor]:
+    """Kind, data and scale of integers that are given."""
+    if is_gated:
+        values_ENK, scale = interleaved(values_ENK), interleaved(scale)
+    if values_ENK.dtype == torch.int8:
+        kind = kinds.INT8 if fmt == "int8wo" else kinds.W8A8
+        return kind, owned(values_ENK), owned(scale)
+    chunk = int4_chunk(int(fmt.partition("-")[2]))
+    return kinds.INT4, nibbles(values_ENK, chunk), scale.transpose(1, 2).contiguous()
 
 
 def _fp8(weight_ENK: Tensor, fmt: str, is_gated: bool) -> tuple[int, Tensor, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import moe as reference
 from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
+from radixlm.kernels.ops.given import is_around_eight
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import CODES, SWISH, gated_pairs
@@ -172,15 +173,24 @@ def pack_experts(
     down_bias_ED: Tensor | None,
     act: str,
     fmts: tuple[str, str] = ("", ""),
+    grids: reference.Grids = (None, None),
 ) -> reference.PackedExperts:
-    """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py."""
+    """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py. Values of 4 bits are
+    those around 8."""
     known = ("", *FORMATS, *FP8_FORMATS)
-    is_known = act in CODES and up_E2ID.dtype in POINTERS and set(fmts) <= set(known)
-    is_fit = all(fits(fmt, up_E2ID.dtype) for fmt in fmts)
-    if not (is_known and is_fit and runs_on(up_E2ID)):
-        return reference.pack_experts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts)
-    up = pack(up_E2ID, up_bias_E2I, fmts[0], act)
-    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1]))
+    weights = (up_E2ID, down_EDI)
+    is_known = act in CODES and runs_on(up_E2ID) and set(fmts) <= set(known)
+    is_fit = all(
+        is_around_eight(grid)
+        if grid is not None
+        else weight.dtype in POINTERS and fits(fmt, weight.dtype)
+        for weight, fmt, grid in zip(weights, fmts, grids, strict=True)
+    )
+    if not (is_known and is_fit):
+        return reference.pack_experts(*weights, up_bias_E2I, down_bias_ED, act, fmts, grids)
+    scales = [None if grid is None else grid[0] for grid in grids]
+    up = pack(up_E2ID, up_bias_E2I, fmts[0], act, scales[0])
+    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", scales[1]))
 
 
 def variants() -> tuple[Variant, ...]:

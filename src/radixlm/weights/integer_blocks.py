@@ -1,0 +1,97 @@
+"""Tensors of packed integers -> values, scales and zero points. Legend: O outputs, I inputs, G
+groups of inputs, W words of 32 bits.
+
+    gptq                 qweight [I * bits / 32, O]: consecutive inputs in a word, the first lowest;
+                         qzeros [G, O * bits / 32]: consecutive outputs; scales [G, O]; g_idx [I]
+    awq                  qweight [I, O / 8]: outputs 0 2 4 6 1 3 5 7 of eight in a word, lowest
+                         first; qzeros [G, O / 8] likewise; scales [G, O]
+    compressed-tensors   weight_packed [O, I * bits / 32]: consecutive inputs, raised by half their
+                         range; weight_scale [O, G]; weight_zero_point [O * bits / 32, G] or int8
+                         [O, G]; weight_shape; weight_g_idx [I]. Or weight in int8, [O, I]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixlm.quant.grid import Grid, kernel_group
+
+CHUNK = 1 << 20  # numbers that are widened at once
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """weight = (value - zero) * scale. ``values_OI`` are 0..15, of 8 bits 0..255, in uint8; scales
+    and zero points float32. ``group`` inputs share a scale, of the last group maybe fewer; with
+    ``group_of_I`` each input names its own group."""
+
+    values_OI: Tensor
+    scale_OG: Tensor
+    zero_OG: Tensor
+    group: int
+    bits: int
+    group_of_I: Tensor | None = None
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        """[O, I], a piece at a time."""
+        num_out, num_in = self.values_OI.shape
+        group_of = self.group_of_I
+        if group_of is None:
+            group_of = torch.arange(num_in) // self.group
+        out = torch.empty(num_out, num_in, dtype=dtype)
+        step = max(1, CHUNK // max(num_in, 1))
+        for first in range(0, num_out, step):
+            rows = slice(first, first + step)
+            zero, scale = self.zero_OG[rows][:, group_of], self.scale_OG[rows][:, group_of]
+            out[rows] = (self.values_OI[rows] - zero) * scale
+        return out
+
+    def grid(self, rounds_inputs: bool) -> Grid | None:
+        """The same numbers in groups of one size, inputs in the order of their groups; None where
+        the kernels have no such groups."""
+        values, scale, zero, order = self.values_OI, self.scale_OG, self.zero_OG, None
+        num_in, group = values.shape[1], min(self.group, values.shape[1])
+        in_turn = torch.arange(num_in) // group
+        if self.group_of_I is not None and not torch.equal(self.group_of_I, in_turn):
+            order = self.group_of_I.argsort(stable=True)
+            if not torch.equal(self.group_of_I[order], in_turn):
+                return None
+            values = values[:, order]
+        fine = kernel_group(group, num_in)
+        if not fine:
+            return None
+        if num_in % group:
+            of_fine = torch.arange(0, num_in, fine) // group
+            scale, zero = scale[:, of_fine], zero[:, of_fine]
+        return Grid(values.contiguous(), scale, -zero * scale, self.bits, rounds_inputs, order)
+
+
+def unpacked(words_RW: Tensor, bits: int) -> Tensor:
+    """int32 [R, W] -> uint8 [R, W * 32 / bits], the lowest bits first."""
+    bytes_ = words_RW.contiguous().view(torch.uint8)
+    if bits == 8:
+        return bytes_
+    out = torch.empty(*bytes_.shape, 2, dtype=torch.uint8)
+    out[..., 0], out[..., 1] = bytes_ & 15, bytes_ >> 4
+    return out.flatten(-2)
+
+
+def unpacked_awq(words_RW: Tensor) -> Tensor:
+    """int32 [R, W] -> uint8 [8 W, R], outputs in their order."""
+    turned = words_RW.t().contiguous()
+    out = torch.empty(turned.shape[0], 8, turned.shape[1], dtype=torch.uint8)
+    for place, output in enumerate(_AWQ_ORDER):
+        out[:, output] = (turned >> 4 * place) & 15
+    return out.flatten(0, 1)
+
+
+def whole_groups(num_in: int, num_groups: int, known: tuple[int, ...]) -> int:
+    """Inputs that share a scale: all where there is one, else of the known sizes the one that makes
+    so many; 0 if none does."""
+    if num_groups == 1:
+        return max(num_in, 1)
+    return next((g for g in known if -(-num_in // g) == num_groups), 0)

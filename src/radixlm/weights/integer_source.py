@@ -1,0 +1,257 @@
+"""Tensors of packed integers with their scales, as the weights that they stand for.
+
+"X.weight" stands for X.qweight, X.weight_packed or an X.weight in int8 and for what lies beside
+it. Recipes and joins see floats; a layer that keeps integers asks for ``grid``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from radixlm.quant.grid import Grid
+from radixlm.quant.integers import IntegerQuant
+from radixlm.weights.integer_blocks import Integers, unpacked, unpacked_awq, whole_groups
+from radixlm.weights.origin import Origin
+from radixlm.weights.source import TensorSource
+
+log = logging.getLogger(__name__)
+_OF_GPTQ = ("qweight", "qzeros", "scales", "g_idx")
+_PACKED = "weight_packed"
+_OF_COMPRESSED = (
+    *(_PACKED, "weight", "weight_scale", "weight_scale_inv", "weight_zero_point"),
+    *("weight_shape", "weight_g_idx"),
+)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class IntegerSource:
+    """``source`` with its integers in ``dtype``, as ``quant`` says how they lie."""
+
+    def __init__(self, source: TensorSource, quant: IntegerQuant, dtype: torch.dtype) -> None:
+        self._source, self._quant, self._dtype = source, quant, dtype
+        self._sizes = dict(source.sizes())
+        self._parts: dict[str, dict[str, str]] = {}  # weight -> part -> tensor
+        is_compressed = quant.layout == "compressed"
+        for name in source.sizes():
+            stem, _, part = name.rpartition(".")
+            if part in (_OF_COMPRESSED if is_compressed else _OF_GPTQ):
+                self._parts.setdefault(f"{stem}.weight", {})[part] = name
+        if is_compressed:
+            self._parts = {n: p for n, p in self._parts.items() if self._is_quantised(p)}
+        for weight, parts in self._parts.items():
+            num_bytes = sum(self._sizes[name] for name in parts.values())
+            self._sizes |= dict.fromkeys(parts.values(), 0)
+            self._sizes[weight] = num_bytes
+        self._say()
+
+    def _is_quantised(self, parts: Mapping[str, str]) -> bool:
+        """Floats may have scales too, which a calibration left there."""
+        if len(parts) == 1 and "weight" in parts:
+            return False
+        return "weight" not in parts or not self._source.read(parts["weight"]).is_floating_point()
+
+    def _say(self) -> None:
+        kinds = Counter(
+            "packed" if {"qweight", _PACKED} & parts.keys() else "int8"
+            for parts in self._parts.values()
+        )
+        said = ", ".join(f"{count} weights {kind}" for kind, count in sorted(kinds.items()))
+        log.info("%s: %s", self._quant.method, said or "no integers")
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of every tensor as stored; what lies beside a weight counts there."""
+        return self._sizes
+
+    def read(self, name: str) -> Tensor:
+        """See TensorSource. ValueError for parts that are missing or do not fit each other."""
+        if name not in self._parts:
+            return self._source.read(name)
+        return self._integers(name).widened(self._dtype)
+
+    def has_grid(self, name: str) -> bool:
+        """Whether a tensor is integers, so that ``grid`` may give them."""
+        return name in self._parts
+
+    def grid(self, name: str) -> Grid | None:
+        """A weight's integers, None if the kernels have no groups such as these. ValueError as
+        ``read``."""
+        return self._integers(name).grid(self._quant.rounds_inputs and not self._is_packed(name))
+
+    def is_idle_bias(self, name: str) -> bool:
+        """Whether a tensor is the bias of a quantised layer, and zero: older tools wrote one for
+        layers that have none."""
+        weight = name.removesuffix(".bias") + ".weight"
+        return name.endswith(".bias") and weight in self._parts and not self.read(name).any()
+
+    def release(self, name: str) -> None:
+        """See TensorSource."""
+        for part in self._parts.get(name, {"": name}).values():
+            self._source.release(part)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        """See TensorSource."""
+        parts = self._parts.get(name, {"": name}).values()
+        return [origin for part in parts for origin in self._source.origins(part)]
+
+    def files(self) -> Sequence[Path]:
+        """See TensorSource."""
+        return self._source.files()
+
+    def _is_packed(self, weight: str) -> bool:
+        return not {"qweight", _PACKED}.isdisjoint(self._parts[weight])
+
+    def _integers(self, weight: str) -> Integers:
+        if self._quant.layout == "compressed":
+            return self._compressed(weight)
+        return self._gptq_or_awq(weight)
+
+    def _gptq_or_awq(self, weight: str) -> Integers:
+        quant, is_awq = self._quant, self._quant.layout == "awq"
+        words = self._words(weight, "qweight")
+        zero_words = self._words(weight, "qzeros")
+        scale_OG = self._floats(weight, "scales", 2).t().contiguous()
+        if is_awq:
+            bits, values, zeros = 4, unpacked_awq(words), unpacked_awq(zero_words)
+        else:
+            bits = 32 * zero_words.shape[1] // max(words.shape[1], 1)
+            if bits not in (4, 8) or (quant.bits and bits != quant.bits):
+                raise ValueError(
+                    f"{self._name(weight, 'qzeros')} is of {bits} bits beside "
+                    f"{list(words.shape)}, config.json says {quant.bits or '4 or 8'}"
+                )
+            values = unpacked(words.t(), bits)
+            zeros = unpacked(zero_words, bits).t()
+        if zeros.shape != scale_OG.shape:
+            raise ValueError(
+                f"{self._name(weight, 'qzeros')} has zero points {list(zeros.t().shape)}, "
+                f"scales are {list(scale_OG.t().shape)}"
+            )
+        zero_OG = zeros.float() + quant.zero_shift
+        return self._fitting(weight, values, scale_OG, zero_OG, bits, "g_idx", "scales")
+
+    def _compressed(self, weight: str) -> Integers:
+        bits, values = self._compressed_values(weight)
+        num_out = values.shape[0]
+        part = "weight_scale"
+        if part not in self._parts[weight] and "weight_scale_inv" in self._parts[weight]:
+            part = "weight_scale_inv"
+        scale = self._floats(weight, part)
+        if scale.numel() == 1:
+            scale = scale.reshape(1, 1).expand(num_out, 1)
+        scale_OG = scale[:, None] if scale.ndim == 1 else scale
+        if scale_OG.ndim == 2 and self._quant.block_rows > 1 and num_out:
+            num_blocks = -(-num_out // self._quant.block_rows)
+            if scale_OG.shape[0] == num_blocks:
+                scale_OG = scale_OG.repeat_interleave(self._quant.block_rows, 0)[:num_out]
+        if scale_OG.ndim != 2:
+            raise ValueError(f"{self._name(weight, part)} is {list(scale.shape)}")
+        zero_OG = self._compressed_zeros(weight, scale_OG, bits)
+        return self._fitting(weight, values, scale_OG, zero_OG, bits, "weight_g_idx", part)
+
+    def _compressed_values(self, weight: str) -> tuple[int, Tensor]:
+        """(bits, values raised by half their range [O, I])."""
+        parts = self._parts[weight]
+        if _PACKED not in parts and "weight" in parts:
+            values = self._source.read(parts["weight"])
+            if values.dtype != torch.int8 or values.ndim != 2:
+                raise ValueError(f"{parts['weight']} is of {values.dtype}, not of int8")
+            return 8, values.view(torch.uint8) ^ 128
+        words = self._words(weight, _PACKED)
+        shape = self._part(weight, "weight_shape")
+        sizes = shape.flatten().tolist() if not shape.is_floating_point() else []
+        if len(sizes) != 2 or sizes[0] != words.shape[0]:
+            raise ValueError(f"{self._name(weight, 'weight_shape')} says {sizes}")
+        num_in = int(sizes[1])
+        for bits in (4, 8):
+            if -(-num_in * bits // 32) == words.shape[1]:
+                return bits, unpacked(words, bits)[:, :num_in]
+        raise ValueError(
+            f"{self._name(weight, _PACKED)} {list(words.shape)} holds no {sizes} numbers of 4 or "
+            "8 bits"
+        )
+
+    def _compressed_zeros(self, weight: str, scale_OG: Tensor, bits: int) -> Tensor:
+        half = 1 << (bits - 1)
+        if "weight_zero_point" not in self._parts[weight]:
+            return torch.full_like(scale_OG, half)
+        name, num_out = self._name(weight, "weight_zero_point"), scale_OG.shape[0]
+        zeros = self._source.read(name)
+        if zeros.dtype == torch.int32 and zeros.ndim == 2:
+            zeros = unpacked(zeros.t(), bits)[:, :num_out].t().float()
+        elif not zeros.is_floating_point():
+            zeros = zeros.float() + half
+            if zeros.numel() == 1:
+                zeros = zeros.reshape(1, 1).expand_as(scale_OG)
+            zeros = zeros[:, None] if zeros.ndim == 1 else zeros
+        if zeros.shape != scale_OG.shape:
+            raise ValueError(f"{name} {list(zeros.shape)} does not fit {list(scale_OG.shape)}")
+        return zeros
+
+    def _fitting(
+        self,
+        weight: str,
+        values: Tensor,
+        scale_OG: Tensor,
+        zero_OG: Tensor,
+        bits: int,
+        index_part: str,
+        scale_part: str,
+    ) -> Integers:
+        """After a check that all parts are of one weight."""
+        num_out, num_in = values.shape
+        num_groups = scale_OG.shape[1]
+        group = whole_groups(num_in, num_groups, self._quant.groups)
+        if scale_OG.shape[0] != num_out or not group:
+            sizes = " or ".join(str(g) for g in (*self._quant.groups, "all"))
+            raise ValueError(
+                f"{self._name(weight, scale_part)} has scales for {scale_OG.shape[0]} outputs and "
+                f"{num_groups} groups; the integers are [{num_out}, {num_in}], and {sizes} inputs "
+                "share a scale"
+            )
+        index = self._group_index(weight, index_part, num_in, num_groups)
+        return Integers(values, scale_OG, zero_OG, group, bits, index)
+
+    def _group_index(self, weight: str, part: str, num_in: int, num_groups: int) -> Tensor | None:
+        """The group of each input; None where they stand in turn."""
+        if part not in self._parts[weight]:
+            return None
+        index = self._part(weight, part)
+        is_whole = index.dtype in _INTEGERS and index.shape == (num_in,)
+        if is_whole and num_in and bool((index == -1).all()):  # room for an order that was not used
+            return None
+        if not is_whole or (num_in and not 0 <= int(index.min()) <= int(index.max()) < num_groups):
+            raise ValueError(
+                f"{self._name(weight, part)} does not name a group below {num_groups} for each of "
+                f"{num_in} inputs"
+            )
+        return index.long()
+
+    def _name(self, weight: str, part: str) -> str:
+        return f"{weight.removesuffix('.weight')}.{part}"
+
+    def _part(self, weight: str, part: str) -> Tensor:
+        name = self._parts[weight].get(part)
+        if name is None:
+            raise ValueError(f"{self._name(weight, part)} is missing")
+        return self._source.read(name)
+
+    def _words(self, weight: str, part: str) -> Tensor:
+        words = self._part(weight, part)
+        if words.dtype != torch.int32 or words.ndim != 2:
+            raise ValueError(
+                f"{self._name(weight, part)} is {list(words.shape)} of {words.dtype}, not a matrix "
+                "of int32"
+            )
+        return words
+
+    def _floats(self, weight: str, part: str, ndim: int = 0) -> Tensor:
+        scale = self._part(weight, part)
+        if not scale.is_floating_point() or (ndim and scale.ndim != ndim):
+            raise ValueError(f"{self._name(weight, part)} is {list(scale.shape)} of {scale.dtype}")
+        return scale.float()
