@@ -1,0 +1,94 @@
+"""No request waits for a compiler: whatever a GPU is asked for while it serves, it was asked for at
+its start. A kernel is compiled anew for each type, each constant, and numbers that are 1 or
+multiples of 16; tests/fakes/launches.py tells them apart as Triton does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixlm.executor.trial import counts_up_to
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+pytest.importorskip("triton")
+
+SHAPE = {"num_hidden_layers": 1, "vocab_size": 384, "max_position_embeddings": 1200}
+LIMITS = {"max_total_tokens": 4096, "max_running_requests": 18, "chunked_prefill_size": 256}
+# a tile or a path of its own for few tokens and for many, with and without experts
+CASES: list[Any] = [
+    ("Qwen3ForCausalLM", {"quantization": "fp8"}),
+    ("GptOssForCausalLM", {"mem_fraction_static": 0.5}),
+    pytest.param("Qwen3ForCausalLM", {"disable_cuda_graph": True}, marks=pytest.mark.slow),
+    pytest.param("DeepseekV2ForCausalLM", {}, marks=pytest.mark.slow),
+    pytest.param("Gemma3ForCausalLM", {}, marks=pytest.mark.slow),
+]
+PROGRAM = """
+import json, sys
+from types import SimpleNamespace
+from tests.fakes import cuda, launches
+cuda.install()
+launches.install()
+import torch
+import radixlm
+from radixlm.executor.device import CudaDevice
+
+card = SimpleNamespace(name="card", major=9, minor=0, multi_processor_count=132)
+torch.cuda.get_device_properties = lambda device=None: card
+capture = CudaDevice.capture
+
+def captured(self, work):
+    graph = capture(self, work)
+    graph.replay = work
+    return graph
+
+CudaDevice.capture = captured
+greedy = {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": True}
+drawn = greedy | {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1}
+held = drawn | {"presence_penalty": 0.5, "logit_bias": {"5": 1.0}}
+with radixlm.Engine(device="cuda", log_level="error", **json.loads(sys.argv[1])) as engine:
+    def ask(phase, lengths, params=greedy, **more):
+        launches.enter(phase)
+        prompts = [[n % 300 + 3] * length for n, length in enumerate(lengths)]
+        engine.generate(input_ids=prompts, sampling_params=params, **more)
+
+    ask("one", [1])
+    ask("ragged", [1, 17, 100, 33])
+    ask("behind a prefix", [900, 850])
+    ask("equal", [64, 64])
+    ask("as many as run", [9] * 18)
+    ask("drawn", [3, 4], drawn)
+    for count in (1, 3, 16):
+        ask(f"held back, {count}", [3] * count, held)
+    for top in (0, 1, 15):
+        ask(f"{top} likely", [5], drawn, return_logprob=True, top_logprobs_num=top)
+    ask("log-probabilities of the prompt", [40], drawn, return_logprob=True, logprob_start_len=0)
+print("@" + json.dumps([len(launches.MET), launches.late()]))
+"""
+
+
+@pytest.mark.parametrize(("arch", "more"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_serves_was_met_at_the_start(arch: str, more: dict[str, Any]) -> None:
+    folder = cached_tiny(arch, **SHAPE)
+    options = {"model_path": str(folder), "skip_tokenizer_init": True, **LIMITS, **more}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(options)],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=280, check=False,
+    )  # fmt: skip
+    lines = [line for line in run.stdout.splitlines() if line.startswith("@")]
+    assert lines, run.stderr[-3000:]
+    num_met, late = json.loads(lines[0][1:])
+    assert num_met > 10
+    assert late == []
+
+
+@pytest.mark.parametrize("most", [1, 2, 20, 256, 8192])
+def test_every_interval_of_a_table_is_tried(most: int) -> None:
+    """Between a bound and its double there is a number that is tried."""
+    counts = counts_up_to(most)
+    assert counts[0] == 1 and counts[-1] == most
+    assert all(any(low < count <= 2 * low for count in counts) for low in range(1, most // 2))
