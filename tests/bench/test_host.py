@@ -9,18 +9,29 @@ import pytest
 
 from radixlm.bench import host
 from radixlm.bench.cli import main
-from radixlm.bench.host import Clock, Part, Steps, measure, part
+from radixlm.bench.host import Part, measure, part
+from radixlm.bench.host_step import PARTS, Clock, Steps
 
 
-def test_each_step_gives_every_request_one_token_and_keeps_the_books() -> None:
-    steps = Steps(num_running=5, num_steps=20, page_size=4)
-    for _ in range(20):
-        deltas = steps.step()
-        assert sorted(delta.rid for delta in deltas) == [f"{i:032x}" for i in range(5)]
-        assert all(len(delta.tokens) == 1 for delta in deltas)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_each_step_gives_every_request_one_token_and_keeps_the_books(depth: int) -> None:
+    steps = Steps(num_running=5, num_steps=40, page_size=4, depth=depth)
+    before = steps.watch(("whole",))
+    assert [steps.step() for _ in range(20)] == [5] * 20
+    clocks = steps.watch(PARTS)
+    assert [steps.step() for _ in range(20)] == [5] * 20
+    assert len(before["whole"].wall_s) == 20
+    assert all(len(clock.cpu_s) == 20 and sum(clock.wall_s) > 0 for clock in clocks.values())
     scheduler = steps.scheduler
     assert scheduler.ledger.breaches(scheduler.planner.running) == []
-    assert len(steps.plan.wall_s) == len(steps.commit.cpu_s) == 20
+
+
+def test_time_of_an_inner_part_is_not_counted_twice() -> None:
+    inner, outer = Clock(), Clock()
+    outer.timed(inner.timed(lambda: sum(range(20_000)), outer))()
+    inner.lap()
+    outer.lap()
+    assert inner.wall_s[0] > 0 and outer.wall_s[0] < inner.wall_s[0]
 
 
 def test_parts_are_added_step_by_step() -> None:
@@ -36,9 +47,9 @@ def test_parts_are_added_step_by_step() -> None:
 
 def test_goals_stand_beside_the_sums() -> None:
     parts = measure(num_running=16, num_steps=30, page_size=16)
-    assert [p.goal_ms for p in parts] == [None, None, 0.1, None]
+    assert [p.goal_ms for p in parts] == [*[None] * len(PARTS), 0.1]
     assert all(0 < p.min_ms <= p.median_ms <= p.p99_ms for p in parts)
-    assert "plan + commit, 16 running" in host.render(parts, [])
+    assert "whole step, 16 running" in host.render(parts, [])
 
 
 def test_the_command_prints_json_and_writes_a_line(tmp_path: Path, capsys) -> None:
@@ -46,7 +57,9 @@ def test_the_command_prints_json_and_writes_a_line(tmp_path: Path, capsys) -> No
     flags = "--num-running 2 3 --num-steps 5 --skip-memory --json --output-file".split()
     assert main(["host", *flags, str(file)]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert len(printed["scheduler"]) == 8 and printed == json.loads(file.read_text())
+    assert len(printed["scheduler"]) == 2 * (len(PARTS) + 1) and printed == json.loads(
+        file.read_text()
+    )
 
 
 def test_strict_fails_where_a_goal_is_missed(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -83,7 +83,11 @@ def tokens_of(
         if not peer.poll(10):
             continue
         message = codec.decode(peer.recv())
-        for delta in message.deltas if isinstance(message, StepReply) else ():
+        if not isinstance(message, StepReply):
+            continue
+        ones = zip(message.rids, message.tokens, strict=True)
+        found += [token for name, token in ones if name == rid]
+        for delta in message.deltas:
             if delta.rid == rid:
                 found += delta.tokens
                 if delta.finish is not None:

@@ -87,9 +87,10 @@ class Countdown(Feature):
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> bool:
         if request.wire.grammar is not None:
             self._last[request.rid] = int(request.ids[-1])
+        return request.wire.grammar is not None
 
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
         found = {}
@@ -165,6 +166,8 @@ class LateBench:
     def tick(self) -> None:
         self.scheduler.tick(wait=False)
         for reply in self.mine.receive(0):
+            for rid, token in zip(*_ones(reply), strict=True):
+                self.out[rid].append(token)
             for delta in reply.deltas if isinstance(reply, StepReply) else ():
                 self.out[delta.rid].extend(delta.tokens)
                 if delta.logprobs is not None:
@@ -181,6 +184,10 @@ class LateBench:
             raise AssertionError(f"not finished: {set(self.out) - set(self.finish)}")
         self.tick()
         assert not self.scheduler.planner.running and self.ledger.breaches([]) == []
+
+
+def _ones(reply: Any) -> tuple[Sequence[str], Sequence[int]]:
+    return (reply.rids, reply.tokens) if isinstance(reply, StepReply) else ((), ())
 
 
 def workload(bench: LateBench, seed: int) -> set[str]:

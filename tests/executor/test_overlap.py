@@ -116,7 +116,7 @@ def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> 
     assert landing._host.tolist() == [NONSENSE] * 2
     with pytest.raises(InvariantError):
         landing.expect(device, lambda: torch.tensor([7, 8], dtype=torch.int32), 2)
-    assert landing.take() == [5, 6]
+    assert landing.take().tolist() == [5, 6]
 
 
 def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> None:

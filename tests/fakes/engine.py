@@ -89,6 +89,9 @@ class Bench:
             self.replies.append(reply)
             if not isinstance(reply, StepReply):
                 continue
+            for rid, token in zip(reply.rids, reply.tokens, strict=True):
+                assert self.out[rid] and rid not in self.finish, "a whole delta comes first"
+                self.out[rid].append(token)
             for delta in reply.deltas:
                 assert delta.rid not in self.finish, "a delta after the end"
                 self.out[delta.rid].extend(delta.tokens)

@@ -69,6 +69,9 @@ class FakeExecutor:
             for i, page in enumerate(update.pages.tolist()):
                 assert page != 0 or update.group == 1, "page 0 is nobody's"
                 table[update.slot][update.first + i] = page
+        if (new := plan.new_pages) is not None:
+            for slot, column, page in zip(new.slots, new.columns, new.pages, strict=True):
+                self.table[int(slot)][int(column)] = int(page)
         for item in plan.items:
             assert self.owner[item.slot] == item.rid
             tokens = [self.next[item.slot]] if item.tokens is None else item.tokens.tolist()
@@ -107,7 +110,7 @@ class FakeExecutor:
         )
 
     def read(self, step: FakeStep) -> StepResult:
-        return StepResult(step.results)
+        return StepResult.of(step.plan.items, step.results)
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         return {}

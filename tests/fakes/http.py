@@ -91,7 +91,7 @@ class ScriptedExecutor:
             time.sleep(SLOW_S)
 
     def read(self, step: StepPlan) -> StepResult:
-        return StepResult([self._result(item) for item in step.items])
+        return StepResult.of(step.items, [self._result(item) for item in step.items])
 
     def _result(self, item: Item) -> ItemResult:
         got = ItemResult()

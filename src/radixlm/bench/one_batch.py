@@ -191,6 +191,7 @@ class Batch:
         count = 0
         for reply in self._mine.receive(0):
             if isinstance(reply, StepReply):
+                count += len(reply.tokens)
                 for delta in reply.deltas:
                     count += len(delta.tokens)
                     _check_finish(delta.finish)

@@ -113,12 +113,13 @@ class FanChannel:
         elif isinstance(message, StepReply):
             if any(delta.hidden_states is not None for delta in message.deltas):
                 parts = list(self._parts(self._fitting(message.deltas)))
+                parts[0].rids, parts[0].tokens = message.rids, message.tokens
         if len(self._channels) == 1:
             for part in parts:
                 self._channels[0].send(part)
         elif isinstance(message, StepReply):
             for part in parts:
-                self._send_deltas(part.deltas)
+                self._send_each(part)
         elif isinstance(message, ControlReply):
             self._channels[self._calls.pop(message.call_id, 0)].send(message)
         else:
@@ -152,16 +153,24 @@ class FanChannel:
             size += more
         yield StepReply(part)
 
-    def _send_deltas(self, deltas: list[TokenDelta]) -> None:
-        parts: dict[int, list[TokenDelta]] = {}
-        for delta in deltas:
+    def _send_each(self, reply: StepReply) -> None:
+        """To each intake what is its own."""
+        deltas: list[list[TokenDelta]] = [[] for _ in self._channels]
+        ones: list[list[tuple[str, int]]] = [[] for _ in self._channels]
+        for one in zip(reply.rids, reply.tokens, strict=True):
+            owner = self._owner.get(one[0])
+            if owner is not None:
+                ones[owner].append(one)
+        for delta in reply.deltas:
             owner = self._owner.get(delta.rid)
             if owner is not None:
-                parts.setdefault(owner, []).append(delta)
+                deltas[owner].append(delta)
                 if delta.finish is not None:
                     del self._owner[delta.rid]
-        for index, part in parts.items():
-            self._channels[index].send(StepReply(part))
+        for channel, some, pairs in zip(self._channels, deltas, ones, strict=True):
+            if some or pairs:
+                rids, tokens = zip(*pairs, strict=True) if pairs else ((), ())
+                channel.send(StepReply(some, rids=rids, tokens=tokens))
 
     def close(self) -> None:
         for channel in self._channels:

@@ -12,7 +12,9 @@ import gc
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError, InvariantError
@@ -258,10 +260,11 @@ class Ring:
 class Landing:
     """Where results of a step arrive on the host."""
 
-    __slots__ = ("_event", "_host", "_num", "is_free")
+    __slots__ = ("_event", "_host", "_ints", "_num", "is_free")
 
     def __init__(self, device: Device, num_ints: int) -> None:
         self._host = device.pinned(num_ints)
+        self._ints: NDArray[np.int32] = self._host.numpy()
         self._event: Event | None = None
         self._num = 0
         self.is_free = True
@@ -274,10 +277,9 @@ class Landing:
         device.download(make, self._host[:num])
         self._event = device.record()
 
-    def take(self) -> list[int]:
+    def take(self) -> NDArray[np.int32]:
         """Wait for the copy; its numbers."""
         assert self._event is not None
         self._event.wait()
         self.is_free = True
-        found: list[int] = self._host[: self._num].tolist()
-        return found
+        return self._ints[: self._num].copy()

@@ -7,7 +7,6 @@ Legend: R rows, V vocabulary, W mask words (32 tokens each).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol, cast
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from radixlm.base.lazy import load
 from radixlm.executor import numbers as n
-from radixlm.executor.numbers import DeviceNumbers
+from radixlm.executor.numbers import DeviceNumbers, Kinds
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.sampler import threshold, unpack_mask
 from radixlm.sampling.tensors import MIN_P, TEMPERATURE
@@ -44,14 +43,6 @@ def fused_drawer(where: torch.device) -> Drawer | None:
     if where.type != "cuda" or find_spec("triton") is None:
         return None
     return cast(Drawer, load("radixlm.kernels.triton.sample:draw"))
-
-
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """Which steps of the draw some row of the batch needs, as the host knows it."""
-
-    all_greedy: bool
-    any_filtered: bool
 
 
 def draw(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from radixlm.executor.tables import SlotTables
 from radixlm.sampling.tensors import SlotState
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import NOBODY, Items, Lineup, StepPlan
 from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
@@ -33,6 +33,16 @@ FIELDS = 17
 NUM_PARAMS = FIELDS - TEMPERATURE
 
 
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Which steps of the draw some row of the batch needs, as the host knows it. ``all_plain``: no
+    row has penalties, biases or a logit processor."""
+
+    all_plain: bool
+    all_greedy: bool
+    any_filtered: bool
+
+
 @dataclass(slots=True)
 class Shape:
     """What the host knows of a packed step. ``slots_R``: of the rows with logits."""
@@ -43,6 +53,7 @@ class Shape:
     max_query_len: int
     max_kv_len: int
     slots_R: NDArray[np.int64]
+    kinds: Kinds  # of the rows with logits
     is_decode: bool  # every sequence takes its one token from the token table, and emits
     # what found no room in the buffer: tokens, and places and values of the page tables
     late_tokens: Ints | None = None
@@ -79,6 +90,25 @@ class DrawTable:
         self.is_greedy_S[slot] = state.is_greedy
         self.is_filtered_S[slot] = state.is_filtered and not state.is_greedy
 
+    def kinds(self, slots: NDArray[np.int64]) -> Kinds:
+        """Of rows of these slots."""
+        return Kinds(
+            bool(self.is_plain_S[slots].all()),
+            bool(self.is_greedy_S[slots].all()),
+            bool(self.is_filtered_S[slots].any()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A step that decodes a lineup, filled in but for what changes from step to step."""
+
+    lineup: Lineup
+    head: Ints  # [FIELDS, rows + 1]
+    slots_R: NDArray[np.int64]
+    prompt_len: Ints  # [rows]
+    kinds: Kinds
+
 
 class Packer:
     """Writes steps into buffers of one fixed size."""
@@ -91,53 +121,54 @@ class Packer:
         self.max_tokens, self.max_updates = max_tokens, max_updates
         self.num_head = FIELDS * self.max_rows
         self.num_ints = self.num_head + max_tokens + 2 * max_updates
+        self._form: _Form | None = None
 
-    def pack(
-        self, plan: StepPlan, host: Tensor, decodes: bool, num_padded: int = 0
-    ) -> tuple[Shape, int]:
-        """Fill ``host``; the step's shape, and how many of the numbers count. ``decodes``: the plan
-        ``is_decode_only``; then rows of the dummy slot fill it up to ``num_padded``."""
+    def pack(self, items: Items, host: Tensor, num_padded: int = 0) -> tuple[Shape, int]:
+        """Fill ``host``; the step's shape, and how many of the numbers count. If all items decode,
+        rows of the dummy slot fill it up to ``num_padded``."""
         ints: Ints = host.numpy()
         head = ints[: self.num_head].reshape(FIELDS, -1)
-        if decodes:
-            shape = self._decodes(plan, head, num_padded)
+        if not items.others:
+            shape = self._decodes(items, head, num_padded)
         else:
-            shape = self._mixed(plan, head, ints)
+            shape = self._mixed(items, head, ints)
         return shape, self._updates(shape, ints, self.num_head + shape.num_tail_tokens)
 
     def fill_dummies(self, host: Tensor, count: int) -> None:
         """A step of ``count`` rows that all belong to the dummy slot."""
         head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
-        dummies = np.full(count, self.tables.dummy)
-        self._fill_decodes(head, dummies, np.zeros(count, np.int32), 0)
+        head[:, : count + 1] = self._new_form(NOBODY, count).head
 
-    def _decodes(self, plan: StepPlan, head: Ints, num_padded: int) -> Shape:
-        count = len(plan.items)
+    def _decodes(self, items: Items, head: Ints, num_padded: int) -> Shape:
+        lineup, after = items.lineup, items.starts + 1
+        count = len(after)
         rows = max(count, num_padded)
+        form = self._form
+        if form is None or form.lineup is not lineup or form.head.shape[1] != rows + 1:
+            form = self._form = self._new_form(lineup, rows)
+        head[:, : rows + 1] = form.head
+        head[START, :count] = items.starts
+        head[KV_LEN, :count] = head[POSITION, :count] = after
+        np.maximum(after, form.prompt_len[:count], out=head[ROPE_LEN, :count], casting="unsafe")
+        longest = int(after.max())
+        return Shape(count, count, 0, 1, longest, form.slots_R, form.kinds, is_decode=True)
+
+    def _new_form(self, lineup: Lineup, rows: int) -> _Form:
+        """Rows of one token each; those beyond the lineup are the dummy slot's and read nothing."""
         slots = np.full(rows, self.tables.dummy, np.int64)
-        slots[:count] = [item.slot for item in plan.items]
-        start = np.zeros(rows, np.int32)
-        start[:count] = [item.start for item in plan.items]
-        self._fill_decodes(head, slots, start, count)
-        longest = int(start.max()) + 1
-        return Shape(count, count, 0, 1, longest, slots[:count], is_decode=True)
-
-    def _fill_decodes(self, head: Ints, slots: NDArray[np.int64], start: Ints, count: int) -> None:
-        """Rows of one token each; those from ``count`` on have none, and read nothing."""
-        rows = len(slots)
+        slots[: len(lineup.slots)] = lineup.slots
+        prompt_len = self.tables.prompt_len[slots]
+        head = np.zeros((FIELDS, rows + 1), np.int32)
         head[SLOT, :rows] = head[DRAW_SLOT, :rows] = slots
-        head[START, :rows] = start
-        head[COUNT, :rows] = head[IS_DECODE, :rows] = 1
-        head[KV_LEN, :count] = start[:count] + 1
-        head[KV_LEN, count:rows] = 0
-        np.maximum(start + 1, self.tables.prompt_len[slots], out=head[ROPE_LEN, :rows])
-        head[FIRST_TOKEN, : rows + 1] = np.arange(rows + 1)
-        head[TOKEN, :rows] = head[FIRST_TOKEN, :rows]
-        head[POSITION, :rows] = start + 1
+        head[COUNT] = head[IS_DECODE] = head[POSITION] = 1
+        head[ROPE_LEN, :rows] = np.maximum(prompt_len, 1)
+        head[FIRST_TOKEN] = head[TOKEN] = np.arange(rows + 1)
         head[TEMPERATURE:, :rows] = self.draws.params_PS[:, slots]
+        kinds = self.draws.kinds(lineup.slots)
+        return _Form(lineup, head, slots[: len(lineup.slots)], prompt_len, kinds)
 
-    def _mixed(self, plan: StepPlan, head: Ints, ints: Ints) -> Shape:
-        items, count = plan.items, len(plan.items)
+    def _mixed(self, items: Items, head: Ints, ints: Ints) -> Shape:
+        count = len(items)
         slots = np.array([item.slot for item in items], np.int64)
         start = np.array([item.start for item in items], np.int32)
         counts = np.array([item.count for item in items], np.int32)
@@ -166,7 +197,9 @@ class Packer:
             assert tokens is not None
             values[begin : begin + len(tokens)] = plain_ids(tokens)
         longest = int((start + counts).max())
-        shape = Shape(count, num_tokens, 0, int(counts.max()), longest, drawn, is_decode=False)
+        kinds = self.draws.kinds(drawn)
+        most = int(counts.max())
+        shape = Shape(count, num_tokens, 0, most, longest, drawn, kinds, is_decode=False)
         shape.late_tokens = None if has_room else values
         return shape
 
@@ -186,7 +219,7 @@ class Packer:
 
 def is_decode_only(plan: StepPlan) -> bool:
     """Whether every item takes one token from the token table and emits one."""
-    return all(item.tokens is None and item.emit for item in plan.items)
+    return not Items.of(plan.items).others
 
 
 class DeviceNumbers:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.executor import numbers as n
-from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, Shape, is_decode_only
+from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, Shape
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import AttentionRunner, ForwardBatch
-from radixlm.step.plan import Item, StepPlan
+from radixlm.step.plan import Item, Items, StepPlan
 
 
 class Expander:
@@ -128,7 +128,7 @@ def prepare(
     draws = DrawTable(tables.num_slots, 1)
     packer = Packer(tables, draws, len(plan.items), plan.num_tokens, 1)
     ints = torch.zeros(packer.num_ints, dtype=torch.int32)
-    shape, _ = packer.pack(plan, ints, is_decode_only(plan))
+    shape, _ = packer.pack(Items.of(plan.items), ints)
     expander = Expander(tables, DeviceNumbers(ints, packer), space_of_group, page_size, attn)
     if shape.is_decode:
         batch = expander.decodes(shape.num_sequences, shape.max_kv_len)
@@ -145,7 +145,7 @@ def put_extras(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
         starts_S = np.cumsum([0, *(item.count for item in plan.items)])
         _put_embeds(plan, tables, batch, starts_S)
         _put_rope_ids(plan, tables, batch)
-    if any(item.pooling is not None and item.pooling.first_len for item in plan.items):
+    if any(map(_first_len, Items.of(plan.items).others)):
         _put_pairs(plan, batch)
 
 

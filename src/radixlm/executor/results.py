@@ -20,7 +20,7 @@ from radixlm.executor.tables import SlotTables
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.cuda import DeviceLogprobs
 from radixlm.sampling.tensors import SamplingTable, SlotState
-from radixlm.step.plan import Item, StepPlan
+from radixlm.step.plan import Ids, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
@@ -29,6 +29,7 @@ from radixlm.wire.requests import LogprobNeed
 # logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
 # would be gigabytes
 PROMPT_ROWS = 256
+_NO_IDS = np.zeros(0, np.int32)
 NOT_FINITE = "the model produced numbers that are not finite (NaN)"
 
 
@@ -43,6 +44,7 @@ class Step:
     """A step under way. The tensors are there once the device has got so far."""
 
     plan: StepPlan
+    items: Items  # of the plan
     shape: Shape
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
     logits_RV: Tensor | None = None
@@ -67,21 +69,34 @@ class Reader:
     def read(self, step: Step) -> StepResult:
         """Wait for the step; what it produced, as numbers."""
         rows = step.shape.num_rows
-        drawn = step.landing.take() if step.landing is not None else []
-        tokens, bad = drawn[:rows], drawn[rows:] or [0] * rows
+        drawn = step.landing.take() if step.landing is not None else _NO_IDS
+        tokens, bad = drawn[:rows], drawn[rows:]
         if step.done is not None:
             step.done.wait()
         if isinstance(step.logprobs, DeviceLogprobs):  # their copies lie before the tokens'
             step.logprobs = step.logprobs.read()
-        if step.shape.is_decode and step.hidden_TD is None and step.logprobs is None:
-            if not step.errors and not any(bad):
-                return StepResult([ItemResult((token,)) for token in tokens])
+        count = len(step.items.starts)
+        others: list[ItemResult] = []
+        if step.items.others:
+            others = self._each(step, tokens, bad, count)
+        odd = {}
+        is_odd = step.hidden_TD is not None or step.logprobs is not None or step.errors
+        if count and (is_odd or step.failed or bad[:count].any()):
+            lone = self._each(step, tokens, bad, 0, count)
+            odd = {i: got for i, got in enumerate(lone) if not got.is_one_token}
+        return StepResult(tokens[:count], odd, others)
+
+    def _each(
+        self, step: Step, tokens: Ids, bad: Ids, first: int, end: int | None = None
+    ) -> list[ItemResult]:
+        """The results of the items [first, end); those before ``first`` are decodes."""
         results: list[ItemResult] = []
-        row = at = 0
-        for item in step.plan.items:
+        row = at = first
+        for item in step.items[first:end]:
             got = ItemResult()
             if item.emit:
-                self._token(step, item, row, tokens[row], bool(bad[row]), got)
+                is_bad = bool(len(bad) and bad[row])
+                self._token(step, item, row, int(tokens[row]), is_bad, got)
                 row += 1
             if item.targets is not None or item.hidden_states or item.pooling:
                 self._extras(step, item, at, got)
@@ -89,7 +104,7 @@ class Reader:
                 got = ItemResult(error=step.failed[item.rid])
             at += item.count
             results.append(got)
-        return StepResult(results)
+        return results
 
     def _token(
         self, step: Step, item: Item, row: int, token: int, is_bad: bool, got: ItemResult

@@ -23,10 +23,10 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.executor import numbers as n
 from radixlm.executor.device import CpuDevice, Device, Landing, Ring
-from radixlm.executor.draw import Kinds, draw, fused_drawer
+from radixlm.executor.draw import draw, fused_drawer
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.media import MediaRows
-from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, is_decode_only
+from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.prepare import Expander, put_extras
 from radixlm.executor.profile import Profiler
@@ -37,7 +37,7 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 
@@ -144,13 +144,13 @@ class Runner:
         assert logits_RV is not None
         return logits_RV
 
-    def _graph_for(self, plan: StepPlan, decodes: bool, need_hidden: bool) -> int:
+    def _graph_for(self, items: Items, extras: Mapping[str, Any], need_hidden: bool) -> int:
         """Rows of the graph that runs this step, 0 for none."""
-        if not decodes or need_hidden or not self.graphs.sizes:
+        if items.others or need_hidden or not self.graphs.sizes:
             return 0
-        if self.states is not None or self.tables.num_odd or plan.extras:
+        if self.states is not None or self.tables.num_odd or extras:
             return 0
-        return self.graphs.size_for(len(plan.items))
+        return self.graphs.size_for(len(items))
 
     # ---- one step --------------------------------------------------------------------------
 
@@ -159,18 +159,16 @@ class Runner:
         if self._profiler is not None:
             self._profiler.count()
         self._enter(plan)
-        decodes = is_decode_only(plan)
-        need_hidden = not decodes or any(i.hidden_states for i in plan.items)
-        if need_hidden:
-            need_hidden = any(
-                i.targets is not None or i.hidden_states or i.pooling for i in plan.items
-            )
-        size = self._graph_for(plan, decodes, need_hidden)
+        items = Items.of(plan.items)
+        need_hidden = bool(items.lineup.hidden) or any(
+            i.targets is not None or i.hidden_states or i.pooling for i in items.others
+        )
+        size = self._graph_for(items, plan.extras, need_hidden)
         host = self._ring.take()
-        shape, num = self.packer.pack(plan, host, decodes, size)
+        shape, num = self.packer.pack(items, host, size)
         self.device.upload(host[:num], self.numbers.ints[:num])
         self._ring.mark(self.device.record())
-        step = Step(plan, shape)
+        step = Step(plan, items, shape)
         if size:
             self.device.launch(partial(self._replay, step, size))
         else:
@@ -203,6 +201,8 @@ class Runner:
             self.draws.set(slot, self.sampling.state(slot), has_penalties)
         for update in plan.pages:
             self.tables.write(update)
+        if plan.new_pages is not None:
+            self.tables.add(plan.new_pages)
 
     @torch.inference_mode()
     def _replay(self, step: Step, size: int) -> None:
@@ -257,16 +257,14 @@ class Runner:
         if not shape.num_rows:
             return
         mask_RW = self._mask(step, masks)
-        needs = [i.logprobs for i in step.plan.items if i.emit and i.logprobs is not None]
-        slots = shape.slots_R
-        if self.device.is_immediate or needs or not self.draws.is_plain_S[slots].all():
-            self.device.launch(partial(self._sample, step, mask_RW, bool(needs)))
+        items = step.items
+        has_needs = bool(items.lineup.logprobs) or any(
+            i.emit and i.logprobs is not None for i in items.others
+        )
+        if self.device.is_immediate or has_needs or not shape.kinds.all_plain:
+            self.device.launch(partial(self._sample, step, mask_RW, has_needs))
         else:
-            kinds = Kinds(
-                bool(self.draws.is_greedy_S[slots].all()),
-                bool(self.draws.is_filtered_S[slots].any()),
-            )
-            self.device.launch(partial(self._draw, step, mask_RW, kinds))
+            self.device.launch(partial(self._draw, step, mask_RW))
         self._num_steps += 1
         step.landing = self._landings[self._num_steps % RING]
         num = shape.num_rows * (2 if self._detect_bad else 1)
@@ -278,7 +276,7 @@ class Runner:
         assert step.logits_RV is not None
         wanted = None
         if has_needs:
-            needs = (item.logprobs for item in step.plan.items if item.emit)
+            needs = (item.logprobs for item in step.items if item.emit)
             wanted = [request_of(need) if need else None for need in needs]
         rows, slots = step.shape.num_rows, step.shape.slots_R.tolist()
         positions_R = self.numbers.field(n.POSITION, rows).long()
@@ -288,7 +286,7 @@ class Runner:
         self._keep(step, drawn.tokens_R, drawn.is_bad_R)
 
     @torch.inference_mode()
-    def _draw(self, step: Step, mask_RW: Tensor | None, kinds: Kinds) -> None:
+    def _draw(self, step: Step, mask_RW: Tensor | None) -> None:
         """Without waiting for anything."""
         assert step.logits_RV is not None
         if mask_RW is not None:
@@ -302,7 +300,7 @@ class Runner:
             )
             self._tell(step, tokens_R, is_bad_R)
         else:
-            tokens_R = draw(logits_RV, numbers, kinds, mask_RW)
+            tokens_R = draw(logits_RV, numbers, step.shape.kinds, mask_RW)
             self._keep(step, tokens_R, find_bad(logits_RV) if self._detect_bad else tokens_R)
 
     def _keep(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
@@ -315,13 +313,13 @@ class Runner:
         parts = [tokens_R.int()]
         if self._detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())
-        step.drawn_N = torch.cat(parts)
+        step.drawn_N = torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _mask(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
         """int32 [R, W] on the host, where no other step writes."""
         if not masks:
             return None
-        order = [i for i, item in enumerate(step.plan.items) if item.emit]
+        order = [i for i, item in enumerate(step.items) if item.emit]
         width = len(next(iter(masks.values())))
         rows = np.full((len(order), width), -1, np.int32)
         for row, index in enumerate(order):

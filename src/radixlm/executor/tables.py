@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixlm.step.plan import Admission, PageUpdate
+from radixlm.step.plan import Admission, NewPages, PageUpdate
 from radixlm.wire.media import Media
 
 
@@ -89,6 +89,12 @@ class SlotTables:
         if not self.is_shared:
             row = (update.group * (self.num_slots + 1) + update.slot) * self.max_pages
             self._changed.append(np.arange(row + update.first, row + end))
+
+    def add(self, new: NewPages) -> None:
+        """Enter a page for each of some rows, likewise."""
+        self.pages[0, new.slots, new.columns] = new.pages
+        if not self.is_shared:
+            self._changed.append(new.slots * self.max_pages + new.columns)
 
     def changes(self) -> NDArray[np.int64]:
         """Places of the flat tables written since the last call; a place may come twice, and has

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -406,16 +407,18 @@ class Intake:
     def _take(self, reply: StepReply, replica: Replica) -> None:
         stopped: list[str] = []
         self.token_s = time.monotonic()
-        for delta in reply.deltas:
-            live = self.live.get(delta.rid)
-            if live is None or not self.link.is_of(delta.rid, replica):
+        ones: Iterable[tuple[str, int | TokenDelta]] = zip(reply.rids, reply.tokens, strict=False)
+        for rid, news in chain(ones, ((delta.rid, delta) for delta in reply.deltas)):
+            live = self.live.get(rid)
+            if live is None or not self.link.is_of(rid, replica):
                 continue
+            delta = live.one_more(news) if isinstance(news, int) else news
             if self._give(live, delta):
-                stopped.append(delta.rid)
+                stopped.append(rid)
             for observer in self.observers:
                 observer.progressed(live, len(delta.tokens))
             if live.ended:
-                self._forget(delta.rid)
+                self._forget(rid)
         if stopped:
             self.link.send(AbortRequest(rids=tuple(stopped), quiet=True))
 

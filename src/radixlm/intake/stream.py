@@ -39,6 +39,7 @@ class Live:
         "retractions",
         "skip_hidden",
         "stop",
+        "told",
         "unread_s",
         "wire",
     )
@@ -55,6 +56,7 @@ class Live:
         self.wire, self.index = wire, index
         self.detokenizer, self.stop = detokenizer, stop
         self.output_ids: list[int] = []
+        self.told = TokenDelta(wire.rid)  # the last whole delta
         self.pending: Output | None = None
         self.event = event or asyncio.Event()
         self.unread_s = 0.0  # how long there has been something to read
@@ -91,10 +93,23 @@ class Live:
             queue_deadline_s=0.0 if self.output_ids else self.wire.queue_deadline_s,
         )
 
+    def one_more(self, token: int) -> TokenDelta:
+        """What the scheduler means when it says no more than a token."""
+        told = self.told
+        return TokenDelta(
+            told.rid,
+            [token],
+            prompt_tokens=told.prompt_tokens,
+            cached_tokens=told.cached_tokens,
+            retractions=told.retractions,
+            queue_time_s=told.queue_time_s,
+        )
+
     def take(self, delta: TokenDelta) -> str | None:
         """Absorb what the scheduler sent. Returns the stop string that ended the text, if one
         did: the scheduler must then be told."""
         now_s = time.monotonic()
+        self.told = delta
         if delta.tokens:
             self.first_token_s = self.first_token_s or now_s
             self.last_token_s = now_s

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from radixlm.base.errors import RequestError
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import Item, StepPlan
+from radixlm.scheduler.rows import Longs
+from radixlm.step.plan import Ids, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
-from radixlm.wire.replies import Finish, Logprobs, TokenDelta
+from radixlm.wire.replies import Finish, Logprobs, StepReply, TokenDelta
 
 # a request whose client does not stream reports every so many tokens: enough for recovery
 UNSTREAMED_INTERVAL = 16
@@ -50,34 +54,132 @@ class Committer:
         self.limits, self.planner, self.hooks = limits, planner, hooks
         self.stream_interval = stream_interval
         self.requests: dict[str, Request] = {}
+        self._stops: Counter[int] = Counter()  # how many requests end with a token
         self._unsent: dict[str, Unsent] = {}
         self.num_generated = 0
+        self._rows = planner.ledger.rows
         self._has_window = planner.ledger.window is not None
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
-        """Deltas for intake, in the order of the plan."""
-        deltas: list[TokenDelta] = []
-        requests = self.requests
-        for item, got in zip(plan.items, result.items, strict=True):
-            request = requests.get(item.rid)
-            if request is None or request.slot != item.slot:
-                continue
-            request.inflight -= 1
-            if request.finish is None:
-                request.done = item.start + item.count
-                if item.tokens is not None or got.error is not None:
-                    delta = self._advance(request, item, got)
-                else:
-                    if self._has_window and request.done % self.limits.page_size == 0:
-                        self.planner.ledger.slide(request)
-                    if got.logprobs is not None or got.hidden_states is not None:
-                        self._keep(request, got)
-                    delta = self._emit(request, got)
-                if delta is not None:
-                    deltas.append(delta)
-            if request.finish is not None and not request.inflight:
-                self.retire(request)
-        return deltas
+    def begin(self, request: Request) -> None:
+        """The request is there."""
+        self.requests[request.rid] = request
+        self._stops.update(request.stop_ids)
+        wire, interval = request.wire, UNSTREAMED_INTERVAL
+        if wire.stream:
+            interval = wire.sampling.stream_interval or self.stream_interval
+        elif wire.sampling.stop or wire.sampling.stop_regex:
+            interval = 1
+        request.interval = interval
+        request.full_at = min(request.prompt_len + request.max_new, self.limits.context_len)
+        request.is_plain = wire.logprobs is None and not wire.return_hidden_states
+
+    def commit(self, plan: StepPlan, result: StepResult) -> StepReply:
+        """What intake is to be told. A request has at most one delta in it."""
+        reply, items = StepReply([]), Items.of(plan.items)
+        if len(items.starts):
+            self._decoded(items, result, reply)
+        for item, got in zip(items.others, result.others, strict=True):
+            self._computed(self.requests[item.rid], item, got, reply)
+        return reply
+
+    # ---- rows that decode ------------------------------------------------------------------
+
+    def _decoded(self, items: Items, result: StepResult, reply: StepReply) -> None:
+        """Each of the lineup has computed a token and drawn one."""
+        rids, slots = items.lineup.rids, items.lineup.slots
+        self._rows.inflight[slots] -= 1
+        is_plain = self._rows.is_plain[slots]
+        if result.odd:
+            is_plain[list(result.odd)] = False
+        if is_plain.all():
+            self._know(slots, rids, items.starts, result.tokens, reply)
+            return
+        plain = np.flatnonzero(is_plain)
+        if len(plain):
+            names = [rids[i] for i in plain.tolist()]
+            self._know(slots[plain], names, items.starts[plain], result.tokens[plain], reply)
+        for index in np.flatnonzero(~is_plain).tolist():
+            request = self._rows.request(int(slots[index]))
+            got = result.odd.get(index) or ItemResult((int(result.tokens[index]),))
+            self._land(request, items[index], got, reply)
+
+    def _know(
+        self, slots: Longs, rids: Sequence[str], starts: Longs, tokens: Ids, reply: StepReply
+    ) -> None:
+        """A token of each row becomes known, and nothing else has to be done with it."""
+        rows = self._rows
+        rows.done[slots] = starts + 1
+        if self._has_window:
+            for slot in slots[(starts + 1) % self.limits.page_size == 0].tolist():
+                self.planner.ledger.slide(rows.request(slot))
+        known = rows.append(slots, tokens)
+        self.num_generated += len(slots)
+        values: list[int] = tokens.tolist()
+        is_due = known >= rows.look_at[slots]
+        if not self._stops.keys().isdisjoint(values):
+            is_due |= np.array([token in self._stops for token in values])
+        if is_due.any():
+            for i in np.flatnonzero(is_due).tolist():
+                self._look(rows.request(int(slots[i])), values[i], reply)
+        self._tell(slots, rids, known, values, reply)
+
+    def _look(self, request: Request, token: int, reply: StepReply) -> None:
+        """A row may have ended, or must store its tokens."""
+        finish = self._finish(request, token)
+        if finish is None:
+            request.store()
+            return
+        reply.deltas.append(self.end(request, finish))
+        if not request.inflight:
+            self.retire(request)
+
+    def _tell(
+        self,
+        slots: Longs,
+        rids: Sequence[str],
+        known: Longs,
+        values: list[int],
+        reply: StepReply,
+    ) -> None:
+        """Tokens that are due go to intake: of a row that has one new token, just that."""
+        rows = self._rows
+        fresh = known - rows.sent[slots]
+        is_one = (fresh == 1) & (rows.interval[slots] == 1)
+        if is_one.all():
+            reply.rids, reply.tokens = rids, values
+            rows.sent[slots] = known
+            return
+        one = np.flatnonzero(is_one)
+        rows.sent[slots[one]] = known[one]
+        reply.rids = [rids[i] for i in one.tolist()]
+        reply.tokens = [values[i] for i in one.tolist()]
+        for i in np.flatnonzero(~is_one & (fresh >= rows.interval[slots])).tolist():
+            request = rows.requests[int(slots[i])]
+            if request is not None and request.num_fresh:
+                reply.deltas.append(self.delta(request))
+
+    # ---- one by one ------------------------------------------------------------------------
+
+    def _computed(self, request: Request, item: Item, got: ItemResult, reply: StepReply) -> None:
+        """An item that did not just decode has been computed."""
+        request.inflight -= 1
+        self._land(request, item, got, reply)
+
+    def _land(self, request: Request, item: Item, got: ItemResult, reply: StepReply) -> None:
+        """What becomes of one item's result."""
+        if request.finish is None:
+            request.done = item.start + item.count
+            if item.tokens is not None or got.error is not None:
+                delta = self._advance(request, item, got)
+            else:
+                if self._has_window and request.done % self.limits.page_size == 0:
+                    self.planner.ledger.slide(request)
+                self._keep(request, got)
+                delta = self._emit(request, got)
+            if delta is not None:
+                reply.deltas.append(delta)
+        if request.finish is not None and not request.inflight:
+            self.retire(request)
 
     def _advance(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
         """A part of the prompt was computed."""
@@ -96,28 +198,13 @@ class Committer:
         return None
 
     def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
-        """Tokens were sampled; runs once a request a step, so the common delta is made here."""
+        """Tokens were sampled."""
         finish = self._append(request, got.tokens)
-        if finish is None and self.hooks.has_forced:
+        if finish is None and not request.is_plain:
             finish = self._jump(request)
         if finish is not None:
             return self.end(request, finish)
-        fresh = request.fresh
-        if len(fresh) < request.interval:
-            return None
-        if self._unsent:
-            return self.delta(request)
-        request.fresh = []
-        return TokenDelta(
-            request.rid, fresh, None, request.prompt_len, request.num_cached, request.retractions
-        )
-
-    def interval(self, request: Request) -> int:
-        """Tokens between two deltas."""
-        wire = request.wire
-        if wire.stream:
-            return wire.sampling.stream_interval or self.stream_interval
-        return 1 if wire.sampling.stop or wire.sampling.stop_regex else UNSTREAMED_INTERVAL
+        return self.delta(request) if request.num_fresh >= request.interval else None
 
     def _append(self, request: Request, tokens: tuple[int, ...]) -> Finish | None:
         finish: Finish | None = None
@@ -125,20 +212,22 @@ class Committer:
         for token in tokens:
             request.append(token)
             count += 1
-            known = request.num_known
-            if token in request.stop_ids and known - request.prompt_len >= request.min_new:
-                finish = Finish("stop", matched=token)
-                break
-            if known >= request.full_at:
-                finish = Finish("length")
+            finish = self._finish(request, token)
+            if finish is not None:
                 break
         self.num_generated += count
-        if self.hooks.has_committed:
+        if not request.is_plain:
             try:
                 self.hooks.committed(request, tokens[:count])
             except RequestError as error:
                 return Finish("error", message=str(error), status=error.status)
         return finish
+
+    def _finish(self, request: Request, token: int) -> Finish | None:
+        """Whether the token, which has just become known, is the last."""
+        if token in request.stop_ids and request.num_output >= request.min_new:
+            return Finish("stop", matched=token)
+        return Finish("length") if request.num_known >= request.full_at else None
 
     def _jump(self, request: Request) -> Finish | None:
         """Append what must come next. The next step computes it as a piece of prompt; if there are
@@ -148,7 +237,7 @@ class Committer:
         if not tokens or not self.planner.ledger.take(request, request.num_known + len(tokens)):
             return None
         finish = self._append(request, tuple(tokens))
-        request.base, request.num_planned = request.num_known, request.num_output
+        request.compute_known()
         return finish
 
     def _keep(self, request: Request, got: ItemResult) -> None:
@@ -167,7 +256,7 @@ class Committer:
 
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
-        tokens, request.fresh = request.fresh, []
+        tokens = request.take_fresh()
         unsent = self._unsent.pop(request.rid, None) if self._unsent else None
         return TokenDelta(
             rid=request.rid,
@@ -187,7 +276,7 @@ class Committer:
         self, request: Request, finish: Finish, pooled: list[float] | None = None
     ) -> TokenDelta:
         """The request is over; what it holds is freed once no step in flight touches it."""
-        request.finish = finish
+        request.end(finish)
         return self.delta(request, pooled)
 
     def retire(self, request: Request) -> None:
@@ -195,5 +284,6 @@ class Committer:
         if request in self.planner.running:
             self.planner.leave(request)
         self._unsent.pop(request.rid, None)
-        self.requests.pop(request.rid, None)
+        if self.requests.pop(request.rid, None) is not None:
+            self._stops -= Counter(request.stop_ids)
         self.hooks.release(request)

@@ -30,8 +30,10 @@ Mask = NDArray[np.int32]
 class Feature:
     """Answers nothing in particular; a feature overrides the hooks it needs."""
 
-    def arrive(self, request: Request) -> None:
-        """The request has entered the queue. RequestError refuses it."""
+    def arrive(self, request: Request) -> bool:
+        """The request has entered the queue. Whether ``committed`` and ``forced`` are to be asked
+        about it. RequestError refuses it."""
+        return True
 
     def ready(self, request: Request) -> bool:
         """Whether the request may be admitted now. RequestError fails it."""
@@ -66,15 +68,16 @@ class Hooks:
             return tuple(f for f in features if getattr(type(f), name) is not base)
 
         self.features = tuple(features)
-        self._arrive, self._ready = overriding("arrive"), overriding("ready")
+        self._ready = overriding("ready")
         self._extend, self._masks = overriding("extend"), overriding("masks")
         self._committed, self._release = overriding("committed"), overriding("release")
         self._forced = overriding("forced")
-        self.has_committed, self.has_forced = bool(self._committed), bool(self._forced)
+        self._followers = {*self._committed, *self._forced}
 
-    def arrive(self, request: Request) -> None:
-        for feature in self._arrive:
-            feature.arrive(request)
+    def arrive(self, request: Request) -> bool:
+        """Whether some feature follows the request's tokens."""
+        answers = [(feature, feature.arrive(request)) for feature in self.features]
+        return any(follows for feature, follows in answers if feature in self._followers)
 
     def ready(self, request: Request) -> bool:
         # every gate is asked, so that all of them work on it at once

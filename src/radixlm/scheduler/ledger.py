@@ -19,7 +19,8 @@ from radixlm.memory.prefix.base import Match, PrefixCache
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import Ids, PageUpdate
+from radixlm.scheduler.rows import Longs, Rows
+from radixlm.step.plan import Ids, NewPages, PageUpdate
 
 FULL, WINDOW = 0, 1
 
@@ -49,7 +50,9 @@ class KvLedger:
     ) -> None:
         self.pages, self.slots, self.cache, self.page_size = pages, slots, cache, page_size
         self.window = window
-        self.updates: list[PageUpdate] = []  # for the next plan
+        self.rows = Rows(slots.num_total)
+        self.updates: list[PageUpdate] = []  # for the next plan, as are these
+        self.new_pages: NewPages | None = None
         self.hit_tokens = 0
         self.asked_tokens = 0
 
@@ -98,9 +101,9 @@ class KvLedger:
         if slot is None:
             self.cache.unlock(found.handle)
             return False
-        request.slot, request.handle = slot, found.handle
-        request.is_window_locked = True
-        request.add_pages(found.pages, found.window_pages)
+        request.enter(self.rows, slot)
+        request.handle, request.is_window_locked = found.handle, True
+        request.add_pages(found.pages, found.window_pages, self.page_size)
         request.computed = request.done = request.inserted = found.num_tokens
         request.num_cached = found.num_tokens
         self.hit_tokens += found.num_tokens
@@ -137,21 +140,40 @@ class KvLedger:
 
     def take(self, request: Request, num_tokens: int) -> bool:
         """Hold pages for the first ``num_tokens`` tokens; False if they cannot be had."""
-        need = self.pages_for(num_tokens) - request.num_pages
+        first = self._num_pages(request)
+        need = self.pages_for(num_tokens) - first
         if need <= 0:
             return True
         if need > self.pages.num_free:
             self.cache.evict(need - self.pages.num_free)
-        rows = self._alloc(request.num_pages, need, num_tokens)
+        rows = self._alloc(first, need, num_tokens)
         if rows is None:
             return False
-        first = request.num_pages
-        request.add_pages(*rows)
+        request.add_pages(*rows, self.page_size)
         # the rows are fresh copies: nobody else writes to them
         self.updates.append(PageUpdate(FULL, request.slot, first, rows[0]))
         if rows[1] is not None:
             self.updates.append(PageUpdate(WINDOW, request.slot, first, rows[1]))
         return True
+
+    def take_each(self, slots: Longs) -> bool:
+        """Hold one page more for each of these rows, which have used theirs up; False if there are
+        not enough for all."""
+        if self.window is not None:
+            requests = map(self.rows.request, slots.tolist())
+            return all(self.take(request, request.room + 1) for request in requests)
+        if len(slots) > self.pages.num_free:
+            self.cache.evict(len(slots) - self.pages.num_free)
+        pages = self.pages.alloc(len(slots))
+        if pages is None:
+            return False
+        columns = self.rows.add_pages(slots, pages, self.page_size)
+        self.new_pages = NewPages(slots, columns, pages)
+        return True
+
+    def _num_pages(self, request: Request) -> int:
+        """Pages that it holds."""
+        return request.room // self.page_size
 
     def _alloc(self, first: int, need: int, num_tokens: int) -> tuple[Ids, Ids | None] | None:
         """Pages of both spaces for columns from ``first`` on, or none at all."""
@@ -218,7 +240,7 @@ class KvLedger:
             return
         table = self.window.table
         start = request.inserted // self.page_size
-        row = request.window[: request.num_pages]
+        row = request.window[: self._num_pages(request)]
         self.window.pages.free(table.take_dead(row, request.done, start))
         if request.is_window_locked and table.first_live_page(request.done) >= start:
             if request.handle is not None:
@@ -227,22 +249,22 @@ class KvLedger:
 
     def give(self, request: Request) -> None:
         """Take back everything that the request holds."""
-        shared = request.inserted // self.page_size
+        own = slice(request.inserted // self.page_size, self._num_pages(request))
         if request.handle is not None:
             self.cache.unlock(request.handle, request.is_window_locked)
-        self.pages.free(request.pages[shared : request.num_pages])
+        self.pages.free(request.pages[own])
         if self.window is not None:
-            row = request.window[shared : request.num_pages]
+            row = request.window[own]
             self.window.pages.free(row[row != NULL_PAGE])
         self.slots.free(request.slot)
-        request.handle, request.num_pages, request.inserted = None, 0, 0
+        request.leave()
 
     def holdings(self, running: Iterable[Request]) -> list[Holding]:
         """What each running request has of its own, and the prefix that it has locked."""
         return [self._holding(r) for r in running]
 
     def _holding(self, r: Request) -> Holding:
-        own = slice(r.inserted // self.page_size, r.num_pages)
+        own = slice(r.inserted // self.page_size, self._num_pages(r))
         row = r.window[own] if self.window is not None else None
         return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
 

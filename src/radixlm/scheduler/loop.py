@@ -77,7 +77,7 @@ class Scheduler:
         self.planner.on_retract = self.committer.forget_prompt
         self.controls = Controls(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
-        self.deltas: list[TokenDelta] = []
+        self.deltas: list[TokenDelta] = []  # of requests that ended outside of a step
         self.is_paused = False
         self.is_stopped = False
         self.num_steps = 0
@@ -123,7 +123,9 @@ class Scheduler:
             time.sleep(self.sleep_s)
 
     def _commit(self, plan: StepPlan, step: Any) -> None:
-        self.deltas.extend(self.committer.commit(plan, self.executor.read(step)))
+        reply = self.committer.commit(plan, self.executor.read(step))
+        if reply.rids or reply.deltas:
+            self.channel.send(reply)
 
     def _patience(self) -> float:
         """How long the loop may sleep on its channel."""
@@ -171,15 +173,14 @@ class Scheduler:
         if wire.rid in self.committer.requests:
             log.warning("request id %s is already in use; the newcomer is refused", wire.rid)
             return
-        self.committer.requests[wire.rid] = request
-        request.interval = self.committer.interval(request)
-        request.full_at = min(request.prompt_len + request.max_new, self.limits.context_len)
+        self.committer.begin(request)
         error = self._refusal(request)
         if error is not None:
             self._refuse(request, error)
             return
         try:
-            self.hooks.arrive(request)
+            if self.hooks.arrive(request):
+                request.is_plain = False
         except RequestError as refused:
             self._refuse(request, refused)
             return

@@ -16,9 +16,12 @@ from radixlm.scheduler.ledger import KvLedger
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import Admission, Item, StepPlan
+from radixlm.scheduler.rows import Longs
+from radixlm.step.plan import NOBODY, Admission, Item, Items, Lineup, StepPlan
 
 log = logging.getLogger(__name__)
+
+MAX_RESERVED = 4096  # tokens of a running request that admission keeps a share of free
 
 
 class Planner:
@@ -41,33 +44,72 @@ class Planner:
         self._admissions: list[Admission] = []
         self._index = 0
         self._encoder = EncoderBudget(limits.step_tokens)
+        self._rows = ledger.rows
+        # of the running requests, in their order, until one joins or leaves
+        self._slots: Longs | None = None
+        self._lineup = NOBODY
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
-        items: list[Item] = []
+        items: list[Item] = []  # those that do not just decode
+        slots = NOBODY.slots
         self._encoder.begin()
-        alone = self._suspect_alone(items, now_s)
+        behind = self._behind()
+        alone = self._suspect_alone(behind, items, now_s)
         if not alone and not self.limits.mixed:  # prefill first: the two may not share a step
-            self._admit(items, self._chunks(items, self.limits.step_tokens), now_s)
+            self._admit(items, self._chunks(behind, items, self.limits.step_tokens), now_s)
         if not items:
-            items = self._decodes()
+            slots = self._decodes()
             if self.limits.mixed:
-                left = self._chunks(items, self.limits.step_tokens - len(items))
-                if not items or self._index % self.limits.admit_every == 0:
+                left = self._chunks(behind, items, self.limits.step_tokens - len(slots))
+                is_none = not items and not len(slots)
+                if is_none or self._index % self.limits.admit_every == 0:
                     self._admit(items, left, now_s)
-        if not items:
+        if not items and not len(slots):
             return self.plan(now_s) if self._free_one() else None
+        return self._planned(self._items(slots, items))
+
+    def _planned(self, items: Items) -> StepPlan:
         plan = StepPlan(
             index=self._index,
-            items=tuple(items),
+            items=items,
             admissions=tuple(self._admissions),
             releases=tuple(self.releases),
             pages=tuple(self.ledger.updates),
             extras=self.hooks.extend(items),
+            new_pages=self.ledger.new_pages,
         )
         self._index += 1
         self._admissions, self.releases, self.ledger.updates = [], [], []
+        self.ledger.new_pages = None
         return plan
+
+    def _items(self, slots: Longs, others: list[Item]) -> Items:
+        """Of rows that decode their next token, which ``_decodes`` has counted, and other items."""
+        known = self._lineup.slots
+        if slots is not known and not np.array_equal(slots, known):
+            requests = [self._rows.request(slot) for slot in slots.tolist()]
+            self._lineup = Lineup(
+                tuple(r.rid for r in requests),
+                slots,
+                {i: r.wire.logprobs for i, r in enumerate(requests) if r.wire.logprobs is not None},
+                frozenset(i for i, r in enumerate(requests) if r.wire.return_hidden_states),
+            )
+        return Items(self._lineup, self._rows.computed[slots] - 1, tuple(others))
+
+    def _running_slots(self) -> Longs:
+        if self._slots is None:
+            self._slots = np.array([r.slot for r in self.running], np.int64)
+            self._lineup = NOBODY  # a slot may have changed hands
+        return self._slots
+
+    def _behind(self) -> list[Request]:
+        """Running requests whose prompts are not yet computed."""
+        rows, slots = self._rows, self._running_slots()
+        is_behind = rows.computed[slots] < rows.base[slots]
+        if not is_behind.any():
+            return []
+        return [self.running[i] for i in np.flatnonzero(is_behind).tolist()]
 
     def _free_one(self) -> bool:
         """Where each running request holds pages that another needs, the latest gives way. Places
@@ -80,13 +122,13 @@ class Planner:
         self.retract(victim)
         return True
 
-    def _suspect_alone(self, items: list[Item], now_s: float) -> bool:
+    def _suspect_alone(self, behind: list[Request], items: list[Item], now_s: float) -> bool:
         """A request that may have killed an engine computes its prompt in steps of its own, so that
         a second death has one culprit. True if such a step was planned."""
-        running = next((r for r in self.running if r.wire.is_suspect and r.is_prefilling), None)
+        running = next((r for r in behind if r.wire.is_suspect), None)
         if running is not None:
             self._chunk(running, items, self.limits.step_tokens)
-        else:
+        elif self.queue.num_suspects:
             waiting = next((r for r in self.queue if r.wire.is_suspect), None)
             if waiting is not None and self._is_ready(waiting) and self._enter(waiting):
                 self._start(waiting, items, self.limits.step_tokens, now_s)
@@ -97,6 +139,7 @@ class Planner:
         request.started_s = now_s
         self.queue.start(request)
         self.running.append(request)
+        self._slots = None
         self._admissions.append(self._admission(request))
         return self._chunk(request, items, left)
 
@@ -104,39 +147,39 @@ class Planner:
         """Count the item's tokens as computed: from now on the request gives way to none."""
         request.inflight += 1
         request.computed = item.start + item.count
-        request.num_planned += item.emit
         items.append(item)
 
-    def _decodes(self) -> list[Item]:
-        """One more token of each request that has caught up. Runs for every running request in
-        every step, so it calls nothing that it need not."""
-        items: list[Item] = []
-        page_size, depth, most = self.limits.page_size, self.limits.depth, self.limits.step_tokens
-        for request in list(self.running):
-            computed = request.computed
-            if (
-                computed < request.base
-                or computed + 1 >= request.full_at
-                or request.inflight > depth
-                or request.finish is not None
-            ):
+    def _decodes(self) -> Longs:
+        """Slots of the requests that have caught up; each computes one more token."""
+        rows, slots = self._rows, self._running_slots()
+        at = rows.computed[slots]
+        is_ready = (at >= rows.base[slots]) & (at < rows.last[slots])
+        if len(slots) > self.limits.step_tokens or not is_ready.all():
+            index = np.flatnonzero(is_ready)[: self.limits.step_tokens]
+            slots, at = slots[index], at[index]
+        is_short = at >= rows.room[slots]
+        if is_short.any() and not self.ledger.take_each(slots[is_short]):
+            slots = self._squeezed(slots)
+        rows.inflight[slots] += 1
+        rows.computed[slots] += 1
+        return slots
+
+    def _squeezed(self, slots: Longs) -> Longs:
+        """Those of the rows that get room for a token, one after the other, where there are not
+        enough pages for all."""
+        rows = self._rows
+        found: list[int] = []
+        for slot in slots.tolist():
+            request = rows.requests[slot]
+            if request is None:  # it gave way to one before it
                 continue
-            if computed >= request.num_pages * page_size and not self._make_room(request):
+            if request.computed >= request.room and not self._make_room(request):
                 continue
-            wire = request.wire
-            rid, slot = request.rid, request.slot
-            if wire.logprobs is None and not wire.return_hidden_states:
-                item = Item(rid, slot, computed, 1, None, True)
-            else:
-                hidden = wire.return_hidden_states
-                item = Item(rid, slot, computed, 1, None, True, wire.logprobs, 0, None, hidden)
-            request.inflight += 1
-            request.computed = computed + 1
-            request.num_planned += 1
-            items.append(item)
-            if len(items) == most:
-                break
-        return items
+            request.inflight += 1  # from now on it gives way to none
+            found.append(slot)
+        chosen = np.array(found, np.int64)
+        rows.inflight[chosen] -= 1
+        return chosen
 
     def _make_room(self, request: Request) -> bool:
         """Pages for one more token, taken from the newest requests if need be."""
@@ -163,6 +206,7 @@ class Planner:
     def leave(self, request: Request) -> None:
         """A running request gives back slot and pages; what it computed is shared."""
         self.running.remove(request)
+        self._slots = None
         slot = request.slot
         self.ledger.insert(request)
         self.ledger.give(request)
@@ -179,11 +223,12 @@ class Planner:
         self.queue.push_front(request)
         self.num_retracted += 1
 
-    def _chunks(self, items: list[Item], left: int) -> int:
-        for request in list(self.running):
+    def _chunks(self, behind: list[Request], items: list[Item], left: int) -> int:
+        for request in behind:
             if left <= 0:
                 break
-            if request.computed < request.base and not request.finish:
+            # it may have been retracted since
+            if not request.is_waiting and not request.finish:
                 left -= self._chunk(request, items, left)
         return left
 
@@ -261,11 +306,11 @@ class Planner:
     def _spare_pages(self) -> int:
         """What admission keeps free: the rest of the running prompts, and a share of the output
         that running requests may still produce. Nothing when nothing runs."""
-        tokens = 0.0
-        for r in self.running:
-            tokens += max(0, r.base - r.num_pages * self.limits.page_size)
-            tokens += min(r.max_new - r.num_planned, 4096) * self.limits.reserve
-        return self.ledger.pages_for(int(tokens))
+        rows, slots = self._rows, self._running_slots()
+        prompts = np.maximum(rows.base[slots] - rows.room[slots], 0).sum()
+        planned = np.maximum(rows.known[slots], rows.computed[slots] + 1)
+        outputs = np.minimum(rows.full_at[slots] - planned, MAX_RESERVED).sum()
+        return self.ledger.pages_for(int(prompts + outputs * self.limits.reserve))
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """Whether a running request is computing a prefix that this one would compute again.

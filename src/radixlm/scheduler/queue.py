@@ -91,6 +91,7 @@ class WaitingQueue:
         self._order, self._limits, self._cache = ORDERS[limits.policy], limits, cache
         self._waiting: list[Request] = []
         self._turns = Turns()
+        self.num_suspects = 0  # of those that wait
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -102,18 +103,21 @@ class WaitingQueue:
         if self._limits.fair:
             self._turns.arrive(request.wire.fair_key, self._waiting)
         self._waiting.append(request)
+        self.num_suspects += request.wire.is_suspect
 
     def start(self, request: Request) -> None:
         """The request leaves the queue for a slot."""
-        self._waiting.remove(request)
+        self.remove(request)
         if self._limits.fair:
             self._turns.serve(request.wire.fair_key)
 
     def push_front(self, request: Request) -> None:
         self._waiting.insert(0, request)
+        self.num_suspects += request.wire.is_suspect
 
     def remove(self, request: Request) -> None:
         self._waiting.remove(request)
+        self.num_suspects -= request.wire.is_suspect
 
     def priority(self, request: Request, now_s: float) -> float:
         """Higher is sooner; one more for every ``aging_s`` of waiting."""

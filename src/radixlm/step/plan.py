@@ -3,12 +3,16 @@
 A sequence of a step is an ``Item``: tokens [start, start + count) of the request in ``slot``.
 A chunk carries its token values; a decode item (``tokens`` None, count 1) takes the value from the
 device's token table, where the sampler wrote it, so that the host may plan ahead of the results.
+
+Most steps decode the same sequences as the step before. So these are held together, as columns
+(``Lineup``), and Items of them are made only where somebody asks for one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import numpy as np
@@ -41,6 +45,86 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     pooling: PoolingNeed | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lineup:
+    """Sequences that decode: each takes its one token from the token table and emits one. The same
+    object comes step after step until somebody joins or leaves, so what is made of it may be kept.
+
+    ``logprobs``: what is wanted besides tokens, by index; ``hidden``: indices whose hidden states
+    are wanted."""
+
+    rids: tuple[str, ...]
+    slots: NDArray[np.int64]
+    logprobs: Mapping[int, LogprobNeed] = field(default_factory=dict)
+    hidden: frozenset[int] = frozenset()
+
+
+NOBODY = Lineup((), np.zeros(0, np.int64))
+
+
+class Items(Sequence[Item]):
+    """The sequences of a step: those that decode, of which the n-th computes the token at
+    ``starts[n]``, then the ``others``."""
+
+    __slots__ = ("_whole", "lineup", "others", "starts")
+
+    def __init__(
+        self, lineup: Lineup, starts: NDArray[np.int64], others: tuple[Item, ...] = ()
+    ) -> None:
+        self.lineup, self.starts, self.others = lineup, starts, others
+        self._whole: tuple[Item, ...] | None = None if len(starts) else others
+
+    @staticmethod
+    def of(items: Sequence[Item]) -> Items:
+        """The same items; those that decode and stand in front become columns."""
+        if isinstance(items, Items):
+            return items
+        count = next((i for i, it in enumerate(items) if not _is_decode(it)), len(items))
+        front = items[:count]
+        lineup = Lineup(
+            tuple(item.rid for item in front),
+            np.array([item.slot for item in front], np.int64),
+            {i: item.logprobs for i, item in enumerate(front) if item.logprobs is not None},
+            frozenset(i for i, item in enumerate(front) if item.hidden_states),
+        )
+        starts = np.array([item.start for item in front], np.int64)
+        return Items(lineup, starts, tuple(items[count:]))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.starts) + sum(item.count for item in self.others)
+
+    def __len__(self) -> int:
+        return len(self.starts) + len(self.others)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._made())
+
+    def _made(self) -> tuple[Item, ...]:
+        if self._whole is None:
+            them = self.lineup
+            rows = zip(them.rids, them.slots.tolist(), self.starts.tolist(), strict=True)
+            decodes = [
+                Item(
+                    rid, slot, start, 1, None, True, them.logprobs.get(i), 0, None, i in them.hidden
+                )
+                for i, (rid, slot, start) in enumerate(rows)
+            ]
+            self._whole = (*decodes, *self.others)
+        return self._whole
+
+
+def _is_decode(item: Item) -> bool:
+    return item.tokens is None and item.emit and item.count == 1 and item.pooling is None
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
@@ -67,17 +151,29 @@ class PageUpdate(msgspec.Struct, frozen=True, gc=False):
     pages: Ids
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NewPages:
+    """One page more for each of some rows of the page table of group 0: row ``slots[i]`` gets
+    ``pages[i]`` in ``columns[i]``."""
+
+    slots: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    pages: Ids
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Updates, admissions and releases take effect before the forward pass."""
+    """One step. Releases, admissions and pages, in this order, take effect before the forward pass.
+    ``items`` as the scheduler makes them are ``Items``."""
 
     index: int
-    items: tuple[Item, ...]
+    items: Sequence[Item]
     admissions: tuple[Admission, ...] = ()
     releases: tuple[int, ...] = ()
     pages: tuple[PageUpdate, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)
+    new_pages: NewPages | None = None
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.count for item in self.items)
+        return Items.of(self.items).num_tokens

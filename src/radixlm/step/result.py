@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
+from radixlm.step.plan import Ids, Item, Items
 from radixlm.wire.replies import Logprobs
 
 
@@ -21,9 +24,38 @@ class ItemResult(msgspec.Struct, gc=False):
     pooled: list[float] | None = None
     error: str | None = None
 
+    @property
+    def is_one_token(self) -> bool:
+        """Whether there is a token and nothing else to tell."""
+        return (
+            len(self.tokens) == 1
+            and self.error is None
+            and self.logprobs is None
+            and self.hidden_states is None
+        )
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """In the order of the plan's items."""
+    """``tokens``: of the sequences that decode, in the order of the plan's lineup; ``odd``: by
+    their index, those of them that brought something else. ``others``: of the other items."""
 
-    items: list[ItemResult]
+    tokens: Ids
+    odd: Mapping[int, ItemResult] = field(default_factory=dict)
+    others: Sequence[ItemResult] = ()
+
+    @staticmethod
+    def of(plan_items: Sequence[Item], results: Sequence[ItemResult]) -> StepResult:
+        """The results of all items, in their order."""
+        count = len(Items.of(plan_items).starts)
+        front = results[:count]
+        tokens = np.array([got.tokens[0] if got.tokens else 0 for got in front], np.int32)
+        odd = {i: got for i, got in enumerate(front) if not got.is_one_token}
+        return StepResult(tokens, odd, results[count:])
+
+    @property
+    def items(self) -> list[ItemResult]:
+        """A result an item, in the order of the plan."""
+        tokens = enumerate(self.tokens.tolist())
+        front = [self.odd[i] if i in self.odd else ItemResult((token,)) for i, token in tokens]
+        return [*front, *self.others]

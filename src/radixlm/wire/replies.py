@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -62,11 +63,15 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     num_dropped: int = 0
 
 
-class StepReply(msgspec.Struct, tag="step"):
-    """All deltas of one step."""
+class StepReply(msgspec.Struct, tag="step", omit_defaults=True):
+    """All that is new after one step. Most sequences have just one token more: ``tokens[i]`` of the
+    request ``rids[i]``. A request is named once, there or in a delta; its first delta and its last
+    are always whole."""
 
     deltas: list[TokenDelta]
     load: LoadReport | None = None
+    rids: Sequence[str] = ()
+    tokens: Sequence[int] = ()
 
 
 class Ready(msgspec.Struct, tag="ready"):

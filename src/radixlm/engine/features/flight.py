@@ -29,9 +29,10 @@ class FlightRecord(Feature):
         self.current: str | None = None  # the suspect that is computed alone
         self._write("")
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> bool:
         if request.wire.is_suspect:
             self._suspects.add(request.rid)
+        return request.wire.is_suspect
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
         if not self._suspects and self.current is None:

@@ -101,12 +101,13 @@ class GrammarFeature(Feature):
         ticket: Ticket = self._cache.request(spec)
         return ticket
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> bool:
         spec = request.wire.grammar
         if spec is not None:
             ticket = self._ticket(spec.kind, spec.value)
             jumps = self._overlaps and not self._config.disable_jump_forward
             self._states[request.rid] = _State(ticket, spec.after, jumps and _may_jump(request))
+        return spec is not None
 
     def ready(self, request: Request) -> bool:
         state = self._states.get(request.rid)

@@ -14,7 +14,8 @@ class ProcessorFeature(Feature):
     def __init__(self, processors: LogitProcessors) -> None:
         self._processors = processors
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> bool:
         name = request.wire.processor
         if name is not None:
             self._processors.get(name).check(request.wire.sampling.custom_params)
+        return False

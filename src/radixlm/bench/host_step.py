@@ -1,0 +1,267 @@
+"""The whole host work of a decode step: the real loop, features and runner, as on a GPU with a step
+in flight, over a device and a model that compute nothing. So what is measured is what the host does
+between two steps; calls into a driver are not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import InvariantError
+from radixlm.config.grammar import GrammarConfig
+from radixlm.engine.features.flight import FlightRecord
+from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.executor.device import Event, Graph, Work
+from radixlm.executor.graphs import DecodeGraphs
+from radixlm.executor.runner import Runner, RunnerOptions
+from radixlm.executor.tables import SlotTables
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.slots import SlotAllocator
+from radixlm.sampling.tensors import SamplingTable
+from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.loop import Scheduler
+from radixlm.step.batch import ForwardBatch
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.codec import scheduler_codec
+from radixlm.wire.replies import StepReply
+from radixlm.wire.requests import TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
+
+PROMPT = 128
+# of a step, in the order of the loop; ``Steps.watch`` says what each is
+PARTS = ("plan", "pack", "launch", "draw", "read", "commit", "send")
+# few, so that the stand-ins' own work is small; what the host does does not depend on it
+VOCAB = 32
+
+
+class _Done:
+    """An event that has come."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class _Recorded:
+    """A graph whose launch is one call, as on a GPU."""
+
+    def replay(self) -> None:
+        """The model costs nothing."""
+
+
+class StandIn:
+    """A device beside the host (the loop runs ahead of it) on which everything is done at once."""
+
+    is_immediate = False
+
+    def __init__(self) -> None:
+        self.where = torch.device("cpu")
+        self._done = _Done()
+
+    def launch(self, work: Work) -> None:
+        work()
+
+    def record(self) -> Event:
+        return self._done
+
+    def pinned(self, num_ints: int) -> Tensor:
+        return torch.zeros(num_ints, dtype=torch.int32)
+
+    def upload(self, host: Tensor, target: Tensor) -> None:
+        target.copy_(host)
+
+    def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
+        host.copy_(make())
+
+    def capture(self, work: Work) -> Graph:
+        work()
+        return _Recorded()
+
+    def relieve(self) -> bool:
+        return False
+
+
+class NoModel:
+    """Model and attention in one, without layers."""
+
+    def __init__(self) -> None:
+        self.pools: Sequence[Any] = []
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Nothing to prepare."""
+
+    def run(self, q_THD: Tensor, k_TKD: Any, v_TKV: Any, site: object) -> Tensor:
+        raise InvariantError("a model without layers attends to nothing")
+
+    def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Logits whose largest is the token 0."""
+        return None, torch.zeros(len(batch.logits_rows_R), VOCAB)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        raise InvariantError("no hidden states, no logits")
+
+
+class Clock:
+    """Wall and CPU time of one part of each step."""
+
+    def __init__(self) -> None:
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+        self._wall_s = self._cpu_s = 0.0
+
+    def timed(self, call: Callable[..., Any], outer: Clock | None = None) -> Callable[..., Any]:
+        """``call``, whose time counts here until ``lap``, and no more in ``outer``."""
+
+        def run(*args: Any) -> Any:
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
+            result = call(*args)
+            cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
+            self.add(wall_s, cpu_s)
+            if outer is not None:
+                outer.add(-wall_s, -cpu_s)
+            return result
+
+        return run
+
+    def add(self, wall_s: float, cpu_s: float) -> None:
+        self._wall_s += wall_s
+        self._cpu_s += cpu_s
+
+    def lap(self) -> None:
+        """A step is over."""
+        self.wall_s.append(self._wall_s)
+        self.cpu_s.append(self._cpu_s)
+        self._wall_s = self._cpu_s = 0.0
+
+
+class Sender:
+    """The engine's end of a channel: replies are encoded, as they are between processes."""
+
+    def __init__(self, channel: MemoryChannel) -> None:
+        self._channel, self._codec = channel, scheduler_codec()
+        self.receive, self.close = channel.receive, channel.close
+
+    def send(self, message: Any) -> None:
+        self._codec.encode(message)
+        self._channel.send(message)
+
+
+class Steps:
+    """A scheduler with ``num_running`` streams that decode; ``step`` does one step whole."""
+
+    def __init__(self, num_running: int, num_steps: int, page_size: int, depth: int = 1) -> None:
+        self.limits = Limits(
+            max_running=num_running,
+            max_queued=None,
+            step_tokens=max(2048, 8 * num_running),
+            max_prefill_tokens=1 << 20,
+            context_len=PROMPT + num_steps + 64,
+            page_size=page_size,
+            depth=depth,
+            vocab=VOCAB,
+        )
+        self.runner = _runner(self.limits)
+        most = self.limits.context_len // page_size + 2
+        pages = PageAllocator(num_running * most + 2, page_size)
+        ledger = KvLedger(
+            pages, SlotAllocator(num_running), RadixCache(pages, page_size), page_size
+        )
+        self._mine, theirs = MemoryChannel.pair()
+        self._sender = Sender(theirs)
+        self.scheduler = Scheduler(self.limits, self.runner, self._sender, ledger, _features())
+        self._fill(num_running, num_steps + 32)
+        self._clocks: dict[str, Clock] = {}
+
+    def _fill(self, num_running: int, num_tokens: int) -> None:
+        """Admit all requests, and compute their prompts."""
+        draw = np.random.default_rng(0)
+        sampling = SamplingParams(max_new_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        for index in range(num_running):
+            # lengths differ, so that each step some requests need a page, as in real life
+            length = PROMPT - index % min(self.limits.page_size, PROMPT)
+            ids = draw.integers(0, VOCAB, length, np.int32)
+            wire = TokenizedRequest(
+                rid=f"{index:032x}", input_ids=pack_ids(ids), sampling=sampling, stream=True
+            )
+            self._mine.send(wire)
+        for _ in range(PROMPT * num_running // self.limits.step_tokens + 16):
+            self.scheduler.tick(wait=False)
+            self._mine.receive(0)
+        running = self.scheduler.planner.running
+        if len(running) != num_running or any(r.is_prefilling for r in running):
+            raise InvariantError(f"{len(running)} of {num_running} requests run")
+
+    def watch(self, names: Sequence[str]) -> dict[str, Clock]:
+        """Clocks of these parts of the steps from now on:
+
+        plan    what is computed: pages, positions, who takes part
+        pack    the step's numbers into the one buffer
+        launch  the rest of what launches the model
+        draw    the same for the draw and the copy of its tokens to the host
+        read    the tokens of the step before
+        commit  what becomes of them: stops, ends, what intake is told
+        send    that as a message
+        whole   a turn of the loop
+        """
+        owners: dict[str, tuple[Any, str]] = {
+            "pack": (self.runner.packer, "pack"),
+            "plan": (self.scheduler.planner, "plan"),
+            "launch": (self.runner, "forward"),
+            "draw": (self.runner, "sample"),
+            "read": (self.runner, "read"),
+            "commit": (self.scheduler.committer, "commit"),
+            "send": (self._sender, "send"),
+            "whole": (self.scheduler, "tick"),
+        }
+        for owner, method in owners.values():
+            vars(owner).pop(method, None)  # those of before
+        self._clocks = {name: Clock() for name in names}
+        for name, clock in self._clocks.items():
+            owner, method = owners[name]
+            outer = self._clocks.get("launch") if name == "pack" else None
+            setattr(owner, method, clock.timed(getattr(owner, method), outer))
+        return self._clocks
+
+    def step(self) -> int:
+        """One turn of the loop; how many tokens it told of."""
+        self.scheduler.tick(False)
+        for clock in self._clocks.values():
+            clock.lap()
+        replies = [reply for reply in self._mine.receive(0) if isinstance(reply, StepReply)]
+        return sum(
+            len(reply.tokens) + sum(len(delta.tokens) for delta in reply.deltas)
+            for reply in replies
+        )
+
+
+def _runner(limits: Limits) -> Runner:
+    device, model = StandIn(), NoModel()
+    slots, page_size = limits.max_running, limits.page_size
+    max_pages = -(-limits.context_len // page_size) + 1
+    tables = SlotTables(slots, max_pages, 1, device.where, is_shared=False)
+    sampling = SamplingTable(slots, VOCAB)
+    options = RunnerOptions(limits.step_tokens, detect_bad=False)
+    runner = Runner(
+        model, model, tables, sampling, (0,), page_size, (0,), device=device, options=options
+    )
+    runner.capture(DecodeGraphs(device, (slots,)))
+    return runner
+
+
+def _features() -> Hooks:
+    """What every server has."""
+    grammar = GrammarFeature(GrammarConfig(), _no_tokenizer, VOCAB, (0,), overlaps=False)
+    return Hooks((grammar, FlightRecord()))
+
+
+def _no_tokenizer() -> Tokenizer:
+    raise InvariantError("no request has a grammar")
