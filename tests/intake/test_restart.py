@@ -149,7 +149,9 @@ async def test_a_paused_server_stays_paused(tokenizer: Tokenizer) -> None:
     assert (pause.verb, pause.args) == ("pause", {"mode": "in_place"}) and request.rid == "r"
 
 
-async def test_giving_up_is_told_to_everyone_once(tokenizer: Tokenizer) -> None:
+async def test_giving_up_is_told_to_everyone_once(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     stage = Stage(tokenizer)
     told: list[Failed] = []
     stage.intake.on_failed = told.append
@@ -160,6 +162,7 @@ async def test_giving_up_is_told_to_everyone_once(tokenizer: Tokenizer) -> None:
     stage.intake.give_up(Failed("EngineError", "the engine process refused to start"))
     assert [f.kind for f in told] == ["ConfigError"]
     assert stage.intake.failure is told[0]
+    assert not caplog.messages  # whoever reads the failure says it, once
     finish = (await live.next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 503)
     with pytest.raises(Overloaded, match="page-size"):

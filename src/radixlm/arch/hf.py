@@ -26,6 +26,7 @@ from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.json_file import read_object
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
+from radixlm.arch.words import check_words
 from radixlm.base.errors import CheckpointError
 
 DEFAULTS = {
@@ -226,6 +227,7 @@ def _check(values: Mapping[str, Any], source: str) -> None:
     # one expert is none: some models then have dense layers
     if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > experts:
         raise CheckpointError(f"{source}: 'num_experts_per_tok' exceeds 'num_experts'")
+    check_words(values, source)
     kinds = values.get("layer_types")
     if kinds is not None and len(kinds) != values["num_hidden_layers"]:
         raise CheckpointError(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.nearest import suggestion
 from radixlm.config.renamed import RENAMED, Renamed
 from radixlm.config.table import names, options
-from radixlm.config.values import coerce, suggestion
+from radixlm.config.values import coerce
 
 logger = logging.getLogger(__name__)
 

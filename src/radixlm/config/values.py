@@ -6,10 +6,10 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.nearest import suggestion
 from radixlm.config.table import Option
 
 logger = logging.getLogger(__name__)
@@ -17,12 +17,6 @@ logger = logging.getLogger(__name__)
 _KIND_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True}
 _BOOLS |= {"false": False, "no": False, "off": False, "0": False}
-
-
-def suggestion(text: str, known: list[str]) -> str:
-    """ "; did you mean 'x'?" for the nearest of ``known``, or "" if none is near."""
-    near = get_close_matches(text, known, 1, 0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def show(option: Option, value: Any) -> str:

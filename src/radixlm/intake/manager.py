@@ -389,7 +389,9 @@ class Intake:
         replica = self.link[index]
         others = [r for r in self.link if r is not replica and not r.is_gone]
         replica.is_gone, had_served = True, bool(replica.facts)
-        if self.failure is not None or (others and had_served):
+        if self.failure is not None:
+            return
+        if others and had_served:
             log.error("replica %d is gone for good: %s", index, failure.message)
             return
         self.failure = failure

@@ -1,0 +1,51 @@
+"""Words of a config.json that must be among those known: dtypes, types of layers, methods of
+quantisation. An unknown one would be read as float32, as full attention, as no quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from radixlm.base.errors import CheckpointError
+from radixlm.base.nearest import suggestion
+
+DTYPES = frozenset(
+    "auto float32 float64 float16 bfloat16 float double half float8_e4m3fn float8_e4m3fnuz "
+    "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int8 uint8 int16 int32 int64".split()
+)
+LAYER_TYPES = frozenset(
+    "full_attention sliding_attention chunked_attention window_attention indexed_attention "
+    "compressed_sparse_attention heavily_compressed_attention minimax_m3_sparse conv moe hybrid "
+    "hybrid_sliding reference_sliding_attention linear_attention sparse dense mamba mamba2 "
+    "attention deepseek_sparse_attention qwen_sparse_attention recurrent mlp".split()
+) | {""}  # as GLM-5 Next publishes its delta nets
+QUANT_METHODS = frozenset(
+    "aqlm auto-round awq awq_marlin bitnet bitsandbytes bitsandbytes_4bit bitsandbytes_8bit "
+    "blockwise_int8 compressed-tensors deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 "
+    "fouroversix fp8 fp_quant gemma gguf gptq gptq_marlin gptq_marlin_24 higgs hqq ipex marlin "
+    "metal modelopt modelopt_fp4 modelopt_mixed moe_wna16 mxfp4 mxfp8 nvfp4 petit_nvfp4 ptpc_fp8 "
+    "qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8 w8a8_int8".split()
+)
+
+
+def check_words(values: Mapping[str, Any], source: str) -> None:
+    """CheckpointError for a word that none of our readers and none of Hugging Face knows."""
+    if (name := values.get("dtype")) is not None:  # torch_dtype is another name of it
+        _known(str(name).removeprefix("torch."), DTYPES, f"'dtype' = {name!r:.80}", source)
+    kinds = values.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise CheckpointError(f"{source}: 'layer_types' = {kinds!r:.80} must be a list of names")
+    for place, kind in enumerate(kinds or ()):
+        _known(kind, LAYER_TYPES, f"'layer_types'[{place}] = {kind!r:.80}", source)
+    stated = values.get("quantization_config") or {}
+    if not isinstance(stated, Mapping):
+        raise CheckpointError(f"{source}: 'quantization_config' = {stated!r:.80} must be an object")
+    if method := stated.get("quant_method"):
+        name = method.lower() if isinstance(method, str) else method
+        _known(name, QUANT_METHODS, f"quantization_config 'quant_method' = {method!r:.80}", source)
+
+
+def _known(word: object, words: frozenset[str], what: str, source: str) -> None:
+    if not isinstance(word, str) or word not in words:
+        near = suggestion(str(word), sorted(words))
+        raise CheckpointError(f"{source}: {what} is unknown{near}")
