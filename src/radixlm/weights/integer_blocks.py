@@ -20,7 +20,7 @@ from torch import Tensor
 from radixlm.quant.grid import Grid, kernel_group
 
 CHUNK = 1 << 20  # numbers that are widened at once
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_AWQ_ORDER = ((0, 2), (4, 6), (1, 3), (5, 7))  # outputs of each byte's lower and upper half
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,11 @@ def unpacked(words_RW: Tensor, bits: int) -> Tensor:
 def unpacked_awq(words_RW: Tensor) -> Tensor:
     """int32 [R, W] -> uint8 [8 W, R], outputs in their order."""
     turned = words_RW.t().contiguous()
+    bytes_ = turned.view(torch.uint8).view(*turned.shape, 4).transpose(1, 2).contiguous()
     out = torch.empty(turned.shape[0], 8, turned.shape[1], dtype=torch.uint8)
-    for place, output in enumerate(_AWQ_ORDER):
-        out[:, output] = (turned >> 4 * place) & 15
+    for byte, (low, high) in enumerate(_AWQ_ORDER):
+        torch.bitwise_and(bytes_[:, byte], 15, out=out[:, low])
+        torch.bitwise_right_shift(bytes_[:, byte], 4, out=out[:, high])
     return out.flatten(0, 1)
 
 

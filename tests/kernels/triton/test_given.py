@@ -1,0 +1,99 @@
+"""Whole numbers that a checkpoint gives, on these kernels: the weights are those numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fakes.integer_checkpoint import Layout, write_integers
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
+from torch import Tensor
+
+from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.activation import activate_gated
+from radixlm.kernels.ops.given import Given
+from radixlm.kernels.ops.moe import pack_experts as reference_experts
+from radixlm.kernels.triton.linear import ShiftedLinear, pack_gated, pack_linear
+from radixlm.kernels.triton.moe import TritonExperts, pack_experts
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.load_time import make_scheme
+
+ROWS = (3, 65)  # products of few rows, and widened weights
+FMTS = ["w4a8-32", "w4a8-64", "w4a8-128", "int8wo", "w8a8"]
+
+
+def given(shape: tuple[int, ...], fmt: str, is_shifted: bool) -> tuple[Tensor, Given, Tensor]:
+    """(values, scales, the numbers that they are)."""
+    torch.manual_seed(len(shape) + is_shifted)
+    group = int(fmt.partition("-")[2] or 0)
+    if not group:
+        values, scale = torch.randint(-128, 128, shape).to(torch.int8), torch.rand(shape[:-1])
+        return values, (scale / 128, None), values * scale[..., None] / 128
+    values = torch.randint(0, 16, shape).to(torch.uint8)
+    scale = torch.rand(*shape[:-1], shape[-1] // group) / 8
+    zero = torch.randint(0, 16, scale.shape) if is_shifted else 8
+    offset = -zero * scale
+    wide = values.unflatten(-1, (-1, group)) * scale[..., None] + offset[..., None]
+    return values, (scale, offset), wide.flatten(-2)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+@pytest.mark.parametrize("is_shifted", [False, True])
+@pytest.mark.parametrize("fmt", FMTS)
+def test_linear_maps(fmt: str, is_shifted: bool) -> None:
+    values, grid, wide = given((64, 128), fmt, is_shifted)
+    bias, act = torch.randn(64), "silu"
+    plain, gated = pack_linear(values, bias, fmt, grid), pack_gated(values, bias, fmt, act, grid)
+    assert isinstance(plain, ShiftedLinear) == (is_shifted and fmt.startswith("w4"))
+    bound = 0.02 if fmt == "w8a8" else 1e-5
+    for rows in ROWS:
+        x = torch.randn(rows, 128)
+        want = x @ wide.T + bias
+        assert error(plain.run(x), want) < bound
+        assert error(gated.run(x), activate_gated(want, act)) < 2 * bound
+    assert plain.run(x.bfloat16()).dtype == torch.bfloat16
+    for packed in (plain, gated):
+        assert error(packed.unpack(), wide) < 1e-2 and packed.unpack().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+def test_experts(fmt: str) -> None:
+    up, up_grid, wide_up = given((4, 256, 128), fmt, False)
+    down, down_grid, wide_down = given((4, 128, 128), fmt, False)
+    got = pack_experts(up, down, None, None, "silu", (fmt, fmt), (up_grid, down_grid))
+    assert isinstance(got, TritonExperts)
+    want = reference_experts(wide_up, wide_down, None, None, "silu")
+    for tokens in (2, 20):
+        x, weights = torch.randn(tokens, 128), torch.rand(tokens, 2)
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(tokens)])
+        assert error(got.run(x, weights, ids), want.run(x, weights, ids)) < (
+            0.03 if fmt == "w8a8" else 1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("arch", "layout"),
+    [
+        ("LlamaForCausalLM", Layout("gptq", group=64, order=True)),
+        ("Qwen3MoeForCausalLM", Layout("awq", group=32)),  # its experts are widened
+    ],
+)
+def test_models(arch: str, layout: Layout, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
+    sizes["num_hidden_layers"] = 1
+    narrow, wide = write_integers(cached_tiny(arch, **sizes), tmp_path, layout)
+    ops = ("pack_linear", "pack_gated", "pack_tied", "route", "pack_experts")
+    kernels = bind("cpu", dict.fromkeys(ops, "triton"))
+    model = load_model(narrow, kernels, scheme=make_scheme(None, "", checkpoint_quant(narrow)))
+    ids = {0: [5, 6, 7, 8, 9], 1: [9, 8]}
+    got, want = PagedRunner(model), PagedRunner(load_model(wide))
+    steps = [(got.prefill(ids), want.prefill(ids))]
+    steps.append((got.step({0: [3], 1: [4]}), want.step({0: [3], 1: [4]})))
+    for ours, theirs in steps:
+        for sequence, logits in theirs.items():
+            assert error(ours[sequence], logits) < 1e-3
