@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from radixlm import __version__
+from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.units import format_bytes
 
@@ -63,6 +64,8 @@ def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print("usage: radixlm check-env [--json]")
         return 0
+    if strange := [word for word in argv if word != "--json"]:
+        raise ConfigError(f"check-env takes no {strange[0]!r}, only --json")
     found = facts()
     if "--json" in argv:
         print(json.dumps(found, indent=2, default=str))

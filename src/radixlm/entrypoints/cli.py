@@ -7,6 +7,7 @@ import sys
 from radixlm import __version__
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
+from radixlm.base.nearest import suggestion
 
 # verb -> (module:function taking the remaining arguments, one line of help)
 VERBS: dict[str, tuple[str, str]] = {
@@ -23,6 +24,8 @@ VERBS: dict[str, tuple[str, str]] = {
 
 def version(argv: list[str]) -> int:
     """Print the version."""
+    if argv:
+        raise ConfigError(f"version takes no {argv[0]!r}")
     print(__version__)
     return 0
 
@@ -52,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     verb = "version" if args[0] == "--version" else args[0]
     if verb not in VERBS:
-        print(f"radixlm: unknown verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        print(
+            f"radixlm: unknown verb {verb!r}{suggestion(verb, VERBS)}\n\n{usage()}", file=sys.stderr
+        )
         return 2
     try:
         return int(load(VERBS[verb][0])(args[1:]) or 0)

@@ -141,3 +141,20 @@ def test_references_move_with_their_schema_and_data_stays() -> None:
 def test_a_schema_without_a_type_is_an_object() -> None:
     tool = ToolSpec("f", {"properties": {"a": {"type": "string"}}})
     assert call_array_schema([tool], True)["$defs"]["tool0"]["type"] == "object"
+
+
+def test_a_forced_call_has_only_the_arguments_that_are_declared() -> None:
+    """A function is called with what it declares; a schema that says more is left as it is."""
+    declared: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for schema, is_open in [
+        (declared, False),
+        ({"properties": {"a": {}}}, False),
+        (declared | {"additionalProperties": {"type": "integer"}}, True),
+        (declared | {"patternProperties": {"^b$": {"type": "integer"}}}, True),
+        (declared | {"allOf": [{"properties": {"b": {"type": "integer"}}}]}, True),
+        ({"type": "object"}, True),
+    ]:
+        for name, write in (("hermes", hermes), ("mistral", array)):
+            found = registry.constraint(name, [ToolSpec("f", schema)], "required")
+            assert is_accepted(found, write(("f", {"a": 1})))
+            assert is_accepted(found, write(("f", {"a": 1, "b": 2}))) == is_open

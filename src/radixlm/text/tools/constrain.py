@@ -21,6 +21,10 @@ _NOT_SCHEMAS = frozenset(("const", "enum", "default", "examples", "example"))
 _NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _ALL_KINDS = frozenset(("lark", "json_schema", "structural_tag"))
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+# of a schema that says itself all there is to say of arguments
+_PLAIN_KEYS = frozenset(
+    ("type", "properties", "required", "title", "description", "$schema", "$defs", "definitions")
+)
 
 
 def constraint(
@@ -149,12 +153,13 @@ def _strict_tags(name: str, tools: Sequence[ToolSpec]) -> dict[str, Any] | None:
 
 
 def _arguments(tool: ToolSpec) -> dict[str, Any]:
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    return (
-        parameters
-        if "type" in parameters or "$ref" in parameters
-        else {"type": "object", **parameters}
-    )
+    """The schema of a call's arguments: those declared and no others, unless it says otherwise."""
+    schema = {**(tool.parameters or {"properties": {}})}
+    if "$ref" not in schema:
+        schema.setdefault("type", "object")
+    if "properties" in schema and schema.keys() <= _PLAIN_KEYS:
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _result(

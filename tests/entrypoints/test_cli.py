@@ -1,0 +1,27 @@
+"""The command itself: what it says to words it does not know."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixlm.entrypoints import cli
+from radixlm.entrypoints.check_env import main as check_env
+
+
+@pytest.mark.parametrize("argv", [["version", "now"], ["check-env", "--jsn"], ["--version", "-x"]])
+def test_a_verb_takes_no_word_that_it_does_not_know(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    said = capsys.readouterr()
+    assert argv[1] in said.err and not said.out
+
+
+def test_a_wrong_verb_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sreve"]) == 2
+    assert "did you mean 'serve'?" in capsys.readouterr().err
+
+
+def test_the_usage_of_check_env_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_env(["--help"]) == 0
+    assert "--json" in capsys.readouterr().out
