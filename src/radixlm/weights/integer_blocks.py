@@ -72,7 +72,7 @@ class Integers:
 
 def unpacked(words_RW: Tensor, bits: int) -> Tensor:
     """int32 [R, W] -> uint8 [R, W * 32 / bits], the lowest bits first."""
-    bytes_ = words_RW.contiguous().view(torch.uint8)
+    bytes_ = _in_rows(words_RW).view(torch.uint8)
     if bits == 8:
         return bytes_
     out = torch.empty(*bytes_.shape, 2, dtype=torch.uint8)
@@ -82,13 +82,20 @@ def unpacked(words_RW: Tensor, bits: int) -> Tensor:
 
 def unpacked_awq(words_RW: Tensor) -> Tensor:
     """int32 [R, W] -> uint8 [8 W, R], outputs in their order."""
-    turned = words_RW.t().contiguous()
+    turned = _in_rows(words_RW.t())
     bytes_ = turned.view(torch.uint8).view(*turned.shape, 4).transpose(1, 2).contiguous()
     out = torch.empty(turned.shape[0], 8, turned.shape[1], dtype=torch.uint8)
     for byte, (low, high) in enumerate(_AWQ_ORDER):
         torch.bitwise_and(bytes_[:, byte], 15, out=out[:, low])
         torch.bitwise_right_shift(bytes_[:, byte], 4, out=out[:, high])
     return out.flatten(0, 1)
+
+
+def _in_rows(words: Tensor) -> Tensor:
+    """Row by row; one column alone counts as contiguous with any stride."""
+    if words.is_contiguous() and words.stride(1) == 1:
+        return words
+    return words.clone(memory_format=torch.contiguous_format)
 
 
 def whole_groups(num_in: int, num_groups: int, known: tuple[int, ...]) -> int:

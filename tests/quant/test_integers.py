@@ -1,0 +1,249 @@
+"""What configs say of weights in integers, and what ``--quantization`` may say beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.integer_checkpoint import Layout, words
+
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.kernels import cpu
+from radixlm.kernels.cpu import given as cpu_given
+from radixlm.kernels.cpu.given import TURNS_SIGNS
+from radixlm.kernels.dispatch import bind
+from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant
+from radixlm.quant.grid import Grid, joined, stacked
+from radixlm.quant.integers import IntegerQuant, parse_integers
+from radixlm.quant.kept import KeepGrids, integers_of
+from radixlm.quant.load_time import QuantizeAtLoad, make_scheme
+from radixlm.weights.integer_blocks import Integers, unpacked, unpacked_awq, whole_groups
+
+AWQ = Layout("awq", group=128).config()
+GPTQ = Layout("gptq", group=64).config()
+PACKED = Layout("packed", group=32).config()
+INT8 = Layout("int8", bits=8, group=0, sym=True).config()
+
+
+def with_weights(**changes: object) -> dict[str, Any]:
+    weights = PACKED["config_groups"]["group_0"]["weights"] | changes
+    return PACKED | {"config_groups": {"group_0": {"weights": weights}}}
+
+
+def test_what_configs_say() -> None:
+    assert parse_integers(AWQ) == IntegerQuant("awq", "awq", 4, (128,))
+    assert parse_integers(AWQ | {"version": "GEMM", "group_size": -1}) == IntegerQuant(
+        "awq", "awq", 4
+    )
+    assert parse_integers(GPTQ) == IntegerQuant("gptq", "gptq", 4, (64,), zero_shift=1)
+    second = parse_integers(GPTQ | {"checkpoint_format": "gptq_v2", "bits": 8})
+    assert second == IntegerQuant("gptq", "gptq", 8, (64,))
+    by_layer = parse_integers(GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}})
+    assert by_layer is not None and by_layer.bits == 0 and 32 in by_layer.groups
+    assert parse_integers(PACKED) == IntegerQuant("compressed-tensors", "compressed", groups=(32,))
+    w8a8 = parse_integers(INT8)
+    assert w8a8 == IntegerQuant("compressed-tensors", "compressed", rounds_inputs=True)
+    blocks = parse_integers(Layout("blocks", bits=8, group=128).config())
+    assert blocks is not None and (blocks.block_rows, blocks.groups) == (128, (128,))
+    for other in (
+        {},
+        {"quant_method": "fp8"},
+        {"quant_method": "aqlm"},
+        with_weights(type="float"),
+    ):
+        assert parse_integers(other) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        (AWQ | {"bits": 3}, "awq of 3 bits cannot be loaded; known bits: 4"),
+        (AWQ | {"bits": 8}, "awq of 8 bits"),
+        (AWQ | {"bits": "4"}, "awq of '4' bits"),
+        (AWQ | {"bits": True}, "awq of True bits"),
+        (AWQ | {"group_size": 100}, "awq in groups of 100 cannot.*known group_size: -1, 16, 32"),
+        (AWQ | {"group_size": 0}, "groups of 0"),
+        (AWQ | {"group_size": None}, "groups of None"),
+        (AWQ | {"version": "gemv"}, "awq in the layout 'gemv'.*known version: gemm"),
+        (GPTQ | {"bits": 3}, "gptq of 3 bits cannot be loaded; known bits: 4, 8"),
+        (GPTQ | {"bits": 2}, "gptq of 2 bits"),
+        (GPTQ | {"group_size": [64]}, r"groups of \[64\]"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "gptq in the layout 'marlin'"),
+        (GPTQ | {"is_marlin_format": True}, "gptq in the layout 'marlin'"),
+        (with_weights(num_bits=3), "compressed-tensors of 3 bits"),
+        (with_weights(group_size=7), "groups of 7"),
+        (with_weights(strategy="token"), "scales by token.*known strategy: tensor, channel"),
+        (PACKED | {"format": "marlin-24"}, "format 'marlin-24'"),
+        (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse"),
+        (PACKED | {"transform_config": {"config_groups": {}}}, "rotations"),
+        ({"quant_method": "blockwise_int8"}, "a block size has two sizes, not None"),
+        ({"quant_method": "blockwise_int8", "weight_block_size": [128, 0]}, "two sizes"),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_its_file(
+    stated: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_integers(stated)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated}))
+    with pytest.raises(CheckpointError, match=f"config\\.json: quantization_config: .*{said}"):
+        checkpoint_quant(tmp_path)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 300) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(
+    st.sampled_from([AWQ, GPTQ, PACKED, INT8, {"quant_method": "blockwise_int8"}]),
+    st.dictionaries(
+        st.sampled_from(
+            ["bits", "group_size", "version", "checkpoint_format", "dynamic", "config_groups",
+             "format", "sparsity_config", "transform_config", "weight_block_size", "sym"]
+        ),
+        _JSON,
+    ),
+)  # fmt: skip
+def test_lies_are_refused_or_read(stated: dict[str, Any], changes: dict[str, Any]) -> None:
+    try:
+        quant = parse_integers(stated | changes)
+    except ConfigError as error:
+        assert "quantization_config: " in str(error)
+    else:
+        assert quant is None or all(size > 0 for size in quant.groups)
+
+
+@pytest.mark.parametrize(
+    ("stated", "fitting"),
+    [
+        (AWQ, {"awq", "awq_marlin", "moe_wna16"}),
+        (GPTQ, {"gptq", "gptq_marlin", "moe_wna16"}),
+        (PACKED, {"compressed-tensors"}),
+        (INT8, {"compressed-tensors", "w8a8_int8"}),
+        ({"quant_method": "w8a8_int8"}, {"w8a8_int8"}),
+    ],
+)
+def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) -> None:
+    quant = parse_integers(stated)
+    assert quant is not None
+    assert isinstance(make_scheme(None, "", quant), KeepGrids)
+    for name in ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "compressed-tensors",
+                 "blockwise_int8", "w8a8_int8"):  # fmt: skip
+        if name in fitting:
+            assert isinstance(make_scheme(name, "", quant), KeepGrids)
+        elif name == "w8a8_int8":  # packs what the checkpoint has anew
+            assert isinstance(make_scheme(name, "", quant), QuantizeAtLoad)
+        else:
+            said = f"--quantization {name}: .* of {quant.method}, which is read without --quant"
+            with pytest.raises(ConfigError, match=said):
+                make_scheme(name, "", quant)
+
+
+def test_options_beside_floats() -> None:
+    for name, method in (("awq", "awq"), ("gptq_marlin", "gptq"), ("moe_wna16", "awq or gptq")):
+        with pytest.raises(ConfigError, match=f"is not of {method}; .* choose one of: int8wo, "):
+            make_scheme(name)
+    with pytest.raises(ConfigError, match="is not of awq but of fp8, which is read without"):
+        make_scheme("awq", "", CheckpointQuant("fp8", "fp8"))
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([4, 8]), st.integers(0, 1 << 30))
+def test_unpacking_undoes_packing(rows: int, count: int, bits: int, seed: int) -> None:
+    values = torch.randint(0, 1 << bits, (rows, count), generator=torch.manual_seed(seed))
+    packed = torch.from_numpy(words(values.numpy(), bits))
+    assert torch.equal(unpacked(packed, bits)[:, :count].long(), values)
+    if bits == 4:
+        awq = torch.from_numpy(words(values.numpy(), 4, (0, 2, 4, 6, 1, 3, 5, 7)))
+        assert torch.equal(unpacked_awq(awq)[:count].t().long(), values)
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 12), st.sampled_from([16, 32, 64, 128, 256]),
+    st.sampled_from([4, 8]), st.booleans(), st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_grids_are_the_same_numbers(
+    rows: int, inputs: int, group: int, bits: int, has_order: bool, seed: int
+) -> None:
+    """Groups that are cut, inputs in an order of their own, a last group that is short."""
+    num_in, rng = 32 * inputs, torch.manual_seed(seed)
+    num_groups = -(-num_in // group)
+    index = torch.arange(num_in) // group
+    index = index[torch.randperm(num_in, generator=rng)] if has_order else index
+    values = torch.randint(0, 1 << bits, (rows, num_in), generator=rng).to(torch.uint8)
+    scale = torch.rand(rows, num_groups, generator=rng)
+    zero = torch.randint(0, 1 << bits, scale.shape, generator=rng).float()
+    want = (values - zero[:, index]) * scale[:, index]
+    whole = Integers(values, scale, zero, group, bits, index if has_order else None)
+    torch.testing.assert_close(whole.widened(torch.float32), want)
+    grid = whole.grid(False)
+    assert (grid is None) == (group < 32 and num_groups > 1)
+    if grid is None:
+        return
+    near = {"rtol": 1e-5, "atol": 1e-4}
+    torch.testing.assert_close(grid.widened(), want, **near)
+    scheme = KeepGrids()
+    params = scheme.params(rows, num_in, False, None)
+    assert params["weight"].takes_grid
+    params["weight"].grid = grid
+    x = torch.randn(3, num_in, generator=rng)
+    packed = scheme.pack(bind("cpu", {"all": "reference"}), params)
+    got, exact = packed.run(x), x @ want.T
+    assert float((got - exact).norm()) <= 0.03 * float(x.norm() * want.norm())
+
+
+def test_groups_of_a_weight() -> None:
+    assert whole_groups(4096, 1, ()) == 4096 and whole_groups(4096, 32, (64, 128)) == 128
+    assert whole_groups(320, 3, (128,)) == 128 and whole_groups(4096, 31, (128,)) == 0
+
+
+def grid(rows: int, group: int, **more: Any) -> Grid:
+    shape = (rows, 256 // group)
+    return Grid(torch.ones(rows, 256).to(torch.uint8), torch.rand(shape), torch.rand(shape), **more)
+
+
+def test_parts_of_one_layer() -> None:
+    both = joined([grid(2, 128), grid(3, 64)])
+    assert both is not None and (both.group, both.values_OI.shape[0]) == (64, 5)
+    order = torch.randperm(256)
+    assert joined([grid(2, 64, order_I=order), grid(2, 64, order_I=order.clone())]) is not None
+    for other in (grid(2, 64), grid(2, 64, order_I=order.flip(0)), grid(2, 64, bits=8), None):
+        assert joined([grid(2, 64, order_I=order), other]) is None
+    experts = stacked([[grid(2, 64), grid(2, 64)], [grid(2, 64), grid(2, 64)]])
+    assert experts is not None and experts.values_OI.shape == (2, 4, 256)
+    assert stacked([[grid(2, 64, order_I=order)]]) is None
+    assert stacked([[grid(2, 64)], [grid(2, 32)]]) is None
+
+
+def test_eight_bits_that_are_no_int8() -> None:
+    """Zero points too far from the middle leave a range that int8 does not have."""
+    values = torch.tensor([[0, 255] * 16], dtype=torch.uint8)
+    scale = torch.ones(1, 1)
+    for zero, fmt in ((128, "int8wo"), (127, "w4a8-32"), (0, "w4a8-32")):
+        whole = integers_of(Grid(values, scale, -zero * scale, bits=8))
+        assert whole.fmt == fmt
+    near = Grid(values.clamp(20, 220), scale, -100.0 * scale, bits=8, rounds_inputs=True)
+    whole = integers_of(near)
+    assert whole.fmt == "w8a8" and whole.values.flatten().tolist()[:2] == [-80, 120]
+
+
+@pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
+def test_minus_128_where_products_of_bytes_turn_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.full((32, 64), -128, dtype=torch.int8)
+    x, scale = torch.full((2, 64), -1.0), torch.ones(32)
+    own = cpu_given.native().isa()
+    for isa, fmt in (("x86_64_v3", "int8wo"), (own, "int8wo" if own in TURNS_SIGNS else "w8a8")):
+        named = SimpleNamespace(isa=lambda isa=isa: isa)
+        monkeypatch.setattr(cpu_given, "native", lambda named=named: named)
+        packed = cpu_given.pack_given(values, (scale, None), None, "w8a8")
+        assert packed.fmt == fmt
+        want = torch.full((2, 32), 64.0 * 128)
+        torch.testing.assert_close(packed.run(x), want, rtol=1e-3, atol=0.0)
