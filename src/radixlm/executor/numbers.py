@@ -228,10 +228,14 @@ class DeviceNumbers:
     def __init__(self, ints: Tensor, packer: Packer) -> None:
         self.ints, self._packer = ints, packer
         self.head_FN = ints[: packer.num_head].view(FIELDS, -1)
+        self._fields: dict[tuple[int, int], Tensor] = {}
 
     def field(self, field: int, count: int) -> Tensor:
-        """int32 [count], a view."""
-        return self.head_FN[field, :count]
+        """int32 [count], a view. Each step asks for the same ones, and a look-up costs less."""
+        view = self._fields.get((field, count))
+        if view is None:
+            view = self._fields[field, count] = self.head_FN[field, :count]
+        return view
 
     def floats(self, field: int, count: int) -> Tensor:
         """float32 [count], a view of the bits."""

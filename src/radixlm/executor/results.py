@@ -65,7 +65,6 @@ class Reader:
         self._model, self._tables = model, tables
         self._sampling, self._pooler = sampling, pooler
 
-    @torch.inference_mode()
     def read(self, step: Step) -> StepResult:
         """Wait for the step; what it produced, as numbers."""
         rows = step.shape.num_rows
@@ -81,11 +80,12 @@ class Reader:
             others = self._each(step, tokens, bad, count)
         odd = {}
         is_odd = step.hidden_TD is not None or step.logprobs is not None or step.errors
-        if count and (is_odd or step.failed or bad[:count].any()):
+        if count and (is_odd or step.failed or np.count_nonzero(bad[:count])):
             lone = self._each(step, tokens, bad, 0, count)
             odd = {i: got for i, got in enumerate(lone) if not got.is_one_token}
         return StepResult(tokens[:count], odd, others)
 
+    @torch.inference_mode()
     def _each(
         self, step: Step, tokens: Ids, bad: Ids, first: int, end: int | None = None
     ) -> list[ItemResult]:

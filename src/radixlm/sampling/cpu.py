@@ -17,7 +17,7 @@ Words = npt.NDArray[np.uint32]
 MAX_NOISE = 22.3  # -log(-log1p(-2**-32)), rounded up
 
 
-def draw_keys(seeds: list[int], positions: list[int]) -> npt.NDArray[np.uint64]:
+def draw_keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     """``noise.draw_keys`` as unsigned integers."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     spread = np.array(positions, dtype=np.int64).view(np.uint64) * golden

@@ -85,6 +85,8 @@ class PenaltyCounts:
 
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """Count the new output token of each row; rows of other slots are left out."""
+        if not self._row_of:
+            return
         picked = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
         if not picked:
             return

@@ -28,7 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.kernels.cpu import extension
@@ -44,7 +46,6 @@ from radixlm.sampling.tensors import (
     TOP_K,
     TOP_P,
     SamplingTable,
-    SlotState,
 )
 
 LogprobsMode = Literal["raw", "processed"]
@@ -151,14 +152,16 @@ class Sampler:
 
     def _remember(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """The tokens of rows whose logit processor wants to know them."""
-        for row, slot in enumerate(slots):
-            state = self._table.state(slot)
-            if state.processor is not None:
-                state.output_ids.append(int(tokens_R[row]))
+        for row in self._rows_of(self._table.has_processor_S, slots):
+            self._table.state(slots[row]).output_ids.append(int(tokens_R[row]))
 
     def _changes(self, slots: Sequence[int]) -> bool:
-        table = self._table
-        return any(table.state(s).changes_logits or s in table.penalties for s in slots)
+        return not self._table.is_plain_S[np.asarray(slots, np.intp)].all()
+
+    def _rows_of(self, is_it_S: NDArray[np.bool_], slots: Sequence[int]) -> list[int]:
+        """Rows whose slots are marked."""
+        found: list[int] = np.flatnonzero(is_it_S[np.asarray(slots, np.intp)]).tolist()
+        return found
 
     def _process(
         self,
@@ -188,8 +191,8 @@ class Sampler:
         """Step 1, in place, one call for all rows of a processor; why rows failed."""
         groups: dict[int, list[int]] = {}
         failed: dict[int, str] = {}
-        for row, slot in enumerate(slots):
-            processor = self._table.state(slot).processor
+        for row in self._rows_of(self._table.has_processor_S, slots):
+            processor = self._table.state(slots[row]).processor
             if processor is not None:
                 groups.setdefault(id(processor), []).append(row)
         for rows in groups.values():
@@ -249,38 +252,20 @@ class Sampler:
         mask_RW: Tensor | None,
     ) -> Tensor:
         """Steps 2 to 9 in C++, in place."""
-        states = [self._table.state(slot) for slot in slots]
-        if all(s.is_greedy and not s.changes_logits for s in states) and mask_RW is None:
-            if not any(slot in self._table.penalties for slot in slots):
-                return logits_RV.argmax(dim=-1)
-        positions = positions_R.tolist()
-        keys = cpu.draw_keys([state.seed for state in states], positions).tolist()
-        mask, step = 0, 0
+        table, index_R = self._table, np.asarray(slots, np.intp)
+        if mask_RW is None and (table.is_plain_S & table.is_greedy_S)[index_R].all():
+            return logits_RV.argmax(dim=-1)
+        rows, positions = table.rows_S[index_R], positions_R.numpy()
+        rows["key"] = cpu.draw_keys(table.seeds_S[index_R], positions)
+        rows["num_suppressed"][positions >= table.suppressed_until_S[index_R]] = 0
+        for row in np.flatnonzero(table.has_penalties_S[index_R]).tolist():
+            penalties = table.penalties.addresses(slots[row])
+            if penalties is not None:
+                rows["seen"][row], rows["counts"][row], rows["penalties"][row] = penalties
         if mask_RW is not None:
             mask_RW = mask_RW.to(torch.int32).contiguous()
-            mask, step = mask_RW.data_ptr(), 4 * mask_RW.shape[1]
-        rows = [
-            self._row(state, slot, key, position, mask + i * step)
-            for i, (state, slot, key, position) in enumerate(
-                zip(states, slots, keys, positions, strict=True)
-            )
-        ]
+            rows["mask"] = mask_RW.data_ptr() + np.arange(len(rows)) * (4 * mask_RW.shape[1])
         return native.sample(logits_RV, rows)
-
-    def _row(self, state: SlotState, slot: int, key: int, position: int, mask: int) -> native.Row:
-        row = native.Row(
-            key, state.is_greedy, state.temperature, state.top_k, state.top_p, state.min_p
-        )
-        row.mask = mask
-        penalties = self._table.penalties.addresses(slot)
-        if penalties is not None:
-            row.seen, row.counts, row.penalties = penalties
-        if state.bias_ids is not None and state.bias_values is not None:
-            ids = state.bias_ids
-            row.bias = (ids.data_ptr(), state.bias_values.data_ptr(), ids.numel())
-        if state.suppressed_ids is not None and position < state.suppressed_until:
-            row.suppressed = (state.suppressed_ids.data_ptr(), state.suppressed_ids.numel())
-        return row
 
     def _parameters(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         index_R = torch.tensor(list(slots), dtype=torch.int64, device=self._table.device)

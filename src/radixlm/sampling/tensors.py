@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.kernels.cpu.sample import ROW
 from radixlm.sampling.penalties import PenaltyCounts
 from radixlm.sampling.processors import NamedProcessor
 from radixlm.wire.sampling_params import SamplingParams
@@ -74,6 +76,15 @@ class SamplingTable:
         self.ints_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=self.device)
         self.penalties = PenaltyCounts(vocab_size, self.device)
         self.states: list[SlotState | None] = [None] * num_slots
+        # what the host asks of all rows at once: whether nothing is done before the draw, whether
+        # there are penalties, a logit processor, a draw at all; and what C++ is told
+        self.is_plain_S = np.ones(num_slots, np.bool_)
+        self.has_penalties_S = np.zeros(num_slots, np.bool_)
+        self.has_processor_S = np.zeros(num_slots, np.bool_)
+        self.is_greedy_S = np.ones(num_slots, np.bool_)
+        self.seeds_S = np.zeros(num_slots, np.int64)
+        self.suppressed_until_S = np.zeros(num_slots, np.int64)
+        self.rows_S = np.zeros(num_slots, ROW)
         self._random = random.Random(random_seed)
 
     def set(
@@ -126,6 +137,25 @@ class SamplingTable:
                 prompt_ids,
                 output_ids,
             )
+        self._set_columns(slot, state)
+
+    def _set_columns(self, slot: int, state: SlotState) -> None:
+        self.has_penalties_S[slot] = slot in self.penalties
+        self.is_plain_S[slot] = not (state.changes_logits or slot in self.penalties)
+        self.has_processor_S[slot] = state.processor is not None
+        self.is_greedy_S[slot], self.seeds_S[slot] = state.is_greedy, state.seed
+        self.suppressed_until_S[slot] = state.suppressed_until
+        row = np.zeros((), ROW)
+        row["top_k"], row["is_greedy"] = state.top_k, state.is_greedy
+        row["temperature"], row["top_p"], row["min_p"] = state.temperature, state.top_p, state.min_p
+        row["penalties"] = (1.0, 0.0, 0.0)
+        if state.bias_ids is not None and state.bias_values is not None:
+            row["bias_ids"], row["num_bias"] = state.bias_ids.data_ptr(), state.bias_ids.numel()
+            row["bias_values"] = state.bias_values.data_ptr()
+        if state.suppressed_ids is not None:
+            row["suppressed"] = state.suppressed_ids.data_ptr()
+            row["num_suppressed"] = state.suppressed_ids.numel()
+        self.rows_S[slot] = row
 
     def _write(self, target: Tensor, values: Tensor) -> None:
         """Copy to the device without waiting for the steps that it has not done yet."""

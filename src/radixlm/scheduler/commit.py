@@ -91,7 +91,7 @@ class Committer:
         is_plain = self._rows.is_plain[slots]
         if result.odd:
             is_plain[list(result.odd)] = False
-        if is_plain.all():
+        if np.count_nonzero(is_plain) == len(slots):  # a fraction of what all() costs
             self._know(slots, rids, items.starts, result.tokens, reply)
             return
         plain = np.flatnonzero(is_plain)
@@ -118,7 +118,7 @@ class Committer:
         is_due = known >= rows.look_at[slots]
         if not self._stops.keys().isdisjoint(values):
             is_due |= np.array([token in self._stops for token in values])
-        if is_due.any():
+        if np.count_nonzero(is_due):
             for i in np.flatnonzero(is_due).tolist():
                 self._look(rows.request(int(slots[i])), values[i], reply)
         self._tell(slots, rids, known, values, reply)
@@ -145,7 +145,7 @@ class Committer:
         rows = self._rows
         fresh = known - rows.sent[slots]
         is_one = (fresh == 1) & (rows.interval[slots] == 1)
-        if is_one.all():
+        if np.count_nonzero(is_one) == len(slots):
             reply.rids, reply.tokens = rids, values
             rows.sent[slots] = known
             return
