@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from radixlm.arch.hf import describe
-from radixlm.arch.names import AnyOf, Named, is_ignorable, prefix_of, spellings
+from radixlm.arch.names import (
+    AnyOf,
+    Named,
+    is_ignorable,
+    layers_left_out,
+    prefix_of,
+    spellings,
+)
 from radixlm.arch.recipes import transposed
 from radixlm.arch.spec import Decoder
 
@@ -66,3 +73,13 @@ def test_ignorable_leftovers() -> None:
     assert is_ignorable("vision_tower.encoder.layers.0.fc1.weight", untied)
     assert not is_ignorable("model.layers.0.visual.weight", untied)
     assert not is_ignorable("model.layers.1.self_attn.q_proj.bias", untied)
+
+
+def test_layers_that_a_config_leaves_out_are_not_those_that_predict() -> None:
+    decoder = _decoder()  # of two layers
+    norm, query = "input_layernorm.weight", "self_attn.q_proj.weight"
+    behind = [f"model.layers.{i}.{name}" for i in (2, 3, 4) for name in (norm, query)]
+    towers = [f"vision_tower.blocks.7.{norm}", f"mtp.layers.9.{norm}", "lm_head.weight"]
+    predicts = "model.layers.4.eh_proj.weight"
+    assert layers_left_out([*towers, *behind, predicts], decoder) == [2, 3]
+    assert layers_left_out([*towers, f"model.layers.1.{norm}"], decoder) == []

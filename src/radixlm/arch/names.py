@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,7 +206,8 @@ _MAKERS = re.compile(
     r"|layers\.\d+\.self_attn\.(add_[qkv]_proj|to_add_out|norm_added_[qk]|k_norm_und_for_gen)\.)"
 )
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
-
+# What a layer that predicts further tokens has and no other.
+_PREDICTS = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head)\.")
 
 _EXPERT_OF = re.compile(r"\.experts\.(\d+)\.")
 
@@ -233,8 +234,24 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     expert = _EXPERT_OF.search(name)
     if expert is not None and int(expert[1]) >= _num_experts(decoder):
         return True  # a place-holder of an expert that has no weights
-    layer = _LAYER_OF.search(name)
-    return layer is not None and int(layer[1]) >= len(decoder.blocks)
+    return _layer_behind(name, decoder) is not None
+
+
+def layers_left_out(ignored: Iterable[str], decoder: Decoder) -> list[int]:
+    """Layers behind the last one of the config, of which ``ignored`` has tensors; those that
+    predict further tokens are none of them."""
+    behind: set[int] = set()
+    predicting: set[int] = set()
+    for name in ignored:
+        layer = _layer_behind(name, decoder)
+        if layer is not None and not _BESIDE.match(name) and not _ENCODER.match(name):
+            (predicting if _PREDICTS.search(name) else behind).add(layer)
+    return sorted(behind - predicting)
+
+
+def _layer_behind(name: str, decoder: Decoder) -> int | None:
+    found = _LAYER_OF.search(name)
+    return int(found[1]) if found and int(found[1]) >= len(decoder.blocks) else None
 
 
 def _is_shared_copy(name: str, decoder: Decoder) -> bool:

@@ -16,6 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from radixlm.arch.names import layers_left_out
 from radixlm.arch.spec import Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
@@ -281,6 +282,13 @@ def _load(
         ),
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
+    if left_out := layers_left_out(report.ignored, info.decoder):
+        log.warning(
+            "the checkpoint has layers %s, config.json only %d (num_hidden_layers): the model "
+            "runs without them",
+            ", ".join(map(str, left_out)),
+            len(info.decoder.blocks),
+        )
     return model, report.num_bytes
 
 
