@@ -1,0 +1,47 @@
+"""No kernel reckons with 32 bits where a large card or a long step needs more: see offsets.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.kernels.triton.gate import MODULES
+
+import radixlm.kernels.triton
+
+Found = list[tuple[str, list[str]]]
+
+
+def look(*arguments: str) -> Found:
+    """What the program says of each variant, in a process whose kernels are compiled."""
+    root = Path(radixlm.kernels.triton.__file__).parents[4]
+    paths = [str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")]
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("offsets.py")), *arguments],
+        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_a_careless_kernel_is_found() -> None:
+    (careless, (why,)), (careful, nothing) = look("--examples")
+    assert "arith.muli %row, %x_stride" in why and "2.75e+11" in why
+    assert (careless, careful, nothing) == ("careless_kernel", "careful_kernel", [])
+
+
+def test_no_offset_passes_32_bits() -> None:
+    found = look(*MODULES)
+    assert len(found) > 50
+    assert [one for one in found if one[1]] == []
+
+
+@pytest.mark.slow
+def test_no_offset_of_any_variant_passes_32_bits() -> None:
+    assert [one for one in look("--all", *MODULES) if one[1]] == []
