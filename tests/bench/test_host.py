@@ -47,7 +47,7 @@ def test_parts_are_added_step_by_step() -> None:
 
 def test_goals_stand_beside_the_sums() -> None:
     parts = measure(num_running=16, num_steps=30, page_size=16)
-    assert [p.goal_ms for p in parts] == [*[None] * len(PARTS), 0.1]
+    assert [p.goal_ms for p in parts] == [*[None] * len(PARTS), 0.1, None]
     assert all(0 < p.min_ms <= p.median_ms <= p.p99_ms for p in parts)
     assert "whole step, 16 running" in host.render(parts, [])
 
@@ -57,7 +57,7 @@ def test_the_command_prints_json_and_writes_a_line(tmp_path: Path, capsys) -> No
     flags = "--num-running 2 3 --num-steps 5 --skip-memory --json --output-file".split()
     assert main(["host", *flags, str(file)]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert len(printed["scheduler"]) == 2 * (len(PARTS) + 1) and printed == json.loads(
+    assert len(printed["scheduler"]) == 2 * (len(PARTS) + 2) and printed == json.loads(
         file.read_text()
     )
 

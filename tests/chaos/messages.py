@@ -53,6 +53,7 @@ TO_ENGINE: tuple[Any, ...] = (
 )
 TO_INTAKE: tuple[Any, ...] = (
     StepReply([TokenDelta("live", [5, 6]), TokenDelta("x", [1], Finish("stop", matched=3))]),
+    StepReply([], rids=("live", "x"), tokens=(5, 6)),
     StepReply(
         [
             TokenDelta(

@@ -61,6 +61,10 @@ def test_deltas_go_to_their_intake(ends: Ends) -> None:
     for intake, rid in zip(intakes, "ab", strict=True):
         (reply,) = intake.receive(30.0)
         assert [d.rid for d in reply.deltas] == [rid]
+    ones = StepReply([TokenDelta("b", [6])], rids=("nobody", "b", "a"), tokens=(3, 4, 5))
+    fan.send(ones)
+    told = [intake.receive(30.0)[0] for intake in intakes]
+    assert [(r.rids, r.tokens, len(r.deltas)) for r in told] == [(["a"], [5], 0), (["b"], [4], 1)]
 
 
 def test_an_id_in_use_is_refused_to_the_other(ends: Ends) -> None:

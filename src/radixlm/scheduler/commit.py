@@ -71,7 +71,6 @@ class Committer:
             interval = 1
         request.interval = interval
         request.full_at = min(request.prompt_len + request.max_new, self.limits.context_len)
-        request.is_plain = wire.logprobs is None and not wire.return_hidden_states
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepReply:
         """What intake is to be told. A request has at most one delta in it."""
@@ -200,7 +199,7 @@ class Committer:
     def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
         """Tokens were sampled."""
         finish = self._append(request, got.tokens)
-        if finish is None and not request.is_plain:
+        if finish is None and request.is_followed:
             finish = self._jump(request)
         if finish is not None:
             return self.end(request, finish)
@@ -216,7 +215,7 @@ class Committer:
             if finish is not None:
                 break
         self.num_generated += count
-        if not request.is_plain:
+        if request.is_followed:
             try:
                 self.hooks.committed(request, tokens[:count])
             except RequestError as error:

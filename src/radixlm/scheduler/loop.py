@@ -179,8 +179,7 @@ class Scheduler:
             self._refuse(request, error)
             return
         try:
-            if self.hooks.arrive(request):
-                request.is_plain = False
+            request.is_followed = self.hooks.arrive(request)
         except RequestError as refused:
             self._refuse(request, refused)
             return

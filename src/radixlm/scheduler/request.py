@@ -56,7 +56,7 @@ class Request:
         "handle",
         "inserted",
         "interval",
-        "is_plain",
+        "is_followed",
         "is_window_locked",
         "key",
         "max_new",
@@ -103,9 +103,9 @@ class Request:
         self.retractions = 0
         self.queued_s = wire.arrival_s
         self.started_s = 0.0
-        # set on arrival: known tokens at which it ends, tokens between two deltas, and whether its
-        # tokens concern nobody but intake
-        self.full_at, self.interval, self.is_plain = 0, 1, True
+        # set on arrival: known tokens at which it ends, tokens between two deltas, and whether a
+        # feature wants to know its tokens
+        self.full_at, self.interval, self.is_followed = 0, 1, False
 
     # ---- tokens ----------------------------------------------------------------------------
 
@@ -194,7 +194,8 @@ class Request:
         rows.full_at[slot], rows.last[slot] = self.full_at, self.full_at - 1
         rows.look_at[slot] = min(self.full_at, self._num_stored + RECENT)
         rows.base[slot], rows.interval[slot] = self.base, self.interval
-        rows.is_plain[slot] = self.is_plain
+        asks_more = self.wire.logprobs is not None or self.wire.return_hidden_states
+        rows.is_plain[slot] = not (self.is_followed or asks_more)
 
     def leave(self) -> None:
         """Give the slot back."""

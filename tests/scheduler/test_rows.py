@@ -1,0 +1,169 @@
+"""Rows that are committed together and those that are committed one by one say the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.request import Request
+from radixlm.scheduler.rows import RECENT, Rows
+from radixlm.wire.requests import AbortRequest, LogprobNeed, TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.engine import Bench
+from tests.fakes.executor import VOCAB, next_token
+
+
+class Follower(Feature):
+    """Keeps the tokens of the requests whose ids begin with an f."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    def arrive(self, request: Request) -> bool:
+        return request.rid.startswith("f")
+
+    def committed(self, request: Request, tokens: Sequence[int]) -> None:
+        self.seen.setdefault(request.rid, []).extend(tokens)
+
+
+def alone(prompt: list[int], sampling: SamplingParams) -> list[int]:
+    """What one request gets, token by token."""
+    out: list[int] = []
+    while len(out) < (sampling.max_new_tokens or 0):
+        out.append(next_token(np.array([*prompt, *out])))
+        if out[-1] in sampling.stop_token_ids and len(out) >= sampling.min_new_tokens:
+            break
+    return out
+
+
+def submit(bench: Bench, rid: str, rng: random.Random) -> list[int]:
+    """A request with anything that decides how its tokens are told; the tokens it must get."""
+    prompt = [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 20))]
+    sampling = SamplingParams(
+        max_new_tokens=rng.choice((1, 5, 30, 2 * RECENT + 3)),
+        temperature=0.0,
+        ignore_eos=True,
+        stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
+        min_new_tokens=rng.choice((0, 0, 4)),
+        stream_interval=rng.choice((None, 1, 3)),
+    )
+    wire = TokenizedRequest(
+        rid,
+        pack_ids(prompt),
+        sampling,
+        stream=rng.random() < 0.6,
+        logprobs=LogprobNeed() if rng.random() < 0.2 else None,
+    )
+    bench.out[rid] = []
+    bench.mine.send(wire)
+    return alone(prompt, sampling)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("num_pages", [60, 400])
+def test_a_mixture_gets_what_each_gets_alone(depth: int, num_pages: int) -> None:
+    rng, follower = random.Random(depth), Follower()
+    bench = Bench(num_pages, features=(follower,), depth=depth)
+    want, gone = {}, set()
+    for index in range(24):
+        rid = f"{rng.choice('fx')}{index}"
+        want[rid] = submit(bench, rid, rng)
+        for _ in range(rng.randrange(6)):
+            bench.tick()
+        if rng.random() < 0.15:
+            gone.add(rid)
+            bench.mine.send(AbortRequest(rids=(rid,)))
+    bench.run()
+    for rid, tokens in want.items():
+        if rid in gone:
+            assert bench.out[rid] == tokens[: len(bench.out[rid])]
+            continue
+        assert bench.out[rid] == tokens, rid
+        assert follower.seen.get(rid, []) == (tokens if rid[0] == "f" else [])
+    assert not bench.scheduler.committer._stops
+
+
+def test_a_row_that_only_decodes_is_told_by_a_token_alone() -> None:
+    bench = Bench()
+    bench.submit("a", [1, 2, 3], 20, ignore_eos=True)
+    bench.submit("b", [1, 2, 4], 20, ignore_eos=True, stream=False)
+    bench.run()
+    replies = [reply for reply in bench.replies if getattr(reply, "rids", ())]
+    assert [tuple(reply.rids) for reply in replies] == [("a",)] * 18
+    told = [delta for reply in bench.replies for delta in getattr(reply, "deltas", ())]
+    assert [(delta.rid, len(delta.tokens)) for delta in told] == [
+        ("a", 1), ("b", 16), ("a", 1), ("b", 4),
+    ]  # fmt: skip
+
+
+def test_the_lineup_is_the_same_object_until_somebody_joins_or_leaves() -> None:
+    bench = Bench()
+    for rid, count in (("a", 6), ("b", 9)):
+        bench.submit(rid, [ord(rid) % 31, 2], count, ignore_eos=True)
+    bench.run()
+    lineups = [plan.items.lineup for plan in bench.executor.steps]
+    assert [lineup.rids for lineup in lineups] == [(), *[("a", "b")] * 5, *[("b",)] * 3]
+    assert len({id(lineup) for lineup in lineups}) == 3
+
+
+def request(ids: list[int]) -> Request:
+    made = Request(
+        TokenizedRequest("r", pack_ids(ids), SamplingParams(max_new_tokens=500)), frozenset(), None
+    )
+    made.full_at = len(ids) + 500
+    return made
+
+
+@given(st.lists(st.tuples(st.sampled_from("apfslw"), st.integers(1, 80)), max_size=30))
+def test_a_request_knows_its_tokens_in_its_slot_and_out_of_it(steps: list[tuple[str, int]]) -> None:
+    rows, mine = Rows(2), request([1, 2, 3])
+    known, sent = [1, 2, 3], 3
+    mine.enter(rows, 1)
+    for kind, number in steps:
+        if kind == "l" and not mine.is_waiting:
+            mine.leave()
+            mine.back_to_queue()
+            assert mine.base == len(known) and mine.is_waiting and mine.room == 0
+        elif kind in "ap" and mine.is_waiting:
+            mine.enter(rows, number % 2)
+        if kind == "a":  # one by one
+            for token in range(number):
+                mine.append(token)
+                known.append(token)
+        elif kind == "p":  # with all rows of a step
+            for token in range(number):
+                count = rows.append(np.array([mine.slot]), np.array([token], np.int32))
+                known.append(token)
+                if count[0] >= rows.look_at[mine.slot]:
+                    mine.store()
+        elif kind == "f":
+            assert mine.take_fresh() == known[sent:]
+            sent = len(known)
+        assert mine.num_known == len(known) and mine.num_fresh == len(known) - sent
+        if kind == "s":
+            assert mine.ids.tolist() == known and mine.output_ids.tolist() == known[3:]
+    assert mine.ids.tolist() == known
+
+
+def test_rows_grow_with_their_pages() -> None:
+    rows, mine = Rows(3), request([1])
+    mine.enter(rows, 2)
+    mine.add_pages(np.arange(1, 8, dtype=np.int32), None, page_size=4)
+    for page in range(8, 40):
+        column = rows.add_pages(np.array([2]), np.array([page], np.int32), page_size=4)
+        assert column.tolist() == [page - 1]
+    assert mine.pages[:39].tolist() == list(range(1, 40)) and mine.room == 39 * 4
+    assert not rows.pages[:2].any()
+
+
+def test_nobody_writes_to_the_row_of_those_without_a_slot() -> None:
+    waiting = request([1, 2])
+    assert (waiting.computed, waiting.inflight, waiting.room) == (0, 0, 0)
+    with pytest.raises(ValueError, match="read-only"):
+        waiting.computed = 1

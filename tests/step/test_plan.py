@@ -1,0 +1,46 @@
+"""Items as columns are the items that they were made of, and so are their results."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixlm.step.plan import Item, Items, StepPlan
+from radixlm.step.result import ItemResult, StepResult
+from radixlm.wire.requests import LogprobNeed
+
+TOKENS = np.array([5, 6, 7], np.int32)  # one for all: arrays are compared by identity
+
+
+def item(index: int, kind: int, start: int) -> Item:
+    rid = f"r{index}"
+    if kind == 0:
+        return Item(rid, index, start, 3, TOKENS, emit=False)
+    if kind == 1:
+        return Item(rid, index, start, 1, None, True, LogprobNeed(top=2))
+    return Item(rid, index, start, 1, None, True, None, 0, None, kind == 2)
+
+
+ITEMS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 99)), max_size=8)
+
+
+@given(ITEMS)
+def test_items_come_back_as_they_were(drawn: list[tuple[int, int]]) -> None:
+    given_ = tuple(item(i, kind, start) for i, (kind, start) in enumerate(drawn))
+    items = Items.of(given_)
+    assert Items.of(items) is items
+    assert tuple(items) == given_ and len(items) == len(given_)
+    assert [items[i] for i in range(len(given_))] == list(given_)
+    assert StepPlan(0, given_).num_tokens == sum(i.count for i in given_)
+    assert items.others == given_[len(items.starts) :]
+    assert not items.others or items.others[0].tokens is not None
+
+
+@given(ITEMS, st.integers(0, 4))
+def test_results_come_back_as_they_were(drawn: list[tuple[int, int]], odd: int) -> None:
+    items = tuple(item(i, kind, start) for i, (kind, start) in enumerate(drawn))
+    results = [ItemResult((7 + i,) if it.emit else ()) for i, it in enumerate(items)]
+    if odd < len(results):
+        results[odd] = ItemResult(error="no")
+    assert StepResult.of(items, results).items == results
