@@ -144,8 +144,11 @@ def _tick(engine: Engine, watched: Watched, found: Drive) -> int:
         found.host_us.append(host_s * 1e6)
         found.rows.append(watched.rows)
     ended = 0
-    for reply in engine.mine.receive(0):
-        for delta in reply.deltas if isinstance(reply, StepReply) else ():
+    replies = [reply for reply in engine.mine.receive(0) if isinstance(reply, StepReply)]
+    for reply in replies:
+        for rid, token in zip(reply.rids, reply.tokens, strict=True):
+            found.tokens[int(rid)].append(token)
+        for delta in reply.deltas:
             found.tokens[int(delta.rid)].extend(delta.tokens)
             if delta.finish is not None:
                 if delta.finish.kind in ("error", "abort"):

@@ -13,7 +13,7 @@ from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.numbers import POSITION, TEMPERATURE, DeviceNumbers, DrawTable, Packer
 from radixlm.executor.tables import SlotTables
 from radixlm.sampling.tensors import SamplingTable
-from radixlm.step.plan import Item, StepPlan
+from radixlm.step.plan import Item, Items
 from radixlm.wire.sampling_params import SamplingParams
 
 VOCAB = 5000
@@ -75,8 +75,8 @@ def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> No
     packer = Packer(tables, draws, rows, 8, 8)
     host = torch.zeros(packer.num_ints, dtype=torch.int32)
     items = tuple(Item(str(s), s, 3 + s, 1, None, True) for s in range(rows))
-    packer.pack(StepPlan(0, items), host, True)
-    want = draw(logits.clone(), DeviceNumbers(host, packer), Kinds(False, True))
+    packer.pack(Items.of(items), host)
+    want = draw(logits.clone(), DeviceNumbers(host, packer), Kinds(True, False, True))
     numbers = DeviceNumbers(host.cuda(), packer)
     if fused:
         assert drawer is not None
@@ -84,6 +84,6 @@ def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> No
         got, is_bad = drawer(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
         assert not is_bad.any()
     else:
-        got = draw(logits.cuda(), numbers, Kinds(False, True))
+        got = draw(logits.cuda(), numbers, Kinds(True, False, True))
     same = (got.cpu() == want).numpy()
     assert same[np.arange(rows) % 5 == 0].all() and same.mean() >= 0.95
