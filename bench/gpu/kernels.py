@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpu.decode import models_of
 from gpu.paged import Case, Heads
 from gpu.session import Row, Session, relative
 from gpu.workers import ask, say
@@ -32,16 +33,17 @@ PROBS = (0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01)
 
 def run(s: Session) -> None:
     """Attention with its store, norms, ropes, gates, draws, products, experts. Fails at the end
-    where a kernel is off."""
+    where a kernel is off. Meanwhile the later stages' kernels are compiled (ready.py)."""
     if s.is_smoke:
         for check in CHECKS:
             for row in rows_of(s, check):
                 s.add(**row)
     else:
         specs = [{"work": "kernels", "check": name} for name in CHECKS]
-        for name, rows in zip(
-            CHECKS, ask(s, specs, max(30.0, min(LIMIT_S, s.left_s()))), strict=True
-        ):
+        specs += [{"work": "ready", "model": m, "weights": w} for m, w in models_of(s)]
+        names = [*CHECKS, *(f"start of {m} {w}" for m, w in models_of(s))]
+        limit_s = max(30.0, min(LIMIT_S, s.left_s()))
+        for name, rows in zip(names, ask(s, specs, limit_s), strict=True):
             for row in rows:
                 s.add(**({"kernel": name, "ok": False} | row))
             s.rows.extend([] if rows else [{"kernel": name, "ok": False, "error": "no result"}])

@@ -1,0 +1,29 @@
+"""The start of a measured model, beside other processes: an engine of two of its layers meets all
+its kernels, and what is compiled is kept on disk for the stages that measure it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu.decode import BATCHES, flags_of, shape_of
+from gpu.replica import opened
+from gpu.session import Session
+from gpu.workers import say
+
+TOKENS = 32768  # of the cache: the card is shared
+
+
+def work(given: dict[str, Any]) -> None:
+    """Open and close it."""
+    s = Session(torch.device(given["device"], 0), 0.0, Path("unused"))
+    shape = replace(shape_of(s, given["model"]), layers=2)
+    flags = [*flags_of(s, given["weights"], BATCHES), "--max-total-tokens", str(TOKENS)]
+    began_s = time.perf_counter()
+    with opened(s, shape, *flags):
+        took_s = round(time.perf_counter() - began_s, 1)
+    say(kernel=f"start of {given['model']} {given['weights']}", ok=True, seconds=took_s)
