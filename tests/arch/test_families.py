@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixlm.arch.cost import num_parameters
 from radixlm.arch.families.composite_newer import ERNIES
 from radixlm.arch.hf import describe, load_config
 from radixlm.arch.registry import FAMILIES
@@ -34,9 +33,6 @@ def test_logits_equal_hugging_face(architecture: str, tmp_path: Path) -> None:
     assert left_over == []
     assert error < MOST_ERROR
     assert nudged > 20 * MOST_ERROR  # the comparison sees a single changed weight
-    theirs = sum(p.numel() for p in model.parameters())
-    corrections = sum(b.numel() for n, b in model.named_buffers() if "correction" in n)
-    assert num_parameters(describe(tmp_path)) == theirs + corrections
 
 
 @pytest.mark.parametrize("architecture", fuzz.FLAGS)
@@ -59,14 +55,6 @@ def _check_random(architecture: str, seed: int, folder: Path) -> None:
     error, left_over, _ = oracle.compare(model, folder, rng.choice([12, 40]))
     assert left_over == [], changes
     assert error < MOST_ERROR, changes
-    assert num_parameters(describe(folder)) == sum(
-        t.numel() for n, t in [*model.named_parameters(), *model.named_buffers()] if _is_ours(n)
-    )
-
-
-def _is_ours(name: str) -> bool:
-    ends = (".weight", ".bias", "sinks", "_proj", "_proj_bias", "expert_bias", "correction_bias")
-    return name.endswith(ends)
 
 
 def test_every_family_has_a_tiny_config() -> None:

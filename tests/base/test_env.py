@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,9 @@ def test_defaults_hold_in_an_empty_environment() -> None:
 
 def test_values_are_typed() -> None:
     assert env.HEALTH_CHECK_TIMEOUT_S.get({"RADIXLM_HEALTH_CHECK_TIMEOUT_S": "3"}) == 3.0
-    assert env.CACHE_DIR.get({"RADIXLM_CACHE_DIR": "/a"}) == Path("/a")
-    assert env.NO_COLOR.get({"NO_COLOR": "1"}) is True
+    assert env.PROFILER_DIR.get({"RADIXLM_PROFILER_DIR": "/a"}) == Path("/a")
     for text, value in (("1", True), ("True", True), ("off", False), ("", False)):
-        assert env.NO_EXTENSION.get({"RADIXLM_NO_EXTENSION": text}) is value
+        assert env.ALLOW_LONGER_CONTEXT.get({"RADIXLM_ALLOW_LONGER_CONTEXT": text}) is value
 
 
 def test_our_own_name_wins_over_the_alias() -> None:
@@ -39,7 +39,7 @@ def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        (env.NO_EXTENSION, "maybe"),
+        (env.ALLOW_LONGER_CONTEXT, "maybe"),
         (env.HEALTH_CHECK_TIMEOUT_S, "soon"),
         (env.HEALTH_CHECK_TIMEOUT_S, "-1"),
         (env.HEALTH_CHECK_TIMEOUT_S, "inf"),
@@ -55,3 +55,13 @@ def test_a_malformed_value_is_named(variable: Variable[object], text: str) -> No
 
 def test_routes_begin_with_a_slash() -> None:
     assert env.VERTEX_ROUTE.get({"AIP_PREDICT_ROUTE": "/predict"}) == "/predict"
+
+
+def test_every_variable_is_read_somewhere() -> None:
+    """A variable that is documented and does nothing would be silently ignored."""
+    source = Path(env.__file__).parents[1]
+    files = [path for path in source.rglob("*.py") if path != Path(env.__file__)]
+    text = "\n".join(path.read_text() for path in files)
+    names = {value.name: name for name, value in vars(env).items() if isinstance(value, Variable)}
+    ignored = {name for name, ours in names.items() if not re.search(rf"\b({name}|{ours})\b", text)}
+    assert not ignored

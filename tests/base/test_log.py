@@ -20,14 +20,12 @@ def restored() -> Iterator[None]:
     """Leave logging as it was."""
     loggers = [logging.getLogger(name) for name in NAMES]
     before = [(one.level, list(one.handlers), one.propagate) for one in loggers]
-    log._warned.clear()
     yield
     logging.captureWarnings(False)
     for one, (level, handlers, propagate) in zip(loggers, before, strict=True):
         one.setLevel(level)
         one.handlers[:] = handlers
         one.propagate = propagate
-    log._warned.clear()
 
 
 def test_a_record_is_one_readable_line() -> None:
@@ -129,18 +127,6 @@ def test_python_warnings_become_records() -> None:
         warnings.warn("careful", UserWarning, stacklevel=1)
     assert "careful" in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
-
-
-def test_a_warning_is_given_once() -> None:
-    stream = io.StringIO()
-    log.set_up_logging("http", stream=stream)
-    logger = log.get_logger("radixlm.x")
-    for _ in range(3):
-        log.warn_once(logger, "slow %s", "disk")
-    log.warn_once(logger, "slow %s", "net")
-    log.warn_once(logger, "100 %")
-    assert stream.getvalue().count("slow disk") == 1
-    assert stream.getvalue().count("\n") == 3
 
 
 def test_a_level_that_does_not_exist_is_refused() -> None:

@@ -9,7 +9,6 @@ from radixlm.memory.layout import PoolLayout, WindowPool
 def test_counts_leave_the_null_page_out():
     layout = PoolLayout(16, 5, 2, (WindowPool(3, 20),))
     assert layout.num_tokens == 64
-    assert [layout.num_pages_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

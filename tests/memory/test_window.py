@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from tests.memory.two_pools import TwoPools
 
 from radixlm.base.errors import InvariantError
 from radixlm.memory.check import Holding, check, repair
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
-from radixlm.memory.prefix.window import HybridAllocator, WindowGroup, WindowTable
+from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 
 
@@ -16,7 +17,7 @@ def ids(*tokens):
 
 
 def make(window_tokens, page_size=1, num_pages=64):
-    pools = HybridAllocator(
+    pools = TwoPools(
         PageAllocator(num_pages, page_size), PageAllocator(num_pages, page_size), window_tokens
     )
     group = WindowGroup(pools.window, window_tokens)
@@ -58,21 +59,7 @@ def test_dead_pages_are_taken_once_and_never_the_caches():
     assert table.take_dead(row, 99).tolist() == [4, 5, 6]
 
 
-def test_both_groups_or_none():
-    pools = HybridAllocator(PageAllocator(9, 1), PageAllocator(5, 1), 2)
-    assert pools.alloc(5) is None and pools.full.num_free == 8
-    full, window = pools.alloc(4)
-    assert pools.alloc(1) is None and pools.full.num_free == 4
-    assert pools.free_dead(window, 4) == 2 and window.tolist()[:2] == [0, 0]
-    pools.free(full, window)
-    assert (pools.full.num_free, pools.window.num_free) == (8, 4)
-    pools = HybridAllocator(PageAllocator(3, 1), PageAllocator(9, 1), 2)
-    assert pools.alloc(3) is None and pools.window.num_free == 8
-
-
-def test_page_sizes_must_agree():
-    with pytest.raises(InvariantError, match="page sizes 1 "):
-        HybridAllocator(PageAllocator(9, 1), PageAllocator(5, 2), 2)
+def test_a_group_needs_a_window():
     with pytest.raises(InvariantError, match="window of 0"):
         WindowGroup(PageAllocator(5, 2), 0)
 

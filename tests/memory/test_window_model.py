@@ -10,13 +10,14 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.memory.two_pools import TwoPools
 
 from radixlm.memory.check import Holding, check
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import Handle
 from radixlm.memory.prefix.node import page_ids
 from radixlm.memory.prefix.radix import RadixCache
-from radixlm.memory.prefix.window import HybridAllocator, WindowGroup
+from radixlm.memory.prefix.window import WindowGroup
 from radixlm.memory.slots import SlotAllocator
 
 
@@ -50,7 +51,7 @@ class HybridMachine(RuleBasedStateMachine):
     )
     def start(self, page_size, window_tokens, eviction):
         self.size, self.window_tokens = page_size, window_tokens
-        self.pools = HybridAllocator(
+        self.pools = TwoPools(
             PageAllocator(40, page_size), PageAllocator(28, page_size), window_tokens
         )
         group = WindowGroup(self.pools.window, window_tokens)

@@ -31,7 +31,6 @@ def decoder(*mixers: Attention | LatentAttention) -> Decoder:
 def test_layers_of_one_shape_share_a_group() -> None:
     (group,) = kv_groups(decoder(FULL, FULL, replace(FULL, heads=4, softcap=5.0)))
     assert (group.name, group.layers, group.kv_heads, group.head_dim) == ("full", (0, 1, 2), 2, 16)
-    assert group.numbers_per_token == 3 * 2 * (16 + 16)
 
 
 def test_full_groups_come_first() -> None:
@@ -63,7 +62,6 @@ def test_other_shapes_get_groups_of_their_own() -> None:
 def test_latent_groups_hold_one_vector_a_token() -> None:
     (group,) = kv_groups(decoder(LATENT, LATENT))
     assert (group.latent, group.kv_heads, group.head_dim, group.v_dim) == (True, 1, 72, 64)
-    assert group.numbers_per_token == 2 * 72
 
 
 def test_sums_of_tokens_have_rows_of_their_own_that_tokens_share() -> None:

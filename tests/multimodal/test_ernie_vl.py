@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from radixlm.arch.cost import num_parameters
 from radixlm.arch.hf import describe
 from radixlm.arch.spec import Moe
 from radixlm.base.errors import CheckpointError
@@ -65,10 +64,6 @@ def test_pictures_and_texts_are_answered_as_by_the_class(tmp_path: Path) -> None
     made = tiny()
     model = save(made, tmp_path)
     corrected(model, tmp_path)
-    assert num_parameters(describe(tmp_path)) == sum(
-        p.numel() for n, p in model.named_parameters() if "vision_tower" not in n
-        and "resampler" not in n
-    )  # fmt: skip
     assert_same_answers(made, model, tmp_path)
 
 

@@ -71,12 +71,6 @@ class Variable(Generic[T]):
         return self.default
 
 
-CACHE_DIR = Variable(
-    "RADIXLM_CACHE_DIR",
-    Path.home() / ".cache" / "radixlm",
-    Path,
-    "Folder for what can be made again: compiled kernels, numpy copies of weights.",
-)
 PROFILER_DIR = Variable(
     "RADIXLM_PROFILER_DIR",
     Path(tempfile.gettempdir()),
@@ -96,12 +90,6 @@ ALLOW_LONGER_CONTEXT = Variable(
     read_bool,
     "Let --context-length exceed what the model was made for.",
     ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",),
-)
-NO_EXTENSION = Variable(
-    "RADIXLM_NO_EXTENSION",
-    False,
-    read_bool,
-    "Leave the compiled CPU kernels out and run the torch reference.",
 )
 CPU_ISA = Variable(
     "RADIXLM_CPU_ISA",
@@ -139,7 +127,6 @@ VERTEX_ROUTE = Variable(
 CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
     "CUDA_VISIBLE_DEVICES", None, str, "GPUs that the driver shows to this process."
 )
-NO_COLOR = Variable("NO_COLOR", False, bool, "Any text switches colours off in the terminal.")
 
 VARIABLES: tuple[Variable[object], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Variable)

@@ -23,8 +23,6 @@ _QUIET = (
 _HTTP = ("uvicorn", "uvicorn.error", "uvicorn.access", "fastapi")
 _ROOT = "radixlm"
 
-_warned: set[str] = set()
-
 
 class LineFormatter(logging.Formatter):
     """Line breaks in a message are escaped, so that a request cannot forge a record.
@@ -107,11 +105,3 @@ def set_level(level: str) -> None:
 def get_logger(name: str) -> logging.Logger:
     """The logger of a module: ``logger = get_logger(__name__)``."""
     return logging.getLogger(name)
-
-
-def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
-    """Warn, unless the very same text was warned about before in this process."""
-    text = message % args if args else message
-    if text not in _warned:
-        _warned.add(text)
-        logger.warning("%s", text)

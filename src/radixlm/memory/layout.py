@@ -56,7 +56,3 @@ class PoolLayout:
     def num_tokens(self) -> int:
         """Tokens that fit, the null page not counted."""
         return (self.num_pages - 1) * self.page_size
-
-    def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that hold ``num_tokens`` tokens, the last one perhaps in part."""
-        return -(-num_tokens // self.page_size)

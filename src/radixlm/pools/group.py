@@ -36,9 +36,3 @@ class KvGroup:
     def rows_per_page(self, page_size: int) -> int:
         """Rows of a page of so many tokens."""
         return page_size // self.tokens_per_row(page_size)
-
-    @property
-    def numbers_per_token(self) -> int:
-        """How many numbers one token takes in this group, over all its layers."""
-        channels = self.head_dim if self.latent else self.head_dim + self.v_dim
-        return len(self.layers) * self.kv_heads * channels

@@ -19,7 +19,6 @@ MAX_PARALLEL_SAMPLES = 1024
 MAX_STOPS = 1024
 MAX_STOP_CHARS = 16384  # of all items together: a matcher is built of them
 MAX_GRAMMAR_CHARS = 4 << 20
-TOP_K_ALL = 1 << 30
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy: dividing by it would overflow
 ANY_JSON_OBJECT = "$$ANY$$"
 _INT64 = (-(1 << 63), (1 << 63) - 1)
@@ -77,11 +76,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken: temperature 0 or top_k 1."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether the output must follow a schema, an expression, a grammar or a tag."""
-        return any(getattr(self, name) is not None for name in _GRAMMARS)
 
     @property
     def needs_penalties(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field, ValidationError
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.base.log import level_number
+from radixlm.base.log import set_level
 from radixlm.config.observe import LOG_LEVELS
 from radixlm.entrypoints.http.body import read_body
 from radixlm.entrypoints.http.errors import json_response
@@ -283,7 +282,7 @@ async def configure_logging(request: Request) -> Response:
     if args.log_level is not None:
         if args.log_level not in LOG_LEVELS:
             raise InvalidRequest(f"log_level must be one of {', '.join(LOG_LEVELS)}", "log_level")
-        logging.getLogger("radixlm").setLevel(level_number(args.log_level))
+        set_level(args.log_level)
     state = state_of(request)
     _set_request_log(state, args.model_dump(exclude_none=True))
     return json_response(_log_state(state))

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
@@ -60,37 +58,6 @@ class WindowTable:
         dead = np.trim_zeros(row[start_page:stop]).copy()
         row[:stop] = NULL_PAGE
         return dead
-
-
-class HybridAllocator:
-    """The two allocators of a model with window layers, taken from together or not at all."""
-
-    def __init__(self, full: PageAllocator, window: PageAllocator, window_tokens: int) -> None:
-        if full.page_size != window.page_size:
-            raise InvariantError(f"page sizes {full.page_size} (full), {window.page_size} (window)")
-        self.full = full
-        self.window = window
-        self.table: Final = WindowTable(window_tokens, full.page_size)
-
-    def alloc(self, num_pages: int) -> tuple[PageIds, PageIds] | None:
-        """``num_pages`` of each group (full, window), or None and nothing taken."""
-        if num_pages > self.window.num_free:
-            return None
-        full = self.full.alloc(num_pages)
-        window = self.window.alloc(num_pages) if full is not None else None
-        return (full, window) if full is not None and window is not None else None
-
-    def free(self, full_pages: ArrayLike, window_pages: ArrayLike) -> None:
-        """Frees a request's own pages; null entries of ``window_pages`` are skipped."""
-        window = np.asarray(window_pages, np.int32)
-        self.full.free(full_pages)
-        self.window.free(window[window != NULL_PAGE])
-
-    def free_dead(self, row: PageIds, num_computed: int, start_page: int = 0) -> int:
-        """Frees what has left the window of a running request, nulls it in ``row``; the count."""
-        dead = self.table.take_dead(row, num_computed, start_page)
-        self.window.free(dead)
-        return len(dead)
 
 
 class WindowGroup:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 
 from radixlm.text.tools import schema
-from radixlm.text.tools.json_copy import Put
 from radixlm.text.tools.markup import MarkupParser
 from radixlm.text.tools.scan import Cut, Malformed, Scanner, Step, marker_set
 
@@ -35,10 +34,6 @@ class ArgumentWriter:
 
     def close_string(self) -> None:
         self._parser.put('"', "}")
-
-    def json_value(self, key: str) -> tuple[str, Put]:
-        """For a value copied as JSON: what to hold in front of it, and where to put it."""
-        return self._key(key), lambda text, closers: self._parser.put(text, closers + "}")
 
     def close(self) -> None:
         if not self._num_values:
