@@ -168,18 +168,21 @@ class Packer:
         return _Form(lineup, head, slots[: len(lineup.slots)], prompt_len, kinds)
 
     def _mixed(self, items: Items, head: Ints, ints: Ints) -> Shape:
-        count = len(items)
-        slots = np.array([item.slot for item in items], np.int64)
-        start = np.array([item.start for item in items], np.int32)
-        counts = np.array([item.count for item in items], np.int32)
-        emit = np.array([item.emit for item in items], np.bool_)
+        count, others = len(items), items.others
+        num_decodes = count - len(others)
+        slots = np.append(items.lineup.slots, [item.slot for item in others]).astype(np.int64)
+        start = np.append(items.starts, [item.start for item in others]).astype(np.int32)
+        counts, emit = np.ones(count, np.int32), np.ones(count, np.bool_)
+        counts[num_decodes:] = [item.count for item in others]
+        emit[num_decodes:] = [item.emit for item in others]
         first = head[FIRST_TOKEN]
         first[0] = 0
         np.cumsum(counts, out=first[1 : count + 1])
         head[SLOT, :count], head[START, :count], head[COUNT, :count] = slots, start, counts
         head[KV_LEN, :count] = start + counts
         head[ROPE_LEN, :count] = self.tables.prompt_len[slots]
-        head[IS_DECODE, :count] = [item.tokens is None for item in items]
+        head[IS_DECODE, :count] = 1
+        head[IS_DECODE, num_decodes:count] = [item.tokens is None for item in others]
         drawn = slots[emit]
         rows = len(drawn)
         head[TOKEN, :rows] = first[1 : count + 1][emit] - 1
@@ -192,10 +195,9 @@ class Packer:
         if has_room:
             values = ints[self.num_head :][:num_tokens]
             values[:] = 0
-        for index in np.flatnonzero(head[IS_DECODE, :count] == 0).tolist():
-            tokens, begin = items[index].tokens, int(first[index])
-            assert tokens is not None
-            values[begin : begin + len(tokens)] = plain_ids(tokens)
+        for item, begin in zip(others, first[num_decodes:count].tolist(), strict=True):
+            if item.tokens is not None:
+                values[begin : begin + item.count] = plain_ids(item.tokens)
         longest = int((start + counts).max())
         kinds = self.draws.kinds(drawn)
         most = int(counts.max())

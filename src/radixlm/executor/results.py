@@ -89,10 +89,12 @@ class Reader:
     def _each(
         self, step: Step, tokens: Ids, bad: Ids, first: int, end: int | None = None
     ) -> list[ItemResult]:
-        """The results of the items [first, end); those before ``first`` are decodes."""
+        """The results of the items [first, end), or of the others, from ``first`` on; those before
+        ``first`` are decodes."""
         results: list[ItemResult] = []
         row = at = first
-        for item in step.items[first:end]:
+        items = step.items.others if end is None else step.items[first:end]
+        for item in items:
             got = ItemResult()
             if item.emit:
                 is_bad = bool(len(bad) and bad[row])

@@ -137,7 +137,7 @@ class Sampler:
         logprobs: Logprobs | cuda.DeviceLogprobs | None = None
         if wanted is not None:
             if self._mode == "processed":
-                raw_RV = logits_RV / self._parameters(slots)[0][:, TEMPERATURE, None]
+                raw_RV = logits_RV / self._table.parameters(slots)[0][:, TEMPERATURE, None]
             if gpu is not None:
                 found = gpu.logprobs(raw_RV, tokens_R, wanted)
                 logprobs = found.begin_read() if self._defers else found.read()
@@ -224,7 +224,7 @@ class Sampler:
         tokens_R = torch.empty_like(positions_R)
         if greedy:
             tokens_R[greedy] = logits_RV[greedy].argmax(dim=-1)
-        floats_R3, ints_R2 = self._parameters(slots)
+        floats_R3, ints_R2 = self._table.parameters(slots)
         keys_R = draw_keys(ints_R2[:, SEED], positions_R)
         for kind, rows in kinds.items():
             draw = self._draw_free if kind == "free" else self._draw_filtered
@@ -266,10 +266,6 @@ class Sampler:
             mask_RW = mask_RW.to(torch.int32).contiguous()
             rows["mask"] = mask_RW.data_ptr() + np.arange(len(rows)) * (4 * mask_RW.shape[1])
         return native.sample(logits_RV, rows)
-
-    def _parameters(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
-        index_R = torch.tensor(list(slots), dtype=torch.int64, device=self._table.device)
-        return self._table.floats_S3[index_R], self._table.ints_S2[index_R]
 
     def _draw_free(
         self, scaled_FV: Tensor, keys_F: Tensor, floats_F3: Tensor, ints_F2: Tensor

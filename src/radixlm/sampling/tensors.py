@@ -21,8 +21,8 @@ from radixlm.sampling.penalties import PenaltyCounts
 from radixlm.sampling.processors import NamedProcessor
 from radixlm.wire.sampling_params import SamplingParams
 
-TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of floats_S3
-TOP_K, SEED = range(2)  # columns of ints_S2
+TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of the floats of rows
+TOP_K, SEED = range(2)  # and of their integers
 
 # every token is as likely as any other long before; kernels count in single precision
 MAX_TEMPERATURE = 1e30
@@ -72,8 +72,6 @@ class SamplingTable:
         """``random_seed`` gives seeds to requests that have none."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.floats_S3 = torch.ones(num_slots, 3, dtype=torch.float32, device=self.device)
-        self.ints_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=self.device)
         self.penalties = PenaltyCounts(vocab_size, self.device)
         self.states: list[SlotState | None] = [None] * num_slots
         # what the host asks of all rows at once: whether nothing is done before the draw, whether
@@ -108,9 +106,6 @@ class SamplingTable:
         if seed is None:
             seed = self._random.getrandbits(63)
         temperature = 1.0 if params.is_greedy else min(params.temperature, MAX_TEMPERATURE)
-        floats = [temperature, params.top_p, params.min_p]
-        self._write(self.floats_S3[slot], torch.tensor(floats))
-        self._write(self.ints_S2[slot], torch.tensor([top_k, seed], dtype=torch.int64))
         state = SlotState(
             is_greedy=params.is_greedy,
             is_filtered=top_k < self.vocab_size or params.top_p < 1.0,
@@ -157,11 +152,19 @@ class SamplingTable:
             row["num_suppressed"] = state.suppressed_ids.numel()
         self.rows_S[slot] = row
 
-    def _write(self, target: Tensor, values: Tensor) -> None:
-        """Copy to the device without waiting for the steps that it has not done yet."""
+    def parameters(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """On the device: float32 [R, 3] and int64 [R, 2] of these slots."""
+        index_R = np.asarray(slots, np.intp)
+        rows = self.rows_S[index_R]
+        floats_R3 = np.stack([rows[name] for name in ("temperature", "top_p", "min_p")], 1)
+        ints_R2 = np.stack([rows["top_k"], self.seeds_S[index_R]], 1)
+        return self._sent(torch.from_numpy(floats_R3)), self._sent(torch.from_numpy(ints_R2))
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """On the device, without waiting for the steps that it has not done yet."""
         if self.device.type == "cuda":
             values = values.pin_memory()
-        target.copy_(values, non_blocking=True)
+        return values.to(self.device, non_blocking=True)
 
     def clear(self, slot: int) -> None:
         """Forget what ``slot`` held."""

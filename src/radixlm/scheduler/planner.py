@@ -88,14 +88,19 @@ class Planner:
         """Of rows that decode their next token, which ``_decodes`` has counted, and other items."""
         known = self._lineup.slots
         if slots is not known and not np.array_equal(slots, known):
-            requests = [self._rows.request(slot) for slot in slots.tolist()]
-            self._lineup = Lineup(
-                tuple(r.rid for r in requests),
-                slots,
-                {i: r.wire.logprobs for i, r in enumerate(requests) if r.wire.logprobs is not None},
-                frozenset(i for i, r in enumerate(requests) if r.wire.return_hidden_states),
-            )
+            self._lineup = self._new_lineup(slots)
         return Items(self._lineup, self._rows.computed[slots] - 1, tuple(others))
+
+    def _new_lineup(self, slots: Longs) -> Lineup:
+        rows = self._rows
+        asking = np.flatnonzero(rows.asks_more[slots]).tolist()
+        wires = {i: rows.request(int(slots[i])).wire for i in asking}
+        return Lineup(
+            tuple(rows.rids[slots].tolist()),
+            slots,
+            {i: wire.logprobs for i, wire in wires.items() if wire.logprobs is not None},
+            frozenset(i for i, wire in wires.items() if wire.return_hidden_states),
+        )
 
     def _running_slots(self) -> Longs:
         if self._slots is None:
@@ -322,8 +327,10 @@ class Planner:
             return False
         page = self.limits.page_size
         found: int | None = None
-        for other in self.running:
-            if not (other.is_prefilling or other.inflight) or other.key != request.key:
+        rows, slots = self._rows, self._running_slots()
+        for index in np.flatnonzero(rows.done[slots] < rows.base[slots]).tolist():
+            other = self.running[index]
+            if other.key != request.key:
                 continue
             ahead = min(other.base // page * page, limit)
             if other.inserted >= ahead or other.wire.embeds is not None:

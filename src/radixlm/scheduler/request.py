@@ -195,6 +195,7 @@ class Request:
         rows.look_at[slot] = min(self.full_at, self._num_stored + RECENT)
         rows.base[slot], rows.interval[slot] = self.base, self.interval
         asks_more = self.wire.logprobs is not None or self.wire.return_hidden_states
+        rows.asks_more[slot], rows.rids[slot] = asks_more, self.rid
         rows.is_plain[slot] = not (self.is_followed or asks_more)
 
     def leave(self) -> None:

@@ -53,8 +53,10 @@ class Rows:
             self.look_at,
         ) = numbers
         self.interval: Longs = np.ones(num_slots + 1, np.int64)
-        # nothing but its tokens is asked of the row, and it has not ended
+        self.asks_more = np.zeros(num_slots + 1, np.bool_)  # for more than tokens
+        # it does not, no feature wants to know its tokens, and it has not ended
         self.is_plain = np.zeros(num_slots + 1, np.bool_)
+        self.rids = np.full(num_slots + 1, "", np.object_)
         self.recent: Ids = np.zeros((num_slots + 1, RECENT), np.int32)
         self.pages: Ids = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
         # of the window layers, 0 where passed
