@@ -167,3 +167,14 @@ def test_nobody_writes_to_the_row_of_those_without_a_slot() -> None:
     assert (waiting.computed, waiting.inflight, waiting.room) == (0, 0, 0)
     with pytest.raises(ValueError, match="read-only"):
         waiting.computed = 1
+
+
+@pytest.mark.parametrize("radix", [False, True])
+def test_nobody_waits_for_a_prompt_that_is_computed(radix: bool) -> None:
+    """With a step in flight, and where the tree never takes the other's pages over."""
+    bench = Bench(400, radix=radix, depth=1)
+    for rid in "ab":
+        bench.submit(rid, [1 + i % 30 for i in range(12)], 20, ignore_eos=True)
+    bench.run()
+    lineups = [plan.items.lineup.rids for plan in bench.executor.steps]
+    assert lineups.count(("a", "b")) >= 15
