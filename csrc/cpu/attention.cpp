@@ -111,7 +111,12 @@ class VectorBlock {
         const bool may = s.v_dim % 16 == 0 && rows.count <= MAX_GROUP && !a.cache.latent;
         raw = !may ? 0 : a.cache.dtype == DT_BF16 ? 1 : a.cache.dtype == DT_I8 ? 2 : 0;
     }
-    void run(int block0);
+    static int slots(const Shape&, int rows) { return rows; }
+    void run(int from, int to, const SplitRows& split) {
+        split.open(0, rows.count);
+        for (int block0 = from; block0 < to; block0 += BLOCK) run_block(block0);
+        split.close(0, rows.count);
+    }
 
   private:
     const AttnArgs& a;
@@ -122,6 +127,7 @@ class VectorBlock {
     int kv_head, raw;
     float *k, *v, *p, *scale, *q;
     void open(int first_tile, int last_tile, BlockPointers& out) const;
+    void run_block(int block0);
 };
 
 void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const {
@@ -164,7 +170,7 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         if (!out.k[i]) out.k[i] = out.next_k[i] = any;  // scores of absent tiles are masked, never used
 }
 
-void VectorBlock::run(int block0) {
+void VectorBlock::run_block(int block0) {
     const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
     open(start / TILE, (end - 1) / TILE, bp);

@@ -17,18 +17,20 @@ struct Rows {
     int count, first_new, kv_len, lo, hi;  // [lo, hi): what any of them sees
     int64_t token0;
     int *row_lo, *row_hi;
-    float *now, *total;  // states: of this split, of the splits before
+    float *now, *total;  // states: of this split (row i at i & slot_mask), of the splits before
+    int slot_mask = -1;
+    float* state(const Shape& s, int i) const { return now + int64_t(i & slot_mask) * s.state; }
     int position0;       // of the first row
     int position(int i, int group) const { return position0 + i / group; }
 };
 
 inline int rows_of_task(const AttnArgs& a) { return most_rows(a.cache.v_dim, a.heads / a.cache.kv_heads); }
-inline size_t rows_floats(const Shape& s, int rows) { return size_t(rows) * (2 * s.state + 2); }
+inline size_t rows_floats(const Shape& s, int rows) { return size_t(rows + 15) * (2 * s.state + 2); }
 
 // All see all of [from, end).
 static Rows open_shared(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int most) {
     Rows r{};
-    r.now = memory, r.total = r.now + int64_t(most) * s.state;
+    r.now = memory, r.total = r.now + int64_t(most + 15) * s.state;
     r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
     r.count = task.qn * s.group;
     r.lo = task.from * BLOCK, r.hi = r.kv_len = task.end * BLOCK;
@@ -39,7 +41,7 @@ static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, f
     Rows r{};
     if (task.readers >= 0) return open_shared(a, s, task, memory, most);
     const int q_len = a.query_start[task.seq + 1] - a.query_start[task.seq];
-    r.now = memory, r.total = r.now + int64_t(most) * s.state;
+    r.now = memory, r.total = r.now + int64_t(most + 15) * s.state;
     r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
     r.kv_len = a.kv_len[task.seq];
     r.first_new = r.kv_len - q_len;
@@ -104,32 +106,44 @@ class Later {
     const int32_t* pages_of(const AttnTask& task) const { return a.page_table + int64_t(task.seq) * a.ldp; }
 };
 
-// Block(a, shape, task, rows, later, memory) prepares the queries; run(block0) adds a block to the states.
+// The states of some rows at the beginning and at the end of a split.
+struct SplitRows {
+    const AttnArgs& a;
+    const Shape& s;
+    const AttnTask& task;
+    const Rows& rows;
+    int split;
+
+    void open(int r0, int n) const {
+        for (int i = r0; i < r0 + (n + 15) / 16 * 16; i++) clear_state(rows.state(s, i), s);  // tiles have 16 rows
+        if (task.readers >= 0 || task.from * BLOCK <= split * SPLIT) return;
+        for (int i = r0; i < r0 + n; i++) std::memcpy(rows.state(s, i), kept_row(a, s, task, rows.count, split, i), size_t(s.state) * 4);
+    }
+    void close(int r0, int n) const {
+        for (int i = r0; i < r0 + n; i++) {
+            float* now = rows.state(s, i);
+            if (task.readers < 0 || rows.hi == (split + 1) * SPLIT) close_split(s, now);
+            float* total = rows.total + int64_t(i) * s.state;
+            if (task.partial < 0) split == task.split0 ? begin_total(s, total, now) : merge(s, total, now);
+            else std::memcpy(kept_row(a, s, task, rows.count, split, i), now, size_t(s.state) * 4);
+        }
+    }
+};
+
+// Block(a, shape, task, rows, later, memory) prepares the queries; run(from, to, split) opens all rows, adds
+// tokens from the beginning of a block on to their states, and closes them. slots(): states at a time.
 template <class Block>
 static void run_task(const AttnArgs& a, const AttnTask& task, const AttnTask* following, char* local) {
     const Shape s(a);
     const int most = rows_of_task(a);
     float* memory = (float*)local;
-    const Rows rows = open_rows(a, s, task, memory, most);
+    Rows rows = open_rows(a, s, task, memory, most);
+    rows.slot_mask = Block::slots(s, rows.count) < rows.count ? Block::slots(s, rows.count) - 1 : -1;
     const Later later(a, task, following, rows.hi);
     Block block(a, s, task, rows, later, memory + (rows_floats(s, most) + 15) / 16 * 16);
-    const bool direct = task.partial < 0;
-    if (direct)
-        for (int i = 0; i < rows.count; i++) clear_state(rows.total + int64_t(i) * s.state, s);
-    for (int split = task.split0; split < task.split1; split++) {
-        for (int i = 0; i < most && i < (rows.count + 15) / 16 * 16; i++) clear_state(rows.now + int64_t(i) * s.state, s);
-        if (task.readers < 0 && task.from * BLOCK > split * SPLIT)
-            for (int i = 0; i < rows.count; i++) std::memcpy(rows.now + int64_t(i) * s.state, kept_row(a, s, task, rows.count, split, i), size_t(s.state) * 4);
-        for (int block0 = split * SPLIT; block0 < (split + 1) * SPLIT; block0 += BLOCK)
-            if (block0 < rows.hi && block0 + BLOCK > rows.lo) block.run(block0);
-        for (int i = 0; i < rows.count; i++) {
-            float* now = rows.now + int64_t(i) * s.state;
-            if (task.readers < 0 || rows.hi == (split + 1) * SPLIT) close_split(s, now);
-            if (direct) merge(s, rows.total + int64_t(i) * s.state, now);
-            else std::memcpy(kept_row(a, s, task, rows.count, split, i), now, size_t(s.state) * 4);
-        }
-    }
-    if (!direct) return;
+    for (int split = task.split0; split < task.split1; split++)
+        block.run(std::max(split * SPLIT, rows.lo / BLOCK * BLOCK), std::min((split + 1) * SPLIT, rows.hi), SplitRows{a, s, task, rows, split});
+    if (task.partial >= 0) return;
     for (int i = 0; i < rows.count; i++)
         write_row(a, s, rows.total + int64_t(i) * s.state, rows.token0 + i / s.group, task.kv_head * s.group + i % s.group);
 }

@@ -6,11 +6,12 @@
 // are one arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights
 // of hidden tokens are 0 and change no sum, so whole steps of them may be left out. Tiles flush
 // denormals; vectors are told to do the same.
+#include <algorithm>
+
 #include "attention_few.h"
 #include "attention_rows.h"
+#include "attention_stage.h"
 #include "tile_config.h"
-
-#include <immintrin.h>
 
 namespace radix {
 namespace RADIX_ISA {
@@ -20,147 +21,46 @@ namespace RADIX_ISA {
 constexpr float GROWTH = 8.0f;
 constexpr int PAIRS = 32;  // of numbers: what one multiplication adds up, in its two halves of 16
 
-// 16 bfloat16 pairs (a_i, b_i) of numbers that are exact in it
-RADIX_INLINE __m512i paired(vf a, vf b) {
-    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16), _mm512_and_si512(_mm512_castps_si512(b.v), _mm512_set1_epi32(int(0xffff0000u))));
-}
 // 32 numbers, rounded to bfloat16
 RADIX_INLINE void round_to(vf x0, vf x1, uint16_t* out) {
     const __m512bh h = _mm512_cvtne2ps_pbh(x1.v, x0.v);
     std::memcpy(out, &h, 64);
 }
-// e^x of x <= 0: exactly 1 at 0, 0 where x is lower than floats reach
+// e^x of x <= 0, as 2^(n + f) with |f| <= 1/2: exactly 1 at 0, 0 where x is lower than floats reach. The
+// polynomial (Chebyshev, degree 5) is within 2.4e-7; numbers that are added and taken away round n.
 RADIX_INLINE vf exp_weight(vf x) {
+    const __m512 log2e = _mm512_set1_ps(1.44269504088896341f), rounder = _mm512_set1_ps(12582912.0f);
     const __m512 c = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);  // NaN stays
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(c, _mm512_set1_ps(1.44269504088896341f)), 8);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), c);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, log2e, rounder), rounder), f = _mm512_fmsub_ps(c, log2e, n);
+    __m512 p = _mm512_set1_ps(0.001339086681f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009666373953f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550356954f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2402234823f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931471825f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
     return {_mm512_scalef_ps(p, n)};
-}
-
-// Bytes that a later block reads. They are asked for line by line between the steps of this block's
-// work: many at once would wait for each other and stop all that comes after.
-struct Ahead {
-    const char *at, *end;
-    RADIX_INLINE void lines(int n) {
-        for (; n > 0 && at < end; n--, at += 64) __builtin_prefetch(at, 0, 2);
-    }
-};
-
-// K of 16 tokens as pairs of channels: out [k_pad / 2][16], zeros after the last channel
-template <int DTYPE>
-static void pair_k(const void* k, int k_dim, int k_pad, uint32_t* out, Ahead ahead) {
-    int d = 0;
-    if constexpr (DTYPE == DT_BF16) {
-        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        for (; d + 2 <= k_dim; d += 2) ahead.lines(1), _mm512_store_si512(out + d * 8, _mm512_permutexvar_epi16(order, _mm512_loadu_si512((const uint16_t*)k + d * TILE)));
-    }
-    for (; d < k_pad; d += 2) {
-        if (d % 4 == 0) ahead.lines(1);
-        vf a = d < k_dim ? load_kv<DTYPE>(k, d * TILE) : zero(), b = d + 1 < k_dim ? load_kv<DTYPE>(k, (d + 1) * TILE) : zero();
-        _mm512_store_si512(out + d * 8, paired(a, b));
-    }
-}
-
-// V of 16 tokens as pairs of tokens: 8 rows of each tile of 16 channels, `step` apart; tokens from
-// `count` on are zeros, whatever the cache holds there.
-template <int DTYPE>
-static void pair_v(const void* v, int width, int dim, int count, uint32_t* out, int64_t step, Ahead ahead) {
-    const int64_t size = dtype_size(DTYPE);
-    alignas(64) char rest[2][64];
-    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-    for (int t = 0; t < TILE; t += 2) {
-        int i = 0;
-        if (DTYPE == DT_BF16 && t + 2 <= count)
-            for (const uint16_t *x = (const uint16_t*)v + int64_t(t) * width, *y = x + width; i + 32 <= dim; i += 32) {
-                ahead.lines(2);
-                const __m512i a = _mm512_loadu_si512(x + i), b = _mm512_loadu_si512(y + i);
-                const __m512i even = _mm512_unpacklo_epi16(a, b), odd = _mm512_unpackhi_epi16(a, b);
-                _mm512_store_si512(out + (i / 16) * step + t * 8, _mm512_permutex2var_epi64(even, first, odd));
-                _mm512_store_si512(out + (i / 16 + 1) * step + t * 8, _mm512_permutex2var_epi64(even, second, odd));
-            }
-        for (; i < dim; i += 16) {
-            if (i % 32 == 0) ahead.lines(1);
-            const char *x = (const char*)v + (int64_t(t) * width + i) * size, *y = x + width * size;
-            if (dim - i < 16) {  // the last row of a cache ends where its memory does
-                if (t < count) std::memcpy(rest[0], x, size_t((dim - i) * size)), x = rest[0];
-                if (t + 1 < count) std::memcpy(rest[1], y, size_t((dim - i) * size)), y = rest[1];
-            }
-            vf a = t < count ? load_kv<DTYPE>(x, 0) : zero(), b = t + 1 < count ? load_kv<DTYPE>(y, 0) : zero();
-            _mm512_store_si512(out + (i / 16) * step + t * 8, paired(keep_lanes(a, 0, dim - i, zero()), keep_lanes(b, 0, dim - i, zero())));
-        }
-    }
-}
-
-// 32 numbers of a row as bfloat16, zeros from `n` on
-template <int DTYPE>
-RADIX_INLINE __m512i row_of_32(const void* p, int64_t at, int n) {
-    const int64_t size = dtype_size(DTYPE);
-    alignas(64) char rest[64];
-    const char* x = (const char*)p + at * size;
-    if (n < 32) {
-        std::memset(rest, 0, 64);
-        std::memcpy(rest, x, size_t(n * size)), x = rest;
-    }
-    if constexpr (DTYPE == DT_BF16) return _mm512_loadu_si512(x);
-    __m512bh h = _mm512_cvtne2ps_pbh(load_kv<DTYPE>(x, 16).v, load_kv<DTYPE>(x, 0).v);
-    __m512i bits;
-    std::memcpy(&bits, &h, 64);
-    return bits;
-}
-static void transpose_16x16(__m512i* r) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 2; j++) {
-            t[i + 8 * j] = _mm512_shuffle_i32x4(r[i + 8 * j], r[i + 8 * j + 4], 0x88);
-            t[i + 8 * j + 4] = _mm512_shuffle_i32x4(r[i + 8 * j], r[i + 8 * j + 4], 0xdd);
-        }
-    for (int i = 0; i < 8; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    }
-}
-// pair_k of the rows of a latent cache
-template <int DTYPE>
-static void pair_rows(const void* rows, int k_dim, int k_pad, int count, uint32_t* out) {
-    for (int d = 0; d < k_pad; d += 32) {
-        __m512i r[16];
-        for (int t = 0; t < TILE; t++) r[t] = t < count ? row_of_32<DTYPE>(rows, int64_t(t) * k_dim + d, k_dim - d < 32 ? k_dim - d : 32) : _mm512_setzero_si512();
-        transpose_16x16(r);
-        for (int i = 0; i < 16; i++) _mm512_store_si512(out + d * 8 + i * 16, r[i]);
-    }
 }
 
 class TileBlock {
   public:
     static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
     static size_t floats(const Shape& s, int rows) {
-        rows = (rows + 15) / 16 * 16;
-        return size_t(rows) * padded(s.k_dim) / 2 + size_t(BLOCK) * (padded(s.k_dim) + s.v_pad) / 2 + 2 * 16 * BLOCK * 3 / 2 + 2 * BLOCK + 64 + size_t(FEW) * (padded(s.k_dim) + BLOCK);
+        rows = (rows + GROUP - 1) / GROUP * GROUP;
+        const size_t staged = size_t(blocks_at_once(s, rows)) * BLOCK * (size_t(padded(s.k_dim) + s.v_pad) / 2 + 2);
+        return staged + size_t(rows) * padded(s.k_dim) / 2 + 2 * SIDE + GROUP * WEIGHTS / 2 + 64 + size_t(FEW) * (padded(s.k_dim) + BLOCK);
     }
     TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
         : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head), k_pad(padded(shape.k_dim)) {
         const size_t padded_rows = size_t(rows.count + 15) / 16 * 16;
         float* f = (float*)((uintptr_t(memory) + 63) / 64 * 64);
-        k = (uint32_t*)f, f += size_t(BLOCK) * k_pad / 2;
-        v = (uint32_t*)f, f += size_t(BLOCK) * s.v_pad / 2;
-        p = f, f += 2 * 16 * BLOCK;
-        weights = (uint16_t*)f, f += 16 * BLOCK;
-        scale = f, f += 2 * BLOCK;
+        for (int i = 0; i < blocks_at_once(s, rows.count); i++) {
+            staged[i].k = (uint32_t*)f, f += size_t(BLOCK) * k_pad / 2;
+            staged[i].v = (uint32_t*)f, f += size_t(BLOCK) * s.v_pad / 2;
+            staged[i].k_scale = f, f += BLOCK;
+            staged[i].v_scale = f, f += BLOCK;
+        }
+        p = f, f += 2 * SIDE;
+        weights = (uint16_t*)f, f += GROUP * WEIGHTS / 2;
         q = (uint16_t*)f, f += padded_rows * size_t(k_pad) / 2;
         is_few = rows.count <= FEW && !a.cache.latent && s.k_dim % 2 == 0 && s.v_dim % 16 == 0;
         for (size_t i = 0; i < (is_few ? size_t(rows.count) : padded_rows); i++) round_query(task, int(i));
@@ -169,41 +69,58 @@ class TileBlock {
             widen_bf16(q, rows.count * k_pad, few_q);
             return;
         }
-        std::memset(weights, 0, 2 * 16 * BLOCK * 2);
+        std::memset(weights, 0, GROUP * WEIGHTS * 2);
         configure(rows.count < 16 ? rows.count : 16);
     }
-    void run(int block0);
+    // Groups of rows go through a split one after the other where all of it is staged: their sums stay
+    // in first-level cache.
+    static int slots(const Shape& s, int rows) { return blocks_at_once(s, rows) == SPLIT / BLOCK ? GROUP : rows; }
+    void run(int from, int to, const SplitRows& split);
     ~TileBlock() {
         if (!is_few) release_tiles();
     }
 
   private:
+    static constexpr int GROUP = 32;                   // rows: two tiles that read the same K and V
+    static constexpr int SIDE = GROUP * BLOCK;         // their scores of a block
+    static constexpr int PENDING = 4;                  // blocks whose weights wait for the sums
+    static constexpr int WEIGHTS = PENDING * BLOCK + 32;  // numbers from one row's weights to the next
+    static constexpr size_t STAGED_BYTES = 288 << 10;  // of K and V in second-level cache
+
+    struct Staged {
+        uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
+        float *k_scale, *v_scale;
+        int block0;
+    };
+    // Up to 32 rows and a block: scores, then weights, then sums.
+    struct Item {
+        const Staged* block;
+        int r0, n, first_step, last_step, number;
+        uint32_t scaled = ~0u;  // rows whose scores have been multiplied by scales of K already
+    };
+
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
     const Later& later;
     const int32_t* pages;
     int kv_head, k_pad;
-    uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
-    float *p, *scale;  // p, weights: twice 16 rows of 64, for rows that follow each other
-    uint16_t *weights, *q;
+    Staged staged[SPLIT / BLOCK];
+    float* p;           // twice [32][64], for items that follow each other
+    uint16_t *weights;  // [32][PENDING][64]
+    uint16_t* q;
+    alignas(64) float highest[GROUP];  // maxima of the group's rows
+    const Item* pending = nullptr;     // items whose weights are not added up yet
+    int num_pending = 0;
     bool is_few;
     float *few_q, *few_weights;  // q and weights as float32
 
-    // Sixteen rows on their way through a block: scores, then weights, then sums.
-    struct Group {
-        int r0, n, first_step, last_step, side;  // side: of p
-    };
-    // Products of the rows after and of the rows before those that the vectors are at, in pieces that
-    // are begun between two rows: the matrix unit goes on by itself.
-    struct Products {
-        const Group *scores, *sums;  // null: none
-        int all, done;
-    };
-    Products products(const Group* scores, const Group* sums) const {
-        return {scores, sums, (scores ? k_pad / PAIRS : 0) + (sums ? (s.v_pad + 63) / 64 * 2 : 0), 0};
+    // Few rows go through one block after the other. Many take 32 rows through as many blocks as second-
+    // level cache holds, so that their sums stay in the first.
+    static int blocks_at_once(const Shape& s, int rows) {
+        if (rows <= 32) return 1;
+        return std::clamp(int(STAGED_BYTES / (size_t(BLOCK) * size_t(padded(s.k_dim) + s.v_pad) * 2)), 1, SPLIT / BLOCK);
     }
-
     static void configure(int count) {
         TileConfig c;
         for (int i = 0; i < 8; i++) c.row_bytes[i] = 64, c.rows[i] = uint8_t(i < 6 ? count : 16);
@@ -216,195 +133,297 @@ class TileBlock {
         for (int d = 0; d < k_pad; d += 32) round_to(part(d), part(d + 16), q + int64_t(i) * k_pad + d);
     }
     template <int DTYPE>
-    void stage(const Tile& t, int tile, int count, const Tile& next) {
-        uint32_t* to = k + int64_t(tile) * k_pad * 8;
-        if (t.k) pair_k<DTYPE>(t.k, s.k_dim, k_pad, to, {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
-        else pair_rows<DTYPE>(t.v, s.k_dim, k_pad, count, to);
-        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128, 256, {(const char*)next.v, (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
+    void stage(const Staged& to, const Tile& t, int tile, int count, const Tile& next) {
+        uint32_t* k = to.k + int64_t(tile) * k_pad * 8;
+        if (t.k) pair_k<DTYPE>(t.k, s.k_dim, k_pad, k, {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
+        else pair_rows<DTYPE>(t.v, s.k_dim, k_pad, count, k);
+        uint32_t* v = to.v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128;
+        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v, 256, {(const char*)next.v, (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
     }
-    void open(int block0, int first_tile, int last_tile);
-    void prefetch(int tile) const {
-        if (tile <= (rows.hi - 1) / TILE) prefetch_tile(a.cache, tile_at(a.cache, pages, kv_head, tile));
-    }
+    void open(Staged& to, int block0);
     static void widen_bf16(const uint16_t* x, int64_t n, float* out) {
         for (int64_t i = 0; i < n; i += 16) store(out + i, load_bf16(x + i));
     }
-    void run_few(int block0, int first_tile, int last_tile);
-    void mask_scores(int i, int block0, float* w) const;
-    void soften_tile(const Group& g, int block0, Products& beside);
-    void score(const Group& g, int step);
-    void weigh(const Group& g, int piece);
-    template <int N>
-    void weigh_part(const Group& g, int at, int step, bool begins, bool ends);
-    void do_piece(Products& w);
-    void do_until(Products& w, int part, int parts) {
-        while (w.done * parts < w.all * part) do_piece(w);
-    }
+    void run_few(int block0);
+    int stage_blocks(int from, int to);
+    void attend(int r0, int n, int num_blocks);
+    void open_maxima(int r0, int n);
+    void close_maxima(int r0, int n);
+    void mask_scores(const Staged& b, int i, float* w) const;
+    void find_maxima(Item& g);
+    void raise(const Item& g, int r, float top);
+    void soften_item(Item& g);
+    void score(const Item& g);
+    void weigh();
+    template <int ROW_TILES, int N>
+    void weigh_part(int at);
 };
 
-// Brings the block's tiles into the order of the multiplications; what is not there becomes zeros.
-void TileBlock::open(int block0, int first_tile, int last_tile) {
+// Brings a block's tiles into the order of the multiplications; what is not there becomes zeros.
+void TileBlock::open(Staged& to, int block0) {
     const Cache& c = a.cache;
-    const bool is_short = rows.count <= 32;
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    to.block0 = block0;
     for (int i = 0; i < TILES; i++) {
         const int tile = block0 / TILE + i;
-        const Tile next = is_short ? later.of(tile) : Tile{};
-        if (tile < first_tile || tile > last_tile) {  // its scores are masked
+        const Tile next = later.of(tile);
+        if (tile < start / TILE || tile > (end - 1) / TILE) {  // its scores are masked
             if (next.v) prefetch_tile(c, next);
-            store(scale + BLOCK + i * TILE, zero());
-            for (int j = 0; j < s.v_pad / 16; j++) std::memset(v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + j * 256, 0, 512);
+            store(to.v_scale + i * TILE, zero());
+            for (int j = 0; j < s.v_pad / 16; j++) std::memset(to.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + j * 256, 0, 512);
             continue;
         }
         const Tile t = tile_at(c, pages, kv_head, tile);
         const int left = rows.kv_len - tile * TILE, count = left < TILE ? left : TILE;
         if (t.k_scale) {
-            std::memcpy(scale + i * TILE, t.k_scale, TILE * 4);
-            store(scale + BLOCK + i * TILE, load_n(t.v_scale, count));
+            std::memcpy(to.k_scale + i * TILE, t.k_scale, TILE * 4);
+            store(to.v_scale + i * TILE, load_n(t.v_scale, count));
         }
         switch (c.dtype) {
-            case DT_BF16: stage<DT_BF16>(t, i, count, next); break;
-            case DT_I8: stage<DT_I8>(t, i, count, next); break;
-            case DT_E4M3: stage<DT_E4M3>(t, i, count, next); break;
-            default: stage<DT_E5M2>(t, i, count, next);
+            case DT_BF16: stage<DT_BF16>(to, t, i, count, next); break;
+            case DT_I8: stage<DT_I8>(to, t, i, count, next); break;
+            case DT_E4M3: stage<DT_E4M3>(to, t, i, count, next); break;
+            default: stage<DT_E5M2>(to, t, i, count, next);
         }
     }
 }
 
-// p [16][64] = q . k of 16 rows, 32 channels a step
-void TileBlock::score(const Group& g, int step) {
-    if (step == 0) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    const int64_t at = int64_t(g.r0) * k_pad + step * PAIRS, tile = int64_t(k_pad) * 8;
-    const uint32_t* b = k + step * 256;
-    _tile_loadd(4, q + at, k_pad * 2);
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + tile, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, b + 2 * tile, 64);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(7, b + 3 * tile, 64);
-    _tile_dpbf16ps(3, 4, 7);
-    if ((step + 1) * PAIRS < k_pad) return;
-    float* to = p + g.side * 16 * BLOCK;
-    _tile_stored(0, to, BLOCK * 4);
-    _tile_stored(1, to + 16, BLOCK * 4);
-    _tile_stored(2, to + 32, BLOCK * 4);
-    _tile_stored(3, to + 48, BLOCK * 4);
+static void clear_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
 }
 
-// sums of 16 rows += weights . v, for N tiles of 16 channels and 32 tokens
-template <int N>
-void TileBlock::weigh_part(const Group& g, int at, int step, bool begins, bool ends) {
-    float* state = rows.now + int64_t(g.r0) * s.state + at;
+// p = q . k. Sixteen rows take 64 tokens at once, 32 rows first 32 tokens and then the others.
+void TileBlock::score(const Item& g) {
+    asm volatile("" ::: "memory");  // the compiler does not see what tiles read and write
+    const int64_t tile = int64_t(k_pad) * 8;
+    const uint16_t* x = q + int64_t(g.r0) * k_pad;
+    float* to = p + g.number % 2 * SIDE;
+    if (g.n <= 16) {
+        clear_sums();
+        for (int step = 0; step < k_pad / PAIRS; step++) {
+            const uint32_t* b = g.block->k + step * 256;
+            _tile_loadd(4, x + step * PAIRS, k_pad * 2);
+            _tile_loadd(6, b, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, b + tile, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(6, b + 2 * tile, 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, b + 3 * tile, 64);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        _tile_stored(0, to, BLOCK * 4);
+        _tile_stored(1, to + 16, BLOCK * 4);
+        _tile_stored(2, to + 32, BLOCK * 4);
+        _tile_stored(3, to + 48, BLOCK * 4);
+    } else
+        for (int half = 0; half < 2; half++, to += 32) {
+            clear_sums();
+            for (int step = 0; step < k_pad / PAIRS; step++) {
+                const uint32_t* b = g.block->k + half * 2 * tile + step * 256;
+                _tile_loadd(4, x + step * PAIRS, k_pad * 2);
+                _tile_loadd(6, b, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_loadd(7, b + tile, 64);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_loadd(5, x + step * PAIRS + 16 * k_pad, k_pad * 2);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            _tile_stored(0, to, BLOCK * 4);
+            _tile_stored(1, to + 16, BLOCK * 4);
+            _tile_stored(2, to + 16 * BLOCK, BLOCK * 4);
+            _tile_stored(3, to + 16 * BLOCK + 16, BLOCK * 4);
+        }
+    asm volatile("" ::: "memory");
+}
+
+// Sums of 16 or 32 rows += weights . v of what is pending, for N tiles of 16 channels.
+template <int ROW_TILES, int N>
+void TileBlock::weigh_part(int at) {
+    constexpr bool IS_PAIR = ROW_TILES == 2;
+    float *state = rows.state(s, pending->r0) + at, *second = IS_PAIR ? state + 16 * s.state : state + 32;
     const int64_t ld = s.state * 4;
-    if (begins) {
-        _tile_loadd(0, state, ld);
-        if constexpr (N > 1) _tile_loadd(1, state + 16, ld);
-        if constexpr (N > 2) _tile_loadd(2, state + 32, ld);
-        if constexpr (N > 3) _tile_loadd(3, state + 48, ld);
-    }
-    _tile_loadd(4, weights + g.side * 16 * BLOCK + step * 32, BLOCK * 2);
-    const uint32_t* b = v + int64_t(step) * s.v_pad * 16 + int64_t(at / 16) * 256;
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (N > 1) {
-        _tile_loadd(7, b + 256, 64);
-        _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (N > 2) {
-        _tile_loadd(6, b + 512, 64);
-        _tile_dpbf16ps(2, 4, 6);
-    }
-    if constexpr (N > 3) {
-        _tile_loadd(7, b + 768, 64);
-        _tile_dpbf16ps(3, 4, 7);
-    }
-    if (!ends) return;
+    _tile_loadd(0, state, ld);
+    if constexpr (N > 1) _tile_loadd(1, state + 16, ld);
+    if constexpr (IS_PAIR || N > 2) _tile_loadd(2, second, ld);
+    if constexpr (IS_PAIR ? N > 1 : N > 3) _tile_loadd(3, second + 16, ld);
+    for (int i = 0; i < num_pending; i++)
+        for (int step = pending[i].first_step; step <= pending[i].last_step; step++) {
+            const uint16_t* w = weights + pending[i].number % PENDING * BLOCK + step * 32;
+            const uint32_t* b = pending[i].block->v + int64_t(step) * s.v_pad * 16 + int64_t(at / 16) * 256;
+            _tile_loadd(4, w, WEIGHTS * 2);
+            _tile_loadd(6, b, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            if constexpr (N > 1) {
+                _tile_loadd(7, b + 256, 64);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            if constexpr (IS_PAIR) {
+                _tile_loadd(5, w + 16 * WEIGHTS, WEIGHTS * 2);
+                _tile_dpbf16ps(2, 5, 6);
+                if constexpr (N > 1) _tile_dpbf16ps(3, 5, 7);
+            }
+            if constexpr (!IS_PAIR && N > 2) {
+                _tile_loadd(6, b + 512, 64);
+                _tile_dpbf16ps(2, 4, 6);
+            }
+            if constexpr (!IS_PAIR && N > 3) {
+                _tile_loadd(7, b + 768, 64);
+                _tile_dpbf16ps(3, 4, 7);
+            }
+        }
     _tile_stored(0, state, ld);
     if constexpr (N > 1) _tile_stored(1, state + 16, ld);
-    if constexpr (N > 2) _tile_stored(2, state + 32, ld);
-    if constexpr (N > 3) _tile_stored(3, state + 48, ld);
+    if constexpr (IS_PAIR || N > 2) _tile_stored(2, second, ld);
+    if constexpr (IS_PAIR ? N > 1 : N > 3) _tile_stored(3, second + 16, ld);
 }
-// Pieces: the first and the second 32 tokens of every 64 channels.
-void TileBlock::weigh(const Group& g, int piece) {
-    const int at = piece / 2 * 64, step = piece % 2 ? g.last_step : g.first_step;
-    const bool begins = piece % 2 == 0, ends = step == g.last_step;
-    if (!begins && g.first_step == g.last_step) return;
-    switch (s.v_pad - at) {
-        case 16: return weigh_part<1>(g, at, step, begins, ends);
-        case 32: return weigh_part<2>(g, at, step, begins, ends);
-        case 48: return weigh_part<3>(g, at, step, begins, ends);
-        default: return weigh_part<4>(g, at, step, begins, ends);
+void TileBlock::weigh() {
+    asm volatile("" ::: "memory");
+    const bool is_pair = num_pending && pending->n > 16;
+    for (int at = 0; num_pending && at < s.v_pad; at += is_pair ? 32 : 64) {
+        const int tiles = (s.v_pad - at) / 16;
+        if (is_pair) tiles == 1 ? weigh_part<2, 1>(at) : weigh_part<2, 2>(at);
+        else if (tiles == 1) weigh_part<1, 1>(at);
+        else if (tiles == 2) weigh_part<1, 2>(at);
+        else if (tiles == 3) weigh_part<1, 3>(at);
+        else weigh_part<1, 4>(at);
     }
-}
-void TileBlock::do_piece(Products& w) {
-    asm volatile("" ::: "memory");  // the compiler does not see what tiles read and write
-    const int piece = w.done++, scores = w.scores ? k_pad / PAIRS : 0;
-    if (piece < scores) score(*w.scores, piece);
-    else weigh(*w.sums, piece - scores);
+    pending += num_pending, num_pending = 0;
     asm volatile("" ::: "memory");
 }
 
 // What a row does not see, caps and slopes: the rare changes of scores.
-void TileBlock::mask_scores(int i, int block0, float* w) const {
+void TileBlock::mask_scores(const Staged& b, int i, float* w) const {
+    const int block0 = b.block0;
     if (a.tree && block0 + BLOCK > rows.first_new) mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
     const int lo = rows.row_lo[i] - block0, hi = rows.row_hi[i] - block0;
     const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f, distance = float(block0 - rows.position(i, s.group));
     for (int t = 0; t < TILES; t++) {
         vf v = load(w + t * 16);
-        if (a.cache.dtype == DT_I8) v = mul(v, load(scale + t * 16));
+        if (a.cache.dtype == DT_I8) v = mul(v, load(b.k_scale + t * 16));
         if (a.softcap != 0.0f) v = mul(set1(a.softcap), vtanh(div(v, set1(a.softcap))));
         if (slope != 0.0f) v = fma(set1(slope), add(count_from_zero(), set1(distance + float(t * 16))), v);
         store(w + t * 16, keep_lanes(v, lo - t * 16, hi - t * 16, set1(-INFINITY)));
     }
 }
 
-// `soften` of 16 rows, and their weights as two bfloat16
-void TileBlock::soften_tile(const Group& g, int block0, Products& beside) {
-    const bool scaled = a.cache.dtype == DT_I8, changes = scaled || a.softcap != 0.0f || a.slopes || a.tree;
-    const int64_t side = g.side * 16 * BLOCK;
-    float highest[16];
-    for (int r = 0; r < g.n; r++) {
-        const int row = g.r0 + r;
-        float *w = p + side + r * BLOCK, *state = rows.now + int64_t(row) * s.state;
-        if (changes || rows.row_lo[row] > block0 || rows.row_hi[row] < block0 + BLOCK) mask_scores(row, block0, w);
-        const float old = state[s.v_pad + 16], top = lane_max(vmax(vmax(load(w), load(w + 16)), vmax(load(w + 32), load(w + 48))));
-        highest[r] = top > old + GROWTH ? top : old;
-        if (highest[r] != old) {
-            if (old != EMPTY) {
-                const vf shrink = exp_weight(set1(old - highest[r]));
-                for (int i = 0; i < s.v_pad + 16; i += 16) store(state + i, mul(load(state + i), shrink));
-            }
-            state[s.v_pad + 16] = highest[r];
-        }
-        do_until(beside, r + 1, 3 * g.n);
+void TileBlock::open_maxima(int r0, int n) {
+    for (int r = 0; r < GROUP; r++) highest[r] = r < n ? rows.state(s, r0 + r)[s.v_pad + 16] : EMPTY;
+}
+void TileBlock::close_maxima(int r0, int n) {
+    for (int r = 0; r < n; r++) rows.state(s, r0 + r)[s.v_pad + 16] = highest[r];
+}
+
+// A score has outgrown the row's maximum: what is summed up so far is scaled anew.
+void TileBlock::raise(const Item& g, int r, float top) {
+    if (highest[r] != EMPTY) {
+        weigh();
+        float* state = rows.state(s, g.r0 + r);
+        const vf shrink = exp_weight(set1(highest[r] - top));
+        for (int i = 0; i < s.v_pad + 16; i += 16) store(state + i, mul(load(state + i), shrink));
     }
-    for (int r = 0; r < g.n; r++) {
-        const float* w = p + side + r * BLOCK;
-        float* partial = rows.now + int64_t(g.r0 + r) * s.state + s.v_pad;
-        const vf m = set1(highest[r]);
-        vf e[TILES];
-        for (int t = 0; t < TILES; t++) e[t] = exp_weight(sub(load(w + t * 16), m));
-        store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
-        if (scaled)
-            for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(scale + BLOCK + t * 16));
-        round_to(e[0], e[1], weights + side + r * BLOCK);
-        round_to(e[2], e[3], weights + side + r * BLOCK + 32);
-        do_until(beside, g.n + 2 * (r + 1), 3 * g.n);
+    highest[r] = top;
+}
+
+// The largest of 16 lanes of four vectors, in order.
+static __m128 lane_maxima(const __m512 (&x)[4]) {
+    const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    __m512 c = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    c = _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
+    return _mm512_castps512_ps128(_mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1)));
+}
+
+template <class Score>
+RADIX_INLINE __m512 highest_of(Score score) {
+    return vmax(vmax(score(0), score(1)), vmax(score(2), score(3))).v;
+}
+
+// Masks the scores of an item and raises the maxima that they outgrow, four rows at a time.
+void TileBlock::find_maxima(Item& g) {
+    const Staged& b = *g.block;
+    const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.slopes || a.tree;
+    float* w = p + g.number % 2 * SIDE;
+    for (int r0 = 0; r0 < g.n; r0 += 4) {
+        __m512 top[4];
+        for (int r = r0; r < r0 + 4; r++, w += BLOCK) {
+            const int row = g.r0 + r;
+            if (r < g.n && (changes || rows.row_lo[row] > b.block0 || rows.row_hi[row] < b.block0 + BLOCK)) mask_scores(b, row, w);
+            else if (has_scales) {
+                g.scaled &= ~(1u << r);
+                top[r - r0] = highest_of([&](int t) { return mul(load(w + t * 16), load(b.k_scale + t * 16)); });
+                continue;
+            }
+            top[r - r0] = highest_of([&](int t) { return load(w + t * 16); });
+        }
+        alignas(16) float tops[4];
+        _mm_store_ps(tops, lane_maxima(top));
+        const unsigned grown = _mm_cmp_ps_mask(_mm_load_ps(tops), _mm_add_ps(_mm_load_ps(highest + r0), _mm_set1_ps(GROWTH)), _CMP_GT_OQ);
+        for (int i = 0; grown >> i; i++)
+            if (grown >> i & 1 && r0 + i < g.n) raise(g, r0 + i, tops[i]);
     }
 }
 
-void TileBlock::run_few(int block0, int first_tile, int last_tile) {
+// Scores of an item become weights, as bfloat16, and their sums.
+void TileBlock::soften_item(Item& g) {
+    find_maxima(g);
+    const Staged& b = *g.block;
+    const bool has_scales = a.cache.dtype == DT_I8;
+    const float* w = p + g.number % 2 * SIDE;
+    uint16_t* out = weights + g.number % PENDING * BLOCK;
+    float* partial = rows.state(s, g.r0) + s.v_pad;
+    for (int r = 0; r < g.n; r++, w += BLOCK, out += WEIGHTS, partial += s.state) {
+        const vf m = set1(highest[r]);
+        const bool is_scaled = g.scaled >> r & 1;
+        vf e[TILES];
+        for (int t = 0; t < TILES; t++) e[t] = exp_weight(sub(is_scaled ? load(w + t * 16) : mul(load(w + t * 16), load(b.k_scale + t * 16)), m));
+        store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
+        if (has_scales)
+            for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(b.v_scale + t * 16));
+        round_to(e[0], e[1], out);
+        round_to(e[2], e[3], out + 32);
+    }
+}
+
+// A group of rows goes through the staged blocks. Scores of the next block are begun before those of
+// this one are read, which waits for what was just written.
+void TileBlock::attend(int r0, int n, int num_blocks) {
+    Item items[SPLIT / BLOCK];
+    int count = 0;
+    const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
+    for (int i = 0; i < num_blocks; i++) {
+        const int block0 = staged[i].block0;
+        if (hi <= block0 || lo >= block0 + BLOCK) continue;
+        items[count] = {&staged[i], r0, n, lo > block0 + 31 ? 1 : 0, hi > block0 + 32 ? 1 : 0, count};
+        count++;
+    }
+    if (!count) return;
+    open_maxima(r0, n);
+    pending = items;
+    score(items[0]);
+    for (int i = 0; i < count; i++) {
+        if (i + 1 < count) score(items[i + 1]);
+        soften_item(items[i]);
+        num_pending++;
+        if ((i + 1) % PENDING == 0) weigh();
+    }
+    weigh();
+    close_maxima(r0, n);
+}
+
+void TileBlock::run_few(int block0) {
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    Staged& block = staged[0];
+    block.block0 = block0;
     FewTile tile[TILES];
     for (int i = 0; i < TILES; i++) {
         const int number = block0 / TILE + i, left = rows.kv_len - number * TILE;
         const Tile next = later.of(number);
-        if (number < first_tile || number > last_tile) {
+        if (number < start / TILE || number > (end - 1) / TILE) {
             if (next.v) prefetch_tile(a.cache, next);
             tile[i] = {};
             continue;
@@ -412,43 +431,45 @@ void TileBlock::run_few(int block0, int first_tile, int last_tile) {
         const Tile t = tile_at(a.cache, pages, kv_head, number);
         tile[i] = {t.k, t.v, next.v ? next.k : t.k, next.v ? next.v : t.v, left < TILE ? left : TILE};
         if (!t.k_scale) continue;
-        std::memcpy(scale + i * TILE, t.k_scale, TILE * 4);
-        store(scale + BLOCK + i * TILE, load_n(t.v_scale, tile[i].count));
+        std::memcpy(block.k_scale + i * TILE, t.k_scale, TILE * 4);
+        store(block.v_scale + i * TILE, load_n(t.v_scale, tile[i].count));
     }
     const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
     FEW_SCORES[of_type][n - 1](few_q, s.k_dim, k_pad, tile, p);
-    Products none{};
-    soften_tile({0, n, 0, 1, 0}, block0, none);
-    widen_bf16(weights, n * BLOCK, few_weights);
+    Item all{&block, 0, n, 0, 1, 0};
+    open_maxima(0, n);
+    soften_item(all);
+    close_maxima(0, n);
+    for (int r = 0; r < n; r++) widen_bf16(weights + r * WEIGHTS, BLOCK, few_weights + r * BLOCK);
     for (int half = 0; half < 2; half++)
         if (tile[2 * half].k || tile[2 * half + 1].k) FEW_SUMS[of_type][n - 1](rows.now, s.state, few_weights + half * STEP, tile + 2 * half, v_width(a.cache), s.v_dim);
 }
 
-void TileBlock::run(int block0) {
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
-    if (is_few) return run_few(block0, start / TILE, (end - 1) / TILE);
-    open(block0, start / TILE, (end - 1) / TILE);
-    int ahead = block0 / TILE + TILES;  // tiles of the next block are fetched between those of this one
-    const int last = ahead + TILES;
-    Group group[3];
-    const Group *before = nullptr, *now = nullptr;
-    auto turn = [&](const Group* after) {
-        Products beside = products(after, before);
-        if (now) soften_tile(*now, block0, beside);
-        do_until(beside, 1, 1);
-        before = now, now = after;
+int TileBlock::stage_blocks(int from, int to) {
+    int count = 0;
+    for (const int most = blocks_at_once(s, rows.count); from < to && count < most; from += BLOCK) open(staged[count++], from);
+    return count;
+}
+
+// Tokens [from, to) of a split.
+void TileBlock::run(int from, int to, const SplitRows& split) {
+    auto groups = [&](auto each) {
+        for (int r0 = 0; r0 < rows.count; r0 += GROUP) each(r0, std::min(GROUP, rows.count - r0));
     };
-    int num = 0;
-    for (int r0 = 0; r0 < rows.count; r0 += 16) {
-        if (rows.count > 32 && ahead < last) prefetch(ahead++);
-        const int n = rows.count - r0 < 16 ? rows.count - r0 : 16;
-        const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
-        if (hi <= block0 || lo >= block0 + BLOCK) continue;
-        group[num % 3] = {r0, n, lo > block0 + 31 ? 1 : 0, hi > block0 + 32 ? 1 : 0, num % 2};
-        turn(&group[num++ % 3]);
+    if (slots(s, rows.count) < rows.count) {
+        const int count = stage_blocks(from, to);
+        return groups([&](int r0, int n) {
+            split.open(r0, n);
+            attend(r0, n, count);
+            split.close(r0, n);
+        });
     }
-    turn(nullptr);
-    turn(nullptr);
+    split.open(0, rows.count);
+    for (const int step = is_few ? BLOCK : blocks_at_once(s, rows.count) * BLOCK; from < to; from += step) {
+        if (is_few) run_few(from);
+        else groups([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
+    }
+    split.close(0, rows.count);
 }
 
 void attention_tiles(const AttnArgs& a, const Ctx& ctx) {

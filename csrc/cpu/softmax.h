@@ -72,10 +72,16 @@ static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_s
 
 // total absorbs a later split. Weights of `total` and `now` are single sums here, in lane 0.
 static void merge(const Shape& s, float* total, const float* now) {
-    float ma = total[s.v_pad + 16], mb = now[s.v_pad + 16], m = ma > mb ? ma : mb;
-    vf ea = vexp(set1(ma - m)), eb = vexp(set1(mb - m));
+    const float ma = total[s.v_pad + 16], mb = now[s.v_pad + 16];
+    const vf less = vexp(set1(ma > mb ? mb - ma : ma - mb)), one = set1(1.0f);
+    const vf ea = ma > mb ? one : less, eb = ma > mb ? less : one;
     for (int i = 0; i < s.v_pad + 16; i += 16) store(total + i, fma(load(total + i), ea, mul(load(now + i), eb)));
-    total[s.v_pad + 16] = m;
+    total[s.v_pad + 16] = ma > mb ? ma : mb;
+}
+// The first split of all: what `merge` makes of it and an empty total.
+static void begin_total(const Shape& s, float* total, const float* now) {
+    for (int i = 0; i < s.v_pad + 16; i += 16) store(total + i, add(load(now + i), zero()));  // no -0
+    total[s.v_pad + 16] = now[s.v_pad + 16];
 }
 static void close_split(const Shape& s, float* state) {
     float sum = lane_tree_sum(load(state + s.v_pad));
