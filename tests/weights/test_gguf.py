@@ -18,9 +18,12 @@ import radixlm
 from radixlm.arch.gguf import read_header
 from radixlm.base.errors import CheckpointError
 from radixlm.engine.gguf import unpacked
+from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.layers.linear import Linear
+from radixlm.layers.moe import MoeLayer
+from radixlm.models.build import Model
 from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.text.tokenizer import load_tokenizer
@@ -140,6 +143,30 @@ def test_layers_keep_the_grid_that_all_their_parts_have(
     mixed = _linears(folder, name, scheme=make_scheme("gguf", "", quant))
     is_kept = [torch.equal(a.run(x), b.run(x)) for a, b in zip(mixed, kept, strict=True)]
     assert is_kept == [False, True, True, True]
+
+
+@pytest.mark.parametrize("name", ["", "reference"])
+def test_experts_keep_their_grids(name: str, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "moe_intermediate_size": 64}
+    folder = cached_tiny("Qwen3MoeForCausalLM", **sizes)
+    folder = unpacked(gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3moe", "Q4_1", {}))
+    kernels = bind("cpu", {"all": name} if name else None)
+    kept = load_model(folder, kernels, scheme=make_scheme(None, "", checkpoint_quant(folder)))
+    wide = load_model(folder, weight_dtype=torch.float32)
+    experts = zip(_experts(kept), _experts(wide), strict=True)
+    x, weights = torch.randn(3, 64, generator=torch.Generator().manual_seed(5)), torch.ones(3, 1)
+    for ours, theirs in experts:
+        if not name and cpu.available:
+            assert {one.fmt for side in ours._weights for one in side} == {"w4a8-32"}
+        for expert in range(ours.num_experts):
+            ids = torch.full((3, 1), expert)
+            wanted = theirs.run(x, weights, ids)
+            error = (ours.run(x, weights, ids) - wanted).norm()
+            assert float(error) < 0.03 * float(wanted.norm())  # inputs in 8 bits
+
+
+def _experts(model: Model) -> list[Any]:
+    return [layer.experts for _, layer in model.layers() if isinstance(layer, MoeLayer)]
 
 
 def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:

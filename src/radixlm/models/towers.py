@@ -29,6 +29,8 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.built_towers import build
 from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.original import config_of, fill
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.integers import IntegerQuant
 from radixlm.wire.media import Media
 
 log = logging.getLogger(__name__)
@@ -239,6 +241,8 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         else:
             config = _config(transformers, architecture, folder)
             _without_layers(config.get_text_config())
+            if isinstance(checkpoint_quant(folder), IntegerQuant):
+                vars(config).pop("quantization_config", None)  # of the language model's layers
             model, report = _auto(transformers, config).from_pretrained(
                 folder,
                 config=config,
