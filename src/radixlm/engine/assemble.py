@@ -111,9 +111,7 @@ def assemble(
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         model, weight_bytes = _load(config, info, device, kernels)
     loaded_s = time.perf_counter()
-    execute, name = config.execute, config.execute.attention_backend or "torch_native"
-    phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
-    attn = make_backend(name, model.kv_groups, kernels, device, *phases)
+    attn = _attention(config, model, kernels, device)
     sizes = _graph_sizes(config, info, model, attn, kernels)
     steps = compiled_steps(config, model, attn)
     memory = MemoryNow(free_bytes, weight_bytes)
@@ -121,10 +119,7 @@ def assemble(
         memory = _tried(config, info, (model, steps), attn, opened, free_bytes, sizes)
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
         pools = make_pools(config, info, model, attn, memory)
-    limits = _limits(config, info, pools.num_tokens, pools.page_size)
-    if pools.states is not None:
-        most = max(1, pools.sizes.num_window // STATES_A_REQUEST)
-        limits = replace(limits, max_running=min(limits.max_running, most))
+    limits = _limits_with(pools, config, info)
     weight = partial(_weight, model, info.folder, config.model.load_format)
     profiler = Profiler(device)
     controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
@@ -148,28 +143,43 @@ def assemble(
         interval = config.schedule.stream_interval
         return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
 
+    return Replica(make(), _facts(info, pools, limits, weight_bytes, loaded_s - began_s), make)
+
+
+def _attention(
+    config: ServerConfig, model: Model, kernels: Kernels, device: torch.device
+) -> AttentionBackend:
+    execute = config.execute
+    phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
+    name = execute.attention_backend or "torch_native"
+    return make_backend(name, model.kv_groups, kernels, device, *phases)
+
+
+def _facts(
+    info: ModelInfo, pools: Pools, limits: Limits, weight_bytes: int, load_s: float
+) -> dict[str, Any]:
+    """What intake hears of a ready engine; said in the log too."""
     log.info(
         "%s: weights %s in %s; KV cache of %d tokens (%s, %s); %d threads",
         info.architecture,
         format_bytes(weight_bytes),
-        format_seconds(loaded_s - began_s),
+        format_seconds(load_s),
         pools.num_tokens,
         format_bytes(pools.num_bytes),
         str(pools.dtype).removeprefix("torch."),
         torch.get_num_threads(),
     )
-    facts = {
+    return {
         "max_total_num_tokens": pools.num_tokens,
         "max_req_input_len": limits.context_len - 1,
         "context_len": limits.context_len,
         "weight_bytes": weight_bytes,
         "kv_bytes": pools.num_bytes,
         "page_size": pools.page_size,
-        "load_seconds": loaded_s - began_s,
+        "load_seconds": load_s,
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
     }
-    return Replica(make(), facts, make)
 
 
 def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> MediaRows | None:
@@ -310,6 +320,15 @@ def _foreign(
     model = TransformersModel(info.folder, info.decoder, device, weight or "auto", kernels)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes
+
+
+def _limits_with(pools: Pools, config: ServerConfig, info: ModelInfo) -> Limits:
+    """The limits, with no more requests than there are states for."""
+    limits = _limits(config, info, pools.num_tokens, pools.page_size)
+    if pools.states is None:
+        return limits
+    most = max(1, pools.sizes.num_window // STATES_A_REQUEST)
+    return replace(limits, max_running=min(limits.max_running, most))
 
 
 def _limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) -> Limits:

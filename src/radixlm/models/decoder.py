@@ -89,24 +89,7 @@ class DecoderModel(Module):
             self.embed_affine = Affine(dim)
         turns = [ropes.index(rope) if (rope := rope_of(b)) else -1 for b in decoder.blocks]
         self.banks = make_banks(decoder.blocks, turns, dim, context)
-        places = self._places = pool_places(decoder, self.kv_groups)
-        states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
-        if decoder.cycles is not None:
-            self.cycles = CycleRunner(decoder.cycles, dim)
-            layers = self.cycles.own_layers()
-        self.blocks = [
-            self._block(
-                layer,
-                turns[layer],
-                places.get(layer, NOWHERE),
-                states.get(layer, -1),
-            )
-            for layer in layers
-        ]
-        for layer, place in entry_places(self.kv_groups).items():
-            mixer = self.blocks[layer].mixer
-            assert isinstance(mixer, SummedAttentionLayer)
-            mixer.entry_place = place
+        self._make_blocks(turns)
         self._make_ends()
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if decoder.head_layer is not None:
@@ -115,6 +98,22 @@ class DecoderModel(Module):
             self.head_norm = NormLayer(before.norm, (dim,), kernels, device)
         if not decoder.tied:
             self.head = context.head_linear(width, decoder.vocab, decoder.head_bias)
+
+    def _make_blocks(self, turns: list[int]) -> None:
+        """``turns``: which rope each layer has, -1 for none."""
+        decoder = self.decoder
+        places = self._places = pool_places(decoder, self.kv_groups)
+        states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
+        if decoder.cycles is not None:
+            self.cycles = CycleRunner(decoder.cycles, decoder.dim)
+            layers = self.cycles.own_layers()
+        self.blocks = [
+            self._block(i, turns[i], places.get(i, NOWHERE), states.get(i, -1)) for i in layers
+        ]
+        for layer, place in entry_places(self.kv_groups).items():
+            mixer = self.blocks[layer].mixer
+            assert isinstance(mixer, SummedAttentionLayer)
+            mixer.entry_place = place
 
     def _make_ends(self) -> None:
         """What stands before the first and behind the last block, where streams are several."""

@@ -160,14 +160,8 @@ def gemma3n(c: Config) -> Decoder:
         share = float(_of_layer(sparsity, i) or 0.0)
         return Mlp(_of_layer(c.get("intermediate_size", 16384), i), act, sparsity=share)
 
-    streams = c.altup_num_inputs
-    ends = {
-        f"altup.{ours}.{i}": f"model.altup_{theirs}.{i}"
-        for ours, theirs in (("spread", "projections"), ("join", "unembed_projections"))
-        for i in range(streams - 1)
-    }
     altup = AltUp(
-        streams,
+        c.altup_num_inputs,
         c.laurel_rank,
         c.hidden_size_per_layer_input,
         c.vocab_size_per_layer_input,
@@ -182,8 +176,16 @@ def gemma3n(c: Config) -> Decoder:
         embed_scale=c.hidden_size**0.5,
         logit_softcap=c.final_logit_softcapping or 0.0,
         altup=altup,
-        names={**SANDWICH, **_ALTUP, **ends},
+        names={**SANDWICH, **_ALTUP, **_altup_ends(c.altup_num_inputs)},
     )
+
+
+def _altup_ends(streams: int) -> Names:
+    return {
+        f"altup.{ours}.{i}": f"model.altup_{theirs}.{i}"
+        for ours, theirs in (("spread", "projections"), ("join", "unembed_projections"))
+        for i in range(streams - 1)
+    }
 
 
 _INPUTS: Names = {

@@ -275,6 +275,24 @@ def falcon_h1(c: Config) -> Decoder:
 
 
 _NEMOTRON_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_LONE = "backbone.layers.{i}."
+_LONE_MIXER = _LONE + "mixer."
+_NEMOTRON: Names = {
+    **mamba_names(_LONE_MIXER),
+    "embed": AnyOf("backbone.embeddings", "model.embeddings"),
+    "norm": "backbone.norm_f",
+    "norm1": _LONE + "norm",
+    "mixer.qkv": tuple(f"{_LONE_MIXER}{one}_proj" for one in "qkv"),
+    "mixer.o": _LONE_MIXER + "o_proj",
+    "ffn.up1": _LONE_MIXER + "up_proj",
+    "ffn.down": _LONE_MIXER + "down_proj",
+    "moe.router": _LONE_MIXER + "gate",
+    "moe.correction": _LONE_MIXER + "gate.e_score_correction_bias",
+    "moe.up": AnyOf(_LONE_MIXER + "experts.{e}.up_proj", _LONE_MIXER + "experts.up_proj"),
+    "moe.down": AnyOf(_LONE_MIXER + "experts.{e}.down_proj", _LONE_MIXER + "experts.down_proj"),
+    "moe.shared.up1": _LONE_MIXER + "shared_experts.up_proj",
+    "moe.shared.down": _LONE_MIXER + "shared_experts.down_proj",
+}
 
 
 @family("NemotronHForCausalLM")
@@ -285,7 +303,7 @@ def nemotron_h(c: Config) -> Decoder:
         c.refuse(key, "silu", "swish")
     kinds = c.get("layers_block_type")
     kinds = kinds or [_NEMOTRON_KINDS.get(one, one) for one in c.hybrid_override_pattern]
-    layer, norm = "backbone.layers.{i}.", Norm(c.layer_norm_epsilon)
+    norm = Norm(c.layer_norm_epsilon)
     state = Mamba2(
         c.mamba_num_heads,
         c.mamba_head_dim,
@@ -313,22 +331,5 @@ def nemotron_h(c: Config) -> Decoder:
         shared = Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
         return Block(None, corrected_moe(c, shared, act=act, gated=False), norm)
 
-    part = layer + "mixer."
-    names: Names = {
-        **mamba_names(part),
-        "embed": AnyOf("backbone.embeddings", "model.embeddings"),
-        "norm": "backbone.norm_f",
-        "norm1": layer + "norm",
-        "mixer.qkv": tuple(f"{part}{one}_proj" for one in "qkv"),
-        "mixer.o": part + "o_proj",
-        "ffn.up1": part + "up_proj",
-        "ffn.down": part + "down_proj",
-        "moe.router": part + "gate",
-        "moe.correction": part + "gate.e_score_correction_bias",
-        "moe.up": AnyOf(part + "experts.{e}.up_proj", part + "experts.up_proj"),
-        "moe.down": AnyOf(part + "experts.{e}.down_proj", part + "experts.down_proj"),
-        "moe.shared.up1": part + "shared_experts.up_proj",
-        "moe.shared.down": part + "shared_experts.down_proj",
-    }
     blocks = [block(kind) for kind in kinds]
-    return stacked(c, blocks, norm, names, tied=False)  # whatever the config says
+    return stacked(c, blocks, norm, _NEMOTRON, tied=False)  # whatever the config says
