@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.integer_checkpoint import FILE, KEPT, Layout, write_integers
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, reference_model
+from tests.multimodal import tiny
 
 import radixlm
 from radixlm.base.errors import CheckpointError
@@ -25,6 +26,7 @@ from radixlm.kernels.ops.picked import PickedLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
+from radixlm.models.towers import _load as load_towers
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 
@@ -187,6 +189,19 @@ def test_the_engine_says_what_transformers_says(arch: str, name: str, tmp_path: 
     picked = theirs.gather(1, torch.tensor(chosen)[:, None])[:, 0]
     assert float((theirs.amax(-1) - picked).max()) < 0.2
     assert float((ours - picked).abs().median()) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore")  # of Hugging Face, of tiny configs
+def test_towers_beside_integers(tmp_path: Path) -> None:
+    """They stay floats, and no package that reads the language model's integers is asked for."""
+    tiny.save(tiny.qwen2_5_vl(), tmp_path / "source")
+    kept = (*KEPT, "visual")
+    narrow, wide = write_integers(tmp_path / "source", tmp_path, LAYOUTS["awq-32"], kept)
+    found, want = (
+        dict(load_towers(f, torch.float32)[0].named_parameters()) for f in (narrow, wide)
+    )
+    assert found.keys() == want.keys() and len(found) > 20
+    assert all(torch.equal(value, want[name]) for name, value in found.items())
 
 
 # what is done to the parts of one weight, by the end of their names -> what the message says
