@@ -172,14 +172,17 @@ NB_MODULE(_cpu, m) {
     nb::class_<Experts>(m, "Experts")
         .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())
         .def("run", &Experts::run, Release());
+    nb::class_<HeadLinear>(m, "HeadLinear").def(nb::init<const std::vector<const Linear*>&>()).def("run", &HeadLinear::run, Release());
     nb::class_<Program>(m, "Program")
         .def(nb::init<>())
         .def("buffer", &Program::buffer, arg("width"), arg("rows_per_token") = 1)
         .def("moe", &Program::moe)
         .def("embed", &Program::embed, arg("y"), arg("tied").none(), arg("table"), arg("dtype"), arg("vocab"), arg("dim"), arg("scale"), arg("positions"), arg("offset"))
-        .def("norm", &Program::norm)
+        .def("norm", &Program::norm, arg("x"), arg("residual"), arg("y"), arg("weight"), arg("bias"), arg("dim"), arg("eps"), arg("layer"), arg("selected"), arg("offset") = 0)
         .def("linear", &Program::linear)
         .def("store", &Program::store)
+        .def("latent_store", &Program::latent_store)
+        .def("heads", &Program::heads)
         .def("attention", &Program::attention)
         .def("gate", &Program::gate)
         .def("add", &Program::add)

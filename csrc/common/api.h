@@ -78,6 +78,10 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
     int64_t ldq = 0, ldk = 0, ldv = 0, tokens = 0;
     int heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
     int q_head = 0;  // floats from one query head to the next: head_dim, or more with a gate between
+    float* q_to = nullptr;  // where query heads go, if not back
+    int64_t ldq_to = 0;
+    int q_to_head = 0;
+    int k_lead = 0;  // numbers of a latent row before those that turn
     int norm = 0;    // 0 none, 1 head by head, weights shared, 2 the whole row, 3 head by head, own weights
     int layer_norm = 0;
     const float* q_norm = nullptr;

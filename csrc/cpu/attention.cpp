@@ -22,7 +22,7 @@ struct BlockPointers {  // float32, or bfloat16 straight from the cache
 };
 template <int DTYPE>
 static void widen_tile(const Shape& s, const Tile& t, int width, float* k, float* v) {
-    widen_k<DTYPE>(t, s.k_dim, k);
+    widen_k<DTYPE>(t.k, s.k_dim, k);
     widen_v<DTYPE>(t.v, width, s.v_dim, s.v_pad, v);
 }
 
@@ -108,7 +108,7 @@ class VectorBlock {
             }
         }
         // Widening a block pays when several groups of rows read it; both ways give the same bits.
-        const bool may = s.v_dim % 16 == 0 && rows.count <= MAX_GROUP && !a.cache.latent;
+        const bool may = s.v_dim % 16 == 0 && rows.count <= MAX_GROUP;
         raw = !may ? 0 : a.cache.dtype == DT_BF16 ? 1 : a.cache.dtype == DT_I8 ? 2 : 0;
     }
     static int slots(const Shape&, int rows) { return rows; }
@@ -146,7 +146,7 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         if (!is_there) continue;
         const Tile t = tile_at(c, pages, kv_head, tile);
         float *own_k = k + int64_t(i) * s.k_dim * TILE, *own_v = v + int64_t(i) * TILE * s.v_pad;
-        const bool direct_k = raw || (c.dtype == DT_F32 && t.k);
+        const bool direct_k = raw || c.dtype == DT_F32;
         out.k[i] = any = direct_k ? t.k : own_k;
         out.v[i] = is_read ? t.v : own_v;
         out.next_k[i] = is_read && next.v ? next.k : out.k[i];
@@ -185,8 +185,160 @@ void VectorBlock::run_block(int block0) {
     }
 }
 
-void attention(const AttnArgs& a, const Ctx& ctx) { run_attention<VectorBlock>(a, ctx); }
-size_t attention_local(const AttnArgs& a) { return attention_bytes<VectorBlock>(a); }
+// Rows of k_dim numbers whose first v_dim are the value, read by all query heads: a strip of the block's
+// channels is brought into first-level cache once, turned for the scores and as it stands for the sums,
+// and meets all rows of the task there. The arithmetic is that of VectorBlock.
+class LatentBlock {
+  public:
+    static size_t floats(const Shape& s, int rows) { return size_t(rows) * (s.k_dim + BLOCK) + size_t(STRIP) * BLOCK + 2 * BLOCK; }
+    LatentBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
+        : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head) {
+        strip = memory;
+        scale = strip + STRIP * BLOCK;
+        p = scale + 2 * BLOCK;
+        q = p + int64_t(rows.count) * BLOCK;
+        for (int i = 0; i < rows.count; i++) {
+            const float* from = query_of(a, s, task, rows, i);
+            for (int d = 0; d < s.k_dim; d += 16) {
+                const int n = lanes_at(d, s.k_dim);
+                store_n(q + int64_t(i) * s.k_dim + d, mul(load_n(from + d, n), set1(a.scale)), n);
+            }
+        }
+    }
+    static int slots(const Shape&, int rows) { return rows; }
+    void run(int from, int to, const SplitRows& split) {
+        split.open(0, rows.count);
+        for (int block0 = from; block0 < to; block0 += BLOCK) run_block(block0);
+        split.close(0, rows.count);
+    }
+
+  private:
+    void run_block(int block0) {
+        switch (a.cache.dtype) {
+            case DT_F32: return run_of<DT_F32>(block0);
+            case DT_BF16: return run_of<DT_BF16>(block0);
+            case DT_F16: return run_of<DT_F16>(block0);
+            case DT_I8: return run_of<DT_I8>(block0);
+            case DT_E4M3: return run_of<DT_E4M3>(block0);
+            default: return run_of<DT_E5M2>(block0);
+        }
+    }
+    static constexpr int STRIP = 64;  // channels
+    const AttnArgs& a;
+    const Shape& s;
+    const Rows& rows;
+    const Later& later;
+    const int32_t* pages;
+    int kv_head;
+    float *strip, *scale, *p, *q;  // [TILES][STRIP][16]; [2][64]; [rows][64]; [rows][k_dim]
+    Tile tiles[TILES];
+    int first, last;  // tiles that are there
+
+    void open(int block0);
+    template <int DTYPE>
+    void run_of(int block0);
+    template <int DTYPE>
+    void add_values(int block0);
+    template <int DTYPE>
+    void ask_for_next(int block0, int d, int n) const;
+    template <class F>
+    void each_group(int block0, F&& f) const {
+        for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
+            const int n = rows.count - r0 < MAX_GROUP ? rows.count - r0 : MAX_GROUP;
+            if (rows.row_hi[r0 + n - 1] > block0 && rows.row_lo[r0] < block0 + BLOCK) f(r0, n);  // both grow with the row
+        }
+    }
+    template <int R>
+    static void scores(const float* q, int k_dim, int n, const float* strip, float* p, int first, int last, bool begins);
+};
+
+// p[row][64] (+)= q . k over `n` channels, one chain for each token
+template <int R>
+void LatentBlock::scores(const float* q, int k_dim, int n, const float* strip, float* p, int first, int last, bool begins) {
+    for (int t0 = first / TILES_AT_ONCE * TILES_AT_ONCE; t0 <= last; t0 += TILES_AT_ONCE) {
+        vf acc[R][TILES_AT_ONCE];
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = begins ? zero() : load(p + r * BLOCK + (t0 + t) * 16);
+RADIX_UNROLL(2)
+        for (int d = 0; d < n; d++) {
+            vf k[TILES_AT_ONCE];
+            for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load(strip + ((t0 + t) * STRIP + d) * 16);
+RADIX_UNROLL(6)
+            for (int r = 0; r < R; r++) {
+                vf qv = set1(q[r * k_dim + d]);
+                for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = fma(qv, k[t], acc[r][t]);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < TILES_AT_ONCE; t++) store(p + r * BLOCK + (t0 + t) * 16, acc[r][t]);
+    }
+}
+
+void LatentBlock::open(int block0) {
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    first = (start - block0) / TILE, last = (end - 1 - block0) / TILE;
+    for (int i = first; i <= last; i++) {
+        tiles[i] = tile_at(a.cache, pages, kv_head, block0 / TILE + i);
+        if (!tiles[i].k_scale) continue;
+        std::memcpy(scale + i * TILE, tiles[i].k_scale, TILE * 4);
+        std::memcpy(scale + BLOCK + i * TILE, tiles[i].v_scale, TILE * 4);
+    }
+}
+
+template <int DTYPE>
+void LatentBlock::ask_for_next(int block0, int d, int n) const {
+    for (int i = 0; i < TILES; i++) {
+        const char* next = (const char*)later.of(block0 / TILE + i).v;
+        if (!next) continue;
+        for (int64_t r = 0; r < TILE; r++) prefetch_bytes(next + (r * s.k_dim + d) * dtype_size(DTYPE), int64_t(n) * dtype_size(DTYPE));
+    }
+}
+
+template <int DTYPE>
+void LatentBlock::run_of(int block0) {
+    using Fn = void (*)(const float*, int, int, const float*, float*, int, int, bool);
+    static const Fn SCORES[MAX_GROUP] = {scores<1>, scores<2>, scores<3>, scores<4>, scores<5>, scores<6>};
+    open(block0);
+    for (int d = 0; d < s.k_dim; d += STRIP) {
+        const int n = s.k_dim - d < STRIP ? s.k_dim - d : STRIP;
+        for (int i = first; i <= last; i++) turn_rows<DTYPE>((const char*)tiles[i].v + int64_t(d) * dtype_size(DTYPE), s.k_dim, n, strip + i * STRIP * TILE);
+        ask_for_next<DTYPE>(block0, d, n);
+        each_group(block0, [&](int r0, int count) { SCORES[count - 1](q + int64_t(r0) * s.k_dim + d, s.k_dim, n, strip, p + int64_t(r0) * BLOCK, first, last, d == 0); });
+    }
+    const float *k_scale = DTYPE == DT_I8 ? scale : nullptr, *v_scale = DTYPE == DT_I8 ? scale + BLOCK : nullptr;
+    each_group(block0, [&](int r0, int count) {
+        for (int r = r0; r < r0 + count; r++) soften_row(a, s, rows, kv_head, r, block0, p + int64_t(r) * BLOCK, k_scale, v_scale);
+    });
+    add_values<DTYPE>(block0);
+}
+
+template <int DTYPE>
+void LatentBlock::add_values(int block0) {
+    const bool direct = DTYPE == DT_F32 && s.v_dim % 16 == 0;
+    for (int at = 0; at < s.v_pad; at += STRIP) {
+        Shape part = s;
+        part.v_pad = s.v_pad - at < STRIP ? s.v_pad - at : STRIP;
+        BlockPointers bp{};
+        bp.v_stride = direct ? s.k_dim : part.v_pad;
+        for (int i = first; i <= last; i++) {
+            const char* from = (const char*)tiles[i].v + int64_t(at) * dtype_size(DTYPE);
+            float* own = strip + i * STRIP * TILE;
+            if (!direct) widen_v<DTYPE>(from, s.k_dim, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
+            bp.v[i] = bp.next_v[i] = direct ? (const void*)from : own;
+        }
+        each_group(block0, [&](int r0, int count) {
+            const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + count - 1];
+            const int t0 = lo > block0 ? lo - block0 : 0, t1 = hi < block0 + BLOCK ? hi - block0 : BLOCK;
+            WEIGHT[0][count - 1](rows.now + int64_t(r0) * s.state + at, part, p + int64_t(r0) * BLOCK, bp, t0, t1);
+        });
+    }
+}
+
+void attention(const AttnArgs& a, const Ctx& ctx) {
+    if (a.cache.latent) run_attention<LatentBlock>(a, ctx);
+    else run_attention<VectorBlock>(a, ctx);
+}
+size_t attention_local(const AttnArgs& a) { return a.cache.latent ? attention_bytes<LatentBlock>(a) : attention_bytes<VectorBlock>(a); }
 
 }  // namespace RADIX_ISA
 }  // namespace radix

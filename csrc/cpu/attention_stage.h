@@ -66,50 +66,5 @@ static void pair_v(const void* v, int width, int dim, int count, uint32_t* out, 
     }
 }
 
-// 32 numbers of a row as bfloat16, zeros from `n` on
-template <int DTYPE>
-RADIX_INLINE __m512i row_of_32(const void* p, int64_t at, int n) {
-    const int64_t size = dtype_size(DTYPE);
-    alignas(64) char rest[64];
-    const char* x = (const char*)p + at * size;
-    if (n < 32) {
-        std::memset(rest, 0, 64);
-        std::memcpy(rest, x, size_t(n * size)), x = rest;
-    }
-    if constexpr (DTYPE == DT_BF16) return _mm512_loadu_si512(x);
-    __m512bh h = _mm512_cvtne2ps_pbh(load_kv<DTYPE>(x, 16).v, load_kv<DTYPE>(x, 0).v);
-    __m512i bits;
-    std::memcpy(&bits, &h, 64);
-    return bits;
-}
-static void transpose_16x16(__m512i* r) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 2; j++) {
-            t[i + 8 * j] = _mm512_shuffle_i32x4(r[i + 8 * j], r[i + 8 * j + 4], 0x88);
-            t[i + 8 * j + 4] = _mm512_shuffle_i32x4(r[i + 8 * j], r[i + 8 * j + 4], 0xdd);
-        }
-    for (int i = 0; i < 8; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    }
-}
-// pair_k of the rows of a latent cache
-template <int DTYPE>
-static void pair_rows(const void* rows, int k_dim, int k_pad, int count, uint32_t* out) {
-    for (int d = 0; d < k_pad; d += 32) {
-        __m512i r[16];
-        for (int t = 0; t < TILE; t++) r[t] = t < count ? row_of_32<DTYPE>(rows, int64_t(t) * k_dim + d, k_dim - d < 32 ? k_dim - d : 32) : _mm512_setzero_si512();
-        transpose_16x16(r);
-        for (int i = 0; i < 16; i++) _mm512_store_si512(out + d * 8 + i * 16, r[i]);
-    }
-}
-
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -9,37 +9,10 @@
 #include <algorithm>
 
 #include "attention_few.h"
-#include "attention_rows.h"
-#include "attention_stage.h"
-#include "tile_config.h"
+#include "attention_tile_latents.h"
 
 namespace radix {
 namespace RADIX_ISA {
-
-// Exponents are taken from a row's maximum, which follows the scores only when they have outgrown it by
-// this much: weights reach e^8 instead of 1, and sums are hardly ever scaled anew.
-constexpr float GROWTH = 8.0f;
-constexpr int PAIRS = 32;  // of numbers: what one multiplication adds up, in its two halves of 16
-
-// 32 numbers, rounded to bfloat16
-RADIX_INLINE void round_to(vf x0, vf x1, uint16_t* out) {
-    const __m512bh h = _mm512_cvtne2ps_pbh(x1.v, x0.v);
-    std::memcpy(out, &h, 64);
-}
-// e^x of x <= 0, as 2^(n + f) with |f| <= 1/2: exactly 1 at 0, 0 where x is lower than floats reach. The
-// polynomial (Chebyshev, degree 5) is within 2.4e-7; numbers that are added and taken away round n.
-RADIX_INLINE vf exp_weight(vf x) {
-    const __m512 log2e = _mm512_set1_ps(1.44269504088896341f), rounder = _mm512_set1_ps(12582912.0f);
-    const __m512 c = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);  // NaN stays
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, log2e, rounder), rounder), f = _mm512_fmsub_ps(c, log2e, n);
-    __m512 p = _mm512_set1_ps(0.001339086681f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009666373953f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550356954f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2402234823f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931471825f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return {_mm512_scalef_ps(p, n)};
-}
 
 class TileBlock {
   public:
@@ -62,7 +35,7 @@ class TileBlock {
         p = f, f += 2 * SIDE;
         weights = (uint16_t*)f, f += GROUP * WEIGHTS / 2;
         q = (uint16_t*)f, f += padded_rows * size_t(k_pad) / 2;
-        is_few = rows.count <= FEW && !a.cache.latent && s.k_dim % 2 == 0 && s.v_dim % 16 == 0;
+        is_few = rows.count <= FEW && s.k_dim % 2 == 0 && s.v_dim % 16 == 0;
         for (size_t i = 0; i < (is_few ? size_t(rows.count) : padded_rows); i++) round_query(task, int(i));
         if (is_few) {
             few_q = f, few_weights = f + FEW * k_pad;
@@ -135,8 +108,7 @@ class TileBlock {
     template <int DTYPE>
     void stage(const Staged& to, const Tile& t, int tile, int count, const Tile& next) {
         uint32_t* k = to.k + int64_t(tile) * k_pad * 8;
-        if (t.k) pair_k<DTYPE>(t.k, s.k_dim, k_pad, k, {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
-        else pair_rows<DTYPE>(t.v, s.k_dim, k_pad, count, k);
+        pair_k<DTYPE>(t.k, s.k_dim, k_pad, k, {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
         uint32_t* v = to.v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128;
         pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v, 256, {(const char*)next.v, (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
     }
@@ -475,10 +447,11 @@ void TileBlock::run(int from, int to, const SplitRows& split) {
 void attention_tiles(const AttnArgs& a, const Ctx& ctx) {
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040);  // denormals: flushed, and taken for zeros
-    run_attention<TileBlock>(a, ctx);
+    if (a.cache.latent) run_attention<LatentTiles>(a, ctx);
+    else run_attention<TileBlock>(a, ctx);
     _mm_setcsr(before);
 }
-size_t attention_tiles_local(const AttnArgs& a) { return attention_bytes<TileBlock>(a); }
+size_t attention_tiles_local(const AttnArgs& a) { return a.cache.latent ? attention_bytes<LatentTiles>(a) : attention_bytes<TileBlock>(a); }
 
 }  // namespace RADIX_ISA
 }  // namespace radix

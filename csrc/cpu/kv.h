@@ -4,6 +4,7 @@
 // 16 float scales, one a token: value = q * scale. A latent cache has no K: its V rows hold k_dim
 // numbers, of which all are the key and the first v_dim the value.
 #pragma once
+#include "../common/transpose.h"
 #include "rows.h"
 
 namespace radix {
@@ -111,22 +112,23 @@ static void widen_v(const void* v, int width, int dim, int pad, float* out) {
         for (; i < pad; i++) dst[i] = i < dim ? load_kv_scalar<DTYPE>(v, int64_t(r) * width + i) : 0.0f;
     }
 }
-// K as floats [k_dim][16]: as it stands, or from the rows of a latent cache.
+// K as floats [k_dim][16]
 template <int DTYPE>
-static void widen_k(const Tile& t, int k_dim, float* out) {
-    if (t.k) {
-        for (int i = 0; i < k_dim; i++) store(out + i * TILE, load_kv<DTYPE>(t.k, i * TILE));
-        return;
+static void widen_k(const void* k, int k_dim, float* out) {
+    for (int i = 0; i < k_dim; i++) store(out + i * TILE, load_kv<DTYPE>(k, i * TILE));
+}
+// `count` channels of 16 rows of a latent cache, `width` apart, as floats [count][16]
+template <int DTYPE>
+static void turn_rows(const void* rows, int width, int count, float* out) {
+    int i = 0;
+    for (; i + 16 <= count; i += 16) {
+        vf r[16];
+        for (int t = 0; t < TILE; t++) r[t] = load_kv<DTYPE>(rows, int64_t(t) * width + i);
+        transpose(r);
+        for (int j = 0; j < 16; j++) store(out + (i + j) * TILE, r[j]);
     }
-    for (int r = 0; r < TILE; r++) {
-        alignas(64) float row[TILE];
-        int i = 0;
-        for (; i + 16 <= k_dim; i += 16) {
-            store(row, load_kv<DTYPE>(t.v, int64_t(r) * k_dim + i));
-            for (int j = 0; j < 16; j++) out[(i + j) * TILE + r] = row[j];
-        }
-        for (; i < k_dim; i++) out[i * TILE + r] = load_kv_scalar<DTYPE>(t.v, int64_t(r) * k_dim + i);
-    }
+    for (; i < count; i++)
+        for (int t = 0; t < TILE; t++) out[i * TILE + t] = load_kv_scalar<DTYPE>(rows, int64_t(t) * width + i);
 }
 
 }  // namespace RADIX_ISA

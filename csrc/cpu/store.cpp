@@ -44,6 +44,16 @@ static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, c
     }
 }
 
+static void prepare_queries(const StoreArgs& a, int64_t token, const float* cs) {
+    float *q = a.q + token * a.ldq, *to = q;
+    int stride = a.q_head;
+    if (a.q_to) {
+        to = a.q_to + token * a.ldq_to, stride = a.q_to_head;
+        for (int h = 0; h < a.heads; h++) std::memcpy(to + int64_t(h) * stride, q + int64_t(h) * a.q_head, size_t(a.head_dim) * 4);
+    }
+    prepare_heads(a, to, a.heads, stride, a.q_norm, a.q_norm_bias, cs);
+}
+
 constexpr float E4M3_MOST = 448.0f, E5M2_MOST = 57344.0f;
 
 // Eight-bit floats, rounded to nearest even; what is too large becomes the largest. FRACTION bits of
@@ -134,10 +144,10 @@ void store(const StoreArgs& a, const Ctx& ctx) {
     ctx.each(a.tokens, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++) {
             const float* cs = a.cos_sin ? a.cos_sin + int64_t(a.positions ? a.positions[t] : t) * a.rotary : nullptr;
-            if (a.q) prepare_heads(a, a.q + t * a.ldq, a.heads, a.q_head, a.q_norm, a.q_norm_bias, cs);
+            if (a.q) prepare_queries(a, t, cs);
             if (!a.k) continue;
             float* k = a.k + t * a.ldk;
-            prepare_heads(a, k, a.kv_heads, a.head_dim, a.k_norm, a.k_norm_bias, cs);
+            prepare_heads(a, k + a.k_lead, a.kv_heads, a.head_dim, a.k_norm, a.k_norm_bias, cs);
             if (!a.slots || a.slots[t] < 0) continue;
             const Cache& c = a.cache;
             for (int h = 0; h < c.kv_heads; h++) put_token(c, a.slots[t], h, k + int64_t(h) * c.k_dim, c.latent ? nullptr : a.v + t * a.ldv + int64_t(h) * c.v_dim);

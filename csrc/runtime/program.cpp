@@ -51,9 +51,9 @@ void Program::embed(int y, const Linear* tied, Address table, int dtype, int64_t
     push(EMBEDS).y = y;
     ops.back().mix.dim = dim;
 }
-void Program::norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected) {
+void Program::norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected, int64_t offset) {
     Op& op = push(NORM);
-    op.x = x, op.residual = residual, op.y = y, op.selected = selected;
+    op.x = x, op.residual = residual, op.y = y, op.selected = selected, op.x_offset = offset;
     NormArgs& a = op.norm;
     a.weight = at<float>(weight), a.bias = at<float>(bias), a.dim = dim, a.eps = eps, a.layer_norm = layer;
 }
@@ -74,11 +74,25 @@ void Program::store(int qkv, std::vector<int64_t> offsets, std::vector<int> shap
     a.interleaved = interleaved, a.rotary = rotary;
     a.cache = make_cache(std::get<0>(cache), std::get<1>(cache), std::get<2>(cache), a.kv_heads, a.head_dim, a.v_dim, std::get<3>(cache));
 }
+void Program::latent_store(int q, int kv, int absorbed, std::vector<int> shape, int rope, bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache) {
+    const int heads = shape.at(0), q_head = shape.at(1), rope_dim = shape.at(2), rank = shape.at(3);
+    Op& op = push(STORE);
+    op.x = kv, op.q = q, op.q_to = absorbed, op.rope = rope, op.group = group, op.offsets[0] = q_head - rope_dim;
+    StoreArgs& a = op.store;
+    a.heads = heads, a.kv_heads = 1, a.head_dim = rope_dim, a.v_dim = rank, a.q_head = q_head;
+    a.k_lead = rank, a.q_to_head = rank + rope_dim, a.interleaved = interleaved, a.rotary = rotary;
+    a.cache = make_cache(std::get<0>(cache), std::get<1>(cache), std::get<2>(cache), 1, rank + rope_dim, rank, std::get<3>(cache));
+}
+void Program::heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head, bool selected) {
+    Op& op = push(HEADS);
+    op.x = x, op.y = y, op.selected = selected;
+    op.heads.w = w.w.data(), op.heads.heads = int(w.w.size()), op.heads.x_head = x_head, op.heads.y_head = y_head;
+}
 void Program::attention(int qkv, int y, int heads, int q_head, float scale, int window, float softcap, Address sinks) {
     if (ops.empty() || ops.back().kind != STORE) throw std::invalid_argument("attention must follow a store");
     const Op last = ops.back();
     Op& op = push(ATTENTION);
-    op.x = qkv, op.y = y, op.group = last.group, op.x_offset = last.offsets[0];
+    op.x = qkv, op.y = y, op.group = last.group, op.x_offset = last.q_to < 0 ? last.offsets[0] : 0;
     AttnArgs& a = op.attention;
     a.cache = last.store.cache, a.heads = heads, a.q_head = q_head, a.scale = scale, a.window = window, a.softcap = softcap, a.sinks = at<float>(sinks);
     for (size_t p = 0; p < plan_of.size(); p++) {
@@ -176,8 +190,8 @@ void Program::bind(const Call& c) {
                 op.mix.mask = at<uint8_t>(c.embeds_mask), op.mix.y = y, op.mix.ldy = stride(op.y);
                 break;
             case NORM:
-                op.norm.x = x, op.norm.ldx = stride(op.x), op.norm.residual = residual, op.norm.ldr = stride(op.residual);
-                op.norm.y = y, op.norm.ldy = stride(op.y), op.norm.rows = n;
+                op.norm.x = x + op.x_offset, op.norm.ldx = stride(op.x), op.norm.residual = residual, op.norm.ldr = stride(op.residual);
+                op.norm.y = y + op.x_offset, op.norm.ldy = stride(op.y), op.norm.rows = n;
                 break;
             case LINEAR:
             case LOGITS:
@@ -188,8 +202,10 @@ void Program::bind(const Call& c) {
                 break;
             case STORE: {
                 StoreArgs& a = op.store;
-                a.q = x + op.offsets[0], a.k = x + op.offsets[1], a.v = x + op.offsets[2];
-                a.ldq = a.ldk = a.ldv = stride(op.x), a.tokens = n;
+                const int q = op.q < 0 ? op.x : op.q;
+                a.q = data(q) + op.offsets[0], a.k = x + op.offsets[1], a.v = x + op.offsets[2];
+                a.ldq = stride(q), a.ldk = a.ldv = stride(op.x), a.tokens = n;
+                if (op.q_to >= 0) a.q_to = data(op.q_to) + a.k_lead, a.ldq_to = stride(op.q_to);
                 a.slots = at<int32_t>(std::get<2>(c.groups.at(size_t(op.group))));
                 a.cos_sin = nullptr;
                 if (op.rope >= 0) {
@@ -206,6 +222,9 @@ void Program::bind(const Call& c) {
                 a.tree = at<uint8_t>(c.tree), a.tree_ld = c.tree_ld;
                 break;
             }
+            case HEADS:
+                op.heads.x = x, op.heads.ldx = stride(op.x), op.heads.y = y, op.heads.ldy = stride(op.y), op.heads.m = n;
+                break;
             case MIX:
                 op.mix.x = x ? x + op.x_offset : nullptr, op.mix.ldx = stride(op.x), op.mix.rows = n;
                 op.mix.index = op.gathers ? at<int32_t>(c.rows) : nullptr;
@@ -236,6 +255,11 @@ double Program::cost_flops(const Call& c, double& bytes) const {
             double size = double(e.up[0].n) * double(e.up[0].k) + double(e.down[0].n) * double(e.down[0].k), chosen = double(e.tokens * e.top_k);
             bytes += size * bytes_each(e.up[0].format) * std::min(chosen, double(e.experts));
             flops += 2 * size * chosen;
+        }
+        if (op.kind == HEADS) {
+            const double size = double(op.heads.heads) * double(op.heads.w[0].n) * double(op.heads.w[0].k);
+            bytes += size * bytes_each(op.heads.w[0].format);
+            flops += 2 * size * double(op.heads.m);
         }
         if (op.kind == ATTENTION) bytes += plans[size_t(op.plan)].bytes, flops += plans[size_t(op.plan)].flops;
     }
@@ -270,6 +294,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
         case MOE:
             if (op.experts.tokens > 0) execute_moe(op, k, ctx);
             break;
+        case HEADS: run_heads(k, op.heads, ctx); break;
         case EMBEDS:
         case HIDDEN:
         case MIX:
@@ -303,6 +328,9 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
         } else if (op.kind == MOE) {
             shared = std::max(shared, experts_shared(k, op.experts));
             local = std::max(local, experts_local(k, op.experts, n));
+        } else if (op.kind == HEADS) {
+            shared = std::max(shared, heads_shared(k, op.heads));
+            local = std::max(local, heads_local(k, op.heads, n));
         }
     run_team(n, shared, local, [&](const Ctx& ctx) {
         if (!profiling) {
@@ -318,9 +346,9 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {
-    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds", "moe"};
+    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds", "moe", "heads"};
     std::vector<std::tuple<std::string, double>> out;
-    for (int i = 0; i < 11; i++) {
+    for (int i = 0; i < NUM_KINDS; i++) {
         out.emplace_back(names[i], seconds[i]);
         seconds[i] = 0;
     }

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "heads.h"
 #include "moe.h"
 
 namespace radix {
@@ -14,10 +15,14 @@ class Program {
     ~Program();
     int buffer(int64_t width, int rows_per_token);  // a float matrix, freed with the program
     void embed(int y, const Linear* tied, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address positions, int64_t offset);
-    void norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected);
+    void norm(int x, int residual, int y, Address weight, Address bias, int64_t dim, float eps, bool layer, bool selected, int64_t offset);  // offset: of x and of y in their rows
     void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected);
     void store(int qkv, std::vector<int64_t> offsets, std::vector<int> shape, std::tuple<int, bool, Address, Address, Address, Address, float> norm, int rope,
                bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache);
+    // Rows of a latent cache: kv is [rank latents, rope_dim numbers that turn]. The last rope_dim numbers of each query head
+    // turn too and go behind the rank numbers of a head of `absorbed`. shape: heads, q_head, rope_dim, rank
+    void latent_store(int q, int kv, int absorbed, std::vector<int> shape, int rope, bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache);
+    void heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head, bool selected);  // y's head h = w's head h times x's head h
     void attention(int qkv, int y, int heads, int q_head, float scale, int window, float softcap, Address sinks);  // over the cache of the last store
     void gate(int qkv, int y, int heads, int head_dim, int64_t offset, int stride, bool selected);
     void add(int x, int y, int64_t dim, float scale, bool selected);
@@ -41,10 +46,10 @@ class Program {
     bool profiling = false;
 
   private:
-    enum Kind { EMBED, NORM, LINEAR, STORE, ATTENTION, MIX, ACT, LOGITS, HIDDEN, EMBEDS, MOE };
+    enum Kind { EMBED, NORM, LINEAR, STORE, ATTENTION, MIX, ACT, LOGITS, HIDDEN, EMBEDS, MOE, HEADS };
     struct Op {
         Kind kind;
-        int x = -1, y = -1, residual = -1, group = 0, rope = -1, plan = -1;
+        int x = -1, y = -1, residual = -1, q = -1, q_to = -1, group = 0, rope = -1, plan = -1;
         bool selected = false, gathers = false;
         int64_t x_offset = 0, offsets[3] = {0, 0, 0};
         EmbedArgs embed;
@@ -56,6 +61,7 @@ class Program {
         ActArgs act;
         Route route;
         ExpertArgs experts;
+        HeadArgs heads;
         int logits = -1, hidden = -1, out = -1;
     };
     struct Buffer {
@@ -70,7 +76,8 @@ class Program {
     std::vector<int> plan_of;  // op index that a plan was made for
     int64_t capacity = 0;
     char* memory = nullptr;
-    double seconds[11] = {0};
+    static constexpr int NUM_KINDS = HEADS + 1;
+    double seconds[NUM_KINDS] = {0};
     Assignment assignment;  // of the layer that runs
 
     Op& push(Kind kind);

@@ -17,7 +17,7 @@ needs_extension = pytest.mark.skipif(not available, reason="the C++ kernels are 
 TOY = (
     "--hidden-size 64 --intermediate-size 96 --num-heads 4 --num-kv-heads 2 --head-dim 32 "
     "--cpu-threads 1 --seconds 0.001 --formats fp32 w8a8 --num-experts 6 --experts-per-token 2 "
-    "--moe-intermediate-size 32 --json"
+    "--moe-intermediate-size 32 --latent-rank 40 --latent-rope-dim 8 --json"
 ).split()
 
 
@@ -31,7 +31,17 @@ def test_every_kernel_has_figures(capsys) -> None:
     assert main(["kernels", *TOY]) == 0
     result = json.loads(capsys.readouterr().out)
     names = " ".join(row["name"] for row in result["kernels"])
-    for wanted in ("1 rows", "16 rows", "512 rows", "decode", "extend", "experts", "norm"):
+    for wanted in (
+        "1 rows",
+        "16 rows",
+        "512 rows",
+        "decode",
+        "extend",
+        "latents decode",
+        "latents extend",
+        "experts",
+        "norm",
+    ):
         assert wanted in names
     for row in result["kernels"]:
         assert 0 < row["best_ms"] <= row["median_ms"]

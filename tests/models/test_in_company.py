@@ -75,3 +75,8 @@ def test_alone_and_in_a_batch_of_64(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "w8a8", "int4"])
 def test_experts_alone_and_in_a_batch_of_64(kind: str) -> None:
     check("Qwen3MoeForCausalLM", **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["bf16", "w8a8", "int8 cache"])
+def test_latents_alone_and_in_a_batch_of_64(kind: str) -> None:
+    check("DeepseekV2ForCausalLM", **KINDS[kind])

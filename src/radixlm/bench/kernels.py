@@ -116,7 +116,8 @@ def attention_cases(shape: CacheShape, num_heads: int) -> Iterator[Case]:
         ("extend", 1, 2048, 2048),
         ("extend", 1, 256, 4096),
     ):
-        name = f"attention {label}, {num_sequences} x {num_new} new of {kv_len}"
+        kind = "latents" if shape.is_latent else "attention"
+        name = f"{kind} {label}, {num_sequences} x {num_new} new of {kv_len}"
         yield _attention(name, shape, num_heads, num_sequences, num_new, kv_len)
 
 
@@ -134,7 +135,8 @@ def _attention(
     q = torch.randn(num_sequences * num_new, num_heads, shape.k_dim)
     out = torch.empty(num_sequences * num_new, num_heads, shape.v_dim)
     attention = PagedAttention(num_heads, shape, scale=shape.k_dim**-0.5)
-    token_bytes = shape.kv_heads * (shape.k_dim + shape.v_dim) * shape.dtype.itemsize
+    own_values = 0 if shape.is_latent else shape.v_dim
+    token_bytes = shape.kv_heads * (shape.k_dim + own_values) * shape.dtype.itemsize
     seen = sum(kv_len - num_new + i + 1 for i in range(num_new)) * num_sequences
     return Case(
         name,
@@ -226,6 +228,8 @@ def build_parser() -> Parser:
         ("--num-heads", 16, "query heads"),
         ("--num-kv-heads", 4, "KV heads"),
         ("--head-dim", 128, "channels of a head"),
+        ("--latent-rank", 512, "numbers of a latent (0: none are measured)"),
+        ("--latent-rope-dim", 64, "numbers that turn behind a latent"),
         ("--page-size", 16, "tokens of a page"),
         ("--num-experts", 128, "experts of a layer (0: none are measured)"),
         ("--experts-per-token", 8, "experts that a token uses"),
@@ -265,6 +269,7 @@ def main(argv: Sequence[str]) -> int:
             itertools.chain(
                 linear_cases(args.intermediate_size, args.hidden_size, args.formats),
                 attention_cases(shape, args.num_heads),
+                _wanted_latents(args),
                 _wanted_experts(args),
                 norm_cases(args.hidden_size),
             ),
@@ -289,6 +294,17 @@ def main(argv: Sequence[str]) -> int:
         else render(threads, ceilings, alone, timings)
     )
     return 0
+
+
+def _wanted_latents(args: argparse.Namespace) -> Iterator[Case]:
+    if not args.latent_rank:
+        return iter(())
+    positive([args.latent_rank], "a size:")
+    if args.latent_rope_dim < 0:
+        raise ConfigError("--latent-rope-dim is less than 0")
+    row, page_size, dtype = args.latent_rank + args.latent_rope_dim, args.page_size, args.kv_dtype
+    shape = CacheShape(1, row, args.latent_rank, page_size, _DTYPES[dtype], is_latent=True)
+    return attention_cases(shape, args.num_heads)
 
 
 def _wanted_experts(args: argparse.Namespace) -> Iterator[Case]:

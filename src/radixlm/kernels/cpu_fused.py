@@ -16,6 +16,7 @@ from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import moe as cpu_moe
 from radixlm.kernels.cpu import rope as cpu_rope
 from radixlm.kernels.cpu.given import pack_given
+from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
@@ -147,33 +148,12 @@ def pack_tied(table_VD: Tensor, fmt: str = "") -> reference_linear.TiedTable:
     return NativeTied(cpu_linear.pack(table_VD, None, fmt), table_VD.dtype)
 
 
-class NativeHeadLinear:
-    """A packed weight a head; heads run one after another over strided rows."""
-
-    def __init__(self, weight_HOI: Tensor) -> None:
-        self._heads = [cpu_linear.pack(weight, None) for weight in weight_HOI]
-        self._out = int(weight_HOI.shape[1])
-
-    def run(self, x_THI: Tensor) -> Tensor:
-        """[T, H, O], float32."""
-        if x_THI.dtype != torch.float32 or (x_THI.stride(2) != 1 and x_THI.shape[2] > 1):
-            x_THI = x_THI.float().contiguous()
-        tokens, heads, _ = x_THI.shape
-        out = torch.empty(tokens, heads, self._out)
-        x, y = x_THI.data_ptr(), out.data_ptr()
-        x_step, y_step, row = 4 * x_THI.stride(1), 4 * self._out, heads * self._out
-        for packed in self._heads:
-            packed.handle.run(x, x_THI.stride(0), tokens, y, row, 0, 0, 1.0, 0, 0, 0)
-            x, y = x + x_step, y + y_step
-        return out
-
-
 @implements("pack_head_linear", name=NAME, device="cpu")
 def pack_head_linear(weight_HOI: Tensor) -> reference_linear.HeadLinear:
     """See kernels/ops/linear.py."""
     if weight_HOI.dtype not in cpu_linear.NATIVE_FORMAT:
         return reference_linear.pack_head_linear(weight_HOI)
-    return NativeHeadLinear(weight_HOI)
+    return HeadLinear([cpu_linear.pack(weight, None) for weight in weight_HOI])
 
 
 @implements("pack_experts", name=NAME, device="cpu")

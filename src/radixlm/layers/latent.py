@@ -37,7 +37,7 @@ class LatentAttentionLayer(Module):
         rope: int,
         pool: tuple[int, int],
     ) -> None:
-        self.spec, self._rope, self._pool, self._context = spec, rope, pool, context
+        self.spec, self.rope_index, self._pool, self._context = spec, rope, pool, context
         kernels, device = context.kernels, context.device
         query_rows = spec.heads * (spec.nope_dim + spec.rope_dim)
         if spec.q_rank:
@@ -81,7 +81,7 @@ class LatentAttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         spec, rotate = self.spec, self._context.kernels.rope
-        turn = angles[self._rope] if self._rope >= 0 else None
+        turn = angles[self.rope_index] if self.rope_index >= 0 else None
         low_TQ, q_THC, gate_THV = self._queries(x_TD)
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
         if turn is not None and spec.rope is not None:
@@ -145,13 +145,13 @@ class UpProjection(Module):
         halves = weight.view(self.spec.heads, -1, self.spec.kv_rank).split_with_sizes(
             (self.spec.nope_dim, self.spec.v_dim), 1
         )
-        self._key = self._pack(halves[0].transpose(1, 2).contiguous())
-        self._value = self._pack(halves[1].contiguous())
+        self.key = self._pack(halves[0].transpose(1, 2).contiguous())
+        self.value = self._pack(halves[1].contiguous())
 
     def absorb(self, q_THN: Tensor) -> Tensor:
         """Queries in the latent's space: [T, H, L]."""
-        return self._key.run(q_THN)
+        return self.key.run(q_THN)
 
     def expand(self, out_THL: Tensor) -> Tensor:
         """Values of averaged latents: [T, H * V]."""
-        return self._value.run(out_THL).flatten(1)
+        return self.value.run(out_THL).flatten(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe
+from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm
 from radixlm.layers.moe import RARE_SCORES
 
 # fields that the program knows nothing of
@@ -31,6 +31,7 @@ _BLOCK = (
     *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),
     *("affine_residual", "norm_ranks", "residual_channels", "asks"),
 )
+_LATENT = ("index", "gate", "temperature", "gates_by_q")
 _DECODER = (
     "embed_norm",
     "cycles",
@@ -59,8 +60,7 @@ def _is_plain(block: Block) -> bool:
     ffn = block.ffn
     dense = ffn.shared if isinstance(ffn, Moe) else ffn
     return (
-        isinstance(block.mixer, Attention)
-        and block.mixer.more is None
+        _attends_plainly(block.mixer)
         and _has_defaults(block, _BLOCK)
         and block.layout != "post_sum"
         and (
@@ -69,6 +69,18 @@ def _is_plain(block: Block) -> bool:
         and (dense is None or (isinstance(dense, Mlp) and _has_defaults(dense, _MLP)))
         and (dense is None or dense.act != "xielu")
     )
+
+
+def _attends_plainly(mixer: object) -> bool:
+    if isinstance(mixer, LatentAttention):
+        norms = (mixer.norm, mixer.rope_norm)
+        is_usual = all(norm is None or _is_usual(norm) for norm in norms)
+        return is_usual and _has_defaults(mixer, _LATENT)
+    return isinstance(mixer, Attention) and mixer.more is None
+
+
+def _is_usual(norm: Norm) -> bool:
+    return norm.kind != "none" and not norm.scales_input
 
 
 def _has_defaults(record: object, names: tuple[str, ...]) -> bool:

@@ -1,9 +1,9 @@
 """A decoder's whole step as one call into the C++ kernels.
 
 The list of operations is written once for a model and its cache (``program_writer``); a step passes
-addresses and row counts. It covers decoders of plain attention and dense feed-forwards whose
-weights the C++ kernels have packed; others run layer by layer. Results are the same bit for bit
-whatever else is in the batch.
+addresses and row counts. It covers decoders of plain or latent attention and of dense or sparse
+feed-forwards whose weights the C++ kernels have packed; others run layer by layer. Results are the
+same bit for bit whatever else is in the batch.
 
 Legend: T packed tokens, R rows whose logits are wanted, D model channels, V vocabulary.
 """

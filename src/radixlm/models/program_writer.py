@@ -11,22 +11,26 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from radixlm.arch.spec import Decoder
+from radixlm.arch.spec import Attention, Decoder
 from radixlm.attention.cpu import CpuPool
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
 from radixlm.kernels.cpu.moe import SCORE_CODE, Experts
 from radixlm.kernels.cpu.rope import NORM_CODE
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.embedding import Embedding
+from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 
 NOWHERE = -1  # no buffer
+
+Mixer = AttentionLayer | LatentAttentionLayer
 
 
 class ProgramSource(Protocol):
@@ -67,11 +71,9 @@ def is_covered(model: ProgramSource) -> bool:
 
 def _is_block_covered(block: BlockLayer) -> bool:
     mixer, ffn = block.mixer, block.ffn
-    if not isinstance(mixer, AttentionLayer):
+    if not isinstance(mixer, Mixer) or not _is_mixer_covered(mixer):
         return False
-    if mixer.spec.gate and mixer.spec.qk_norm == "row":
-        return False
-    weights: list[object] = [mixer.qkv.packed, mixer.o.packed]
+    weights: list[object] = []
     dense: object = ffn
     if isinstance(ffn, MoeLayer):
         is_plain = block.spec.layout in ("pre", "parallel", "parallel2")
@@ -82,6 +84,23 @@ def _is_block_covered(block: BlockLayer) -> bool:
     if isinstance(dense, MlpLayer):
         weights += [dense.up.packed, dense.down.packed]
     return all(packed_of(weight) is not None for weight in weights)
+
+
+def _is_mixer_covered(mixer: Mixer) -> bool:
+    if isinstance(mixer, AttentionLayer):
+        weights = [mixer.qkv, mixer.o]
+        is_known = not (mixer.spec.gate and mixer.spec.qk_norm == "row")
+    else:
+        queries = [mixer.q_a, mixer.q_b] if mixer.spec.q_rank else [mixer.q]
+        weights = [*queries, mixer.kv_a, mixer.o]
+        is_known = all(isinstance(w, HeadLinear) for w in (mixer.kv_b.key, mixer.kv_b.value))
+    return is_known and all(packed_of(weight.packed) is not None for weight in weights)
+
+
+def heads_width(mixer: Mixer) -> int:
+    """Numbers a token that the output projection reads."""
+    spec = mixer.spec
+    return spec.heads * (spec.head_dim if isinstance(spec, Attention) else spec.v_dim)
 
 
 @dataclass(slots=True)
@@ -138,8 +157,7 @@ class ProgramWriter:
         )
 
     def _block(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
-        assert isinstance(block.mixer, AttentionLayer)
-        assert isinstance(block.ffn, MlpLayer | MoeLayer)
+        assert isinstance(block.mixer, Mixer) and isinstance(block.ffn, MlpLayer | MoeLayer)
         layout = block.spec.layout
         normed = rows.residual if layout == "post" else self._norm(block.norm1, rows.residual, "h")
         attended = self._attend(block.mixer, normed)
@@ -161,7 +179,7 @@ class ProgramWriter:
 
     def _normed_branches(self, block: BlockLayer, attended: int, rows: Rows) -> None:
         """Layouts whose branches pass a norm before they join: post and sandwich."""
-        assert isinstance(block.mixer, AttentionLayer) and isinstance(block.ffn, MlpLayer)
+        assert isinstance(block.mixer, Mixer) and isinstance(block.ffn, MlpLayer)
         is_sandwich = block.spec.layout == "sandwich"
         branch, scale = self._buffer("branch"), block.spec.residual
         self._linear(block.mixer.o.packed, attended, branch, NOWHERE, scale, rows.is_picked)
@@ -175,7 +193,69 @@ class ProgramWriter:
         second = block.norm4 if is_sandwich else block.norm2
         self._add(self._norm(second, branch, "h", rows.is_picked), rows)
 
-    def _attend(self, layer: AttentionLayer, source: int) -> int:
+    def _attend(self, layer: Mixer, source: int) -> int:
+        """The heads' values, a buffer of ``heads_width`` numbers a token."""
+        if isinstance(layer, LatentAttentionLayer):
+            return self._attend_latents(layer, source)
+        return self._attend_heads(layer, source)
+
+    def _attend_latents(self, layer: LatentAttentionLayer, source: int) -> int:
+        """Projections, norms, absorbed queries, rope and store, attention to the latents, values
+        of what it gives."""
+        spec, site, rope = layer.spec, layer.site, layer.spec.rope
+        absorb, expand = layer.kv_b.key, layer.kv_b.value
+        assert isinstance(absorb, HeadLinear) and isinstance(expand, HeadLinear)
+        q_head, row = spec.nope_dim + spec.rope_dim, spec.kv_rank + spec.rope_dim
+        queries = self._latent_queries(layer, source)
+        latents = self._buffer("latents", row)
+        self._linear(layer.kv_a.packed, source, latents, NOWHERE, 1.0, False)
+        self._norm_in_place(layer.kv_a_norm, latents, spec.kv_rank, 0)
+        if spec.rope_norm is not None:
+            self._norm_in_place(layer.k_rope_norm, latents, spec.rope_dim, spec.kv_rank)
+        absorbed = self._buffer("absorbed", spec.heads * row)
+        self.program.heads(queries, absorbed, absorb.handle, q_head, row, False)
+        pool = self._pools[site.group]
+        k, v = pool.k[site.layer], pool.v[site.layer]
+        self.program.latent_store(
+            queries,
+            latents,
+            absorbed,
+            [spec.heads, q_head, spec.rope_dim, spec.kv_rank],
+            layer.rope_index,
+            rope is not None and rope.interleaved,
+            0 if rope is None else rope.dim,
+            site.group,
+            (k.data_ptr(), v.data_ptr(), dtype_code(pool.dtype, "cache"), pool.page_size),
+        )
+        averaged = self._buffer("averaged", spec.heads * spec.kv_rank)
+        self.keep += [site, absorb, expand]
+        self.program.attention(
+            absorbed,
+            averaged,
+            spec.heads,
+            row,
+            site.scale,
+            site.window,
+            site.softcap,
+            address(site.sinks),
+        )
+        values = self._buffer("values", spec.heads * spec.v_dim)
+        self.program.heads(averaged, values, expand.handle, spec.kv_rank, spec.v_dim, False)
+        return values
+
+    def _latent_queries(self, layer: LatentAttentionLayer, source: int) -> int:
+        spec = layer.spec
+        queries = self._buffer("queries", spec.heads * (spec.nope_dim + spec.rope_dim))
+        last = layer.q_b if spec.q_rank else layer.q
+        if spec.q_rank:
+            low = self._buffer("low queries", spec.q_rank)
+            self._linear(layer.q_a.packed, source, low, NOWHERE, 1.0, False)
+            self._norm_in_place(layer.q_a_norm, low, spec.q_rank, 0)
+            source = low
+        self._linear(last.packed, source, queries, NOWHERE, 1.0, False)
+        return queries
+
+    def _attend_heads(self, layer: AttentionLayer, source: int) -> int:
         """qkv, norms and rope, store, attention, gate; the buffer of heads * head_dim."""
         spec, site = layer.spec, layer.site
         step = spec.head_dim * (2 if spec.gate else 1)
@@ -209,11 +289,9 @@ class ProgramWriter:
             self.program.gate(qkv, out, spec.heads, spec.head_dim, spec.head_dim, step, False)
         return out
 
-    def _pick(
-        self, attended: int, layer: AttentionLayer, rows: Rows, normed: int
-    ) -> tuple[int, int]:
+    def _pick(self, attended: int, layer: Mixer, rows: Rows, normed: int) -> tuple[int, int]:
         """Gather the wanted rows of the attention's output and of the streams."""
-        width = layer.spec.heads * layer.spec.head_dim
+        width = heads_width(layer)
         few_attended = self._buffer("picked attended", width)
         self.program.gather(attended, few_attended, width)
         residual, few_normed = self._buffer("picked residual"), self._buffer("picked normed")
@@ -225,9 +303,7 @@ class ProgramWriter:
         rows.residual, rows.is_picked = residual, True
         return few_attended, few_normed
 
-    def _project_into(
-        self, layer: AttentionLayer, attended: int, rows: Rows, block: BlockLayer
-    ) -> None:
+    def _project_into(self, layer: Mixer, attended: int, rows: Rows, block: BlockLayer) -> None:
         target = rows.residual
         scale = block.spec.residual
         self._linear(layer.o.packed, attended, target, target, scale, rows.is_picked)
@@ -287,6 +363,14 @@ class ProgramWriter:
             source, NOWHERE, target, weight, bias, self._dim, eps, is_layer_norm, is_picked
         )
         return target
+
+    def _norm_in_place(self, layer: NormLayer, buffer: int, dim: int, offset: int) -> None:
+        """Of ``dim`` numbers from ``offset`` of each row."""
+        is_layer_norm = layer.spec.kind == "layer"
+        weight, bias, eps = address(layer.weight_D), address(layer.bias_D), layer.spec.eps
+        self.program.norm(
+            buffer, NOWHERE, buffer, weight, bias, dim, eps, is_layer_norm, False, offset
+        )
 
     def _add(self, source: int, rows: Rows) -> None:
         self.program.add(source, rows.residual, self._dim, 1.0, rows.is_picked)

@@ -29,6 +29,7 @@ class Case:
     chunk: int = 0
     has_slopes: bool = False
     scale: float = 0.2
+    is_latent: bool = False  # values are the first numbers of the keys
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,7 +56,7 @@ class World:
         per_seq = [-(-t // case.page_size) for t in self.total]
         num_pages = sum(per_seq) + 2
         self.shape = paged.CacheShape(
-            case.kv_heads, case.dim, case.v_dim, case.page_size, case.dtype
+            case.kv_heads, case.dim, case.v_dim, case.page_size, case.dtype, case.is_latent
         )
         order = torch.randperm(num_pages, generator=g).tolist()
         self.pages = torch.full((len(case.lens), max(per_seq) + 1), -7, dtype=torch.int32)
@@ -66,14 +67,16 @@ class World:
             mine = [order.pop() for _ in range(per_seq[s])]
             self.pages[s, : len(mine)] = torch.tensor(mine)
             k = rounded(torch.randn(total, case.kv_heads, case.dim, generator=g), case.dtype)
-            v = rounded(torch.randn(total, case.kv_heads, case.v_dim, generator=g), case.dtype)
+            v = k[..., : case.v_dim]
+            if not case.is_latent:
+                v = rounded(torch.randn(total, case.kv_heads, case.v_dim, generator=g), case.dtype)
             slots = self.pages[s].long().repeat_interleave(case.page_size) * case.page_size
             slots = (slots + torch.arange(case.page_size).repeat(len(self.pages[s])))[:total]
             k_tokens[slots], v_tokens[slots] = k, v
             self.k.append(k)
             self.v.append(v)
             self.q.append(torch.randn(total, case.heads, case.dim, generator=g))
-        self.caches = self.shape.pages(k_tokens, v_tokens)
+        self.caches = self.shape.pages(k_tokens, None if case.is_latent else v_tokens)
         self.sinks = torch.randn(case.heads, generator=g) if case.has_sinks else None
         self.slopes = torch.rand(case.heads, generator=g) if case.has_slopes else None
         self.layer = PagedAttention(

@@ -14,6 +14,8 @@ SHAPES = [
     Case((), dtype=torch.int8, softcap=3.0, has_sinks=True, page_size=64),
     Case((), dtype=torch.float8_e4m3fn, page_size=128),
     Case((), dtype=torch.bfloat16, heads=40, kv_heads=1),
+    Case((), dtype=torch.bfloat16, heads=20, kv_heads=1, dim=72, v_dim=64, is_latent=True),
+    Case((), heads=16, kv_heads=1, dim=40, v_dim=24, is_latent=True),
     Case((), window=200, dtype=torch.bfloat16),
     Case((), has_slopes=True),
 ]
@@ -63,7 +65,7 @@ def test_readers_beside_chunks_of_prompts() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    case=st.sampled_from(SHAPES[:5]),
+    case=st.sampled_from(SHAPES[:7]),
     forks=st.lists(
         st.tuples(st.integers(1, 1200), st.integers(0, 20), st.integers(0, 100)),
         min_size=2, max_size=9,
