@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 
+#include "runtime/lora.h"
 #include "runtime/program.h"
 #include "runtime/runtime.h"
 
@@ -137,6 +138,26 @@ void run_scan(int kind, const std::array<int64_t, 5>& sizes, int decays, const s
     run_team(n, 0, 0, [&](const Ctx& c) { k.scan(s, c); });
 }
 
+// (adapter of each sequence, first token of each, sequences, tokens, adapters, ranks or 0)
+using LoraTuple = std::tuple<Address, Address, int64_t, int64_t, int64_t, Address>;
+LoraStep lora_step(const LoraTuple& t) {
+    const auto& [adapter, starts, sequences, tokens, adapters, ranks] = t;
+    return {at<int32_t>(adapter), at<int32_t>(starts), sequences, tokens, adapters, at<int32_t>(ranks)};
+}
+void lora_shrink(const LoraTuple& step, Address x, int64_t ldx, Address weight, int dtype, const std::array<int64_t, 3>& shape, Address h, int threads) {
+    LoraArgs a;
+    a.x = at<float>(x), a.ldx = ldx, a.weight = at<void>(weight), a.dtype = dtype, a.h = at<float>(h);
+    a.parts = shape[0], a.rank = shape[1], a.inputs = shape[2];
+    run_lora_shrink(lora_step(step), a, threads);
+}
+void lora_expand(const LoraTuple& step, Address y, int64_t ldy, Address h, Address weight, int dtype, const std::array<int64_t, 2>& shape,
+                 const std::vector<int64_t>& widths, Address scale, int threads) {
+    LoraArgs a;
+    a.y = at<float>(y), a.ldy = ldy, a.weight = at<void>(weight), a.dtype = dtype, a.h = at<float>(h), a.scale = at<float>(scale);
+    a.outputs = shape[0], a.rank = shape[1], a.parts = int64_t(widths.size());
+    run_lora_expand(lora_step(step), a, widths, threads);
+}
+
 void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address y, int64_t ldy) {
     EmbedArgs a;
     a.ids = at<int32_t>(ids), a.tokens = tokens, a.table = at<void>(table), a.dtype = dtype, a.vocab = vocab, a.dim = dim, a.scale = scale;
@@ -199,6 +220,8 @@ NB_MODULE(_cpu, m) {
     m.def("activation", &run_activation, Release());
     m.def("embed", &run_embed, Release());
     m.def("scan", &run_scan, Release());
+    m.def("lora_shrink", &lora_shrink, Release());
+    m.def("lora_expand", &lora_expand, Release());
     m.def("sample", &run_sample, Release());
     m.attr("SAMPLE_ROW_BYTES") = int(sizeof(SampleRow));
 }

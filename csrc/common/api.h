@@ -174,6 +174,27 @@ struct ScanArgs {
     float* out = nullptr;               // [sequences, tokens, heads, values]
 };
 
+// Low-rank adapters: see lora.cpp. Rows of a task are tokens that have one adapter.
+constexpr int LORA_ROWS = 48, LORA_TASK_RANKS = 16, LORA_TASK_OUTPUTS = 128;  // at most, of a task
+struct LoraTask {
+    int32_t adapter = 0, row = 0, rows = 0;   // the first of its rows in `tokens`, and how many
+    int32_t part = 0, at = 0, count = 0;      // ranks of a part of A, or outputs, which lie in this part
+};
+struct LoraArgs {
+    const LoraTask* tasks = nullptr;
+    int64_t num_tasks = 0;
+    const int32_t* tokens = nullptr;  // ordered by adapter
+    const int32_t* ranks = nullptr;   // of each adapter; null: `rank`
+    int64_t parts = 0, rank = 0, inputs = 0, outputs = 0;
+    const void* weight = nullptr;     // shrink: A [adapters, parts, rank, inputs]; expand: B [adapters, outputs, rank]
+    int dtype = 0;
+    const float* x = nullptr;
+    float* h = nullptr;               // [tokens, parts, rank]
+    float* y = nullptr;
+    int64_t ldx = 0, ldy = 0;
+    const float* scale = nullptr;     // of each adapter
+};
+
 struct EmbedArgs {
     const int32_t* ids = nullptr;
     int64_t tokens = 0, vocab = 0, dim = 0;
@@ -247,6 +268,9 @@ struct Kernels {
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
     void (*scan)(const ScanArgs&, const Ctx&);
+    void (*lora_shrink)(const LoraArgs&, const Ctx&);
+    void (*lora_expand)(const LoraArgs&, const Ctx&);
+    size_t (*lora_local)(const LoraArgs&);
     void (*sample)(const SampleArgs&, const Ctx&);
     size_t (*sample_local)(const SampleArgs&);
     double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);

@@ -1,4 +1,5 @@
-// Sixteen float lanes on every machine. One register with AVX-512, two with AVX2, an array elsewhere.
+// Sixteen float lanes on every machine. One register with AVX-512, two with AVX2, four with NEON, an
+// array elsewhere.
 // Kernels are written once on `vf`; every operation rounds as the scalar one does, so results do not
 // depend on where a vector begins or ends. Compile with -ffp-contract=off: `fma` is the only fusion.
 #pragma once
@@ -6,14 +7,17 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__ARM_NEON) && defined(__aarch64__)
+#define RADIX_NEON 1
+#include <arm_neon.h>
+#endif
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(RADIX_NEON)
 #define RADIX_UNROLL(n) RADIX_PRAGMA(GCC unroll n)
 #else
 #define RADIX_UNROLL(n)  // keeps the fallback quick to compile
-#if defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
 #endif
 #define RADIX_PRAGMA(x) _Pragma(#x)
 
@@ -228,9 +232,13 @@ RADIX_INLINE void store_f16(uint16_t* p, vf x) {
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
+#elif defined(RADIX_NEON)
+
+#include "simd_neon.h"
+
 #else
 
-// Four vectors of four: SSE2, NEON and whatever else the compiler knows.
+// Four vectors of four: SSE2 and whatever else the compiler knows.
 typedef float v4 __attribute__((vector_size(16)));
 typedef int32_t i4 __attribute__((vector_size(16)));
 struct vf {
@@ -242,11 +250,7 @@ struct vf {
         for (int i = 0; i < 4; i++) r.q[i] = expr; \
         return r;                               \
     } while (0)
-#if defined(__ARM_NEON) && defined(__aarch64__)
-RADIX_INLINE v4 fma4(v4 a, v4 b, v4 c) { return (v4)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
-#else
 RADIX_INLINE v4 fma4(v4 a, v4 b, v4 c) { return a * b + c; }
-#endif
 RADIX_INLINE v4 load4(const float* p) {
     v4 r;
     std::memcpy(&r, p, 16);
@@ -339,6 +343,8 @@ RADIX_INLINE void store_bf16(uint16_t* p, vf a) {
     __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
     r = _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
+#elif defined(RADIX_NEON)
+    store_bf16_4(p, a.a), store_bf16_4(p + 4, a.b), store_bf16_4(p + 8, a.c), store_bf16_4(p + 12, a.d);
 #else
     alignas(64) float t[16];
     store(t, a);
@@ -350,6 +356,10 @@ RADIX_INLINE void store_bf16(uint16_t* p, vf a) {
 RADIX_INLINE void store_i8(int8_t* p, vf a) {
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+#elif defined(RADIX_NEON)
+    const int16x8_t lo = vcombine_s16(vmovn_s32(vcvtq_s32_f32(a.a)), vmovn_s32(vcvtq_s32_f32(a.b)));
+    const int16x8_t hi = vcombine_s16(vmovn_s32(vcvtq_s32_f32(a.c)), vmovn_s32(vcvtq_s32_f32(a.d)));
+    vst1q_s8(p, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
 #else
     alignas(64) float t[16];
     store(t, a);

@@ -1,9 +1,22 @@
-// Sixteen rows of sixteen numbers become columns.
+// Sixteen vectors of sixteen become each other's columns.
 #pragma once
 #include "simd.h"
 
 namespace radix {
 namespace RADIX_ISA {
+
+// Lanes 0-7 from p and 8-15 from q, of whatever 32 bits.
+RADIX_INLINE vf load_halves(const void* p, const void* q) {
+#if defined(__AVX512F__)
+    return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps((const float*)p)), _mm256_loadu_ps((const float*)q), 1)};
+#elif defined(__AVX2__) && defined(__FMA__)
+    return {_mm256_loadu_ps((const float*)p), _mm256_loadu_ps((const float*)q)};
+#else
+    float t[16];
+    std::memcpy(t, p, 32), std::memcpy(t + 8, q, 32);
+    return load(t);
+#endif
+}
 
 #if defined(__AVX512F__)
 static inline void transpose_16x16(__m512i* r) {
@@ -24,14 +37,15 @@ static inline void transpose_16x16(__m512i* r) {
         r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
     }
 }
-static inline void transpose(vf* r) {
-    __m512i bits[16];
-    for (int i = 0; i < 16; i++) bits[i] = _mm512_castps_si512(r[i].v);
-    transpose_16x16(bits);
-    for (int i = 0; i < 16; i++) r[i].v = _mm512_castsi512_ps(bits[i]);
+static inline void transpose_16x16(vf* r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i++) t[i] = _mm512_castps_si512(r[i].v);
+    transpose_16x16(t);
+    for (int i = 0; i < 16; i++) r[i].v = _mm512_castsi512_ps(t[i]);
 }
+
 #elif defined(__AVX2__) && defined(__FMA__)
-static inline void transpose_8x8(__m256* r) {
+RADIX_INLINE void transpose_8x8(__m256* r) {
     __m256 t[8];
     for (int i = 0; i < 8; i += 2) t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     for (int i = 0; i < 8; i += 4)
@@ -42,19 +56,36 @@ static inline void transpose_8x8(__m256* r) {
     for (int i = 0; i < 4; i++) t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20), t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
-static inline void transpose(vf* r) {
-    __m256 part[4][8];  // first and second half of the first eight rows, of the others
-    for (int i = 0; i < 8; i++) part[0][i] = r[i].a, part[1][i] = r[i].b, part[2][i] = r[i + 8].a, part[3][i] = r[i + 8].b;
-    for (auto& p : part) transpose_8x8(p);
-    for (int i = 0; i < 8; i++) r[i] = {part[0][i], part[2][i]}, r[i + 8] = {part[1][i], part[3][i]};
+static inline void transpose_16x16(vf* r) {
+    __m256 t[4][8];  // upper left, lower left, upper right, lower right
+    for (int i = 0; i < 8; i++) t[0][i] = r[i].a, t[1][i] = r[i + 8].a, t[2][i] = r[i].b, t[3][i] = r[i + 8].b;
+    for (auto& block : t) transpose_8x8(block);
+    for (int i = 0; i < 8; i++) r[i] = {t[0][i], t[1][i]}, r[i + 8] = {t[2][i], t[3][i]};
 }
+
+#elif defined(RADIX_NEON)
+RADIX_INLINE void transpose_4x4(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
+    const float64x2_t p = vreinterpretq_f64_f32(vtrn1q_f32(a, b)), q = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+    const float64x2_t r = vreinterpretq_f64_f32(vtrn1q_f32(c, d)), s = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
+    a = vreinterpretq_f32_f64(vtrn1q_f64(p, r)), b = vreinterpretq_f32_f64(vtrn1q_f64(q, s));
+    c = vreinterpretq_f32_f64(vtrn2q_f64(p, r)), d = vreinterpretq_f32_f64(vtrn2q_f64(q, s));
+}
+static inline void transpose_16x16(vf* r) {
+    float32x4_t t[4][16];  // columns of four, of all rows
+    for (int i = 0; i < 16; i++) t[0][i] = r[i].a, t[1][i] = r[i].b, t[2][i] = r[i].c, t[3][i] = r[i].d;
+    for (auto& rows : t)
+        for (int i = 0; i < 16; i += 4) transpose_4x4(rows[i], rows[i + 1], rows[i + 2], rows[i + 3]);
+    for (int i = 0; i < 16; i++) r[i] = {t[i / 4][i % 4], t[i / 4][i % 4 + 4], t[i / 4][i % 4 + 8], t[i / 4][i % 4 + 12]};
+}
+
 #else
-static inline void transpose(vf* r) {
-    float rows[16][16], columns[16][16];
-    for (int i = 0; i < 16; i++) store(rows[i], r[i]);
-    for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) columns[j][i] = rows[i][j];
-    for (int i = 0; i < 16; i++) r[i] = load(columns[i]);
+static inline void transpose_16x16(vf* r) {
+    float t[16][16], column[16];
+    for (int i = 0; i < 16; i++) store(t[i], r[i]);
+    for (int j = 0; j < 16; j++) {
+        for (int i = 0; i < 16; i++) column[i] = t[i][j];
+        r[j] = load(column);
+    }
 }
 #endif
 

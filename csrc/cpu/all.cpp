@@ -6,6 +6,7 @@
 #include "ceiling.cpp"
 #include "int8.cpp"
 #include "linear.cpp"
+#include "lora.cpp"
 #include "norm.cpp"
 #include "pack.cpp"
 #include "sampler.cpp"

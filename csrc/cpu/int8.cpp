@@ -55,6 +55,39 @@ RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
     odd = {_mm256_and_si256(_mm256_srli_epi32(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi32(x.b, 4), m)};
 }
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
+#elif defined(RADIX_NEON)
+struct vi {
+    int32x4_t a, b, c, d;
+};
+constexpr bool BIASED = false;
+RADIX_INLINE vi vi_set1(int32_t x) {
+    const int32x4_t v = vdupq_n_s32(x);
+    return {v, v, v, v};
+}
+RADIX_INLINE vi vi_zero() { return vi_set1(0); }
+RADIX_INLINE vi vi_load(const void* p) {
+    const int32_t* q = (const int32_t*)p;
+    return {vld1q_s32(q), vld1q_s32(q + 4), vld1q_s32(q + 8), vld1q_s32(q + 12)};
+}
+RADIX_INLINE vi vi_sub(vi x, vi y) { return {vsubq_s32(x.a, y.a), vsubq_s32(x.b, y.b), vsubq_s32(x.c, y.c), vsubq_s32(x.d, y.d)}; }
+RADIX_INLINE vf to_float(vi x) { return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)}; }
+RADIX_INLINE int32x4_t dot4(int32x4_t acc, int32x4_t x, int32x4_t w) {
+    const int8x16_t p = vreinterpretq_s8_s32(x), q = vreinterpretq_s8_s32(w);
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(acc, p, q);
+#else
+    const int16x8_t lo = vmull_s8(vget_low_s8(p), vget_low_s8(q)), hi = vmull_high_s8(p, q);
+    return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
+#endif
+}
+RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return {dot4(acc.a, x.a, w.a), dot4(acc.b, x.b, w.b), dot4(acc.c, x.c, w.c), dot4(acc.d, x.d, w.d)}; }
+RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return dot_xw(acc, x, w); }  // nibbles fit a signed byte
+RADIX_INLINE int32x4_t low_nibbles(int32x4_t x) { return vandq_s32(x, vdupq_n_s32(0x0f0f0f0f)); }
+RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
+    even = {low_nibbles(x.a), low_nibbles(x.b), low_nibbles(x.c), low_nibbles(x.d)};
+    odd = {low_nibbles(vshrq_n_s32(x.a, 4)), low_nibbles(vshrq_n_s32(x.b, 4)), low_nibbles(vshrq_n_s32(x.c, 4)), low_nibbles(vshrq_n_s32(x.d, 4))};
+}
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
 #else
 struct vi {
     int32_t l[16];

@@ -124,7 +124,7 @@ static void turn_rows(const void* rows, int width, int count, float* out) {
     for (; i + 16 <= count; i += 16) {
         vf r[16];
         for (int t = 0; t < TILE; t++) r[t] = load_kv<DTYPE>(rows, int64_t(t) * width + i);
-        transpose(r);
+        transpose_16x16(r);
         for (int j = 0; j < 16; j++) store(out + (i + j) * TILE, r[j]);
     }
     for (; i < count; i++)

@@ -52,6 +52,10 @@ RADIX_INLINE vf nibbles(const uint32_t* p, int j) {
     __m256i m = _mm256_set1_epi32(15), a = _mm256_loadu_si256((const __m256i*)p), b = _mm256_loadu_si256((const __m256i*)(p + 8));
     return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, 4 * j), m)),
             _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(b, 4 * j), m))};
+#elif defined(RADIX_NEON)
+    const int32x4_t down = vdupq_n_s32(-4 * j);
+    auto four = [&](const uint32_t* q) { return vcvtq_f32_u32(vandq_u32(vshlq_u32(vld1q_u32(q), down), vdupq_n_u32(15))); };
+    return {four(p), four(p + 4), four(p + 8), four(p + 12)};
 #else
     float t[16];
     for (int i = 0; i < 16; i++) t[i] = float((p[i] >> (4 * j)) & 15u);

@@ -8,6 +8,8 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -27,6 +29,11 @@ namespace radix {
     }
 #ifdef RADIX_HAS_AVX512VNNI
 namespace avx512vnni {
+extern const Int8Kernels int8_table;
+}
+#endif
+#ifdef RADIX_HAS_NEON_DOTPROD
+namespace neon_dotprod {
 extern const Int8Kernels int8_table;
 }
 #endif
@@ -56,6 +63,18 @@ static const Kernels* with_vnni() {
 }
 #endif
 
+#ifdef RADIX_HAS_NEON_DOTPROD
+// As with VNNI; the portable kernels are NEON's here.
+static const Kernels* with_dotprod() {
+    static const Kernels table = [] {
+        Kernels k = portable::table;
+        k.name = "neon_dotprod", k.int8 = neon_dotprod::int8_table;
+        return k;
+    }();
+    return &table;
+}
+#endif
+
 #ifdef RADIX_HAS_AMX
 // Tiles do the linear layers; the other kernels are avx512's.
 static const Kernels* with_tiles() {
@@ -74,6 +93,9 @@ static const Kernels* const TABLES[] = {
 #endif
 #ifdef RADIX_HAS_AVX512VNNI
     with_vnni(),
+#endif
+#ifdef RADIX_HAS_NEON_DOTPROD
+    with_dotprod(),
 #endif
 #ifdef RADIX_HAS_AVX512
     &avx512::table,
@@ -116,6 +138,9 @@ bool processor_has(const std::string& isa) {
     const bool vnni = wide && __builtin_cpu_supports("avx512vnni");
     if (isa == "avx512vnni") return vnni;
     if (isa == "amx") return vnni && may_use_tiles();
+#elif defined(__aarch64__) && defined(__linux__)
+    constexpr unsigned long dotprod = 1ul << 20;  // HWCAP_ASIMDDP
+    if (isa == "neon_dotprod") return getauxval(AT_HWCAP) & dotprod;
 #endif
     return false;
 }

@@ -41,6 +41,8 @@ def test_every_kernel_has_figures(capsys) -> None:
         "latents extend",
         "experts",
         "norm",
+        "lora shrink",
+        "lora expand",
     ):
         assert wanted in names
     for row in result["kernels"]:
@@ -85,6 +87,18 @@ def test_experts_are_counted_once_each() -> None:
     assert many.num_flops == 16 * alone.num_flops == 2 * 16 * 2 * weights
     out = many.run()
     assert isinstance(out, torch.Tensor) and out.shape == (16, 64) and bool(out.isfinite().all())
+
+
+@needs_extension
+def test_adapters_are_counted_once_for_all_of_their_rows() -> None:
+    cases = {case.name: case for case in kernels.lora_cases(96, 64, 8)}
+    shrink = cases["lora shrink, 64 rows of 4 adapters of rank 8, 64"]
+    assert shrink.num_bytes == 4 * 8 * 64 * 2 + 64 * 64 * 4
+    expand = cases["lora expand, 64 rows of 4 adapters of rank 8, 96"]
+    assert expand.num_bytes == 4 * 8 * 96 * 2 + 2 * 64 * 96 * 4
+    assert expand.num_flops == 2 * 64 * 8 * 96
+    h = shrink.run()
+    assert isinstance(h, torch.Tensor) and h.shape == (64, 1, 8) and bool(h.any(-1).all())
 
 
 @needs_extension

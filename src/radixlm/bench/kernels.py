@@ -26,11 +26,13 @@ from radixlm.bench.ceilings import Ceilings, large_memory, measure_ceilings
 from radixlm.bench.options import Parser, positive
 from radixlm.kernels.cpu import available, isa, reason
 from radixlm.kernels.cpu import linear as cpu_linear
+from radixlm.kernels.cpu import lora as cpu_lora
 from radixlm.kernels.cpu import norm as cpu_norm
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import CacheShape
 from radixlm.kernels.cpu.extension import set_num_threads
 from radixlm.kernels.cpu.moe import Experts
+from radixlm.kernels.ops.lora import AdapterRows
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-128", "w4a8-128")
@@ -174,6 +176,45 @@ def _experts(experts: Experts, x: Tensor, choices: Tensor) -> Callable[[], objec
     return lambda: experts.run(x, weights, next(turn))
 
 
+def lora_cases(num_out: int, num_in: int, rank: int) -> Iterator[Case]:
+    """Both products of adapters in bfloat16: decode steps whose requests share one, have each
+    their own, and are 16 to an adapter; a chunk of a prompt."""
+    size, dtype = torch.bfloat16.itemsize, torch.bfloat16
+    count = max(16, _MEMORY_BYTES // (rank * (num_in + num_out) * size))
+    a = torch.full((count, 1, rank, num_in), 0.01, dtype=dtype)
+    b = torch.full((count, num_out, rank), 0.01, dtype=dtype)
+    for rows, used, length in ((1, 1, 1), (16, 16, 1), (64, 4, 1), (512, 1, 512)):
+        starts = torch.arange(0, rows + 1, length, dtype=torch.int32)
+        order = torch.arange(rows // length, dtype=torch.int32) % used
+        steps = [
+            AdapterRows(order + first, starts, length) for first in range(0, count - used + 1, used)
+        ]
+        x, y = torch.randn(rows, num_in), torch.zeros(rows, num_out)
+        label = f"{rows} rows of {used} adapters of rank {rank}"
+        num_bytes, num_flops = used * rank * size, 2.0 * rows * rank
+        yield Case(
+            f"lora shrink, {label}, {num_in}",
+            _shrink(x, a, itertools.cycle(steps)),
+            float(num_bytes * num_in + x.nbytes),
+            num_flops * num_in,
+        )
+        yield Case(
+            f"lora expand, {label}, {num_out}",
+            _expand(y, torch.zeros(rows, 1, rank), b, itertools.cycle(steps)),
+            float(num_bytes * num_out + 2 * y.nbytes),
+            num_flops * num_out,
+        )
+
+
+def _shrink(x: Tensor, a: Tensor, steps: Iterator[AdapterRows]) -> Callable[[], object]:
+    return lambda: cpu_lora.lora_shrink(x, a, next(steps))
+
+
+def _expand(y: Tensor, h: Tensor, b: Tensor, steps: Iterator[AdapterRows]) -> Callable[[], object]:
+    scale, widths = torch.ones(b.shape[0]), (b.shape[1],)
+    return lambda: cpu_lora.lora_expand_(y, h, b, scale, widths, next(steps))
+
+
 def norm_cases(width: int) -> Iterator[Case]:
     """RMS norm with the residual added, of a step and of a chunk."""
     weight = torch.ones(width)
@@ -234,6 +275,7 @@ def build_parser() -> Parser:
         ("--num-experts", 128, "experts of a layer (0: none are measured)"),
         ("--experts-per-token", 8, "experts that a token uses"),
         ("--moe-intermediate-size", 768, "inner width of an expert"),
+        ("--lora-rank", 16, "rank of adapters (0: none are measured)"),
     ):
         parser.add_argument(name, type=int, default=default, metavar="N", help=text)
     parser.add_argument("--cpu-threads", type=int, metavar="N", help="threads (all cores)")
@@ -271,6 +313,7 @@ def main(argv: Sequence[str]) -> int:
                 attention_cases(shape, args.num_heads),
                 _wanted_latents(args),
                 _wanted_experts(args),
+                _wanted_adapters(args),
                 norm_cases(args.hidden_size),
             ),
             memory, threads, args.seconds,
@@ -315,6 +358,13 @@ def _wanted_experts(args: argparse.Namespace) -> Iterator[Case]:
         raise ConfigError("--experts-per-token is more than --num-experts")
     shape = (args.num_experts, args.experts_per_token, args.hidden_size, args.moe_intermediate_size)
     return expert_cases(shape, [fmt for fmt in args.formats if "8" in fmt or "4" in fmt])
+
+
+def _wanted_adapters(args: argparse.Namespace) -> Iterator[Case]:
+    if not args.lora_rank:
+        return iter(())
+    positive([args.lora_rank], "--lora-rank")
+    return lora_cases(args.intermediate_size, args.hidden_size, args.lora_rank)
 
 
 def _ceilings_line(num_threads: int, ceilings: Ceilings) -> str:

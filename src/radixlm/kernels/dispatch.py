@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
-from radixlm.kernels.ops import activation, embedding, linear, moe, norm, rope, state
+from radixlm.kernels.ops import activation, embedding, linear, lora, moe, norm, rope, state
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,12 @@ BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "cpu": (
         (
             "radixlm._cpu",
-            ("radixlm.kernels.cpu.ops", "radixlm.kernels.cpu.scan", "radixlm.kernels.cpu_fused"),
+            (
+                "radixlm.kernels.cpu.ops",
+                "radixlm.kernels.cpu.scan",
+                "radixlm.kernels.cpu.lora",
+                "radixlm.kernels.cpu_fused",
+            ),
         ),
     ),
     "cuda": (("triton", ("radixlm.kernels.triton.ops", "radixlm.kernels.triton.linear")),),
@@ -64,6 +69,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "selective_scan": state.selective_scan,
     "decayed_attention": state.decayed_attention,
     "delta_rule": state.delta_rule,
+    "lora_shrink": lora.lora_shrink,
+    "lora_expand_": lora.lora_expand_,
 }
 OPS = tuple(REFERENCES)
 
@@ -94,6 +101,8 @@ class Kernels:
     selective_scan: Callable[..., tuple[Tensor, Tensor]]
     decayed_attention: Callable[..., tuple[Tensor, Tensor]]
     delta_rule: Callable[..., tuple[Tensor, Tensor]]
+    lora_shrink: Callable[..., Tensor]
+    lora_expand_: Callable[..., None]
     chosen: Mapping[str, str]
 
     @property

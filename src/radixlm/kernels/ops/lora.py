@@ -17,11 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which adapter each sequence of the step uses; -1: none."""
+    """Which adapter each sequence of the step uses; -1: none. ``rank_L`` may say how many ranks
+    of each adapter are not zeros, so that a kernel need not read those."""
 
     adapter_S: Tensor  # int32
     query_start_S1: Tensor  # int32, first token of each sequence
     max_query_len: int
+    rank_L: Tensor | None = None  # int32
 
 
 def lora_shrink(x_TI: Tensor, a_LNRI: Tensor, rows: AdapterRows) -> Tensor:
