@@ -9,8 +9,9 @@ import pytest
 
 from radixlm.bench import host
 from radixlm.bench.cli import main
+from radixlm.bench.clock import PARTS, Clock
 from radixlm.bench.host import Part, measure, part
-from radixlm.bench.host_step import PARTS, Clock, Steps
+from radixlm.bench.host_step import Steps
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -86,7 +86,7 @@ def test_the_same_tokens_by_two_graphs(arch: str, monkeypatch: pytest.MonkeyPatc
 
 @NATIVE
 def test_kernels_of_ours_are_part_of_the_graphs() -> None:
-    with engine("DeepseekV2ForCausalLM", kernel=(), attention_backend="cpu") as plain:
+    with engine("Mistral4ForCausalLM", kernel=(), attention_backend="cpu") as plain:
         want = tokens(plain, 3)
     names: set[str] = set()
 
@@ -97,7 +97,7 @@ def test_kernels_of_ours_are_part_of_the_graphs() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "BACKEND", noted)
         options = {"kernel": (), "attention_backend": "cpu"}
-        with engine("DeepseekV2ForCausalLM", enable_torch_compile=True, **options) as one:
+        with engine("Mistral4ForCausalLM", enable_torch_compile=True, **options) as one:
             assert tokens(one, 3) == want
     ours = {name.split(".")[1] for name in names if name.startswith("radixlm.")}
     assert ours >= {"attend", "rope", "rms_norm", "linear", "experts"}

@@ -13,14 +13,18 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from radixlm.base.errors import InvariantError
+from radixlm.base.lazy import load
 from radixlm.bench import host_memory, report
-from radixlm.bench.host_step import PARTS, Clock, Steps
+from radixlm.bench.clock import PARTS, Clock
 from radixlm.bench.options import Parser, positive
+
+if TYPE_CHECKING:
+    from radixlm.bench.host_step import Steps
 
 # the most that plan and commit together, and that the whole step, may take of the host, in ms, by
 # the number of running requests
@@ -62,7 +66,7 @@ def part(name: str, clocks: Sequence[Clock], goal_ms: float | None = None) -> Pa
 
 def measure(num_running: int, num_steps: int, page_size: int) -> list[Part]:
     """The parts of a decode step with ``num_running`` requests, and the whole, timed by itself."""
-    steps = Steps(num_running, 2 * num_steps + WARM_UP, page_size)
+    steps = _steps(num_running, 2 * num_steps + WARM_UP, page_size)
     for _ in range(WARM_UP):
         steps.step()
     label = f"{num_running} running"
@@ -79,6 +83,11 @@ def measure(num_running: int, num_steps: int, page_size: int) -> list[Part]:
     ]
 
 
+def _steps(*sizes: int) -> Steps:
+    made: Steps = load("radixlm.bench.host_step:Steps")(*sizes)  # needs torch, --help does not
+    return made
+
+
 def _run(steps: Steps, num_steps: int, num_running: int) -> None:
     for _ in range(num_steps):
         if steps.step() != num_running:
@@ -87,7 +96,7 @@ def _run(steps: Steps, num_steps: int, num_running: int) -> None:
 
 def profile(num_running: int, num_steps: int, page_size: int) -> None:
     """Print which functions of a step take the time."""
-    steps = Steps(num_running, num_steps, page_size)
+    steps = _steps(num_running, num_steps, page_size)
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(num_steps):

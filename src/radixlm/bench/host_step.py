@@ -5,7 +5,6 @@ between two steps; calls into a driver are not in it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import InvariantError
+from radixlm.bench.clock import Clock
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.features.grammar import GrammarFeature
@@ -39,7 +39,6 @@ from radixlm.wire.sampling_params import SamplingParams
 
 PROMPT = 128
 # of a step, in the order of the loop; ``Steps.watch`` says what each is
-PARTS = ("plan", "pack", "launch", "draw", "read", "commit", "send")
 # few, so that the stand-ins' own work is small; what the host does does not depend on it
 VOCAB = 32
 
@@ -108,39 +107,6 @@ class NoModel:
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         raise InvariantError("no hidden states, no logits")
-
-
-class Clock:
-    """Wall and CPU time of one part of each step."""
-
-    def __init__(self) -> None:
-        self.wall_s: list[float] = []
-        self.cpu_s: list[float] = []
-        self._wall_s = self._cpu_s = 0.0
-
-    def timed(self, call: Callable[..., Any], outer: Clock | None = None) -> Callable[..., Any]:
-        """``call``, whose time counts here until ``lap``, and no more in ``outer``."""
-
-        def run(*args: Any) -> Any:
-            wall_s, cpu_s = time.perf_counter(), time.thread_time()
-            result = call(*args)
-            cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
-            self.add(wall_s, cpu_s)
-            if outer is not None:
-                outer.add(-wall_s, -cpu_s)
-            return result
-
-        return run
-
-    def add(self, wall_s: float, cpu_s: float) -> None:
-        self._wall_s += wall_s
-        self._cpu_s += cpu_s
-
-    def lap(self) -> None:
-        """A step is over."""
-        self.wall_s.append(self._wall_s)
-        self.cpu_s.append(self._cpu_s)
-        self._wall_s = self._cpu_s = 0.0
 
 
 class Sender:
