@@ -48,7 +48,7 @@ def test_rows_match_fp64(isa: str, shape: tuple[int, int, int]) -> None:
         for s, got in enumerate(world.run(list(LENS), threads=2)):
             want = world.reference(s, *LENS[s])
             error = float((got - want).abs().max() / want.abs().max())
-            assert error < (1e-5 if is_exact else 8e-3), (dtype, s)
+            assert error < (1e-5 if is_exact else 5e-3), (dtype, s)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -58,7 +58,7 @@ def test_windows_sinks_and_caps(isa: str, dtype: torch.dtype) -> None:
     for s, got in enumerate(world.run(list(LENS))):
         want = world.reference(s, *LENS[s])
         error = float((got - want).abs().max() / want.abs().max())
-        assert error < (8e-3 if isa == "amx" and dtype not in FLOATS else 1e-5), s
+        assert error < (5e-3 if isa == "amx" and dtype not in FLOATS else 1e-5), s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
