@@ -90,6 +90,17 @@ static const ScoreFn SCORE[3][MAX_GROUP] = {RADIX_GROUPS(scores, DT_F32), RADIX_
 static const WeightFn WEIGHT[3][MAX_GROUP] = {RADIX_GROUPS(weighted, DT_F32), RADIX_GROUPS(weighted, DT_BF16), RADIX_GROUPS(weighted, DT_I8)};
 #undef RADIX_GROUPS
 
+// The task's queries times the scale of scores, [rows][k_dim]
+static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& rows, float* q) {
+    for (int i = 0; i < rows.count; i++, q += s.k_dim) {
+        const float* from = query_of(a, s, task, rows, i);
+        for (int d = 0; d < s.k_dim; d += 16) {
+            const int n = lanes_at(d, s.k_dim);
+            store_n(q + d, mul(load_n(from + d, n), set1(a.scale)), n);
+        }
+    }
+}
+
 class VectorBlock {
   public:
     static size_t floats(const Shape& s, int rows) { return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK; }
@@ -100,13 +111,7 @@ class VectorBlock {
         p = v + size_t(BLOCK) * s.v_pad;
         scale = p + MAX_GROUP * BLOCK;
         q = scale + 2 * BLOCK;
-        for (int i = 0; i < rows.count; i++) {
-            const float* from = query_of(a, s, task, rows, i);
-            for (int d = 0; d < s.k_dim; d += 16) {
-                const int n = lanes_at(d, s.k_dim);
-                store_n(q + int64_t(i) * s.k_dim + d, mul(load_n(from + d, n), set1(a.scale)), n);
-            }
-        }
+        scale_queries(a, s, task, rows, q);
         // Widening a block pays when several groups of rows read it; both ways give the same bits.
         const bool may = s.v_dim % 16 == 0 && rows.count <= MAX_GROUP;
         raw = !may ? 0 : a.cache.dtype == DT_BF16 ? 1 : a.cache.dtype == DT_I8 ? 2 : 0;
@@ -197,13 +202,7 @@ class LatentBlock {
         scale = strip + STRIP * BLOCK;
         p = scale + 2 * BLOCK;
         q = p + int64_t(rows.count) * BLOCK;
-        for (int i = 0; i < rows.count; i++) {
-            const float* from = query_of(a, s, task, rows, i);
-            for (int d = 0; d < s.k_dim; d += 16) {
-                const int n = lanes_at(d, s.k_dim);
-                store_n(q + int64_t(i) * s.k_dim + d, mul(load_n(from + d, n), set1(a.scale)), n);
-            }
-        }
+        scale_queries(a, s, task, rows, q);
     }
     static int slots(const Shape&, int rows) { return rows; }
     void run(int from, int to, const SplitRows& split) {

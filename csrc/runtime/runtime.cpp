@@ -51,14 +51,16 @@ RADIX_DECLARE(x86_64_v3)
 #endif
 RADIX_DECLARE(portable)
 
+// The kernels of another processor but for those that are given.
+[[maybe_unused]] static Kernels changed(Kernels k, const char* name, const Int8Kernels& int8, const TileKernels& tiles = {}) {
+    k.name = name, k.int8 = int8, k.tiles = tiles;
+    return k;
+}
+
 #ifdef RADIX_HAS_AVX512VNNI
 // VNNI adds integer products and nothing else: the other kernels are avx512's.
 static const Kernels* with_vnni() {
-    static const Kernels table = [] {
-        Kernels k = avx512::table;
-        k.name = "avx512vnni", k.int8 = avx512vnni::int8_table;
-        return k;
-    }();
+    static const Kernels table = changed(avx512::table, "avx512vnni", avx512vnni::int8_table);
     return &table;
 }
 #endif
@@ -66,11 +68,7 @@ static const Kernels* with_vnni() {
 #ifdef RADIX_HAS_NEON_DOTPROD
 // As with VNNI; the portable kernels are NEON's here.
 static const Kernels* with_dotprod() {
-    static const Kernels table = [] {
-        Kernels k = portable::table;
-        k.name = "neon_dotprod", k.int8 = neon_dotprod::int8_table;
-        return k;
-    }();
+    static const Kernels table = changed(portable::table, "neon_dotprod", neon_dotprod::int8_table);
     return &table;
 }
 #endif
@@ -78,11 +76,7 @@ static const Kernels* with_dotprod() {
 #ifdef RADIX_HAS_AMX
 // Tiles do the linear layers; the other kernels are avx512's.
 static const Kernels* with_tiles() {
-    static const Kernels table = [] {
-        Kernels k = avx512::table;
-        k.name = "amx", k.int8 = amx::int8_table, k.tiles = amx::tile_table;
-        return k;
-    }();
+    static const Kernels table = changed(avx512::table, "amx", amx::int8_table, amx::tile_table);
     return &table;
 }
 #endif
