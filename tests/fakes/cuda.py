@@ -151,6 +151,20 @@ def install() -> None:
     threading.Thread.run = run_with_mode  # type: ignore[method-assign]
 
 
+def rerun_graphs() -> None:
+    """A recording that is replayed does its work again. After ``install``."""
+    from radixlm.executor.device import CudaDevice  # reads torch.cuda
+
+    capture = CudaDevice.capture
+
+    def captured(self: CudaDevice, work: Callable[[], None]) -> Any:
+        graph: Any = capture(self, work)
+        graph.replay = work
+        return graph
+
+    CudaDevice.capture = captured  # type: ignore[method-assign]
+
+
 def _noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _note(name)

@@ -5,7 +5,7 @@ between two steps; calls into a driver are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from radixlm.bench.clock import Clock
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.features.grammar import GrammarFeature
-from radixlm.executor.device import Event, Graph, Work
+from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.executor.tables import SlotTables
@@ -43,13 +43,6 @@ PROMPT = 128
 VOCAB = 32
 
 
-class _Done:
-    """An event that has come."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
-
-
 class _Recorded:
     """A graph whose launch is one call, as on a GPU."""
 
@@ -57,36 +50,14 @@ class _Recorded:
         """The model costs nothing."""
 
 
-class StandIn:
-    """A device beside the host (the loop runs ahead of it) on which everything is done at once."""
+class StandIn(CpuDevice):
+    """A device beside the host: the loop runs ahead of it."""
 
     is_immediate = False
-
-    def __init__(self) -> None:
-        self.where = torch.device("cpu")
-        self._done = _Done()
-
-    def launch(self, work: Work) -> None:
-        work()
-
-    def record(self) -> Event:
-        return self._done
-
-    def pinned(self, num_ints: int) -> Tensor:
-        return torch.zeros(num_ints, dtype=torch.int32)
-
-    def upload(self, host: Tensor, target: Tensor) -> None:
-        target.copy_(host)
-
-    def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
-        host.copy_(make())
 
     def capture(self, work: Work) -> Graph:
         work()
         return _Recorded()
-
-    def relieve(self) -> bool:
-        return False
 
 
 class NoModel:
