@@ -341,6 +341,27 @@ def test_white_space_is_the_operators_choice(
             assert all(matcher.accept(token) for token in tokens) == (text in good), text
 
 
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar", "outlines"])
+def test_objects_have_the_properties_that_are_declared(name: str) -> None:
+    """Of a schema as pydantic and most people write it, which says nothing of others."""
+    inner = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
+    schema = {"type": "object", "properties": {"o": inner}, "required": ["o"]}
+    tag = {"structures": [{"begin": "<j>", "schema": schema, "end": ""}], "triggers": ["<j>"]}
+    specs = {"": GrammarSpec("json_schema", json.dumps(schema))}
+    if name != "outlines":
+        specs["<j>"] = GrammarSpec("structural_tag", json.dumps(tag))
+    for before, spec in specs.items():
+        grammar = backend_of(name).compile(spec)
+        for text, is_good in [
+            ('{"o": {"x": true}}', True),
+            ('{"o": {"x": true, "y": 1}}', False),
+            ('{"o": {"x": true}, "y": 1}', False),
+        ]:
+            matcher = grammar.matcher()
+            tokens = tokenizer().encode(before + text, add_special_tokens=False)
+            assert all(matcher.accept(token) for token in tokens) == is_good, before + text
+
+
 def test_keywords_that_cannot_be_enforced_are_named() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
     grammar = backend_of("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.base.errors import Overloaded
+from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.manager import Intake, Observer
 from radixlm.intake.records import GenerateRequest
@@ -47,9 +47,10 @@ class Two:
         for link in self.links if is_ready else ():
             link.say(Ready(FACTS))
 
-    def ask(self, rid: str) -> Any:
+    def ask(self, rid: str, replica: int | None = None) -> Any:
         sampling = SamplingParams(max_new_tokens=16)
-        return self.intake.submit(GenerateRequest(sampling, input_ids=[5, 6], rid=rid))[0]
+        request = GenerateRequest(sampling, input_ids=[5, 6], rid=rid, replica=replica)
+        return self.intake.submit(request)[0]
 
     def reply(self, index: int, rid: str, tokens: list[int], finish: Finish | None = None) -> None:
         self.links[index].say(StepReply([TokenDelta(rid=rid, tokens=tokens, finish=finish)]))
@@ -69,6 +70,20 @@ async def test_round_robin_takes_turns_and_skips_the_dead() -> None:
     assert two.rids(0)[-1] == "e" and two.intake.ready.is_set()
     two.links[1].say(Ready(FACTS))
     assert two.rids(1) == ["b", "d"], "what another computes stays there"
+
+
+async def test_a_request_goes_to_the_replica_it_names_while_that_lives() -> None:
+    two = Two()
+    for rid, replica in (("a", 1), ("b", 1), ("c", None), ("d", 0)):
+        two.ask(rid, replica)
+    assert (two.rids(0), two.rids(1)) == (["c", "d"], ["a", "b"])
+    two.intake.lose_engine(None, 1)
+    two.ask("e", 1)
+    assert two.rids(0) == ["c", "d", "a", "b", "e"]
+    for replica in (2, -1, 1 << 40):
+        with pytest.raises(InvalidRequest, match="0 to 1") as caught:
+            two.ask("f", replica)
+        assert caught.value.param == "data_parallel_rank"
 
 
 async def test_shortest_queue_counts_ours_at_once_and_others_by_report() -> None:

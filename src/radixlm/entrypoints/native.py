@@ -55,14 +55,15 @@ UNBUILT |= dict.fromkeys(_LATER, ("not built", (None, False, 0, [], {})))
 # accepted, and without effect on the answer by their meaning
 IGNORED = frozenset(
     "log_metrics modalities background conversation_id label return_bytes no_logs custom_labels "
-    "data_parallel_rank routed_dp_rank routing_key bootstrap_pair_key external_trace_header "
+    "routing_key bootstrap_pair_key external_trace_header "
     "received_time".split()
 )
 FIELDS = frozenset(
     "text input_ids input_embeds image_data video_data audio_data sampling_params rid "
     "return_logprob logprob_start_len top_logprobs_num token_ids_logprob "
     "return_text_in_logprobs stream return_hidden_states session_params priority "
-    "extra_key cache_salt timeout logit_processor custom_logit_processor".split()
+    "extra_key cache_salt timeout logit_processor custom_logit_processor data_parallel_rank "
+    "routed_dp_rank".split()
 )
 MAX_BATCH = 4096
 KINDS: tuple[Literal["image", "video", "audio"], ...] = ("image", "video", "audio")
@@ -257,6 +258,9 @@ def _request(
         extra_key=prefix_key(_typed(each, "extra_key", i, str), _typed(each, "cache_salt", i, str)),
         priority=_within(each, "priority", i, int, -(1 << 31), (1 << 31) - 1) or 0,
         timeout_s=_within(each, "timeout", i, float, 0, 1e9),
+        replica=replica_of(
+            _typed(each, "data_parallel_rank", i, int), _typed(each, "routed_dp_rank", i, int)
+        ),
         session=each("session_params", i),
         processor=processor_name(each("custom_logit_processor", i), each("logit_processor", i)),
     )
@@ -274,6 +278,13 @@ def prefix_key(extra_key: str | None, cache_salt: str | None) -> str | None:
     if cache_salt is None:
         return extra_key
     return f"{extra_key or ''}\0{cache_salt}"
+
+
+def replica_of(data_parallel_rank: int | None, routed_dp_rank: int | None) -> int | None:
+    """The replica that a request wants, under its older and its newer name."""
+    if None not in (data_parallel_rank, routed_dp_rank) and data_parallel_rank != routed_dp_rank:
+        raise InvalidRequest("routed_dp_rank says other than data_parallel_rank", "routed_dp_rank")
+    return data_parallel_rank if routed_dp_rank is None else routed_dp_rank
 
 
 def _embeds(rows: list[Any]) -> tuple[bytes, int]:

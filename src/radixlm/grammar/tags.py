@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixlm.grammar.spec import refuse
+from radixlm.text.json_schema import closed
 
 _ANY_TEXT = r"/(.|\n)*/"
 _MAX_RULES = 10_000
@@ -152,7 +153,7 @@ class TagWriter:
         if schema is True:
             schema = {}
         if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": self._json_options}
+            schema = {**closed(schema), "x-guidance": self._json_options}
         return f"%json {json.dumps(schema)}"
 
     def _write_grammar(self, node: Node) -> str:

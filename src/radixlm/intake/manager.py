@@ -128,6 +128,7 @@ class Intake:
         check_names(request)
         checks = Checks(self.facts, self.tokenizer)
         checks.kind(request)
+        self._check_replica(request.replica)
         ids = checks.prompt_ids(request)
         sampling = checks.sampling(request, len(ids))
         packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
@@ -143,9 +144,17 @@ class Intake:
         return lives
 
     def _dispatch(self, live: Live, wire: TokenizedRequest) -> None:
-        replica = self.link.assign(live.rid)
+        replica = self.link.assign(live.rid, live.replica)
         if replica is not None:
             replica.link.send(wire)
+
+    def _check_replica(self, index: int | None) -> None:
+        if index is not None and not 0 <= index < len(self.link):
+            raise InvalidRequest(
+                f"data_parallel_rank: {index} is none of the ranks of this server, 0 to "
+                f"{len(self.link) - 1} (--dp-size {len(self.link)})",
+                param="data_parallel_rank",
+            )
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
@@ -248,7 +257,9 @@ class Intake:
         elif media is not None:
             ids = media.plain.tolist()
         text = self._detokenizer(sampling, ids)
-        return Live(wire, index, text, stop_checker(sampling), event)
+        live = Live(wire, index, text, stop_checker(sampling), event)
+        live.replica = request.replica
+        return live
 
     def _detokenizer(
         self, sampling: SamplingParams, prompt_ids: Sequence[int]

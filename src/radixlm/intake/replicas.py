@@ -65,12 +65,16 @@ class Replicas:
     def ready(self) -> list[Replica]:
         return [replica for replica in self._all if replica.is_ready]
 
-    def assign(self, rid: str) -> Replica | None:
-        """The replica that computes ``rid`` from now on; None while there is none."""
+    def assign(self, rid: str, wanted: int | None = None) -> Replica | None:
+        """The replica that computes ``rid`` from now on; None while there is none. ``wanted``: the
+        index of the one that a client asks for; while it is gone another serves."""
         ready = self.ready
         if not ready:
             return None
-        if self._is_shortest:
+        asked = next((replica for replica in ready if replica.index == wanted), None)
+        if asked is not None:
+            chosen = asked
+        elif self._is_shortest:
             chosen = min(ready, key=lambda replica: replica.num_requests)
         else:
             chosen = ready[self._turn % len(ready)]

@@ -36,6 +36,7 @@ class Live:
         "output_ids",
         "pending",
         "prompt_tokens",
+        "replica",
         "retractions",
         "skip_hidden",
         "stop",
@@ -54,6 +55,7 @@ class Live:
     ) -> None:
         """``event`` is set when there is something new; parallel samples share one."""
         self.wire, self.index = wire, index
+        self.replica: int | None = None  # who was asked for
         self.detokenizer, self.stop = detokenizer, stop
         self.output_ids: list[int] = []
         self.told = TokenDelta(wire.rid)  # the last whole delta

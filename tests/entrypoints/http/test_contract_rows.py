@@ -232,6 +232,11 @@ ROWS = [
         return_meta_info=True,
         custom_labels={"a": "b"},
     ),
+    chat("OA-16", REFUSED, {"error.param": "data_parallel_rank"}, data_parallel_rank=1),
+    chat("OA-16", REFUSED, {"error.param": "data_parallel_rank"}, routed_dp_rank=-1),
+    chat("OA-16", REFUSED, NAMED, routed_dp_rank=0, data_parallel_rank=1),
+    native("OA-16", REFUSED, {"error.param": "data_parallel_rank"}, data_parallel_rank=1),
+    native("OA-16", REFUSED, {"error.param": "data_parallel_rank"}, data_parallel_rank=True),
     *(
         chat("OA-16", REFUSED, {"error.param": name}, **{name: value})
         for name, value in {

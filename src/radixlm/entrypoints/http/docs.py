@@ -26,6 +26,8 @@ same facts are served at `/openapi.json`.
 - With `--api-key`, send `Authorization: Bearer KEY` (or `x-api-key: KEY`). *Open* routes need none;
   *admin* routes need `--admin-api-key` where there is one, and are closed without any key unless
   the server listens on loopback only.
+- A JSON schema's objects hold the properties it declares and no others, and its lists the items of
+  `prefixItems` and no more, unless it says otherwise (`additionalProperties`, `items`).
 - `X-Request-Id` is taken over from the request or drawn, and sent with every answer.
 - 429 and 503 carry `Retry-After`.
 - `/v1/responses` runs tools itself where the operator names MCP servers: `--tool-server

@@ -20,6 +20,7 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.grammar.tags import TagWriter
+from radixlm.text.json_schema import closed
 from radixlm.text.tokenizer import Tokenizer
 
 _TOO_MUCH = ("limit", "too big", "exhausted", "panic")  # asking again would cost the same again
@@ -196,7 +197,7 @@ class LlguidanceBackend:
             raise refuse(kind, "a schema must be an object")
         schema: Any = value
         if isinstance(value, dict):
-            schema = without_property_names(value)
+            schema = without_property_names(closed(value))
             schema.pop("x-guidance", None)
         return str(
             self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)

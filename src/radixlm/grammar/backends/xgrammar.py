@@ -18,6 +18,7 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.grammar.tags import modern_form
+from radixlm.text.json_schema import closed
 from radixlm.text.tokenizer import Tokenizer
 
 _MAX_WHITESPACE = 20  # a model that likes white space must not fill its whole budget with it
@@ -132,7 +133,7 @@ class XgrammarBackend:
                 raise refuse(kind, "a schema must be an object")
             is_free = not self._options.disable_any_whitespace
             return compiler.compile_json_schema(
-                json.dumps(schema),
+                json.dumps(closed(schema)),
                 any_whitespace=is_free,
                 strict_mode=False,
                 max_whitespace_cnt=_MAX_WHITESPACE if is_free else None,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.text.json_schema import closed
 from radixlm.text.tools.base import ToolSpec
 from radixlm.text.tools.table import FORMATS
 
@@ -21,10 +22,6 @@ _NOT_SCHEMAS = frozenset(("const", "enum", "default", "examples", "example"))
 _NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _ALL_KINDS = frozenset(("lark", "json_schema", "structural_tag"))
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-# of a schema that says itself all there is to say of arguments
-_PLAIN_KEYS = frozenset(
-    ("type", "properties", "required", "title", "description", "$schema", "$defs", "definitions")
-)
 
 
 def constraint(
@@ -157,9 +154,7 @@ def _arguments(tool: ToolSpec) -> dict[str, Any]:
     schema = {**(tool.parameters or {"properties": {}})}
     if "$ref" not in schema:
         schema.setdefault("type", "object")
-    if "properties" in schema and schema.keys() <= _PLAIN_KEYS:
-        schema["additionalProperties"] = False
-    return schema
+    return dict(closed(schema))
 
 
 def _result(

@@ -64,6 +64,8 @@ class Generation(Body):
     custom_logit_processor: str | dict[str, Any] | list[Any] | None = None
     rid: Rid | list[Rid] | None = None
     priority: Priority | None = None
+    data_parallel_rank: Int | None = None
+    routed_dp_rank: Int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     timeout: Annotated[float, Field(gt=0, le=1e9)] | None = None
@@ -81,8 +83,6 @@ class Generation(Body):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
-    data_parallel_rank: Int | None = None
-    routed_dp_rank: Int | None = None
     custom_labels: dict[str, str] | None = None
     return_spec_tokens_details: bool | None = None
 
@@ -187,7 +187,7 @@ UNBUILT: Mapping[str, str] = {
 }
 IGNORED = frozenset(
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "data_parallel_rank routed_dp_rank custom_labels return_spec_tokens_details verbosity "
+    "custom_labels return_spec_tokens_details verbosity "
     "prediction prompt_cache_options".split()
 )
 """Accepted, and without effect on the answer by their meaning."""

@@ -13,7 +13,7 @@ from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.native import prefix_key
+from radixlm.entrypoints.native import prefix_key, replica_of
 from radixlm.intake.checks import processor_name
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
@@ -123,6 +123,7 @@ def request_of(
         return_hidden_states=bool(body.return_hidden_states),
         extra_key=prefix_key(body.extra_key, body.cache_salt),
         priority=body.priority or 0,
+        replica=replica_of(body.data_parallel_rank, body.routed_dp_rank),
         timeout_s=body.timeout,
         session=body.session_params,
         processor=processor_name(body.custom_logit_processor, body.logit_processor),

@@ -1,0 +1,112 @@
+"""Closed schemas forbid what nobody declared, and nothing that the given ones demand or name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixlm.text.json_schema import closed
+
+INTEGER = {"type": "integer"}
+A: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": INTEGER}}
+NODE: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER, "n": {"$ref": "#/$defs/N"}}}
+
+
+def accepts(schema: Any, value: Any) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (A, {"a": 1}, {"a": 1, "b": 1}),
+        ({"type": "object", "properties": {}}, {}, {"a": 1}),
+        ({"type": "object", "patternProperties": {"^x": INTEGER}}, {"xa": 1}, {"a": 1}),
+        ({"properties": {"o": A}}, {"o": {"a": 1}}, {"o": {"b": 1}}),
+        ({"type": "array", "items": A}, [{"a": 1}], [{"b": 1}]),
+        ({"additionalProperties": A}, {"x": {"a": 1}}, {"x": {"b": 1}}),
+        ({"anyOf": [A, {"type": "null"}]}, {"a": 1}, {"b": 1}),
+        ({"allOf": [A], "title": "T"}, {"a": 1}, {"b": 1}),
+        ({"$ref": "#/$defs/N", "$defs": {"N": NODE}}, {"n": {"a": 1}}, {"n": {"b": 1}}),
+        ({**A, "anyOf": [{"required": ["a"]}, {"maxProperties": 0}]}, {"a": 1}, {"a": 1, "b": 1}),
+        ({**A, "if": {"required": ["a"]}, "then": {}}, {"a": 1}, {"b": 1}),
+        ({"prefixItems": [INTEGER, A]}, [1, {"a": 1}], [1, {"a": 1}, 2]),
+        ({"prefixItems": [A], "items": INTEGER}, [{"a": 1}, 2], [{"b": 1}]),
+        ({"properties": {"properties": A}}, {"properties": {"a": 1}}, {"properties": {"b": 1}}),
+    ],
+)
+def test_undeclared_properties_are_forbidden(schema: Any, good: Any, bad: Any) -> None:
+    assert accepts(schema, bad)
+    made = closed(schema)
+    assert accepts(made, good) and not accepts(made, bad)
+    assert closed(made) == made
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object"}, {"b": 1}),
+        ({**A, "additionalProperties": True}, {"b": 1}),
+        ({**A, "additionalProperties": {"type": "string"}}, {"b": "x"}),
+        ({**A, "unevaluatedProperties": True}, {"b": 1}),
+        ({**A, "propertyNames": {"maxLength": 1}}, {"b": 1}),
+        ({**A, "required": ["a", "b"]}, {"a": 1, "b": 1}),
+        ({"allOf": [A, B]}, {"a": 1, "b": 1}),
+        ({**A, "allOf": [B]}, {"a": 1, "b": 1}),
+        ({**A, "anyOf": [B, {}]}, {"a": 1, "b": 1}),
+        ({**A, "$ref": "#/$defs/B", "$defs": {"B": B}}, {"a": 1, "b": 1}),
+        ({"allOf": [{"$ref": "#/$defs/B"}, A], "$defs": {"B": B}}, {"a": 1, "b": 1}),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/C"}, A],
+                "$defs": {"B": B, "C": {"$ref": "#/$defs/B"}},
+            },
+            {"a": 1, "b": 1},
+        ),
+        ({**A, "dependentSchemas": {"a": B}}, {"a": 1, "b": 1}),
+        ({**A, "if": {"required": ["a"]}, "then": B}, {"a": 1, "b": 1}),
+        ({"not": A, "type": "object"}, {"a": "x"}),
+        ({"prefixItems": [INTEGER], "minItems": 2}, [1, 2]),
+        ({"prefixItems": [INTEGER], "items": INTEGER}, [1, 2]),
+        ({"enum": [{"properties": {"a": 1}}]}, {"properties": {"a": 1}}),
+        ({"const": {"properties": {}}}, {"properties": {}}),
+        (True, 3),
+        ({"properties": {"a~/b": {"allOf": [{"$ref": "#/properties/a~0~1b/x"}, A], "x": B}}}, 3),
+    ],
+)
+def test_what_the_schema_names_or_demands_stays_allowed(schema: Any, value: Any) -> None:
+    assert accepts(schema, value)
+    assert accepts(closed(schema), value)
+
+
+LEAVES = st.sampled_from([INTEGER, {"type": "null"}, True, {"$ref": "#/$defs/N"}, {"items": 3}, []])
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.dictionaries(
+        st.sampled_from(["properties", "anyOf", "allOf", "$ref", "items", "prefixItems", "not"]),
+        st.one_of(
+            inner,
+            st.lists(inner, max_size=3),
+            st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+            st.just("#/properties/a"),
+        ),
+        max_size=3,
+    ),
+    max_leaves=12,
+)
+
+
+@given(SCHEMAS)
+def test_nonsense_does_no_harm(schema: Any) -> None:
+    """Whatever a client sends comes back with keys added at most, and the same again."""
+    before = repr(schema)
+    made = closed(schema)
+    assert repr(schema) == before
+    assert closed(made) == made
+    if isinstance(schema, dict):
+        assert schema.keys() <= made.keys()
