@@ -150,6 +150,24 @@ def test_a_bad_block_size_names_its_file(size: object, tmp_path: Path) -> None:
         checkpoint_quant(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("stated", "word"),
+    [
+        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt"),
+        ({"quant_method": "fp8"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_layout_that_is_not_read_is_named_once(
+    stated: object, word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated}))
+    for _ in range(3):
+        checkpoint_quant(tmp_path)
+    assert [word in record.message for record in caplog.records] == [True] * bool(word)
+
+
 def test_options_with_a_checkpoint_that_is_quantised() -> None:
     quant = CheckpointQuant("fp8", "fp8-128")
     for name in (None, "fp8", "compressed-tensors"):

@@ -3,8 +3,10 @@ or a block (fp8, fbgemm_fp8, compressed-tensors, modelopt), or integers (``quant
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
 from radixlm.quant.integers import AWQ, GPTQ, IntegerQuant, parse_integers
+
+log = logging.getLogger(__name__)
 
 BY_ROW, BY_BLOCK = FORMATS
 GGUF = "gguf"  # our own word for what is in a GGUF file: nothing to widen by this package
@@ -35,8 +39,8 @@ StoredQuant = CheckpointQuant | IntegerQuant
 
 def checkpoint_quant(folder: Path) -> StoredQuant | None:
     """How the weights of ``folder`` are stored; None for floats and for methods that this package
-    does not read (their tensors are then unknown to the loader, which says so). CheckpointError
-    for numbers in a layout that cannot be computed."""
+    does not read: a warning names them, since their weights may yet be floats (the loader refuses
+    all others). CheckpointError for numbers in a layout that cannot be computed."""
     file = folder / "config.json"
     stated = _stated(folder)
     if stated is None:
@@ -46,9 +50,23 @@ def checkpoint_quant(folder: Path) -> StoredQuant | None:
         file = folder / found
         stated = {"quant_method": _method_of_old(object_or_empty(file)), **object_or_empty(file)}
     try:
-        return parse(stated) or parse_integers(stated)
+        found_quant = parse(stated) or parse_integers(stated)
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from error
+    method = str(stated.get("quant_method") or "")
+    if found_quant is None and method:
+        _warn_of_unread(file, method)
+    return found_quant
+
+
+@cache  # a server asks several times
+def _warn_of_unread(file: Path, method: str) -> None:
+    log.warning(
+        "%s: quantization_config says %s in a layout that is not read: weights that are floats "
+        "are served as floats, any others are refused (--quantization packs floats at load)",
+        file,
+        method[:80],
+    )
 
 
 def _method_of_old(stated: Mapping[str, Any]) -> str:
