@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from itertools import product
 
+import numpy as np
 import pytest
 
+from radixlm.step.result import StepResult
 from radixlm.wire.replies import Logprobs, StepReply
 from radixlm.wire.requests import LogprobNeed
 from tests.fakes.engine import Bench
-from tests.fakes.executor import EOS, reference
+from tests.fakes.executor import EOS, FakeStep, reference
 
 
 def _prompts(rng: random.Random, count: int, shared: int) -> list[list[int]]:
@@ -141,3 +143,28 @@ def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
         if delta.prompt_logprobs
     ]
     assert sum(len(part) for part in told) == 39
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_hidden_states_are_told_once_each_through_retractions(depth: int) -> None:
+    bench = Bench(num_pages=24, reserve=0.0, depth=depth)
+    for i in range(6):
+        bench.submit(f"r{i}", [1 + i] * 9, 30, ignore_eos=True, return_hidden_states=True)
+    read = bench.executor.read
+
+    def with_states(step: FakeStep) -> StepResult:
+        read(step)
+        for item, got in zip(step.plan.items, step.results, strict=True):
+            places = np.arange(item.start, item.start + item.count, dtype=np.float32)
+            got.hidden_states = places.tobytes()
+        return StepResult.of(step.plan.items, step.results)
+
+    bench.executor.read = with_states  # type: ignore[method-assign]
+    bench.run()
+    assert bench.scheduler.planner.num_retracted > 0
+    told: dict[str, bytes] = {}
+    for reply in bench.replies:
+        for delta in reply.deltas if isinstance(reply, StepReply) else ():
+            told[delta.rid] = told.get(delta.rid, b"") + b"".join(delta.hidden_states or ())
+    for states in told.values():
+        assert np.frombuffer(states, np.float32).tolist() == list(range(9 + 30 - 1))

@@ -56,6 +56,7 @@ class Committer:
         self.requests: dict[str, Request] = {}
         self._stops: Counter[int] = Counter()  # how many requests end with a token
         self._unsent: dict[str, Unsent] = {}
+        self._num_hidden: dict[str, int] = {}  # places whose hidden states were kept or told
         self.num_generated = 0
         self._rows = planner.ledger.rows
         self._has_window = planner.ledger.window is not None
@@ -173,7 +174,7 @@ class Committer:
             else:
                 if self._has_window and request.done % self.limits.page_size == 0:
                     self.planner.ledger.slide(request)
-                self._keep(request, got)
+                self._keep(request, item, got)
                 delta = self._emit(request, got)
             if delta is not None:
                 reply.deltas.append(delta)
@@ -187,7 +188,7 @@ class Committer:
             return self.end(request, Finish("error", message=got.error, status=500))
         self.planner.ledger.insert(request)
         self.planner.ledger.slide(request)
-        self._keep(request, got)
+        self._keep(request, item, got)
         if got.pooled is not None:
             return self.end(request, Finish("stop"), pooled=got.pooled)
         if got.tokens:
@@ -239,19 +240,25 @@ class Committer:
         request.compute_known()
         return finish
 
-    def _keep(self, request: Request, got: ItemResult) -> None:
+    def _keep(self, request: Request, item: Item, got: ItemResult) -> None:
         if got.logprobs is None and got.prompt_logprobs is None and got.hidden_states is None:
             return
         unsent = self._unsent.setdefault(request.rid, Unsent())
         unsent.logprobs.append(got.logprobs)
         unsent.prompt.append(got.prompt_logprobs)
         if got.hidden_states is not None:
-            unsent.hidden.append(got.hidden_states)
+            # a retracted request computes places again whose states were kept or told before
+            first = max(item.start, self._num_hidden.get(request.rid, 0))
+            self._num_hidden[request.rid] = max(first, item.start + item.count)
+            row_bytes = len(got.hidden_states) // item.count
+            fresh = got.hidden_states[(first - item.start) * row_bytes :]
+            unsent.hidden.extend([fresh] if fresh else [])
 
     def forget_prompt(self, request: Request) -> None:
         """The request was retracted: what it kept of its prompt will be made again."""
         if not request.num_output:
             self._unsent.pop(request.rid, None)
+            self._num_hidden.pop(request.rid, None)
 
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
@@ -283,6 +290,7 @@ class Committer:
         if request in self.planner.running:
             self.planner.leave(request)
         self._unsent.pop(request.rid, None)
+        self._num_hidden.pop(request.rid, None)
         if self.requests.pop(request.rid, None) is not None:
             self._stops -= Counter(request.stop_ids)
         self.hooks.release(request)
