@@ -43,7 +43,8 @@ def as_traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def engine(arch: str, **options: Any) -> radixlm.Engine:
-    known = {"num_hidden_layers": 2} if arch != "JambaForCausalLM" else {}
+    short = arch not in ("JambaForCausalLM", "LongcatFlashForCausalLM")
+    known = {"num_hidden_layers": 2} if short else {}
     defaults: dict[str, Any] = {
         "max_total_tokens": 512, "max_running_requests": 4, "attention_backend": "torch_native",
         "kernel": ("all=reference",), "skip_tokenizer_init": True, "log_level": "warning",
@@ -201,6 +202,7 @@ def test_a_model_that_needs_the_host_runs_as_before(
             marks=NATIVE,
         ),
         ("LlamaForCausalLM", {"model_impl": "transformers"}, "not a decoder of ours"),
+        ("LongcatFlashForCausalLM", {}, "told on the host which tokens"),
     ],
 )
 def test_models_without_graphs_say_why_at_start(

@@ -85,8 +85,11 @@ def reads_on_host(block: Block) -> str:
     if more is not None and more.experts:
         return "attention of experts is told on the host which tokens are theirs"
     ffns = (block.ffn, block.side, block.beside)
-    if any(isinstance(f, Moe) and (f.limit or f.expert_norm) for f in ffns):
+    moes = [f for f in ffns if isinstance(f, Moe)]
+    if any(moe.limit or moe.expert_norm for moe in moes):
         return "experts with limits or norms are told on the host which tokens are theirs"
+    if any(moe.zero_experts or not moe.gated for moe in moes):  # see Moe.finish
+        return "experts that have no kernel are told on the host which tokens are theirs"
     return ""
 
 

@@ -31,7 +31,10 @@ from torch._dynamo.exc import (
     TorchDynamoException,
 )
 from torch._inductor import config as inductor_config
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+from torch.fx.experimental.symbolic_shapes import (
+    ConstraintViolationError,
+    GuardOnDataDependentSymNode,
+)
 
 from radixlm.base.units import format_seconds
 from radixlm.kernels.opaque import OPS, Held, flat_norm, norm_of
@@ -47,7 +50,12 @@ BACKEND = "inductor"
 # where they are without the compiler
 _INDUCTOR = {"compile_threads": 1, "emulate_precision_casts": True}
 MOST_GRAPHS = 4
-_FAILURES = (TorchDynamoException, ConstraintViolationError, FailOnRecompileLimitHit)
+_FAILURES = (
+    TorchDynamoException,
+    ConstraintViolationError,
+    FailOnRecompileLimitHit,
+    GuardOnDataDependentSymNode,
+)
 # a step in which any other of a batch's optional parts is given is rare and runs as it is
 _USUAL = ("is_decode", "preparing")
 _RARE = tuple(
