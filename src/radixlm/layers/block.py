@@ -1,6 +1,8 @@
 """One layer of a decoder: a mixer and a feed-forward, joined to the residual stream by a layout.
 
-Legend: T tokens, D model channels. Blocks own the residual x and change it in place.
+Legend: T tokens, D model channels. Blocks own the residual x and change it in place. Where a block
+ends with ``x += branch`` and the next begins with a norm, the branch goes there beside x: that norm
+adds it, and no launch does only that.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +81,16 @@ MixerLayer = (
 )
 Rwkv = RwkvTimeLayer | RwkvChannelLayer
 Angled = Sequence[Angles]
+Joining = tuple[Tensor, Tensor | None]  # the residual, and what is yet to be added to it
+# begin with a norm of the residual and end with a sum: (x, fed, batch, angles) -> Joining
+JOINED = ("one", "pre", "convolved", "sandwich", "beside", "parallel", "parallel2")
+
+
+def joined(x_TD: Tensor, fed_TD: Tensor | None) -> Tensor:
+    """``x += fed`` in place, where there is any."""
+    if fed_TD is not None:
+        x_TD += fed_TD
+    return x_TD
 
 
 def make_attention(
@@ -159,7 +172,8 @@ class PairLayer(Module):
 
 
 class BlockLayer(Module):
-    """``run(x, batch, angles)`` adds the block's two branches to x and returns it."""
+    """``run(x, batch, angles)`` adds the block's two branches to x and returns it; ``run_joined``
+    takes and gives sums that are yet to be done."""
 
     norm1: NormLayer
     norm2: NormLayer
@@ -204,9 +218,15 @@ class BlockLayer(Module):
             )
             setattr(self, f"norm{index + 1}", norm)
         self._make_factors(spec, dim)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Which functions run this very block."""
+        layout = _layout(self.spec)
+        self._run_layout: Callable[..., Any] = getattr(self, f"_run_{layout}")
         run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        run = getattr(self, f"_run_{_layout(spec)}")
-        self.run = self._run_scaled if spec.out_scale else run
+        run = self._run_and_join if layout in JOINED else self._run_layout
+        self.run = self._run_scaled if self.spec.out_scale else run
         self._run_unscaled = run
 
     def _make_factors(self, spec: Block, dim: int) -> None:
@@ -268,7 +288,7 @@ class BlockLayer(Module):
         twin = copy(self)
         twin.mixer = copy(mixer)
         twin.mixer.site = replace(mixer.site, group=group, layer=row)
-        twin.run = twin._run_pre
+        twin._bind()
         return twin
 
     def finish(self) -> None:
@@ -278,6 +298,18 @@ class BlockLayer(Module):
         if self.spec.gate_temperature:
             temperature = self.spec.gate_temperature
             self._gates = [_shares(gate.take() / temperature) for gate in (self.gate1, self.gate2)]
+
+    def run_joined(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        """``run`` on x + fed; x itself may be changed."""
+        if self.run == self._run_and_join:
+            joining: Joining = self._run_layout(x_TD, fed_TD, batch, angles)
+            return joining
+        return self.run(joined(x_TD, fed_TD), batch, angles), None
+
+    def _run_and_join(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        return joined(*self._run_layout(x_TD, None, batch, angles))
 
     def _run_scaled(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         x_TD = self._run_unscaled(x_TD, batch, angles)
@@ -300,10 +332,11 @@ class BlockLayer(Module):
     def _run_none(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         return x_TD
 
-    def _run_one(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        h = self.norm1.run(x_TD)
-        x_TD += self._feed(h) if self.mixer is None else self._mix(h, batch, angles)
-        return x_TD
+    def _run_one(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        h = self.norm1.add_run(x_TD, fed_TD)
+        return x_TD, self._feed(h) if self.mixer is None else self._mix(h, batch, angles)
 
     def _run_carried(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         kept, mixed, kept2, fed = self.spec.carried
@@ -320,13 +353,15 @@ class BlockLayer(Module):
         x_TD += self._feed(h)
         return x_TD if before is None else x_TD + before
 
-    def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
-        x_TD += self._feed(self.norm2.add_run(x_TD, mixed), batch)
+    def _run_pre(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
+        fed = self._feed(self.norm2.add_run(x_TD, mixed), batch)
         if batch.side_TD is not None:
-            x_TD += batch.side_TD
-            batch.side_TD = None
-        return x_TD
+            x_TD += fed
+            fed, batch.side_TD = batch.side_TD, None
+        return x_TD, fed
 
     def _run_post(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         x_TD += self.norm1.run(self._mix(x_TD, batch, angles))
@@ -358,12 +393,13 @@ class BlockLayer(Module):
             return self.affine2.run(x_TD, self.ffn.run(h_TD, None, batch))
         return self.affine2.run(x_TD, self.ffn.run(h_TD))
 
-    def _run_convolved(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+    def _run_convolved(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
         """As pre, where the mixer's layer also convolves what the feed-forward gives."""
         assert isinstance(self.mixer, RelativeAttentionLayer)
-        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
-        x_TD += self.mixer.behind_ffn(self._feed(self.norm2.add_run(x_TD, mixed)), batch)
-        return x_TD
+        mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
+        return x_TD, self.mixer.behind_ffn(self._feed(self.norm2.add_run(x_TD, mixed)), batch)
 
     def _run_kept(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """As pre, where the residual has factors a channel."""
@@ -379,28 +415,32 @@ class BlockLayer(Module):
         branch = self.norm4.run(self._feed(self.norm3.run(x_TD)))
         return (x_TD * kept2 + branch * fed).to(x_TD.dtype)
 
-    def _run_sandwich(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
-        x_TD += self.norm4.run(self._feed(self.norm3.add_run(x_TD, mixed)))
-        return x_TD
+    def _run_sandwich(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        mixed = self.norm2.run(self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles))
+        return x_TD, self.norm4.run(self._feed(self.norm3.add_run(x_TD, mixed)))
 
-    def _run_beside(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        mixed = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
+    def _run_beside(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        mixed = self.norm2.run(self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles))
         fed = self.norm5.run(self._feed(self.norm3.add_run(x_TD, mixed)))
         fed += self.norm7.run(self.beside.run(self.norm6.run(x_TD), x_TD))
-        x_TD += self.norm4.run(fed)
-        return x_TD
+        return x_TD, self.norm4.run(fed)
 
-    def _run_parallel(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        h = self.norm1.run(x_TD)
+    def _run_parallel(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        h = self.norm1.add_run(x_TD, fed_TD)
         mixed = self._mix(h, batch, angles)
-        x_TD += mixed.add_(self._feed(h))
-        return x_TD
+        return x_TD, mixed.add_(self._feed(h))
 
-    def _run_parallel2(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
-        x_TD += mixed.add_(self._feed(self.norm2.run(x_TD)))
-        return x_TD
+    def _run_parallel2(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
+    ) -> Joining:
+        mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
+        return x_TD, mixed.add_(self._feed(self.norm2.run(x_TD)))
 
 
 def _layout(spec: Block) -> str:

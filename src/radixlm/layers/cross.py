@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention
-from radixlm.layers.block import BlockLayer
+from radixlm.layers.block import BlockLayer, Joining
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -134,12 +134,13 @@ class ThirdBranchBlock(BlockLayer):
         super().__init__(spec, dim, context, rope, pool)
         self.cross = CrossAttentionLayer(spec.cross, dim, context, layer)
 
-    def _run_pre(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        x_TD += self._mix(self.norm1.run(x_TD), batch, angles)
+    def _run_pre(
+        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Sequence[Angles]
+    ) -> Joining:
+        x_TD += self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
         if batch.sights:
             seen_TD = self.cross.run(self.norm2.run(x_TD), batch.sights)
             for sight in batch.sights:
                 rows = slice(sight.first, sight.first + sight.count)
                 x_TD[rows] += seen_TD[rows]
-        x_TD += self._feed(self.norm3.run(x_TD))
-        return x_TD
+        return x_TD, self._feed(self.norm3.run(x_TD))

@@ -16,7 +16,7 @@ from radixlm.quant.param import Param
 
 
 class NormLayer(Module):
-    """``run(x)`` normalises; ``add_run(x, delta)`` first adds delta to x in place."""
+    """``run(x)`` normalises; ``add_run(x, delta)`` first adds delta, if any, to x in place."""
 
     def __init__(
         self, spec: Norm, shape: tuple[int, ...], kernels: Kernels, device: torch.device
@@ -41,6 +41,7 @@ class NormLayer(Module):
         else:
             self.weight_D = torch.ones(self.shape, device=self._device)
         self.bias_D = self.bias.take() if spec.bias else None
+        self._add_norm: Callable[..., Tensor] = self._add_then_norm
         if spec.scales_input:
             self._norm, self._args = self._scale_then_norm, ()
         elif spec.kind == "none":
@@ -56,12 +57,18 @@ class NormLayer(Module):
         scaled_TD = (x_TD * self.weight_D).to(x_TD.dtype)
         return self._kernels.rms_norm(scaled_TD, torch.ones_like(self.weight_D), self.spec.eps)
 
+    def _add_then_norm(self, x_TD: Tensor, delta_TD: Tensor) -> Tensor:
+        x_TD += delta_TD
+        return self._norm(x_TD)
+
     def run(self, x_TD: Tensor) -> Tensor:
         """norm(x), a new tensor."""
         return self._norm(x_TD, *self._args)
 
-    def add_run(self, x_TD: Tensor, delta_TD: Tensor) -> Tensor:
-        """``x += delta`` in place; norm(x), a new tensor."""
+    def add_run(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
+        """``x += delta`` in place, where there is any; norm(x), a new tensor."""
+        if delta_TD is None:
+            return self._norm(x_TD, *self._args)
         return self._add_norm(x_TD, delta_TD, *self._args)
 
 
@@ -75,7 +82,7 @@ class GatedNormLayer(NormLayer):
     def run(self, x_TD: Tensor) -> Tensor:
         return self._gated(super().run(x_TD))
 
-    def add_run(self, x_TD: Tensor, delta_TD: Tensor) -> Tensor:
+    def add_run(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         return self._gated(super().add_run(x_TD, delta_TD))
 
     def _gated(self, y_TD: Tensor) -> Tensor:

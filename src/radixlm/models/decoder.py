@@ -15,7 +15,7 @@ from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
 from radixlm.kernels import cpu
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.layers.altup import AltUpBlock, AltUpEnds, LayerInputsMaker
-from radixlm.layers.block import BlockLayer
+from radixlm.layers.block import BlockLayer, joined
 from radixlm.layers.context import LayerContext
 from radixlm.layers.cross import CrossBlock, ThirdBranchBlock
 from radixlm.layers.embedding import Affine, Embedding
@@ -222,15 +222,16 @@ class DecoderModel(Module):
         if self.decoder.cycles is not None:
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
         kept: dict[int, Tensor] = {}
+        fed_TD: Tensor | None = None  # yet to be added to x
         for layer, block in enumerate(self.blocks):
             if self.decoder.skips:
-                x_TD = self._skipped(layer, x_TD, kept)
-            x_TD = block.run(x_TD, batch, angles)
+                x_TD, fed_TD = self._skipped(layer, joined(x_TD, fed_TD), kept), None
+            x_TD, fed_TD = block.run_joined(x_TD, fed_TD, batch, angles)
             if layer in deep:
-                x_TD = x_TD + deep[layer].to(x_TD.dtype)
+                x_TD, fed_TD = joined(x_TD, fed_TD) + deep[layer].to(x_TD.dtype), None
         if has_streams:
             x_TD = self.streams.end(x_TD)
-        return self.norm.run(self.altup.end(x_TD) if is_altup else x_TD)
+        return self.norm.add_run(self.altup.end(x_TD) if is_altup else x_TD, fed_TD)
 
     def _skipped(self, layer: int, x_TD: Tensor, kept: dict[int, Tensor]) -> Tensor:
         """What block ``layer`` reads; ``kept`` gains what later ones read of it."""
