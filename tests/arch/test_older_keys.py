@@ -70,6 +70,30 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"sliding_window_size": 7, "sliding_window": 7},
         {"sliding_window": 8},
     ),
+    "a word of windows": (
+        "Exaone4ForCausalLM",
+        {**SHAPE, "model_type": "exaone4", "num_key_value_heads": 2, "sliding_window": 7},
+        {"sliding_window_pattern": "LLG"},
+        {"sliding_window_pattern": 3},
+    ),
+    "no windows": (
+        "Exaone4ForCausalLM",
+        {**SHAPE, "model_type": "exaone4", "num_key_value_heads": 2},
+        {"sliding_window": None, "sliding_window_pattern": None},
+        {"sliding_window": None, "layer_types": ["full_attention"] * 6},
+    ),
+    "counts by layer": (
+        "HunYuanMoEV1ForCausalLM",
+        {**SHAPE, "model_type": "hunyuan_v1_moe", "intermediate_size": 24},
+        {"num_experts": [4] * 6, "moe_topk": [2] * 6, "moe_intermediate_size": [24] * 6},
+        {"num_experts": 4, "moe_topk": 2},
+    ),
+    "attention_layers": (
+        "GPTNeoForCausalLM",
+        SHAPE,
+        {"attention_layers": ["global", "global", "local"] * 2},
+        {"attention_types": [[["global", "global", "local"], 2]]},
+    ),
 }
 
 
@@ -79,3 +103,9 @@ def test_the_older_key_says_the_same(key: str) -> None:
     common = {"architectures": [architecture], **shape}
     assert describe({**common, **older}) == describe({**common, **newer})
     assert describe({**common, **older}) != describe(common)
+
+
+def test_llama_4_wrote_a_number_for_a_flag() -> None:
+    shape = {**SHAPE, "model_type": "llama4_text", "num_key_value_heads": 2}
+    common = {"architectures": ["Llama4ForCausalLM"], **shape}
+    assert describe({**common, "attn_temperature_tuning": 4}) == describe(common)

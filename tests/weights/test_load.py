@@ -164,6 +164,16 @@ def test_all_missing_and_unknown_tensors_are_listed(folder: Path) -> None:
         assert name in message
 
 
+def test_tensors_without_numbers_are_left_over(folder: Path) -> None:
+    """Hugging Face saves the shared experts of a model that has none as matrices of no rows."""
+
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.mlp.shared_experts.up_proj.weight"] = torch.zeros(0, 64)
+
+    change(folder, edit)
+    loaded(folder)
+
+
 def test_every_wrong_shape_is_named_with_both_sides(folder: Path) -> None:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.norm.weight"] = torch.ones(63)

@@ -200,6 +200,7 @@ _POSITIVE = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
     *("max_position_embeddings", "intermediate_size", "num_key_value_heads", "head_dim"),
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "sliding_window"),
+    "kv_lora_rank",
 )
 _MOST = {"num_hidden_layers": 4096}  # a description has a record a layer
 _NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")

@@ -80,7 +80,9 @@ class CheckpointFeeder:
         """Compare what is wanted with what is there; the tensors that may be left over."""
         used = {name for assembly in self._assemblies.values() for name in assembly.names()}
         left = sorted(self._sizes.keys() - used)
-        unknown = [name for name in left if not is_ignorable(name, model.decoder)]
+        # without numbers: of shared experts that there are none of, say
+        full = [name for name in left if self._sizes[name]]
+        unknown = [name for name in full if not is_ignorable(name, model.decoder)]
         source = self._source
         if isinstance(source, IntegerSource):
             unknown = [name for name in unknown if not source.is_idle_bias(name)]

@@ -69,7 +69,7 @@ def _mpt_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-@family("MptForCausalLM")
+@family("MptForCausalLM", "MPTForCausalLM")
 def mpt(c: Config) -> Decoder:
     c.refuse("no_bias", True)
     c.refuse("logit_scale")

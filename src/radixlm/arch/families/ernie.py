@@ -43,6 +43,8 @@ def ernie_moe(c: Config) -> Decoder:
         renorm=True,
         shared=Mlp(shared, activation(c), bias=c.use_bias) if shared else None,
     )
+    if c.moe_norm_min > 1e-4:  # below the sum of any chosen experts' shares
+        raise c.error("moe_norm_min", f"= {c.moe_norm_min} is not supported (at most 1e-4)")
     end = c.moe_layer_end_index if c.moe_layer_end_index != -1 else c.num_hidden_layers - 1
 
     def ffn(i: int) -> Ffn:

@@ -160,6 +160,8 @@ def gemma3n(c: Config) -> Decoder:
         share = float(_of_layer(sparsity, i) or 0.0)
         return Mlp(_of_layer(c.get("intermediate_size", 16384), i), act, sparsity=share)
 
+    if not c.hidden_size_per_layer_input:
+        raise c.error("hidden_size_per_layer_input", "= 0 is not supported (must be positive)")
     altup = AltUp(
         c.altup_num_inputs,
         c.laurel_rank,

@@ -83,6 +83,7 @@ def gpt_bigcode(c: Config) -> Decoder:
 def gpt_neo(c: Config) -> Decoder:
     types = c.attention_types or [[["global", "local"], c.num_hidden_layers // 2]]
     kinds = [kind for pattern, times in types for _ in range(times) for kind in pattern]
+    kinds = c.get("attention_layers", kinds)
     if len(kinds) != c.num_hidden_layers:
         raise c.error("attention_types", f"names {len(kinds)} of {c.num_hidden_layers} layers")
 

@@ -4,6 +4,7 @@ HunYuan."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
@@ -15,6 +16,7 @@ from radixlm.arch.families.builders import (
     mlp,
     moe,
     plain,
+    published_form,
     rms,
     rope,
 )
@@ -23,6 +25,14 @@ from radixlm.arch.recipes import transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope, Temperature, Variant
 
 _FEED, _ATTENTION, _MLP = LAYER + "feed_forward.", LAYER + "self_attn.", LAYER + "mlp."
+
+
+@published_form("llama4_text")
+def _llama4_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """``attn_temperature_tuning`` was a number once."""
+    tuning = raw.get("attn_temperature_tuning")
+    is_count = isinstance(tuning, int) and tuning > 1
+    return {**raw, "attn_temperature_tuning": True} if is_count else raw
 
 
 @family("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
@@ -171,6 +181,17 @@ def hunyuan_dense(c: Config) -> Decoder:
     return plain(c, _hunyuan_attention(c), names=_HUNYUAN)
 
 
+@published_form("hunyuan_v1_moe")
+def _of_every_layer(raw: dict[str, Any]) -> dict[str, Any]:
+    """Counts are published by layer, as lists; those that all layers share are taken as one."""
+    form = dict(raw)
+    for key in ("num_experts", "moe_topk", "num_experts_per_tok", "moe_intermediate_size"):
+        value = raw.get(key)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            form[key] = value[0]
+    return form
+
+
 @family("HunYuanMoEV1ForCausalLM")
 def hunyuan_moe(c: Config) -> Decoder:
     shared = mlp(c)
@@ -178,7 +199,4 @@ def hunyuan_moe(c: Config) -> Decoder:
     def ffn(i: int) -> Ffn:
         return moe(c, inner=c.intermediate_size, renorm=True, shared=shared)
 
-    for key in ("num_experts", "num_experts_per_tok"):
-        if isinstance(c.get(key), list):
-            raise c.error(key, "differs by layer, which is not supported")
     return plain(c, _hunyuan_attention(c), ffn, names=_HUNYUAN)

@@ -311,7 +311,7 @@ def dbrx(c: Config) -> Decoder:
         experts,
         feed.get("moe_top_k", 1),
         inner,
-        "silu",
+        activation(c.replace(act=(feed.get("ffn_act_fn") or {}).get("name", "silu")), "act"),
         renorm=feed.get("moe_normalize_expert_weights", 1.0) is not None,
     )
     glu, norms = block + "ffn.experts.mlp.", block + "norm_attn_norm."

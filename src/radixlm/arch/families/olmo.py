@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
@@ -15,6 +16,7 @@ from radixlm.arch.families.builders import (
     mlp,
     moe,
     plain,
+    published_form,
     rms,
     rope,
     window,
@@ -77,9 +79,23 @@ def flex_olmo(c: Config) -> Decoder:
     return plain(c, mixer, ffn, layout="post", names=POST)
 
 
+@published_form("exaone4", "exaone_moe")
+def _exaone_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """``sliding_window_pattern`` may be a word, "LLLG", of a letter a layer: local or global."""
+    word = raw.get("sliding_window_pattern")
+    if not isinstance(word, str) or not word or word.strip("LG"):
+        return raw
+    form = {**raw, "sliding_window_pattern": len(word)}
+    if raw.get("layer_types") is None and raw.get("sliding_window", 4096):
+        kinds = {"L": "sliding_attention", "G": "full_attention"}
+        count = raw.get("num_hidden_layers", 32)
+        form["layer_types"] = [kinds[word[i % len(word)]] for i in range(count)]
+    return form
+
+
 def exaone_attention(c: Config) -> Callable[[int], Attention]:
     """Attention by layer: sliding layers turn; beside them, those that see everything do not."""
-    every = c.sliding_window_pattern
+    every = c.sliding_window_pattern or 1
 
     def mixer(i: int) -> Attention:
         if c.layer_types is not None:
