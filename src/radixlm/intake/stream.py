@@ -37,7 +37,6 @@ class Live:
         "pending",
         "prompt_tokens",
         "replica",
-        "retractions",
         "skip_hidden",
         "stop",
         "told",
@@ -73,7 +72,6 @@ class Live:
         self.prompt_tokens = len(wire.input_ids) // 4
         self.num_hidden = 0  # bytes of hidden states that have come
         self.skip_hidden = 0  # those that come a second time
-        self.retractions = 0
 
     @property
     def rid(self) -> str:
@@ -82,7 +80,7 @@ class Live:
     def again(self) -> TokenizedRequest:
         """The same request with what was emitted appended to its prompt: a new engine goes on
         where the old one stopped, random draws being keyed by (seed, position)."""
-        self.skip_hidden, self.retractions = self.num_hidden, 0
+        self.skip_hidden = self.num_hidden
         ids = self.wire.input_ids
         if self.output_ids:
             ids += pack_ids(np.asarray(self.output_ids))
@@ -141,10 +139,7 @@ class Live:
         return matched if delta.finish is None else None
 
     def _hidden(self, delta: TokenDelta) -> list[bytes] | None:
-        """Hidden states of places that have had none: a new engine, and an old one after a
-        retraction, begins again at the first place."""
-        if delta.retractions > self.retractions:
-            self.retractions, self.skip_hidden = delta.retractions, self.num_hidden
+        """Hidden states of places that have had none: a new engine begins again at the first."""
         fresh: list[bytes] = []
         for part in delta.hidden_states or ():
             known = min(self.skip_hidden, len(part))

@@ -68,8 +68,8 @@ class Committer:
         wire, interval = request.wire, UNSTREAMED_INTERVAL
         if wire.stream:
             interval = wire.sampling.stream_interval or self.stream_interval
-        elif wire.sampling.stop or wire.sampling.stop_regex:
-            interval = 1
+        elif wire.sampling.stop or wire.sampling.stop_regex or wire.is_suspect:
+            interval = 1  # what an engine that dies soon has made of a suspect is kept
         request.interval = interval
         request.full_at = min(request.prompt_len + request.max_new, self.limits.context_len)
 
