@@ -61,6 +61,29 @@ async def test_a_response_and_one_that_goes_on_from_it(client: openai.AsyncOpenA
     assert gone.value.code == "previous_response_not_found"
 
 
+async def test_items_of_earlier_responses_can_be_referred_to(client: openai.AsyncOpenAI) -> None:
+    """As clients do that keep ids and not texts."""
+    user: Any = {"role": "user", "content": "sum please"}
+    first = await client.responses.create(model="tiny", input=[user], tools=[ADD])
+    references: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "7"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    assert results and len({item.id for item in first.output}) == len(first.output)
+    whole: Any = [item.model_dump(exclude_none=True) for item in first.output]
+    by_id = await client.responses.create(model="tiny", input=[user, *references, *results])
+    by_text = await client.responses.create(model="tiny", input=[user, *whole, *results])
+    assert by_id.output_text == by_text.output_text
+    assert by_id.usage and by_text.usage
+    assert by_id.usage.input_tokens == by_text.usage.input_tokens
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match=references[0]["id"]) as gone:
+        await client.responses.create(model="tiny", input=[user, *references])
+    assert gone.value.param == "input[1].id"
+
+
 async def test_the_stream_adds_up(client: openai.AsyncOpenAI) -> None:
     async with client.responses.stream(
         model="tiny", input="sum please", tools=[ADD], parallel_tool_calls=True

@@ -22,6 +22,8 @@ _ARGUMENTS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_
 _BEGUN = {"arguments": "", "status": "in_progress"}
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete"}
 
+_ID_BYTES = 16
+
 
 @dataclass(slots=True)
 class Item:
@@ -120,6 +122,11 @@ class Writer:
             yield from self._close()
             self._count(delta.output)
 
+    def _item_id(self, prefix: str) -> str:
+        """Of the next item; see ``response_of_item``."""
+        own = str(self.response["id"]).removeprefix("resp_")
+        return f"{prefix}_{own}{len(self.output):04x}"
+
     def _item_kind(self) -> str | None:
         return self._item.kind if self._item else None
 
@@ -142,7 +149,8 @@ class Writer:
 
     def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         if self._item_kind() != kind:
-            yield from self._open(kind, 0, _empty(kind))
+            prefix = "rs" if kind == "reasoning" else "msg"
+            yield from self._open(kind, 0, _empty(kind, self._item_id(prefix)))
             yield self._part("added", _part(kind, "", []))
         item = self._item
         assert item is not None
@@ -178,11 +186,18 @@ class Writer:
         call_id = call_id or self._dialog.call_id(name, key)
         if bound is None:
             self.num_own_calls += 1
-            own = {"id": _id("fc"), "type": "function_call", "call_id": call_id, "name": name}
+            own = {"id": self._item_id("fc"), "type": "function_call", "call_id": call_id}
+            own |= {"name": name}
             yield from self._open("function_call", key, own | _BEGUN)
             return
-        value: dict[str, Any] = {"id": _id("mcp"), "type": "mcp_call", "server_label": bound.label}
-        value |= {"name": name, "approval_request_id": None, "output": None, "error": None}
+        value: dict[str, Any] = {"id": self._item_id("mcp"), "type": "mcp_call"}
+        value |= {
+            "server_label": bound.label,
+            "name": name,
+            "approval_request_id": None,
+            "output": None,
+            "error": None,
+        }
         yield from self._open("mcp_call", key, value | _BEGUN)
         assert self._item is not None
         yield self._event("response.mcp_call.in_progress", **_place(self._item))
@@ -288,19 +303,20 @@ def _place(item: Item) -> dict[str, Any]:
     return {"item_id": item.value["id"], "output_index": item.index}
 
 
-def _id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"
+def response_of_item(item_id: str) -> str:
+    """The id of the response that made an item, which its id begins with."""
+    return "resp_" + item_id.partition("_")[2][: 2 * _ID_BYTES]
 
 
 def _text_name(kind: str) -> str:
     return "output_text" if kind == "message" else "reasoning_text"
 
 
-def _empty(kind: str) -> dict[str, Any]:
+def _empty(kind: str, item_id: str) -> dict[str, Any]:
     if kind == "reasoning":
-        shown = {"id": _id("rs"), "type": "reasoning", "summary": [], "content": []}
+        shown = {"id": item_id, "type": "reasoning", "summary": [], "content": []}
         return shown | {"status": "in_progress"}
-    shown = {"id": _id("msg"), "type": "message", "role": "assistant", "content": []}
+    shown = {"id": item_id, "type": "message", "role": "assistant", "content": []}
     return shown | {"status": "in_progress"}
 
 
@@ -315,7 +331,7 @@ def _response(dialog: Dialog, body: ResponsesRequest, instructions: str | None) 
     sampling = dialog.request.sampling
     reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
     return {
-        "id": _id("resp"),
+        "id": f"resp_{secrets.token_hex(_ID_BYTES)}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,

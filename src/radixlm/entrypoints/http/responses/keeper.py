@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from radixlm.base.errors import InvalidRequest, NotFound, RadixError
+from radixlm.entrypoints.http.responses.events import response_of_item
 from radixlm.entrypoints.http.responses.records import ResponsesRequest
 from radixlm.entrypoints.http.responses.store import MemoryStore, ResponseStore, Stored
 from radixlm.entrypoints.http.responses.toolbox import ToolServers
@@ -36,10 +37,25 @@ class Responses:
 
     async def make(self, state: ServerState, body: ResponsesRequest) -> Turn:
         """A checked request with its prompt."""
+        if isinstance(body.input, list):
+            items = [await self._item(item, place) for place, item in enumerate(body.input)]
+            body = body.model_copy(update={"input": items})
         before = None
         if body.previous_response_id is not None:
             before = await self.get(body.previous_response_id)
         return await make_turn(state, body, self.servers, previous_of(body, before))
+
+    async def _item(self, item: dict[str, Any], place: int) -> dict[str, Any]:
+        """An input item; of a reference the stored item, NotFound where there is none."""
+        if item.get("type") != "item_reference":
+            return item
+        item_id = str(item.get("id") or "")
+        found = await self.get(response_of_item(item_id))
+        output = found.response["output"] if found else []
+        for one in output:
+            if one.get("id") == item_id:
+                return dict(one)
+        raise NotFound(f"input[{place}].id: no item {item_id!r:.200}", f"input[{place}].id")
 
     # ---- the store ---------------------------------------------------------------------------
 
