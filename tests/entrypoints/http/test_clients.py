@@ -106,6 +106,29 @@ async def test_openai_errors(gpt: openai.AsyncOpenAI, server: Face) -> None:
     assert busy.value.status_code == 503
 
 
+async def test_anthropic_documents_of_text_are_read(claude: anthropic.AsyncAnthropic) -> None:
+    """As their title and text, wherever blocks stand."""
+    plain: Any = {"type": "text", "text": "Notes\nthe cat"}
+    held: Any = {"type": "text", "media_type": "text/plain", "data": "the cat"}
+    parts: Any = {"type": "content", "content": [{"type": "text", "text": "the cat"}]}
+    counts = set()
+    for block in (
+        plain,
+        {"type": "document", "title": "Notes", "source": held},
+        {"type": "document", "context": "Notes", "source": parts},
+        {"type": "search_result", "source": "Notes", "content": parts["content"]},
+    ):
+        for content in ([block], [{"type": "tool_result", "tool_use_id": "a", "content": [block]}]):
+            messages: Any = [{"role": "user", "content": content}]
+            got = await claude.messages.count_tokens(model="tiny", messages=messages)
+            counts.add((content[0]["type"] == "tool_result", got.input_tokens))
+    assert len(counts) == 2, "one number for each place, however the text is held"
+    pdf: Any = {"type": "base64", "media_type": "application/pdf", "data": "aGk="}
+    messages = [{"role": "user", "content": [{"type": "document", "source": pdf}]}]
+    with pytest.raises(anthropic.BadRequestError, match="source"):
+        await claude.messages.count_tokens(model="tiny", messages=messages)
+
+
 async def test_anthropic_messages(claude: anthropic.AsyncAnthropic) -> None:
     got = await claude.messages.create(
         model="tiny", max_tokens=50, system="Be brief.", messages=user("hi")

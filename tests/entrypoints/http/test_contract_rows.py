@@ -130,6 +130,21 @@ ROWS = [
         has={"content.0.type": "text", "usage.input_tokens": ..., "stop_reason": ...},
     ),
     Row("NH-43", "POST /v1/messages/count_tokens", {"messages": USER}, has={"input_tokens": ...}),
+    *(
+        Row(
+            "NH-43",
+            "POST /v1/messages",
+            {"messages": USER, "max_tokens": 2, "context_management": {"edits": edits}},
+            status,
+            has,
+        )
+        for edits, status, has in (
+            ([], 200, {}),
+            ([{"type": "clear_thinking_20251015", "keep": "all"}], 200, {"role": "assistant"}),
+            ([{"type": "clear_thinking_20251015"}], REFUSED, {"error.param": "context_management"}),
+            ([{"type": "clear_tool_uses_20250919", "keep": "all"}], REFUSED, {}),
+        )
+    ),
     # ---- OpenAI ------------------------------------------------------------------------------
     text(
         "OA-01",

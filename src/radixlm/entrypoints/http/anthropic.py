@@ -73,7 +73,6 @@ class MessagesRequest(CountRequest):
 REFUSED = {
     "container": "this server runs no tools itself",
     "mcp_servers": "this route calls no tools itself",
-    "context_management": "this server does not edit conversations",
     "compaction": "this server does not summarise conversations",
 }
 
@@ -101,6 +100,7 @@ async def messages(request: Request) -> Response:
     for name, why in REFUSED.items():
         if getattr(body, name):
             raise InvalidRequest(f"{name}: {why}", name)
+    _check_edits(body.context_management)
     if body.thread:
         raise ThreadRefused("thread: this server holds no threads: send all messages", "thread")
     dialog = await make_dialog(state_of(request), _chat(body))
@@ -143,6 +143,19 @@ def _chat(body: CountRequest) -> ChatRequest:
     return make(ChatRequest, {name: v for name, v in chat.items() if v is not None})
 
 
+def _check_edits(management: Any) -> None:
+    """InvalidRequest for edits of the conversation, but for the one that takes nothing away."""
+    edits = management.get("edits") if isinstance(management, Mapping) else management
+    for edit in edits if isinstance(edits, list) else [edits] if edits else ():
+        is_idle = isinstance(edit, Mapping) and edit.get("keep") == "all"
+        if not is_idle or edit.get("type") != "clear_thinking_20251015":
+            raise InvalidRequest(
+                "context_management: this server does not edit conversations; of edits it takes "
+                'clear_thinking_20251015 with keep: "all"',
+                "context_management",
+            )
+
+
 def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     if not system:
         return []
@@ -158,10 +171,30 @@ def _texts(blocks: Any, where: str) -> list[str]:
     for place, block in enumerate(blocks if isinstance(blocks, list) else ()):
         here = f"{where}[{place}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind in ("document", "search_result"):
+            texts.append(_document(block, here))
+            continue
         if kind != "text" or not isinstance(block.get("text"), str):
             raise InvalidRequest(f"{here}: this model reads text only, not {kind!r:.60}", here)
         texts.append(block["text"])
     return texts
+
+
+def _document(block: Mapping[str, Any], where: str) -> str:
+    """A document that is plain text, or a result of a search, below its title."""
+    source, inside = block.get("source"), block.get("content")
+    if block["type"] == "document":
+        if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
+            raise InvalidRequest(
+                f"{where}.source must be of type text or content: no other is read",
+                f"{where}.source",
+            )
+        inside, source = source.get("data", source.get("content")), None
+    head = [block.get("title"), source, block.get("context")]
+    lines = [line for line in head if isinstance(line, str) and line]
+    if not isinstance(inside, str | list):
+        raise InvalidRequest(f"{where} has no text", where)
+    return "\n".join([*lines, *_texts(inside, where)])
 
 
 def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
