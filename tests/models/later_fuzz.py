@@ -105,6 +105,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "n_groups": [1, 2, 4],
         "attention_bias": [False, True],
         "mlp_bias": [False],
+        "moe_latent_size": [None, 24],
         "mlp_hidden_act": ["relu2", "silu"],
         "layers_block_type": [
             ["linear_attention", "full_attention", "mlp"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
+from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, make_tiny
 
 from radixlm.arch.hf import describe
 from radixlm.arch.names import untied_with_bias
@@ -172,6 +172,17 @@ def test_tensors_without_numbers_are_left_over(folder: Path) -> None:
 
     change(folder, edit)
     loaded(folder)
+
+
+def test_a_tied_matrix_may_have_the_name_of_the_head(tmp_path: Path) -> None:
+    make_tiny("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=True)
+    before = weights_of(loaded(tmp_path))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    change(tmp_path, rename)
+    assert all(map(torch.equal, before, weights_of(loaded(tmp_path))))
 
 
 def test_every_wrong_shape_is_named_with_both_sides(folder: Path) -> None:

@@ -152,7 +152,8 @@ def untied_with_bias(decoder: Decoder) -> Decoder:
 # Where composite checkpoints keep the language model, and old ones their bare decoder.
 _PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
-    *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone.", ""),
+    *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
+    *("model.", ""),
 )
 
 
@@ -172,7 +173,7 @@ def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
 
 
 _BUFFERS = re.compile(
-    r"\.(inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
+    r"\.(inv_freq|attn\.(embed_positions|causal_mask)|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
     r"|position_ids|lora_[AB]\.(vision|speech)\.weight|slope_rate|layer_multipliers|ngram_heads_(offsets|vocab_sizes)|(query|key|diagonal)_decay)$"
 )
 # Towers of composite checkpoints and predictors of further tokens are no part of the decoder.

@@ -71,8 +71,10 @@ class Resolver:
     def assembly(self, module: str, param: str) -> Assembly:
         """The first spelling that is complete, else the first one (its names are then missing)."""
         role, suffix, layer = self._role(module, param)
-        found = [
+        roles = (role, "head") if role == "embed" and self._decoder.tied else (role,)
+        found = [  # a tied matrix may be stored as the head alone
             self._assembly(f"{module}.{param}", named, suffix, layer)
+            for role in roles
             for named in spellings(self._decoder.names, role)
         ]
         for assembly in found:

@@ -19,7 +19,7 @@ from radixlm.arch.families.builders import (
     rope,
 )
 from radixlm.arch.families.composite_newer import ERNIES, MARKS
-from radixlm.arch.names import LAYER, Named, Names
+from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import OneRow, flat, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp
 
@@ -52,7 +52,10 @@ def ernie_moe(c: Config) -> Decoder:
         is_sparse = inside and (i + 1) % c.moe_layer_interval == 0
         return sparse if is_sparse else mlp(c, bias=c.use_bias)
 
-    correction = Named((LAYER + "mlp.moe_statics.e_score_correction_bias",), flat)
+    at = ("mlp.", "mlp.gate.")
+    correction = AnyOf(
+        *(Named((f"{LAYER}{one}moe_statics.e_score_correction_bias",), flat) for one in at)
+    )
     names = {"moe.correction": correction}
     return plain(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
 

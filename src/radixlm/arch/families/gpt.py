@@ -90,7 +90,7 @@ def gpt_neox(c: Config) -> Decoder:
         names={
             "embed": "gpt_neox.embed_in",
             "norm": "gpt_neox.final_layer_norm",
-            "head": "embed_out",
+            "head": AnyOf("embed_out", "lm_head"),
             "norm1": layer + "input_layernorm",
             "norm2": layer + "post_attention_layernorm",
             "mixer.qkv": Named((layer + "attention.query_key_value",), GroupedQkv(heads, dim)),

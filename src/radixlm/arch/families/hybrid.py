@@ -290,6 +290,8 @@ _NEMOTRON: Names = {
     "moe.correction": _LONE_MIXER + "gate.e_score_correction_bias",
     "moe.up": AnyOf(_LONE_MIXER + "experts.{e}.up_proj", _LONE_MIXER + "experts.up_proj"),
     "moe.down": AnyOf(_LONE_MIXER + "experts.{e}.down_proj", _LONE_MIXER + "experts.down_proj"),
+    "moe.narrow": _LONE_MIXER + "fc1_latent_proj",
+    "moe.widen": _LONE_MIXER + "fc2_latent_proj",
     "moe.shared.up1": _LONE_MIXER + "shared_experts.up_proj",
     "moe.shared.down": _LONE_MIXER + "shared_experts.down_proj",
 }
@@ -298,7 +300,8 @@ _NEMOTRON: Names = {
 @family("NemotronHForCausalLM")
 def nemotron_h(c: Config) -> Decoder:
     """Layers of one branch each: a Mamba, attention, a feed-forward or experts."""
-    c.refuse("moe_latent_size")
+    if c.get("moe_latent_size"):
+        c.refuse("mlp_bias", False)
     for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too
         c.refuse(key, "silu", "swish")
     kinds = c.get("layers_block_type")
@@ -329,7 +332,8 @@ def nemotron_h(c: Config) -> Decoder:
         if kind != "moe":
             raise c.error("layers_block_type", f"has the unknown type {kind!r}")
         shared = Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
-        return Block(None, corrected_moe(c, shared, act=act, gated=False), norm)
+        width = c.get("moe_latent_size", 0)
+        return Block(None, corrected_moe(c, shared, act=act, gated=False, width=width), norm)
 
     blocks = [block(kind) for kind in kinds]
     return stacked(c, blocks, norm, _NEMOTRON, tied=False)  # whatever the config says

@@ -8,7 +8,7 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, family, moe, plain, rms
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.names import AnyOf, Named, Names
-from radixlm.arch.recipes import Scaled
+from radixlm.arch.recipes import FirstRows, Scaled
 from radixlm.arch.spec import Block, Decoder, Mlp
 
 _LAYER = "model.layers.{half}."
@@ -48,7 +48,8 @@ def longcat_flash(c: Config) -> Decoder:
         "moe.router": _MLP + "router.classifier",
         "moe.correction": _MLP + "router.e_score_correction_bias",
         "moe.up": AnyOf(
-            (experts + "{e}.gate_proj", experts + "{e}.up_proj"), experts + "gate_up_proj"
+            (experts + "{e}.gate_proj", experts + "{e}.up_proj"),
+            Named((experts + "gate_up_proj",), FirstRows(c.num_experts)),
         ),
         "moe.down": AnyOf(experts + "{e}.down_proj", experts + "down_proj"),
     }

@@ -258,10 +258,12 @@ def aria(c: Config) -> Decoder:
     names: Names = {
         "moe.router": AnyOf(_MLP + "router", _MLP + "gate"),
         "moe.up": AnyOf(
-            Named((_MLP + "experts.fc1.weight",), transposed), _MLP + "experts.gate_up_proj"
+            Named((_MLP + "experts.fc1.weight",), transposed),
+            Named((_MLP + "experts.gate_up_proj",), transposed),
         ),
         "moe.down": AnyOf(
-            Named((_MLP + "experts.fc2.weight",), transposed), _MLP + "experts.down_proj"
+            Named((_MLP + "experts.fc2.weight",), transposed),
+            Named((_MLP + "experts.down_proj",), transposed),
         ),
     }
     # hidden_act is the shared expert's alone
