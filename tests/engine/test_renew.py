@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from radixlm.base.errors import CheckpointError
 from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.renew import MAX_FAILURES, Renewing
 from radixlm.intake.facts import IntakeFacts
@@ -13,7 +14,9 @@ from radixlm.intake.link import Handler
 from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.stream import Live
+from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.loop import Scheduler
+from radixlm.scheduler.request import Request
 from radixlm.step.plan import StepPlan
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.engine import Bench
@@ -33,11 +36,23 @@ class Ill(FakeExecutor):
         return super().forward(plan)
 
 
+class Choosy(Feature):
+    """Raises when it is told of a request with the poison."""
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        self.error = error
+
+    def arrive(self, request: Request) -> bool:
+        if POISON in request.ids.tolist():
+            raise self.error()
+        return False
+
+
 class House:
     """Intake and renewed schedulers in one thread; the scheduler runs when ``run`` is called."""
 
-    def __init__(self, error: Callable[[], Exception]) -> None:
-        self.flight = FlightRecord()
+    def __init__(self, error: Callable[[], Exception], *more: Feature) -> None:
+        self.flight, self.more = FlightRecord(), more
         self.mine, self.theirs = (bench := Bench()).mine, bench.scheduler.channel
         self.num_made = 0
         self.error = error
@@ -51,7 +66,7 @@ class House:
     def make(self) -> Scheduler:
         """Stops when nothing is left to do, so that ``run`` returns."""
         self.num_made += 1
-        bench = Bench(num_pages=64, features=(self.flight,))
+        bench = Bench(num_pages=64, features=(self.flight, *self.more))
         executor = Ill(65, 4, 9)
         executor.error = self.error
         scheduler = bench.scheduler
@@ -101,6 +116,23 @@ async def test_the_culprit_fails_alone(error: Callable[[], Exception]) -> None:
         got = live.read()
         assert got is not None and got.token_ids == reference(prompt, 12, True)
     assert house.serving.scheduler.ledger.breaches([]) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "times"), [(lambda: ValueError("x"), 2), (lambda: CheckpointError("it is gone"), 0)]
+)
+async def test_one_that_no_feature_can_take_fails_alone(
+    error: Callable[[], Exception], times: int
+) -> None:
+    house = House(RuntimeError, Choosy(error))
+    good, bad = house.submit([1, 2]), house.submit([8, POISON, 9])
+    house.serving.run()
+    assert house.num_made == 1 + times  # an error of ours that is raised on purpose costs nobody
+    end = bad.read()
+    assert end is not None and end.finish is not None
+    assert (end.finish.kind, end.finish.status) == ("error", 500)
+    got = good.read()
+    assert got is not None and got.token_ids == reference([1, 2], 12, True)
 
 
 async def test_what_strikes_without_end_is_raised() -> None:

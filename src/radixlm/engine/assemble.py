@@ -20,7 +20,7 @@ from radixlm.arch.names import layers_left_out
 from radixlm.arch.spec import Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
-from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
@@ -485,4 +485,7 @@ def _tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Tok
 
 @lru_cache(maxsize=1)
 def _load_once(path: str | Path, mode: str) -> Tokenizer:
-    return load_tokenizer(path, mode)
+    try:
+        return load_tokenizer(path, mode)
+    except (OSError, ValueError) as error:  # its folder has changed since the start
+        raise CheckpointError(f"no tokenizer can be read from {path}: {error}") from error

@@ -68,7 +68,7 @@ class Renewing:
 
     def _renew(self) -> None:
         old = self.scheduler
-        culprit = self._flight.current
+        culprit = old.arriving or self._flight.current
         for request in list(old.committer.requests.values()):
             old.hooks.release(request)
         self._channel.receive(0)  # all of it is sent again

@@ -32,11 +32,11 @@ class Feature:
 
     def arrive(self, request: Request) -> bool:
         """The request has entered the queue. Whether ``committed`` and ``forced`` are to be asked
-        about it. RequestError refuses it."""
+        about it. RadixError refuses it."""
         return True
 
     def ready(self, request: Request) -> bool:
-        """Whether the request may be admitted now. RequestError fails it."""
+        """Whether the request may be admitted now. RadixError fails it."""
         return True
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixlm.base.errors import RequestError, TooManyRequests
+from radixlm.base.errors import EngineError, RadixError, RequestError, TooManyRequests
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import Controls
 from radixlm.scheduler.hooks import Hooks, Mask
@@ -80,6 +80,7 @@ class Scheduler:
         self.deltas: list[TokenDelta] = []  # of requests that ended outside of a step
         self.is_paused = False
         self.is_stopped = False
+        self.arriving: str | None = None  # the request that the features are being told of
         self.num_steps = 0
         self.sleep_s = 0.0  # the /slow_down test aid
         self._beat_s = 0.0
@@ -174,13 +175,8 @@ class Scheduler:
             log.warning("request id %s is already in use; the newcomer is refused", wire.rid)
             return
         self.committer.begin(request)
-        error = self._refusal(request)
-        if error is not None:
-            self._refuse(request, error)
-            return
-        try:
-            request.is_followed = self.hooks.arrive(request)
-        except RequestError as refused:
+        refused = self._refusal(request) or self._refused_by_hook(request)
+        if refused is not None:
             self._refuse(request, refused)
             return
         self.queue.push(request)
@@ -209,11 +205,24 @@ class Scheduler:
             )
         return self.planner.too_long(request)
 
-    def _refuse(self, request: Request, error: RequestError) -> None:
-        """End a waiting request with the client's fault."""
-        finish = Finish(
-            "error", message=str(error), status=error.status, retry_after_s=error.retry_after_s
-        )
+    def _refused_by_hook(self, request: Request) -> RadixError | None:
+        """Tell the features of a request. What none of them foresaw is blamed on it."""
+        self.arriving = request.rid
+        refused: RadixError | None = None
+        try:
+            request.is_followed = self.hooks.arrive(request)
+        except RadixError as error:
+            refused = error
+        self.arriving = None
+        return refused
+
+    def _refuse(self, request: Request, error: RadixError) -> None:
+        """End a waiting request: by its fault, or because something of ours it needs is broken."""
+        if isinstance(error, RequestError):
+            status, retry_after_s = error.status, error.retry_after_s
+        else:
+            status, retry_after_s = EngineError.status, None
+        finish = Finish("error", message=str(error), status=status, retry_after_s=retry_after_s)
         self._drop(request, finish)
 
     def _drop(self, request: Request, finish: Finish, quiet: bool = False) -> None:

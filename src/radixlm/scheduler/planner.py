@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.base.errors import InvalidRequest, RadixError, RequestError
 from radixlm.scheduler.encoder import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.ledger import KvLedger
@@ -33,7 +33,7 @@ class Planner:
         ledger: KvLedger,
         queue: WaitingQueue,
         hooks: Hooks,
-        refuse: Callable[[Request, RequestError], None],
+        refuse: Callable[[Request, RadixError], None],
     ) -> None:
         self.limits, self.ledger, self.queue, self.hooks = limits, ledger, queue, hooks
         self.running: list[Request] = []  # in the order of admission
@@ -304,7 +304,7 @@ class Planner:
             return False
         try:
             return self.hooks.ready(request)
-        except RequestError as error:
+        except RadixError as error:
             self._refuse(request, error)
             return False
 
