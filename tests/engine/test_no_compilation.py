@@ -20,12 +20,12 @@ pytest.importorskip("triton")
 SHAPE = {"num_hidden_layers": 1, "vocab_size": 384, "max_position_embeddings": 1200}
 LIMITS = {"max_total_tokens": 4096, "max_running_requests": 18, "chunked_prefill_size": 256}
 # a tile or a path of its own for few tokens and for many, with and without experts
-CASES: list[Any] = [
+CASES = [
     ("Qwen3ForCausalLM", {"quantization": "fp8"}),
     ("GptOssForCausalLM", {"mem_fraction_static": 0.5}),
-    pytest.param("Qwen3ForCausalLM", {"disable_cuda_graph": True}, marks=pytest.mark.slow),
-    pytest.param("DeepseekV2ForCausalLM", {}, marks=pytest.mark.slow),
-    pytest.param("Gemma3ForCausalLM", {}, marks=pytest.mark.slow),
+    ("Qwen3ForCausalLM", {"disable_cuda_graph": True}),
+    ("DeepseekV2ForCausalLM", {}),
+    ("Gemma3ForCausalLM", {}),
 ]
 PROGRAM = """
 import json, sys
