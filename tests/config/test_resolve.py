@@ -148,6 +148,18 @@ def test_a_built_gpu_gets_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.memory.mem_fraction_static is None  # a trial run will tell
 
 
+@pytest.mark.parametrize(
+    ("page_size", "backend"), [(1, "torch_native"), (8, "torch_native"), (64, "cpu")]
+)
+def test_pages_that_the_kernels_do_not_take_are_served_by_torch(
+    page_size: int, backend: str
+) -> None:
+    config = settle(page_size=page_size)
+    assert config.memory.page_size == page_size
+    assert config.execute.attention_backend == backend
+    assert settle(page_size=1, attention_backend="cpu").execute.attention_backend == "cpu"
+
+
 def test_context_length_comes_from_the_model() -> None:
     facts = replace(CPU, model={"context_len": 100})
     assert settle(facts).model.context_length == 100

@@ -96,8 +96,10 @@ def fill_backends(config: ServerConfig, facts: Facts, given: frozenset[str]) -> 
     backend = execute.attention_backend
     if backend is None:
         is_cpu = execute.device == "cpu"
-        backend = _first_cpu_attention() if is_cpu else _first_gpu_attention()
-        yield Change("attention_backend", backend, f"the best on {execute.device}")
+        page_size = config.memory.page_size
+        backend = _first_cpu_attention(page_size) if is_cpu else _first_gpu_attention()
+        pages = f" with pages of {page_size}" if page_size and is_cpu else ""
+        yield Change("attention_backend", backend, f"the best on {execute.device}{pages}")
     for phase in ("prefill", "decode"):
         name = f"{phase}_attention_backend"
         if config.value(name) is None:
@@ -106,9 +108,11 @@ def fill_backends(config: ServerConfig, facts: Facts, given: frozenset[str]) -> 
         yield Change("sampling_backend", "pytorch", "runs everywhere", is_minor=True)
 
 
-def _first_cpu_attention() -> str:
-    # a package that was installed without a C++ compiler has no kernels of its own
-    return "cpu" if find_spec("radixlm._cpu") else "torch_native"
+def _first_cpu_attention(page_size: int | None) -> str:
+    # a package that was installed without a C++ compiler has no kernels of its own, and those that
+    # there are take pages of whole multiples of 16 tokens
+    fits = page_size is None or page_size % 16 == 0
+    return "cpu" if fits and find_spec("radixlm._cpu") else "torch_native"
 
 
 def _first_gpu_attention() -> str:

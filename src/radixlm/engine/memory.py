@@ -70,7 +70,7 @@ def checked(
     if not attn.supports(page_size):
         raise ConfigError(
             f"--page-size {page_size}: attention backend {attn.name!r} works with "
-            f"{attn.required_page_size or 'other sizes'}"
+            f"{attn.required_page_size or 'multiples of 16'}"
         )
     dtype = kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
     if not attn.supports_dtype(dtype):
