@@ -343,8 +343,12 @@ def _logprob_need(each: _Each, i: int) -> LogprobNeed | None:
 class Reply:
     """Makes the answers of one call from Outputs."""
 
-    def __init__(self, tokenizer: Tokenizer | None, batch: Batch, weight_version: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, batch: Batch, weight_version: str, dim: int = 0
+    ) -> None:
+        """``dim``: numbers of a hidden state."""
         self._tokenizer, self._batch, self._version = tokenizer, batch, weight_version
+        self._dim = dim
         self._began_s = time.monotonic()
         self.last_finish = Finish("abort")  # of the sample that ended last
 
@@ -374,7 +378,7 @@ class Reply:
         if self._batch.wants_logprobs[index]:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
         if output.hidden_states is not None:
-            meta["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+            meta["hidden_states"] = hidden_rows(output, self._dim)
         if output.pooled is not None:
             meta["pooled"] = output.pooled
         return meta
@@ -460,9 +464,18 @@ def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
     }
 
 
-def hidden_rows(parts: list[bytes], num_prompt: int) -> list[Any]:
-    """Hidden states as the reference gives them: one entry a step."""
-    rows: list[Any] = []
-    for part in parts:
-        rows.append(np.frombuffer(part, np.float32).tolist())
-    return rows
+def hidden_rows(output: Output, dim: int) -> list[Any]:
+    """Hidden states as the reference gives them, an entry a step: the rows of the prompt together,
+    then one row a token. ``dim`` numbers a row; what has come last is at the end of ``output``."""
+    rows = np.frombuffer(b"".join(output.hidden_states or ()), np.float32)
+    rows = rows.reshape(-1, dim if dim and not len(rows) % dim else max(1, len(rows)))
+    num_places = output.prompt_tokens + max(output.completion_tokens - 1, 0)
+    num_prompt = min(len(rows), max(0, output.prompt_tokens - (num_places - len(rows))))
+    prompt = [rows[:num_prompt].tolist()] if num_prompt else []
+    return [*prompt, *rows[num_prompt:].tolist()]
+
+
+def last_hidden(output: Output, dim: int) -> list[float]:
+    """The hidden state of the last place, all that OpenAI's routes give."""
+    rows = np.frombuffer((output.hidden_states or [b""])[-1], np.float32)
+    return list(rows[-dim:].tolist())

@@ -119,9 +119,13 @@ class Engine:
     def _uses_model_defaults(self) -> bool:
         return self.config.serve.sampling_defaults == "model"
 
+    def _reply(self, batch: Batch) -> Reply:
+        dim = self._engine.intake.facts.embed_dim
+        return Reply(self.tokenizer, batch, self.config.model.weight_version, dim)
+
     async def _collect(self, batch: Batch, show_progress: bool) -> Any:
         intake = self._engine.intake
-        reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
+        reply = self._reply(batch)
         bar = tqdm(total=len(batch.requests), disable=not show_progress, unit="prompt")
 
         async def one(index: int) -> list[dict[str, Any]]:
@@ -182,7 +186,7 @@ class Engine:
             future.cancel()
 
     async def _events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
-        reply = Reply(self.tokenizer, batch, self.config.model.weight_version)
+        reply = self._reply(batch)
         async for event in reply.stream(self._engine.intake):
             yield event
 

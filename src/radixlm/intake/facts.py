@@ -23,6 +23,6 @@ class IntakeFacts:
     default_sampling: dict[str, object] = field(default_factory=dict)
     is_rope_length_dependent: bool = False
     original_context_len: int = 0
-    embed_dim: int = 0  # width of input embeddings, 0: not known
+    embed_dim: int = 0  # width of embeddings and of hidden states, 0: not known
     is_generation: bool = True  # False: the model gives vectors or scores
     stall_timeout_s: float = 60.0  # how long a reader may leave what has come unread

@@ -28,6 +28,8 @@ same facts are served at `/openapi.json`.
   the server listens on loopback only.
 - A JSON schema's objects hold the properties it declares and no others, and its lists the items of
   `prefixItems` and no more, unless it says otherwise (`additionalProperties`, `items`).
+- Hidden states of `/generate` are an entry a step: the rows of the prompt as a list, then a row a
+  token; OpenAI's routes give the row of the last place, in streams with the last chunk.
 - `X-Request-Id` is taken over from the request or drawn, and sent with every answer.
 - 429 and 503 carry `Retry-After`.
 - `/v1/responses` runs tools itself where the operator names MCP servers: `--tool-server

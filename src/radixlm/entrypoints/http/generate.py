@@ -64,7 +64,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     batch.stream_disjoint = state.config.serve.stream_output
     if any(batch.images):
         await asyncio.to_thread(resolve, batch, state.media)
-    reply = Reply(state.tokenizer, batch, state.weight_version)
+    dim = state.intake.facts.embed_dim
+    reply = Reply(state.tokenizer, batch, state.weight_version, dim)
     await _prepare(state, batch)
     try:
         if batch.stream:

@@ -23,7 +23,7 @@ from radixlm.entrypoints.http.openai.usage import usage
 from radixlm.entrypoints.http.schema import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.native import finish_reason as native_reason
-from radixlm.entrypoints.native import hidden_rows
+from radixlm.entrypoints.native import last_hidden
 from radixlm.intake.records import Output
 from radixlm.text.tools.base import ToolCallDelta
 
@@ -137,7 +137,7 @@ def _extras(dialog: Dialog, output: Output) -> dict[str, Any]:
     body = dialog.body
     extras: dict[str, Any] = {}
     if output.hidden_states is not None:
-        extras["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+        extras["hidden_states"] = last_hidden(output, dialog.state.intake.facts.embed_dim)
     if body.return_token_ids:
         extras["token_ids"] = extras["response_token_ids"] = output.token_ids
     if body.return_prompt_token_ids:
@@ -172,9 +172,12 @@ class _Counter:
         self._thought: dict[int, str] = {}
 
     def add(self, delta: Delta) -> None:
+        before = self._last.get(delta.index)
+        if before is not None and delta.output.hidden_states is None:
+            delta.output.hidden_states = before.hidden_states
         self._last[delta.index] = delta.output
-        before = self._thought.get(delta.index, "")
-        self._thought[delta.index] = before + delta.piece.reasoning
+        thought = self._thought.get(delta.index, "")
+        self._thought[delta.index] = thought + delta.piece.reasoning
 
     def usage(self, index: int | None = None) -> dict[str, Any]:
         """Of all samples, or of one."""
@@ -234,8 +237,8 @@ def _chunks(dialog: Dialog, delta: Delta, heads: set[int]) -> Iterator[dict[str,
     last["finish_reason"] = delta.finish_reason
     last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
     if delta.output.hidden_states is not None:
-        rows = hidden_rows(delta.output.hidden_states, delta.output.prompt_tokens)
-        last["delta"] = {"hidden_states": rows}
+        dim = dialog.state.intake.facts.embed_dim
+        last["delta"] = {"hidden_states": last_hidden(delta.output, dim)}
     yield last
 
 

@@ -28,7 +28,7 @@ from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, 
 from radixlm.entrypoints.http.openai.usage import usage
 from radixlm.entrypoints.http.schema import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.entrypoints.native import hidden_rows
+from radixlm.entrypoints.native import last_hidden
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.wire.requests import LogprobNeed
 
@@ -220,7 +220,7 @@ def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, An
         lists = _lists(call)
         choice["logprobs"] = lists.read(output.prompt_logprobs, output.logprobs)
     if output.hidden_states is not None:
-        choice["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+        choice["hidden_states"] = last_hidden(output, call.state.intake.facts.embed_dim)
     if body.return_token_ids:
         choice["token_ids"] = output.token_ids
         choice["prompt_token_ids"] = call.requests[prompt].input_ids
@@ -243,6 +243,8 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
         async for prompt, output in deltas:
             index = prompt * call.num_samples + output.index
             is_first = index not in totals
+            if not is_first and output.hidden_states is None:
+                output.hidden_states = totals[index].hidden_states
             totals[index] = output
             if is_first and call.body.logprobs is not None:
                 lists[index] = _lists(call)
@@ -275,8 +277,8 @@ def _delta(
         "finish_reason": run.finish_reason(output),
         "matched_stop": output.finish.matched if output.finish else None,
     }
-    if output.hidden_states is not None:
-        choice["hidden_states"] = hidden_rows(output.hidden_states, output.prompt_tokens)
+    if output.finish is not None and output.hidden_states is not None:
+        choice["hidden_states"] = last_hidden(output, call.state.intake.facts.embed_dim)
     if call.body.return_token_ids:
         choice["token_ids"] = output.token_ids
     return choice
