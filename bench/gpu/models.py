@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpu.replica import Engine, opened
 from gpu.requests import Wish
 from gpu.roofline import SHAPES, Shape
 from gpu.session import Session, relative
+from radixlm.base.record import replace
 from radixlm.step.plan import Item, StepPlan
 
 BOUND = 1e-2

@@ -4,7 +4,6 @@ its kernels, and what is compiled is kept on disk for the stages that measure it
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from gpu.decode import BATCHES, flags_of, shape_of
 from gpu.replica import opened
 from gpu.session import Session
 from gpu.workers import say
+from radixlm.base.record import replace
 
 TOKENS = 32768  # of the cache: the card is shared
 

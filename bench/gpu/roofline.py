@@ -6,12 +6,12 @@ mixture reads the experts that uniform routing is expected to touch. The head ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from radixlm.base.record import Record
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+
+class Shape(Record):
     """A decoder. ``inner``: of the MLP, or of one expert where there are ``experts``."""
 
     name: str
@@ -94,8 +94,7 @@ TINY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
+class Ceilings(Record):
     """Bytes and operations a second; an H200's, as measured."""
 
     bandwidth: float = 4.3e12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import torch
 from torch._C._autograd import DeviceType
@@ -13,11 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.replica import Engine
 from gpu.session import Mark, Session
+from radixlm.base.record import Record, replace
 from radixlm.step.plan import Item, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(Record):
     """Medians. ``gpu_ms``: of a step on the device, draw included; ``draw_ms``: of the draw;
     ``period_ms``: from a step to the next; ``host_us``: to launch one."""
 

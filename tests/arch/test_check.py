@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from radixlm.arch.check import check
 from radixlm.arch.hf import describe
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import replace
 from tests.arch.oracle import TINY
 
 DECODER = describe({"architectures": ["LlamaForCausalLM"], **TINY})

@@ -3,7 +3,6 @@ torch's plain implementation stands in for cuDNN's, which runs on GPUs alone."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.fakes.attention_case import Case
 from torch.nn.attention import SDPBackend
 
 from radixlm.attention import dense
+from radixlm.base.record import replace
 from radixlm.step.batch import AttentionSite
 
 SITE = AttentionSite(layer=0, group=0, heads=4, kv_heads=2, head_dim=16, v_dim=16, scale=0.3)

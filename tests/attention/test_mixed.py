@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from radixlm.attention import select
 from radixlm.attention.mixed import MixedBackend
 from radixlm.attention.reference import TorchNativeBackend
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.pools.group import KvGroup

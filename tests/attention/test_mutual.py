@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from tests.fakes.attention_case import Case, run_case
 from torch import Tensor
 
 from radixlm.attention import reference
+from radixlm.base.record import replace
 from radixlm.kernels import cpu
 from radixlm.step.batch import AttentionSite
 

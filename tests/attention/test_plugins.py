@@ -7,7 +7,6 @@ import inspect
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from radixlm.attention import flashinfer as flashinfer_backend
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from radixlm.attention import reference
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite

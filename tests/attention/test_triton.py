@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from tests.attention.paged_step import make_batch, new_rows, open_backend, run_step
 from tests.fakes.attention_case import CPU, Case
+
+from radixlm.base.record import replace
 
 pytest.importorskip("triton")
 
@@ -186,7 +188,7 @@ def test_padding_rows_change_nobodys_numbers() -> None:
     backend, table = open_backend("triton", case, SITE)
     batch = make_batch(case, table, backend)
     before = backend.pools[0].k_LPBKC.clone()
-    padded = replace(
+    padded = dataclasses.replace(
         batch,
         token_ids_T=torch.zeros(4, dtype=torch.int64),
         positions_T=torch.tensor([149, 40, 0, 0]),

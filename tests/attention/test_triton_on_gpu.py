@@ -6,13 +6,13 @@ TRITON_INTERPRET=0 python -m pytest tests/attention/test_triton_on_gpu.py -m gpu
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 from tests.attention.paged_step import make_batch, new_rows, open_backend, run_step
 from tests.fakes.attention_case import Case
 
+from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.step.batch import AttentionSite
 

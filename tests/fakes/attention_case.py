@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixlm.attention.select import make_backend
+from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -17,8 +17,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Record):
     """Per sequence: q [queries, H, C] of its last tokens, k and v of all its tokens."""
 
     q: list[Tensor]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
+from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.spec import (
     Attention,
     Block,
@@ -15,6 +13,7 @@ from radixlm.arch.spec import (
     SummedAttention,
     Sums,
 )
+from radixlm.base.record import replace
 from radixlm.models.groups import entry_places, kv_groups, pool_places
 
 FULL = Attention(heads=8, kv_heads=2, head_dim=16, rope=None)

@@ -3,7 +3,6 @@ as a program, against the reference."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.fakes.paged_runner import CPU, PagedRunner
 from tests.models.test_decoder import relative_error
 
 from radixlm.arch.spec import Attention, Block, Decoder, Layout, Mlp, Moe, Norm, Rope
+from radixlm.base.record import replace
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model, build_model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, make_tiny
 from radixlm.arch.hf import describe
 from radixlm.arch.names import untied_with_bias
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
 from radixlm.weights.load import load_weights, open_feeder

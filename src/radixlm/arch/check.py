@@ -6,12 +6,12 @@ negative count) is found here once, for all families and fields.
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from radixlm.arch.config import is_number
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 
 
 def check(decoder: Decoder, source: str) -> Decoder:
@@ -23,17 +23,17 @@ def check(decoder: Decoder, source: str) -> Decoder:
     return decoder
 
 
-def _record(record: Any, source: str, seen: set[int]) -> None:
+def _record(record: Record, source: str, seen: set[int]) -> None:
     if id(record) in seen:  # layers share records
         return
     seen.add(id(record))
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if is_dataclass(value):
+    for name, wanted in type(record).__annotations__.items():
+        value = getattr(record, name)
+        if isinstance(value, Record):
             _record(value, source, seen)
-        elif not _fits(value, str(field.type)):
-            where = f"{type(record).__name__}.{field.name}"
-            raise CheckpointError(f"{source}: gives {where} the value {value!r}, not {field.type}")
+        elif not _fits(value, wanted):
+            where = f"{type(record).__name__}.{name}"
+            raise CheckpointError(f"{source}: gives {where} the value {value!r}, not {wanted}")
 
 
 def _fits(value: Any, wanted: str) -> bool:

@@ -8,17 +8,16 @@ the draft's width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from radixlm.arch.names import AnyOf, Name, Named
 from radixlm.arch.spec import Decoder, Norm
+from radixlm.base.record import Record, replace
 
 STEP = "{step}"  # in a name: the module that guesses one token further than the one before
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Record):
     """One module or several of the same shape, each with weights of its own.
 
     ``decoder`` has a module's blocks, its last norm and its head; roles beside those of a decoder:

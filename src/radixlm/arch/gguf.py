@@ -13,11 +13,11 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4
@@ -73,8 +73,7 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
 GRIDS = ("Q4_0", "Q4_1", "Q4_K")
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
+class GgufTensor(Record):
     """Where a tensor lies in which file; ``shape`` as in torch, rows first."""
 
     file: Path
@@ -84,8 +83,7 @@ class GgufTensor:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
+class GgufHeader(Record):
     """The metadata by key, the tensors by name. ``path``: the file, of several parts the first,
     which has the metadata."""
 

@@ -28,15 +28,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from radixlm.arch.recipes import Recipe
 from radixlm.arch.spec import Decoder
+from radixlm.base.record import Record, replace
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Record):
     """Checkpoint tensors joined along their rows, then changed by ``recipe``."""
 
     templates: tuple[str, ...]

@@ -9,15 +9,15 @@ frozen records), so that two equal descriptions compare equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from radixlm.base.record import Record
 
 Cat = Callable[[Sequence[Any], int], Any]
 Recipe = Callable[[Any, Cat], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OneRow:
+class OneRow(Record):
     """One row of a matrix."""
 
     index: int
@@ -41,8 +41,7 @@ def interleaved_middle(tensor: Any, cat: Cat) -> Any:
     return cat((tensor[:, 0::2], tensor[:, 1::2]), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRows:
+class FirstRows(Record):
     """The first ``count`` rows: others pad."""
 
     count: int
@@ -77,8 +76,7 @@ def heads_joined(tensor: Any, cat: Cat) -> Any:
     return tensor.reshape(-1, *tensor.shape[2:])
 
 
-@dataclass(frozen=True, slots=True)
-class Upright:
+class Upright(Record):
     """Experts stored [experts, in, out] or [experts, out, in] -> the latter; ``width`` is in."""
 
     width: int
@@ -87,8 +85,7 @@ class Upright:
         return tensor if tensor.shape[-1] == self.width else tensor.swapaxes(-1, -2)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedQkv:
+class GroupedQkv(Record):
     """Rows grouped by KV head, each [its q heads][k][v] -> [all q][all k][all v]."""
 
     kv_heads: int
@@ -101,8 +98,7 @@ class GroupedQkv:
         return cat([part.reshape(-1, *rest) for part in parts], 0)
 
 
-@dataclass(frozen=True, slots=True)
-class SlicedQkv:
+class SlicedQkv(Record):
     """Rows in ``slices`` slices, each [its parts in ``order``] -> [all q][all k][all v]."""
 
     slices: int
@@ -114,8 +110,7 @@ class SlicedQkv:
         return cat([parts[:, self.order.index(one)].reshape(-1, *rest) for one in "qkv"], 0)
 
 
-@dataclass(frozen=True, slots=True)
-class GatedQkv:
+class GatedQkv(Record):
     """Rows [q][gate][k][v] -> each head's q and gate in turn, then [k][v]."""
 
     heads: int
@@ -128,8 +123,7 @@ class GatedQkv:
         return cat([paired, tensor[2 * rows :]], 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PerHead:
+class PerHead(Record):
     """Norm weights of all heads in one vector [heads * head_dim] -> [heads, head_dim]."""
 
     heads: int
@@ -138,8 +132,7 @@ class PerHead:
         return tensor.reshape(self.heads, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Record):
     """``parts`` matrices under one another, each of all experts' rows, -> [experts, rows, in]."""
 
     experts: int
@@ -152,8 +145,7 @@ class Experts:
         return joined.swapaxes(-1, -2) if self.is_transposed else joined
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedParts:
+class GroupedParts(Record):
     """Rows in ``groups`` groups, each parts of ``sizes`` rows -> the parts ``take`` of all."""
 
     groups: int
@@ -171,8 +163,7 @@ class GroupedParts:
         return cat(found, 0) if len(found) > 1 else found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class RowScaled:
+class RowScaled(Record):
     """Runs of rows (count, factor), each times its factor."""
 
     runs: tuple[tuple[int, float], ...]
@@ -185,8 +176,7 @@ class RowScaled:
         return cat(parts, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(Record):
     """Every number of a vector ``times`` times in a row."""
 
     times: int
@@ -195,8 +185,7 @@ class Repeated:
         return cat([tensor.reshape(-1, 1)] * self.times, 1).reshape(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Record):
     """Every number times ``factor``."""
 
     factor: float
@@ -205,8 +194,7 @@ class Scaled:
         return tensor * self.factor
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroRows:
+class ZeroRows(Record):
     """A vector with ``count`` zeros at ``at``: of joined projections of which one has no bias."""
 
     at: int
@@ -222,8 +210,7 @@ def unit_rows(tensor: Any, cat: Cat) -> Any:
     return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)
 
 
-@dataclass(frozen=True, slots=True)
-class RankScaled:
+class RankScaled(Record):
     """A vector times sqrt(width / its length): its channels stand for ``width`` others."""
 
     width: int

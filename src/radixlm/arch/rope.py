@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from radixlm.arch.spec import Rope
 from radixlm.arch.yarn import yarn_mscale
+from radixlm.base.record import replace
 
 Frequencies = NDArray[np.float32]
 _Params = Mapping[str, Any]

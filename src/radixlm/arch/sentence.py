@@ -4,7 +4,6 @@ names, prompts and the longest text. No torch, no sentence-transformers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from radixlm.arch.json_file import read_json, read_object
 from radixlm.arch.names import Name
 from radixlm.arch.spec import Decoder, Dense, Pool
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record, field, replace
 
 # in the order in which the vectors of several modes are joined
 _MODES = {
@@ -33,16 +33,14 @@ _ACTS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DenseModule:
+class DenseModule(Record):
     """A linear layer in a folder of its own."""
 
     folder: str
     layer: Dense
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(Record):
     """A folder in sentence-transformers' form. ``max_length``: tokens of the longest text that it
     was made for (0: unsaid). ``prompts`` stand before texts, by name."""
 

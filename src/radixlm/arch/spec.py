@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from radixlm.base.record import Record, field
 
 Activation = Literal[
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
@@ -20,8 +21,7 @@ Layout = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(Record):
     """RMS or layer norm. ``offset`` is 1.0 when the checkpoint stores (weight - 1)."""
 
     eps: float
@@ -32,8 +32,7 @@ class Norm:
     scales_input: bool = False  # the weight multiplies what is normed, not the outcome
 
 
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
+class RopeScaling(Record):
     """Scaled rotary embedding, after Hugging Face's ``rope_parameters``; see ``arch/rope.py``.
 
     ``params`` are the sorted (key, value) pairs of the checkpoint (lists as tuples), without
@@ -45,8 +44,7 @@ class RopeScaling:
     params: tuple[tuple[str, float | bool | tuple[float, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(Record):
     """Rotary position embedding of the first ``dim`` channels of each head."""
 
     dim: int
@@ -69,8 +67,7 @@ class Rope:
         return self.scaling is not None and self.scaling.kind in ("dynamic", "longrope")
 
 
-@dataclass(frozen=True, slots=True)
-class Temperature:
+class Temperature(Record):
     """Queries grow with their position: times 1 + beta * log(1 + floor((position + offset) /
     period)), or times (1 + (position + offset) / period) ** beta."""
 
@@ -80,8 +77,7 @@ class Temperature:
     is_power: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Record):
     """A token sees its own and the ``local`` - 1 blocks of ``size`` tokens before, and of the
     earlier ones every ``stride``-th; the choice moves on by ``step`` blocks from head to head."""
 
@@ -91,8 +87,7 @@ class Blocks:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockIndex:
+class BlockIndex(Record):
     """Which blocks of ``size`` tokens are read: each of ``heads`` queries, which stands for as many
     attention heads, takes the ``top`` blocks whose best key scores highest, the ``local`` newest
     before all others. The keys of ``dim`` numbers are kept in the cache beside K, a part with each
@@ -108,8 +103,7 @@ class BlockIndex:
     # by the mean of its keys, and what follows the last whole block
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Record):
     """What few attentions do besides. None of it is known to the fused kernels."""
 
     v_dim: int = 0  # channels of a value head; 0 = head_dim
@@ -145,8 +139,7 @@ class Variant:
     is_causal: bool = False  # even where in other layers the places of a picture see one another
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Record):
     """Softmax attention with grouped KV heads. ``scale`` None means head_dim ** -0.5."""
 
     heads: int
@@ -180,8 +173,7 @@ class Attention:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Record):
     """Which tokens a latent attention reads: the ``top_k`` whose keys of ``dim`` numbers, kept in
     the cache beside the latent, score best over ``heads`` light queries (DeepSeek-V3.2). The first
     channels turn as those of the attention do. ``is_shared``: the choice of the last layer that
@@ -202,8 +194,7 @@ class Index:
         return self.dim * (2 if self.pool else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(Record):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); the cache holds
     ``kv_rank + rope_dim`` numbers a token. ``sinks`` and ``window`` as in ``Attention``, ``gate``
     as in ``Variant``."""
@@ -234,8 +225,7 @@ class LatentAttention:
         return self.kv_rank + self.rope_dim + own
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(Record):
     """Entries that each sum up ``rate`` neighbouring tokens (with ``overlaps`` the ``rate`` before
     them too), channel by channel with learned shares; an entry is normed and turns as at the first
     of its tokens. A query reads the entries of all whole runs up to it, or the ``top_k`` that an
@@ -252,8 +242,7 @@ class Sums:
         return 2 * dim * (2 if self.overlaps else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SummedAttention:
+class SummedAttention(Record):
     """Attention to the ``window`` newest tokens, each one key that is its value too, and to sums of
     earlier ones (DeepSeek-V4). The last channels turn; the output turns back at the query's place
     and is projected in ``groups`` of heads to ``group_rank`` numbers each, then all together."""
@@ -289,8 +278,7 @@ class SummedAttention:
 State = tuple[tuple[int, ...], bool]  # shape a sequence, and whether it sums up the whole past
 
 
-@dataclass(frozen=True, slots=True)
-class ShortConv:
+class ShortConv(Record):
     """A gated causal convolution (LFM2): out(c * conv(b * x)) where (b, c, x) = in(x)."""
 
     channels: int
@@ -302,8 +290,7 @@ class ShortConv:
         return (((self.channels, self.width - 1), False),)
 
 
-@dataclass(frozen=True, slots=True)
-class Mamba1:
+class Mamba1(Record):
     """Selective state space with a diagonal decay a channel (arXiv:2312.00752)."""
 
     inner: int
@@ -320,8 +307,7 @@ class Mamba1:
         return ((self.inner, self.width - 1), False), ((self.inner, self.state), True)
 
 
-@dataclass(frozen=True, slots=True)
-class Mamba2:
+class Mamba2(Record):
     """State space duality, one decay a head (arXiv:2405.21060). The gate joins before the norm
     unless told; ``norm`` None leaves the gate alone."""
 
@@ -354,8 +340,7 @@ class Mamba2:
 Wide = tuple[int, ...]  # of any size
 
 
-@dataclass(frozen=True, slots=True)
-class Ngrams:
+class Ngrams(Record):
     """What runs of up to ``length`` tokens say, hashed into tables of ``sizes`` rows (joined and
     padded to ``rows``) of ``dim`` numbers in all: it joins ``streams`` of ``width`` channels
     through a gate each, beside a convolution of every ``length``-th of ``conv`` tokens. A run does
@@ -378,8 +363,7 @@ class Ngrams:
         return ((self.streams * self.width, kept), False), ((self.length - 1,), False)
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
+class DeltaNet(Record):
     """Gated delta rule (arXiv:2412.06464): a matrix a head that forgets, and corrects what it
     says for a key. ``channel_decay``: a decay a key channel (arXiv:2510.26692)."""
 
@@ -407,8 +391,7 @@ class DeltaNet:
         return own if self.ngrams is None else own + self.ngrams.states
 
 
-@dataclass(frozen=True, slots=True)
-class Lightning:
+class Lightning(Record):
     """Linear attention with a fixed decay a head (arXiv:2401.04658)."""
 
     heads: int
@@ -422,8 +405,7 @@ class Lightning:
         return (((self.heads, self.head_dim, self.head_dim), True),)
 
 
-@dataclass(frozen=True, slots=True)
-class RgLru:
+class RgLru(Record):
     """Real-gated linear recurrent unit behind a convolution (arXiv:2402.19427)."""
 
     channels: int
@@ -436,8 +418,7 @@ class RgLru:
         return ((self.channels, self.width - 1), False), ((self.channels,), True)
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedAttention:
+class CompressedAttention(Record):
     """Attention whose queries and keys pass two convolutions, a channel and a head each, of
     ``widths`` tokens, beside a mean of both, and half of whose values are the token's before
     (arXiv:2510.04476). Each head of q and k has unit size, keys times a learned number."""
@@ -460,8 +441,7 @@ class CompressedAttention:
         return ((self.conv_channels, tokens), False), ((self.late_channels,), False)
 
 
-@dataclass(frozen=True, slots=True)
-class RelativeAttention:
+class RelativeAttention(Record):
     """Attention without rotation whose scores gain, up to ``extent`` tokens back, what ``rank``
     numbers a query head make of as many learned profiles of the distance. Keys, values, the output
     and the feed-forward's output pass convolutions of ``width`` tokens each, beside themselves.
@@ -485,8 +465,7 @@ class RelativeAttention:
         return tuple(((count, self.width - 1), False) for count in channels)
 
 
-@dataclass(frozen=True, slots=True)
-class RwkvTime:
+class RwkvTime(Record):
     """Sums of values weighed by exponentials of keys, that fade a channel (arXiv:2305.13048); all
     projections read a share of the token before."""
 
@@ -498,8 +477,7 @@ class RwkvTime:
         return ((self.dim,), False), *(((self.channels,), True),) * 3
 
 
-@dataclass(frozen=True, slots=True)
-class RwkvChannel:
+class RwkvChannel(Record):
     """The feed-forward beside it, which reads the token before too."""
 
     inner: int
@@ -510,8 +488,7 @@ class RwkvChannel:
         return (((self.dim,), False),)
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixLstm:
+class MatrixLstm(Record):
     """A matrix a head that sums keys times values, weighed by an exponential of one gate and fading
     by another (arXiv:2405.04517); what it says is over the sum of the keys."""
 
@@ -534,16 +511,14 @@ StateMixer = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Record):
     """Attention and a state mixer on the same input; their outputs are added."""
 
     attention: Attention
     state: StateMixer
 
 
-@dataclass(frozen=True, slots=True)
-class CrossAttention:
+class CrossAttention(Record):
     """Attention to the rows that a tower makes of a prompt's pictures, without positions. A token
     sees the pictures of the last run of neighbouring ones that has begun; one that stands before
     them all sees all of them. ``bias``: of q, v and the output."""
@@ -560,15 +535,13 @@ class CrossAttention:
         return self.heads * self.head_dim, self.kv_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class Straight:
+class Straight(Record):
     """One square matrix in place of a mixer or a feed-forward."""
 
     bias: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mlp:
+class Mlp(Record):
     """Feed-forward; gated means down(act(gate(x)) * up(x)). With ``limit`` the gate is cut at it,
     up on both sides, before anything else."""
 
@@ -584,8 +557,7 @@ class Mlp:
     out_scale: bool = False  # a learned number multiplies the output
 
 
-@dataclass(frozen=True, slots=True)
-class DeepRouter:
+class DeepRouter(Record):
     """A router of three layers on ``width`` channels of the input. ``chained``: the channels of
     the layer before, times learned numbers, are added to them."""
 
@@ -594,8 +566,7 @@ class DeepRouter:
     chained: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Moe:
+class Moe(Record):
     """Mixture of experts with top-k routing."""
 
     experts: int
@@ -637,8 +608,7 @@ class Moe:
     marks: tuple[int, ...] = ()  # tokens that belong to media: what begins and ends them
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLayer:
+class SharedLayer(Record):
     """A layer without residuals that several blocks ask, each at its place, with one set of
     weights: f(n2(a(n1([residual; embedding])))), where n1 and a read twice the model's channels.
     Blocks of one ``bank`` share its weights; ``call`` counts its calls. Each has low-rank changes
@@ -653,8 +623,7 @@ class SharedLayer:
     changes_qkv: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Record):
     """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
     parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
     mixer's norm; crossed is pre with a learned gate for each branch, skipped in a prompt without
@@ -711,8 +680,7 @@ class Block:
         return mixer if isinstance(mixer, StateMixer) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
+class Dense(Record):
     """One linear layer of a head: act(W x + b), ``act`` "" for none. Its weights have the role
     ``pool.{n}`` (n counts ``Pool.head``)."""
 
@@ -722,8 +690,7 @@ class Dense:
     bias: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Record):
     """What becomes of the last hidden states of a model that does not generate.
 
     ``pooling``: how places become one vector: last, cls (the first), mean, max, mean_sqrt (mean
@@ -744,8 +711,7 @@ class Pool:
     dimensions: tuple[int, ...] = ()  # lengths to which a vector may be cut; () = any
 
 
-@dataclass(frozen=True, slots=True)
-class Disentangled:
+class Disentangled(Record):
     """Scores that a learned vector for each distance takes part in (DeBERTa, arXiv:2006.03654):
     query with the distance's key, key with the distance's query. Distances from half ``buckets`` on
     share vectors up to ``farthest``; 0 buckets: each up to ``farthest`` has its own."""
@@ -760,8 +726,7 @@ class Disentangled:
         return self.buckets or self.farthest
 
 
-@dataclass(frozen=True, slots=True)
-class Encoder:
+class Encoder(Record):
     """A model that reads a text at once: every token sees all others (within the layer's window,
     which counts to both sides), and nothing is kept."""
 
@@ -774,8 +739,7 @@ class Encoder:
     is_shared: bool = False  # one block's weights serve all layers
 
 
-@dataclass(frozen=True, slots=True)
-class AltUp:
+class AltUp(Record):
     """``streams`` residual streams of which each block computes the first (arXiv:2301.13310), with
     low-rank residuals of ``rank`` and an input of ``layer_dim`` channels a layer of its own, from
     a table of ``layer_vocab`` tokens. Blocks have layout sandwich."""
@@ -788,8 +752,7 @@ class AltUp:
     scales: bool = True  # a learned factor of the corrected stream
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(Record):
     """Hyper-connections (arXiv:2409.19606): each branch reads a weighted sum of ``count`` residual
     streams, and its output joins each with a weight of up to ``gain``; weights are made of all
     streams of the token. With ``rounds`` the streams also mix by a matrix that so many rounds of
@@ -808,8 +771,7 @@ class Streams:
         return self.count * (2 + (self.count if self.rounds else 0))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerInputs:
+class LayerInputs(Record):
     """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens (where that is
     above 0) and from the embedding; it joins the residual at the end of each block, through a
     gate."""
@@ -819,8 +781,7 @@ class LayerInputs:
     act: Activation
 
 
-@dataclass(frozen=True, slots=True)
-class GatedStreams:
+class GatedStreams(Record):
     """``count`` residual streams. A branch reads their mean, each normed and every channel gated
     by all of them through ``rank`` channels, and joins each with a weight of its own. Blocks have
     layout pre, and norms of kind "none"."""
@@ -830,8 +791,7 @@ class GatedStreams:
     norm: Norm
 
 
-@dataclass(frozen=True, slots=True)
-class Cycles:
+class Cycles(Record):
     """Two stacks of ``size`` blocks that run again and again (arXiv:2506.21734) over two streams,
     the second of which begins as a learned vector. ``outer`` times: ``inner`` times the first stack
     remakes the second stream from the sum of both, then the second stack remakes the first. Every
@@ -849,8 +809,7 @@ class Cycles:
         return ((0,) * self.inner + (1,)) * self.outer
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(Record):
     """Before block ``at`` the residual becomes ``share`` of what it was before block ``source``,
     which is no later one, and the rest of itself."""
 
@@ -859,8 +818,7 @@ class Skip:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class HeadLayer:
+class HeadLayer(Record):
     """A layer before the output head: norm(act(W x + b))."""
 
     act: Activation
@@ -868,8 +826,7 @@ class HeadLayer:
     bias: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Decoder:
+class Decoder(Record):
     """A decoder-only language model; with ``pool`` one that gives vectors or scores, with
     ``encoder`` one that is none."""
 
@@ -904,4 +861,4 @@ class Decoder:
     deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None
     encoder: Encoder | None = None
-    names: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
+    names: Mapping[str, object] = field(default_factory=dict)

@@ -8,13 +8,13 @@ heads, K KV heads, C head channels, V value channels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.attention.paged import PagedBackend
+from radixlm.base.record import Record, replace
 from radixlm.kernels.dispatch import Kernels
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -23,8 +23,7 @@ MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go i
 MAX_PADDING = 2  # decode sequences share a call while the longest is at most this times longer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Record):
     """Some query tokens and what they may read; sequences of one piece are padded alike."""
 
     rows_SQ: Tensor  # int64: indices into T
@@ -33,8 +32,7 @@ class Piece:
     ahead_SQN: Tensor  # int64: how far the key is ahead of the query (0 or less where seen)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Record):
     """One sequence of the step, or a part of it, on the host. ``num_ahead``: its queries see one
     another, and so many tokens behind the last of them; None: each sees what is before it."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -26,6 +25,7 @@ from radixlm.attention import dense
 from radixlm.attention.paged import PagedBackend
 from radixlm.attention.tree import tree_of_runs
 from radixlm.base.errors import ConfigError, InvariantError
+from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import FLOAT8, FLOATS
 from radixlm.kernels.ops.rope import QkNorm
@@ -90,8 +90,7 @@ class Memory:
         return held[:count]
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Record):
     """One launch of the kernel that all layers of a kind share in a step."""
 
     tile: Tile

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.record import Record
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT
 
 Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "structural_tag"]
@@ -29,16 +29,14 @@ MAX_ITEMS = 1 << 16  # of one list
 MAX_RULES = 1024  # of an EBNF grammar
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
+class GrammarSpec(Record):
     """A grammar as text: the key of the cache. ``text`` is empty for json_object."""
 
     kind: Kind
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarOptions:
+class GrammarOptions(Record):
     """Server options. ``whitespace_pattern`` is a regular expression for the white space between
     JSON tokens; ``disable_any_whitespace`` writes JSON as "{"a": 1, "b": 2}" without any other."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record
 from radixlm.kernels.ops import activation, embedding, linear, lora, moe, norm, rope, state
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 OPS = tuple(REFERENCES)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Record):
     """The chosen implementation of every op; ``chosen`` maps each op to the name of its own."""
 
     rms_norm: Callable[..., Tensor]
@@ -116,8 +115,7 @@ class Kernels:
         return self.chosen["pack_experts"] != "triton"
 
 
-@dataclass(frozen=True, slots=True)
-class Implementation:
+class Implementation(Record):
     """One announced implementation of an op."""
 
     op: str

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
 from weakref import WeakValueDictionary
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
+from radixlm.base.record import replace
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.kernels.ops import linear
 from radixlm.kernels.ops.rope import QkNorm

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from radixlm.arch.spec import (
     Straight,
     SummedAttention,
 )
+from radixlm.base.record import replace
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved import ConvolvedLayer, RelativeAttentionLayer, make_convolved

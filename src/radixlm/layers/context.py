@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
+from radixlm.base.record import Record, field
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
 from radixlm.quant.param import Shard
 from radixlm.quant.scheme import HeadScheme, Scheme, UnquantizedScheme
 
 
-@dataclass(frozen=True, slots=True)
-class LayerContext:
+class LayerContext(Record):
     """``compute_dtype`` is the dtype of activations; ``scheme`` stores linear weights."""
 
     kernels: Kernels

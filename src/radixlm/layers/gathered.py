@@ -9,19 +9,18 @@ heads, C channels of K, V of V.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Blocks
+from radixlm.base.record import Record
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Record):
     """Some query tokens of one sequence and all keys up to the last of them."""
 
     rows: slice  # of T

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Block, SharedLayer
+from radixlm.base.record import replace
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext

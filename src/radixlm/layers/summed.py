@@ -10,13 +10,13 @@ N tokens read, E entries, W new ones, S tokens summed up in one, G index heads o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Norm, SummedAttention, Sums
+from radixlm.base.record import Record
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import MAX_SCORES
 from radixlm.layers.index import best_of, scores_of
@@ -27,8 +27,7 @@ from radixlm.quant.param import Param
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Record):
     """The step's tokens of one sequence: rows [start, end) of T, at places from ``first`` on."""
 
     index: int
@@ -114,8 +113,7 @@ class SumsIndexLayer(Module):
         return scaled
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Record):
     """What the step's tokens ask with: queries [T, H, C], and those of the index."""
 
     q_THC: Tensor

@@ -7,13 +7,13 @@ Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Attention, Norm, Variant
+from radixlm.base.record import replace
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
 from radixlm.layers.block_index import BlockIndexLayer, MeanIndexLayer
 from radixlm.layers.context import LayerContext

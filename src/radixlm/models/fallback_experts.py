@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 from radixlm.kernels.dispatch import REFERENCES, Kernels
 from radixlm.kernels.ops.moe import PackedExperts
 
@@ -27,8 +27,7 @@ _TABLES = {"gate_up_proj", "down_proj"}
 _LARGE = 1e3  # inputs that reach what clamps
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Record):
     """The weights as our kernels take them, gate above up; biases None without."""
 
     up_E2ID: Tensor

@@ -19,6 +19,7 @@ from torch import Tensor
 from radixlm.arch.spec import Attention, Block, Decoder, Norm, Variant
 from radixlm.attention.reference import Piece, attend
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 from radixlm.models.groups import kv_groups, pool_places
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -38,8 +39,7 @@ FAILURES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Record):
     """One call of the attention function, as the model makes it in every step."""
 
     heads: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm
+from radixlm.base.record import Record
 from radixlm.layers.moe import RARE_SCORES
 
 # fields that the program knows nothing of
@@ -83,6 +82,7 @@ def _is_usual(norm: Norm) -> bool:
     return norm.kind != "none" and not norm.scales_input
 
 
-def _has_defaults(record: object, names: tuple[str, ...]) -> bool:
-    defaults = {f.name: f.default for f in fields(record) if f.name in names}  # type: ignore[arg-type]
-    return all(getattr(record, name) == default for name, default in defaults.items())
+def _has_defaults(record: Record, names: tuple[str, ...]) -> bool:
+    kind = type(record)
+    defaults = dict(zip(kind.__struct_fields__[::-1], kind.__struct_defaults__[::-1], strict=False))
+    return all(getattr(record, name) == defaults[name] for name in names)

@@ -10,7 +10,6 @@ import base64
 import binascii
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -18,6 +17,7 @@ import safetensors
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.record import Record
 
 ROW_NAMES = ("precomputed_embeddings", "precomputed_features", "feature")
 # what else a client may say of the features; the rest are arrays
@@ -38,8 +38,7 @@ _NPY, _ZIP = b"\x93NUMPY", b"PK"
 AnyArray = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(Record):
     """``rows``: float32 [1 + L, N, D], what the tower would make; None: ``arrays`` are what a
     processor made, for the tower. ``num_places``: how many places they fill, None: that is not
     known. ``where`` is the field that errors name."""

@@ -16,18 +16,17 @@ import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.record import Record
 
 MAX_REDIRECTS = 3
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRules:
+class FetchRules(Record):
     """``folders``: where files may be read from. ``allow_private``: also addresses of this
     machine and its network."""
 

@@ -7,14 +7,14 @@ text behind goes on from the largest.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.base.record import Record
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+
+class Grid(Record):
     """Places [start, start + times * rows * columns) of a prompt as a box; ``step``: from a time to
     the next."""
 

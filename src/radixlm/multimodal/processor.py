@@ -10,7 +10,6 @@ import logging
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from radixlm.arch.families.media_facts import MediaFacts
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.record import Record
 from radixlm.multimodal import image
 from radixlm.multimodal.audio import Samples, read_sound
 from radixlm.multimodal.canvas import Crop, canvas_ids
@@ -53,8 +53,7 @@ _TOKENS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Record):
     """One piece of media as a client sent it: a file's bytes, or a film's frames, each a file; a
     sound may have been read already (``MediaProcessor.read_sound``)."""
 
@@ -63,8 +62,7 @@ class Given:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Record):
     """Token ids with ids of ``wire/media.py`` in the places of media; ``plain`` has the
     checkpoint's placeholder there. ``rope_ids``: int32 [3, T] for a rope with sections."""
 
@@ -78,8 +76,7 @@ class Prompt:
         return None if self.rope_ids is None else self.rope_ids.astype("<i4").tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Record):
     """Media as the processor reads it."""
 
     kind: Kind

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.record import Record
 from radixlm.multimodal.extras import extra
 from radixlm.multimodal.image import open_picture
 
@@ -19,8 +19,7 @@ MAX_READ = 36_000  # frames that are looked at
 MAX_PIXELS = 1 << 28  # of all kept frames together
 
 
-@dataclass(frozen=True, slots=True)
-class Film:
+class Film(Record):
     """``frames``: uint8 [T, rows, columns, 3], evenly spaced; ``fps`` of these."""
 
     frames: NDArray[np.uint8]

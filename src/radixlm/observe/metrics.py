@@ -7,9 +7,10 @@ scraped; this module knows names, labels and buckets only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from radixlm.base.record import Record
 
 FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 INTER_TOKEN_S = (
@@ -51,8 +52,7 @@ GAUGES: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(Record):
     """Upper bounds of the histograms; ``prompt`` and ``generation`` None: no such histograms."""
 
     first_token_s: tuple[float, ...] = FIRST_TOKEN_S

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
+from radixlm.base.record import Record
 
-@dataclass(frozen=True, slots=True)
-class KvGroup:
+
+class KvGroup(Record):
     """Layers with the same KV shape and window.
 
     ``name`` tells which page space of the scheduler the pages come from: groups of the same name

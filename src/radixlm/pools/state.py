@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.arch.spec import State
+from radixlm.base.record import Record
 
 Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Record):
     """Sequences that advance alike: each by the same number of tokens from a page's states to
     another's. ``rows`` are the tokens, [B * L], sequence by sequence."""
 
@@ -89,8 +88,7 @@ def state_nbytes(layers: Sequence[tuple[State, ...]], recurrent_dtype: torch.dty
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StateStep:
+class StateStep(Record):
     """One step: the pool and the segments, to be run in order."""
 
     pool: StatePool

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.record import Record
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS
 from radixlm.quant.integers import AWQ, GPTQ, IntegerQuant, parse_integers
 
@@ -24,8 +24,7 @@ _NESTED = ("text_config", "llm_config", "language_config")
 _OWN_FILES = ("quantize_config.json", "quant_config.json")  # of older tools
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointQuant:
+class CheckpointQuant(Record):
     """``block``: rows and inputs that share a scale where scales are a matrix. ``fmt``: the format
     of kernels/ops/fp8.py that keeps the numbers."""
 

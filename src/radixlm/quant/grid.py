@@ -4,16 +4,16 @@ experts."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record, replace
+
 GROUPS = (128, 64, 32)  # inputs that share a scale in the kernels
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Record):
     """A weight as the checkpoint has it: value * scale + offset, a scale and an offset for each
     group of inputs. ``values_OI`` are 0..15, of 8 ``bits`` 0..255, in uint8; scales and offsets
     float32. Column j belongs to input ``order_I[j]``, without an order to input j.

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record
 
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 W8A8, BLOCKWISE = "w8a8_int8", "blockwise_int8"
@@ -30,8 +30,7 @@ _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerQuant:
+class IntegerQuant(Record):
     """How integers are stored. ``bits``: 0 where the tensors tell. ``groups``: inputs that may
     share a scale, beside whole rows. ``block_rows``: rows that share one too. ``zero_shift``: what
     a zero point is above its stored number. ``rounds_inputs``: activations have 8 bits too."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.given import Given
 from radixlm.kernels.ops.linear import PackedLinear
@@ -50,8 +50,7 @@ class KeepGrids(UnquantizedScheme):
         return PickedLinear(packed, whole.index_J, num_in)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelIntegers:
+class KernelIntegers(Record):
     """A grid as kernels take it: see ``pack_linear`` in kernels/ops/linear.py. Column j belongs to
     input ``index_J[j]``, without an index to input j."""
 

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.quant.grid import Grid
 
 Storage = Literal["weight", "float32", "int64"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Record):
     """How tensor parallelism cuts a parameter: along ``dim``, each of ``parts`` (row counts of
     joined sub-matrices, such as q, k, v) for itself."""
 

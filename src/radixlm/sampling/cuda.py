@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs
 from radixlm.sampling.tensors import SamplingTable, SlotState
 
@@ -43,8 +43,7 @@ class DrawKernels:
         self.logprob: Any = importlib.import_module(f"{_PACKAGE}.logprob")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLogprobs:
+class DeviceLogprobs(Record):
     """Log-probabilities of R rows on the device. ``chosen_R``; ``top_RN`` values and ids, best
     first, as many as the row that wants most; ``given_RK`` padded with token 0."""
 

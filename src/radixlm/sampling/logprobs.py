@@ -9,25 +9,24 @@ Legend: R rows, V vocabulary, K most likely tokens, N rows that ask for given to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from radixlm.base.record import Record
 
 LOWEST = torch.finfo(torch.float32).min
 Pairs = tuple[list[float], list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobRequest:
+class LogprobRequest(Record):
     """What a row wants besides its own token: the ``top`` most likely and given ``token_ids``."""
 
     top: int = 0
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
+class Logprobs(Record):
     """Log-probabilities of R rows, on the host.
 
     ``chosen[r]`` of the row's token; ``top[r]`` is (values, ids), best first;

@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.record import Record
 from radixlm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,7 @@ FIELD = "custom_logit_processor"
 _FLAG = "--logit-processor"
 
 
-@dataclass(frozen=True, slots=True)
-class RowInfo:
+class RowInfo(Record):
     """Whose row it is. ``output_ids``: every token before the one to choose, those of a draft
     included. Read only."""
 

@@ -25,7 +25,6 @@ Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -33,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixlm.base.record import Record, field
 from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
 from radixlm.sampling import cpu, cuda
@@ -52,8 +52,7 @@ LogprobsMode = Literal["raw", "processed"]
 _NO = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResult(Record):
     """``tokens_R`` int64 on the device. ``logprobs`` only if asked for. ``is_bad_R`` (bool, on the
     device, only if asked for) marks rows whose logits hold a NaN, or allow no token at all.
     ``errors``: why the logit processor of a row failed."""

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 
-@dataclass(frozen=True, slots=True)
-class AttentionSite:
+
+class AttentionSite(Record):
     """One attention layer as its backend sees it.
 
     ``group`` selects page table and pool (0 full, 1 window); ``layer`` is the row of the pool.
@@ -87,8 +88,7 @@ class Picture:
     made: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Record):
     """Tokens [first, first + count) of the step and the pictures that they see: their true rows, or
     all rows where the tokens stand ``before`` them."""
 

@@ -11,13 +11,13 @@ Most steps decode the same sequences as the step before. So these are held toget
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.base.record import Record, field
 from radixlm.wire.media import Media
 from radixlm.wire.requests import LogprobNeed, PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
@@ -45,8 +45,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     pooling: PoolingNeed | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lineup:
+class Lineup(Record, eq=False):
     """Sequences that decode: each takes its one token from the token table and emits one. The same
     object comes step after step until somebody joins or leaves, so what is made of it may be kept.
 
@@ -125,8 +124,7 @@ def _is_decode(item: Item) -> bool:
     return item.tokens is None and item.emit and item.count == 1 and item.pooling is None
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Record):
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
     (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows.
     ``media`` and ``rope_ids`` [3, prompt]: as in the request."""
@@ -151,8 +149,7 @@ class PageUpdate(msgspec.Struct, frozen=True, gc=False):
     pages: Ids
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewPages:
+class NewPages(Record, eq=False):
     """One page more for each of some rows of the page table of group 0: row ``slots[i]`` gets
     ``pages[i]`` in ``columns[i]``."""
 
@@ -161,8 +158,7 @@ class NewPages:
     pages: Ids
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Record):
     """One step. Releases, admissions and pages, in this order, take effect before the forward pass.
     ``items`` as the scheduler makes them are ``Items``."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
+from radixlm.base.record import Record, field
 from radixlm.step.plan import Ids, Item, Items
 from radixlm.wire.replies import Logprobs
 
@@ -35,8 +35,7 @@ class ItemResult(msgspec.Struct, gc=False):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Record):
     """``tokens``: of the sequences that decode, in the order of the plan's lineup; ``odd``: by
     their index, those of them that brought something else. ``others``: of the other items."""
 

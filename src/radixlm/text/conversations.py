@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record, field, replace
 
 Around = tuple[str, str]
 _ASSISTANT = "You are a helpful assistant."
@@ -23,8 +23,7 @@ _VISION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Record):
     """A prompt format. ``system`` etc. are the texts before and after a message.
 
     ``first_user`` stands around a first user message where that differs; ``no_system`` replaces the

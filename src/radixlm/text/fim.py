@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class FimTemplate:
+class FimTemplate(Record):
     """Where the text before (prefix) and after (suffix) the gap stand.
 
     position "middle": begin prefix MIDDLE suffix end; "end": begin prefix end suffix MIDDLE.

@@ -4,10 +4,10 @@ and the BPE of sentencepiece ("llama", "gemma"), whose merges are found again fr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 
 # in the folder of an unpacked file: why it has no tokenizer.json
 TOKENIZER_PROBLEM = "tokenizer.problem"
@@ -24,8 +24,7 @@ _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _DIGIT = r"\p{N}"  # each a word, the rest as GPT-2 does
 
 
-@dataclass(frozen=True, slots=True)
-class _Pre:
+class _Pre(Record):
     """How a text is split into words: by ``pattern``, then as GPT-2 does if ``then_gpt2``.
     ``is_whole_first``: a word that is a token is not put together. ``adds_bos``: where the file
     does not say."""

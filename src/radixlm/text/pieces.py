@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from radixlm.base.record import Record
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
@@ -27,8 +28,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_level_alphabet()
 
 
-@dataclass(frozen=True, slots=True)
-class Decoder:
+class Decoder(Record):
     """The steps of a decoder that concern single tokens.
 
     ``is_byte_level``: the text is the joined bytes of all tokens, nothing else.

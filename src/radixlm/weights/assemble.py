@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
 from radixlm.arch.spec import Convolved, Decoder, Mlp, Moe, Pair, RwkvChannel, RwkvTime
+from radixlm.base.record import Record
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
 
@@ -43,8 +43,7 @@ class Target(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Assembly:
+class Assembly(Record):
     """How one parameter is made. ``tensors`` has one row a template; a row holds one name, or
     one an expert when ``is_stacked``."""
 

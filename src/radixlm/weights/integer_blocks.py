@@ -12,19 +12,17 @@ groups of inputs, W words of 32 bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.quant.grid import Grid, kernel_group
 
 CHUNK = 1 << 20  # numbers that are widened at once
 _AWQ_ORDER = ((0, 2), (4, 6), (1, 3), (5, 7))  # outputs of each byte's lower and upper half
 
 
-@dataclass(frozen=True, slots=True)
-class Integers:
+class Integers(Record):
     """weight = (value - zero) * scale. ``values_OI`` are 0..15, of 8 bits 0..255, in uint8; scales
     and zero points float32. ``group`` inputs share a scale, of the last group maybe fewer; with
     ``group_of_I`` each input names its own group."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.quant.param import Param
 from radixlm.weights.assemble import Fillable, Target
@@ -28,8 +28,7 @@ from radixlm.weights.sharded_state import ShardedStateFeeder
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(Record):
     """What a load did. ``num_bytes`` is the size of the parameters as stored; ``ignored`` are
     checkpoint tensors that are known to be no part of the decoder."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
+
 MAX_NAMES, MAX_FILES = 3, 4  # of one file, and of one message
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Record):
     """A tensor of a file, under its name there. ``read`` gives it again."""
 
     file: Path

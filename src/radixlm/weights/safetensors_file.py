@@ -11,7 +11,6 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 from radixlm.weights.origin import Origin
 
 DTYPES = {
@@ -42,8 +42,7 @@ DTYPES = {
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Record):
     """Where a tensor lies; ``start`` and ``end`` are bytes from the beginning of the file."""
 
     file: int

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
 
 from radixlm.arch.config import Config, is_number
+from radixlm.arch.families.lineages import FORMS, LINEAGES
 from radixlm.arch.names import DEFAULT, AnyOf, Names
 from radixlm.arch.spec import (
     Activation,
@@ -24,9 +26,42 @@ from radixlm.arch.spec import (
     StateMixer,
     SummedAttention,
 )
+from radixlm.base.record import replace
 
 Family = Callable[[Config], Decoder]
-FAMILIES: dict[str, Family] = {}
+Form = Callable[[dict[str, Any]], dict[str, Any]]
+T = TypeVar("T")
+
+
+class Lazy(Mapping[str, T]):
+    """What modules of this package register under names; a module is imported when one of the names
+    that ``listed`` gives it is asked for."""
+
+    def __init__(self, listed: Mapping[str, str]) -> None:
+        self._modules = {name: module for module in listed for name in listed[module].split()}
+        self.registered: dict[str, T] = {}
+
+    def register(self, names: tuple[str, ...], one: T) -> T:
+        self.registered.update(dict.fromkeys(names, one))
+        return one
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self.registered:
+            import_module(f"{__package__}.{self._modules[name]}")
+        return self.registered[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+FAMILIES: Lazy[Family] = Lazy(LINEAGES)
+FORMED: Lazy[Form] = Lazy(FORMS)
 
 Mixer = Attention | LatentAttention | SummedAttention | StateMixer | Pair
 Ffn = Mlp | Moe
@@ -34,32 +69,18 @@ Ffn = Mlp | Moe
 
 def family(*architectures: str) -> Callable[[Family], Family]:
     """Register a function for the ``architectures`` of config.json that it describes."""
-
-    def register(describe: Family) -> Family:
-        FAMILIES.update(dict.fromkeys(architectures, describe))
-        return describe
-
-    return register
-
-
-Form = Callable[[dict[str, Any]], dict[str, Any]]
-_FORMS: dict[str, Form] = {}
+    return partial(FAMILIES.register, architectures)
 
 
 def published_form(*model_types: str) -> Callable[[Form], Form]:
     """Register what brings a config.json of the ``model_types``, as it is published, to the keys
     of its Hugging Face class, before anything reads it."""
-
-    def register(form: Form) -> Form:
-        _FORMS.update(dict.fromkeys(model_types, form))
-        return form
-
-    return register
+    return partial(FORMED.register, model_types)
 
 
 def common_form(model_type: str, raw: dict[str, Any]) -> dict[str, Any]:
     """``raw`` with the keys of its class."""
-    return _FORMS[model_type](raw) if model_type in _FORMS else raw
+    return FORMED[model_type](raw) if model_type in FORMED else raw
 
 
 _ACTIVATIONS: Mapping[str, Activation] = {

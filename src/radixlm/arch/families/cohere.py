@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Ffn,
@@ -19,6 +17,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.names import LAYER, Named
 from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm
+from radixlm.base.record import replace
 
 
 @family("CohereForCausalLM")

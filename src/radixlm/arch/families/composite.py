@@ -4,7 +4,6 @@ model's own family. The towers and the processor are Hugging Face's (``models/to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch import defaults, defaults_custom, defaults_more
@@ -22,6 +21,7 @@ from radixlm.arch.families.media_layouts_more import DEEPSEEKS, VILAS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import Upright
 from radixlm.arch.spec import Decoder, Moe
+from radixlm.base.record import replace
 
 # A text model's own model_type -> the one whose class it has.
 TEXT_TYPES = {

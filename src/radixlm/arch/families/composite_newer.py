@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
 from radixlm.arch.names import LAYER, SPLIT_QKV, AnyOf, Names
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 
 # what begins, fills and ends pictures and films, beside the text model's config
 MARKS = tuple(
@@ -35,7 +35,7 @@ NEWER = (
     *("HyperCLOVAXVisionV2ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration"),
     *("Gemma4UnifiedForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
     *("MiniMaxM3SparseForConditionalGeneration", "Glm5NextForConditionalGeneration"),
-    *("Dots3NoteForConditionalGeneration", "InklingForConditionalGeneration"),
+    "Dots3NoteForConditionalGeneration",
     *("MiniCPMV4_7ForConditionalGeneration", "Cosmos3EdgeForConditionalGeneration"),
     *("HunYuanVLForConditionalGeneration", *BEFORE),
     "CohereCompassForConditionalGeneration",
@@ -48,7 +48,8 @@ NEWER_TOWERED = (
     "MuseSparkForConditionalGeneration",
     *(*ERNIES, "Granite4VisionForConditionalGeneration"),
     *("ChameleonForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration"),
-    *("Qwen4ExpForConditionalGeneration", *MARKED, *DEEPSEEK_OCRS),
+    *("Qwen4ExpForConditionalGeneration", "InklingForConditionalGeneration"),
+    *(*MARKED, *DEEPSEEK_OCRS),
 )
 # A text model's own model_type -> the one whose class it has; and its class's defaults.
 NEWER_TEXT_TYPES: Mapping[str, str] = {
@@ -164,8 +165,7 @@ def most_places(architecture: str, raw: Mapping[str, Any]) -> int:
     return int((raw.get("text_config") or {}).get("sliding_window") or 1024)
 
 
-@dataclass(frozen=True, slots=True)
-class Canvas:
+class Canvas(Record):
     """Where the crops of a picture lie on one plane: ids of the marks around them, and how many
     rows and columns of patches make a place."""
 

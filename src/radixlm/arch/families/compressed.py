@@ -3,7 +3,6 @@ text model of GLM 5.3, DeepSeek V4."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -28,6 +27,7 @@ from radixlm.arch.spec import (
     SummedAttention,
     Sums,
 )
+from radixlm.base.record import replace
 
 _INDEX = LAYER + "self_attn.indexer.index_kpool_compress_"
 

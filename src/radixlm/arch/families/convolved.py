@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -28,6 +27,7 @@ from radixlm.arch.spec import (
     Mlp,
     RelativeAttention,
 )
+from radixlm.base.record import replace
 
 _ATTENTION, _QKV = LAYER + "self_attn.", LAYER + "self_attn.qkv_proj."
 _KINDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, mlp, plain, rms
 from radixlm.arch.names import LAYER, Names
 from radixlm.arch.spec import Block, CrossAttention, Decoder
+from radixlm.base.record import replace
 
 _CROSS = LAYER + "cross_attn."
 NAMES: Names = {

@@ -6,8 +6,6 @@ Each is a known block under other names; the tests rename a Hugging Face model i
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.alibi import alibi_slopes
 from radixlm.arch.families.builders import (
@@ -27,6 +25,7 @@ from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedQkv, unit_rows
 from radixlm.arch.spec import Decoder, Mlp, Norm, Rope, Variant
+from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
 

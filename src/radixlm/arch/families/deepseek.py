@@ -4,7 +4,6 @@ dots1, which routes alike."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -23,6 +22,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.names import LAYER, AnyOf
 from radixlm.arch.spec import Decoder, Index, LatentAttention, Mlp, Norm
 from radixlm.arch.yarn import yarn_mscale
+from radixlm.base.record import replace
 
 
 def routed(c: Config, first: int | None = None, **fields: Any) -> Callable[[int], Ffn]:

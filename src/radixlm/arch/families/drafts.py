@@ -4,7 +4,6 @@ MiMo, Bailing, LongCat and Qwen3-Next checkpoints."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from radixlm.arch.config import Config
@@ -15,6 +14,7 @@ from radixlm.arch.families.llama import llama
 from radixlm.arch.families.qwen import qwen2
 from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
 from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp
+from radixlm.base.record import replace
 
 DraftFamily = Callable[[Config], Draft]
 DRAFTS: dict[str, DraftFamily] = {}  # by the architecture of a draft
@@ -34,6 +34,12 @@ def draft(*architectures: str, of: tuple[str, ...] = ()) -> Callable[[DraftFamil
         return describe
 
     return register
+
+
+def draft_of(c: Config) -> Draft | None:
+    """The draft that the checkpoint is or has, if any."""
+    make = DRAFTS.get(c.architecture) or PREDICTORS.get(c.architecture)
+    return make(c) if make is not None else None
 
 
 def _refuse(c: Config) -> NoReturn:

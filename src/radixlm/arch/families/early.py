@@ -3,8 +3,6 @@ experts too."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
@@ -17,6 +15,7 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.names import LAYER, Names
 from radixlm.arch.spec import Decoder, Mlp, Norm, Variant
+from radixlm.base.record import replace
 
 _LAYER = "transformer.h.{i}."
 _ATTENTION = _LAYER + "multi_head_attention."

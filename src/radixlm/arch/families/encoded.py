@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -10,6 +9,7 @@ from radixlm.arch.families.builders import activation, attention, family, plain
 from radixlm.arch.names import AnyOf, Named
 from radixlm.arch.recipes import ZeroRows
 from radixlm.arch.spec import CrossAttention, Decoder, Mlp, Norm
+from radixlm.base.record import replace
 
 ENCODED = ("WhisperForConditionalGeneration",)
 

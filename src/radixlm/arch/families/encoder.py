@@ -4,7 +4,6 @@ many short functions that vary one another."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config, is_number
@@ -34,6 +33,7 @@ from radixlm.arch.spec import (
     Rope,
     RopeScaling,
 )
+from radixlm.base.record import replace
 
 
 def layer_norm(c: Config, key: str = "layer_norm_eps") -> Norm:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import family
 from radixlm.arch.families.encoder import bert_like, bert_names, encoder, first_token, two_layers
 from radixlm.arch.families.pools import scores, vectors
 from radixlm.arch.names import Name
 from radixlm.arch.spec import Decoder
+from radixlm.base.record import replace
 
 
 def _classified(c: Config, decoder: Decoder, prefix: str) -> Decoder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -22,6 +21,7 @@ from radixlm.arch.families.composite_newer import ERNIES, MARKS
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import OneRow, flat, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp
+from radixlm.base.record import replace
 
 
 def _attention(c: Config) -> Attention:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -29,6 +28,7 @@ from radixlm.arch.spec import (
     Norm,
     Variant,
 )
+from radixlm.base.record import replace
 
 
 def _scaled(c: Config, **parts: Any) -> Decoder:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from radixlm.arch.gguf import GRIDS, GgufHeader, read_row
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -62,8 +62,7 @@ _GLM4 = {
 _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Record):
     """How one architecture of llama.cpp is called here. ``names``: of a layer's tensors, "{}" for
     an expert. ``is_permuted``: rows of q and k stand in pairs; ``norm_offset``: what the converter
     added to the weights of norms. ``more``: further keys of config.json."""
@@ -246,8 +245,7 @@ def _table_of(
     return scaling | given
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Record):
     """A tensor of ours in a tensor of the file. ``expert``: the slice that it is, None for all;
     ``heads``: of a q or k whose rows stand in pairs, else 0; ``offset``: to be taken off."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, head_dim, plain, rms, rope
 from radixlm.arch.families.deepseek import latent, routed
 from radixlm.arch.names import FUSED_UP, LAYER
 from radixlm.arch.spec import Decoder
+from radixlm.base.record import replace
 
 
 @family("GlmForCausalLM")

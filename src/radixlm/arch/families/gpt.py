@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -27,6 +26,7 @@ from radixlm.arch.recipes import (
     transposed,
 )
 from radixlm.arch.spec import Attention, Decoder, HeadLayer, Layout, Mlp, Norm, Variant
+from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
 

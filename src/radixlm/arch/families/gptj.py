@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, attention, family, mlp, plain, rope
 from radixlm.arch.names import LAYER, Named
 from radixlm.arch.recipes import GroupedQkv, SlicedQkv
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope
+from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
 _EMBEDDINGS = {"embed": "transformer.wte", "positions": "transformer.wpe"}

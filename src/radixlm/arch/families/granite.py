@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
@@ -22,6 +21,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import Attention, Decoder, Mlp, Moe
+from radixlm.base.record import replace
 
 
 def multiplied(

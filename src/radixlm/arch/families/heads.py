@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.arch.families.pools import (
@@ -17,6 +15,7 @@ from radixlm.arch.families.pools import (
 )
 from radixlm.arch.names import AnyOf
 from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
+from radixlm.base.record import replace
 
 # <name>Model gives vectors, <name>ForSequenceClassification scores; both around <name>ForCausalLM
 PLAIN = (

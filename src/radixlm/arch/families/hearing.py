@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import family
 from radixlm.arch.families.composite import composite
 from radixlm.arch.families.media_layouts_audio import OMNIS
 from radixlm.arch.spec import Decoder
+from radixlm.base.record import replace
 
 HEARING = (
     *("VoxtralForConditionalGeneration", "GlmAsrForConditionalGeneration"),

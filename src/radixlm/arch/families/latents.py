@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -20,6 +19,7 @@ from radixlm.arch.families.mixtures import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
 from radixlm.arch.spec import Block, Decoder, LatentAttention, Mlp, Moe, Norm, Temperature
+from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
 

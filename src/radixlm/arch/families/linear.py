@@ -4,7 +4,6 @@ Kimi Linear, MiniMax, LFM2, RecurrentGemma."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -43,6 +42,7 @@ from radixlm.arch.spec import (
     StateMixer,
     Variant,
 )
+from radixlm.base.record import replace
 
 _LINEAR, _ATTENTION, _MLP = LAYER + "linear_attn.", LAYER + "self_attn.", LAYER + "mlp."
 Mixer = Attention | LatentAttention | StateMixer

@@ -4,11 +4,11 @@ and others."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain, rope, window
 from radixlm.arch.spec import Attention, Decoder, Norm, Variant
+from radixlm.base.record import replace
 
 
 @family(

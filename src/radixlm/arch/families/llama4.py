@@ -3,7 +3,6 @@ HunYuan."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -23,6 +22,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope, Temperature, Variant
+from radixlm.base.record import replace
 
 _FEED, _ATTENTION, _MLP = LAYER + "feed_forward.", LAYER + "self_attn.", LAYER + "mlp."
 

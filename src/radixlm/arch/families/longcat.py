@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, family, moe, plain, rms
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.names import AnyOf, Named, Names
 from radixlm.arch.recipes import FirstRows, Scaled
 from radixlm.arch.spec import Block, Decoder, Mlp
+from radixlm.base.record import replace
 
 _LAYER = "model.layers.{half}."
 _ATTENTION, _MLP = _LAYER + "self_attn.{odd}.", _LAYER + "mlp."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.arch.families.composite import ADAPTED, COMPOSITES, PROMPT_SEES_ITSELF, TOWERED
@@ -24,6 +23,7 @@ from radixlm.arch.families.hearing import HEARING
 from radixlm.arch.families.media_layouts_audio import OMNIS, unwrapped
 from radixlm.arch.families.media_layouts_llava import LLAVA_TEXTS, WATCHING
 from radixlm.arch.families.media_layouts_more import VILAS
+from radixlm.base.record import Record
 
 Mutual = Literal["", "media", "prompt"]
 
@@ -50,8 +50,7 @@ FRAMED = ("InternVLForConditionalGeneration", "SmolVLMForConditionalGeneration")
 PICTURES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration", *MARKED)
 
 
-@dataclass(frozen=True, slots=True)
-class MediaFacts:
+class MediaFacts(Record):
     """``tokens``: kind -> the id that stands for it in a prompt. ``indicators``: ids beside them
     whose embeddings are the tower's too. ``merge``: so many rows and columns of a tower's grid make
     one place. ``mutual``: which places see one another forwards too: a picture's, or the whole

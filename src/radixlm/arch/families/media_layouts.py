@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from radixlm.base.record import Record
 
 Raw = Mapping[str, Any]
 Rules = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Original:
+class Original(Record):
     """``config``: config.json -> that of the class, with its model_type and, of its text model,
     what the towers need to know. ``names``: patterns and replacements of the towers' tensors, the
     first that fits counts; "[a|b|c]" in a replacement cuts a tensor's rows into equal parts.

@@ -5,7 +5,6 @@ sizes and often whose weights are in another folder."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from radixlm.arch.families.media_layouts_ocr import OCR_LAYOUTS
 from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import replace
 
 # ---- LLaVA 1.5, 1.6 and OneVision ---------------------------------------------------------------
 

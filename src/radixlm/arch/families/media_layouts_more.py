@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixlm.arch.families.media_layouts import Original, Raw, Rules
 from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
+from radixlm.base.record import Record
 
 # version of a MiniCPM-V or -o -> the family of its text model
 _MINICPM_TEXTS = {"2.6": "qwen2", "4.0": "llama", "4": "llama", "4.5": "qwen3"}
@@ -161,8 +161,7 @@ def _vila(raw: Raw) -> dict[str, Any]:
 _VILA_TOWER = {**_SIGLIP, "image_size": 448, "num_channels": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Record):
     """``kind``: the name of the module and of the processor; ``layout``: what they are made of."""
 
     kind: Literal["minicpm", "kimi", "deepseek", "vila"]

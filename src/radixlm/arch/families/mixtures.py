@@ -4,7 +4,6 @@ Phi-3.5 MoE, DBRX."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -27,6 +26,7 @@ from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, Repeated, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Norm, Rope, Temperature, Variant
+from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
 

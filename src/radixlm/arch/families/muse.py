@@ -4,7 +4,6 @@ behind the branches; Spark with gated residuals and experts on fewer channels.""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -24,6 +23,7 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.names import LAYER, SANDWICH, Named, Names
 from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import Attention, Decoder, Norm, Variant
+from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
 SPARK: Names = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.names import Name
 from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Norm, Pool
+from radixlm.base.record import replace
 
 _SQUASHINGS = {"sigmoid": "sigmoid", "identity": "", "softmax": "softmax"}
 

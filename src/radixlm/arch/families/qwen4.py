@@ -3,7 +3,6 @@ attention to the blocks that an index chooses."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +29,7 @@ from radixlm.arch.spec import (
     Norm,
     Variant,
 )
+from radixlm.base.record import replace
 
 _PLE, _INDEX = LAYER + "ple.", LAYER + "self_attn.indexer."
 _MASK = (1 << 64) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -11,6 +10,7 @@ from radixlm.arch.families.hybrid import stacked
 from radixlm.arch.names import Named, Names
 from radixlm.arch.recipes import flat
 from radixlm.arch.spec import Block, Decoder, Norm, RwkvChannel, RwkvTime
+from radixlm.base.record import replace
 
 
 @published_form("rwkv")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -23,6 +22,7 @@ from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
 from radixlm.arch.names import DEFAULT, LAYER, SPLIT_QKV, AnyOf, Named, Names
 from radixlm.arch.recipes import swapped_halves
 from radixlm.arch.spec import Attention, Decoder, Layout, Norm
+from radixlm.base.record import replace
 
 
 @family(*JOINING)

@@ -3,7 +3,6 @@ MiniMax M3, whose index chooses blocks of tokens."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixlm.arch.config import Config
@@ -32,6 +31,7 @@ from radixlm.arch.spec import (
     Streams,
     Variant,
 )
+from radixlm.base.record import replace
 
 _PARTS = ("fn", "base", "scale")
 _HEAD = "model.hc_head.hc_"

@@ -9,19 +9,17 @@ page * B + offset in the page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.ops.kv import DTYPES, SCALE_BYTES, dequantise_int8, quantise_int8, to_kv
 
 TILE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class CacheShape:
+class CacheShape(Record):
     """Geometry of one layer's cache."""
 
     kv_heads: int

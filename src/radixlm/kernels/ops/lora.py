@@ -9,14 +9,14 @@ N outputs joined, R rank (the largest; smaller ones are filled up with zeros).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 
-@dataclass(frozen=True, slots=True)
-class AdapterRows:
+
+class AdapterRows(Record):
     """Which adapter each sequence of the step uses; -1: none. ``rank_L`` may say how many ranks
     of each adapter are not zeros, so that a kernel need not read those."""
 

@@ -5,17 +5,16 @@ Legend: T tokens, H query heads, K KV heads, D head dim, R half the number of ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.ops.norm import layer_norm, rms_norm
 
 
-@dataclass(frozen=True, slots=True)
-class QkNorm:
+class QkNorm(Record):
     """Norms of q and k. "head": all heads share weights [D]; "each": weights [H, D], every head
     normalised alone; "row": the whole projection [H * D] at once. Weights are float32."""
 

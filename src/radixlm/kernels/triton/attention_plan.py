@@ -11,12 +11,11 @@ Legend: S sequences, U units.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
 from radixlm.kernels.triton.variant import Variant
 
@@ -80,8 +79,7 @@ def plan_kernel(
     tl.store(num_units, done)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Record):
     """A plan: int32 tensors on the device."""
 
     unit_row_U: Tensor  # which sequence
@@ -102,8 +100,7 @@ class Work:
         return cls(*whole.split([num_units, num_units, num_rows, num_rows, 1]))
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Record):
     """How a step is cut. ``fewest`` to ``most``: query tokens of the sequences that take part;
     ``tokens``: of a block; ``keys``: of a tile; ``workers``: units wanted of all sequences;
     ``least_len``: tokens of a split; ``span``: most tokens that a block reads."""

@@ -7,12 +7,12 @@ K, V of V, L slots of a layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
+from radixlm.base.record import Record, replace
 from radixlm.kernels.triton import attention_paged as paged
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work
 from radixlm.kernels.triton.mode import interpreting, nothing
@@ -24,8 +24,7 @@ DECODE_LEN = 256  # least tokens of a split
 EXTEND_LEN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Record):
     """Rows (query tokens x heads) and keys of a program, its warps and stages."""
 
     rows: int
@@ -90,8 +89,7 @@ def has_extras(site: AttentionSite, has_tree: bool) -> bool:
     return has_tree or bool(site.softcap) or site.slopes is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Record):
     """One layer's part of a pool. ``k_LKC`` and ``v_LKV`` (absent: the first channels of K)
     contiguous; ``scales``: float32 [L, K] of K and of V, where rows have them."""
 
@@ -101,8 +99,7 @@ class Cache:
     page_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Record):
     """Which of the step's own tokens each sees, instead of all before it.
 
     ``bits_TW``: int32; bit i % 32 of word i // 32: sees token i of its own sequence's new ones.
@@ -113,8 +110,7 @@ class Tree:
     positions_T: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StepTensors:
+class StepTensors(Record):
     """What all layers of a step share, on the device: int32 but for ``slots``."""
 
     query_start_S1: Tensor
@@ -135,8 +131,7 @@ def channel_blocks(site: AttentionSite) -> tuple[int, int]:
     return half, max(16, triton.next_power_of_2(dim - half))
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Record):
     """A layer as the kernel is compiled for it, with one tile."""
 
     site: AttentionSite

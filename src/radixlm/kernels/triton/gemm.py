@@ -6,12 +6,12 @@ Legend: M rows, N outputs, K inputs, E experts, S slots (token, choice).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import SWISH, gated_pairs
 from radixlm.kernels.triton.gemm_tile import gemm_kernel
@@ -20,8 +20,7 @@ from radixlm.kernels.triton.moe_align import Aligned
 from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Record):
     """Weights of E experts (a dense layer: 1) as ``gemm_tile`` describes them. With ``act`` the
     rows of ``data``, ``scale`` and ``bias`` are interleaved [gate; up]. ``bias``: float32 [E, N].
     """
@@ -46,8 +45,7 @@ class Packed:
         return self.act in SWISH
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Record):
     """What a program computes. ``rows_in_turn``: blocks of rows that share weights in the cache."""
 
     m: int

@@ -11,13 +11,12 @@ Legend: S slots (tokens * top_k), E experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.triton.variant import Variant
 
 _CHUNKS = (128, 1024)  # slots that a program looks at in one go, of few and of many
@@ -25,8 +24,7 @@ _EXPERTS = (64, 512)  # most experts that a program counts; else the next power 
 _MAX_BLOCK = tl.constexpr(128)
 
 
-@dataclass(frozen=True, slots=True)
-class Aligned:
+class Aligned(Record):
     """``slots``: int32 [max_blocks * block], padded with S. ``owners``: int32 [max_blocks], the
     expert of each block of slots, -1 past the last one. ``ends``: int32 [E], where each expert's
     slots would end without padding."""

@@ -9,7 +9,6 @@ Legend: T tokens, H query heads, K KV heads, C channels, R half the rotated ones
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -18,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.kernels.ops import rope as reference
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.kernels.triton.mode import cast, runs_on
@@ -30,8 +30,7 @@ _NONE, _RMS, _LAYER = 0, 1, 2
 NONE, RMS, LAYER = tl.constexpr(_NONE), tl.constexpr(_RMS), tl.constexpr(_LAYER)
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Record):
     """Where K and V of a step go: rows (page * page_size + offset) of one layer's pool.
     ``slots_T`` int64, below 0: nowhere."""
 
@@ -167,8 +166,7 @@ def prepare_kernel(
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Record):
     """Heads of a program, and the blocks of a head's parts."""
 
     heads: int

@@ -6,7 +6,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
 from radixlm.base.errors import RadixError
+from radixlm.base.record import Record, field
 
 MAX_SHARED_BYTES = 227 * 1024  # sm_90; sm_80 has 163 KiB
 MAX_SHARED_BYTES_SM80 = 163 * 1024
@@ -29,8 +29,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _IS_INTEGER = re.compile(r"[iu]\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Record):
     """One configuration of a kernel.
 
     ``signature``: the type of every run-time parameter, as triton writes them ("*bf16", "i32",
@@ -53,8 +52,7 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Record):
     """Of one variant: registers a thread, bytes of local memory a thread (spills and stack),
     shared memory a block."""
 

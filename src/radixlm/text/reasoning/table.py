@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from radixlm.base.record import Record
 
 _TOOL_CALL = ("<tool_call>",)
 
 
-@dataclass(frozen=True, slots=True)
-class Markers:
+class Markers(Record):
     """``starts`` and ``ends``: the first of each is the one templates use.
 
     ``breaks`` end the thinking too but stay in the text (a tool call begins); the thinking goes

@@ -9,8 +9,8 @@ channel. The recipient stands behind the role or behind the channel.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from radixlm.base.record import Record
 from radixlm.text.tools.scan import Malformed, Scanner, Step
 
 START = "<|start|>"
@@ -28,8 +28,7 @@ _CUT_HEADER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Record):
     """``function``: the tool the message is addressed to. ``raw``: the text of the header."""
 
     channel: str

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from radixlm.base.record import Record
 
 _PACKAGE = "radixlm.text.tools.formats"
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(Record):
     """What stands around a call's JSON arguments, ``{name}`` for the function's name."""
 
     begin: str
@@ -16,8 +15,7 @@ class Structure:
     trigger: str
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Record):
     """``target`` is "module:class". ``is_special``: its markers are special tokens of the model,
     which a detokenizer must not leave out. ``hints``: a chat template that holds all strings of
     one of these tuples uses this format."""

@@ -1,0 +1,16 @@
+"""Frozen records. One is defined in some 15 us, a frozen dataclass with slots in 600, and a start
+defines two hundred of them."""
+
+from __future__ import annotations
+
+from typing import dataclass_transform
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+__all__ = ["Record", "field", "replace"]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Record(Struct, frozen=True):
+    """What a frozen dataclass with slots is: fields in order, equality, hash, ``replace``."""
