@@ -189,7 +189,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 ALIASES = {
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
-    *("IQuestCoderForCausalLM", "PhiMoEForCausalLM"),
+    *("IQuestCoderForCausalLM", "MPTForCausalLM", "PhiMoEForCausalLM"),
     *("Llama4ForConditionalGeneration", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     "MiniMaxM3SparseForCausalLM",
     *("MuseGlimmerForCausalLM", "MuseSparkForCausalLM", "Step3p5ForCausalLM"),

@@ -20,7 +20,6 @@ from radixlm.arch.draft import Draft
 from radixlm.arch.families.builders import common_form
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.families.composite_newer import JOINS, MARKS
-from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.json_file import read_object
@@ -28,6 +27,7 @@ from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
 from radixlm.arch.words import check_words
 from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import load
 
 DEFAULTS = {
     **hf_defaults.DEFAULTS,
@@ -85,11 +85,10 @@ def describe_draft(checkpoint: str | Path | Mapping[str, Any] | Config) -> Draft
     """The draft that the checkpoint is, or that its target's checkpoint has beside the model; None
     where its config speaks of none."""
     c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
-    make = DRAFTS.get(c.architecture) or PREDICTORS.get(c.architecture)
-    if make is None:
-        return None
     with _nonsense_named(c.source):
-        found = make(c)
+        found: Draft | None = load("radixlm.arch.families.drafts:draft_of")(c)
+        if found is None:
+            return None
         check(found.decoder, c.source)
     return found if found.modules else None
 

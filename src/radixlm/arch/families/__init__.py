@@ -1,4 +1,4 @@
 """One file a lineage of models: functions from a checkpoint's config to a ``Decoder``.
 
-Importing this package registers every family (see ``builders.family``).
+``lineages.py`` says which file describes what; it is imported when it is asked for.
 """
