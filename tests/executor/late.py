@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from radixlm.base.record import replace
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.runner import Runner, RunnerOptions

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from radixlm.base.record import replace
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from radixlm.arch.spec import Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
+from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
@@ -84,8 +84,7 @@ BASE_RESERVE = 0.4
 UNTRIED_SHARE = 0.85
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(Record):
     """One assembled engine. ``facts`` go to intake when it is ready; ``renew`` makes another
     scheduler around the same model and pools, which knows of no request."""
 
@@ -395,8 +394,7 @@ def _cache(
     return RadixCache(allocator, page_size, eviction, window=window)
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerParts:
+class RunnerParts(Record):
     """What outlives a scheduler: its successor's runner has the same."""
 
     model: Model

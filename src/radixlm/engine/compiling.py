@@ -7,11 +7,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.lazy import load
+from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.gpu import reads_on_host

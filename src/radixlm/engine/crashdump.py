@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from radixlm import __version__
+from radixlm.base.record import Record
 from radixlm.config.root import ServerConfig, flat
 from radixlm.intake.manager import Observer
 from radixlm.intake.stream import Live
@@ -40,8 +40,7 @@ MAX_FILES = 16
 _PREFIX = "requests-"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Record):
     """One request as it stands: ``finish`` is None while it runs."""
 
     arrival_s: float

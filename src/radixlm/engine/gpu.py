@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from radixlm.arch.spec import (
@@ -18,6 +17,7 @@ from radixlm.arch.spec import (
 )
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError, InvariantError
+from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import is_out_of_memory
@@ -104,8 +104,7 @@ def sizes_of(config: ServerConfig, limits: Limits) -> tuple[int, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRun:
+class TrialRun(Record):
     """What the largest steps took: of memory that is theirs alone, and of the graphs'."""
 
     step_bytes: int

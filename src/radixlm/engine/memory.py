@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record, replace
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
 from radixlm.executor.capacity import (
@@ -25,8 +24,7 @@ from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.weights.dummy import checkpoint_dtype
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNow:
+class MemoryNow(Record):
     """Free before the weights were loaded, what they took, and what steps need besides where no
     fraction of the memory says it."""
 
@@ -35,8 +33,7 @@ class MemoryNow:
     step_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pools:
+class Pools(Record):
     """The KV pools as made: their sizes, and the window space if there is one."""
 
     sizes: PoolSizes

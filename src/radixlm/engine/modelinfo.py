@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from radixlm.arch.registry import UnknownArchitecture
 from radixlm.arch.sentence import Sentence, read_sentence, with_modules
 from radixlm.arch.spec import Decoder, Moe, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.record import Record
 from radixlm.config.facts import host_facts
 from radixlm.config.resolve import resolve
 from radixlm.config.root import ServerConfig
@@ -35,8 +35,7 @@ DEFAULT_MODEL = "radix-tiny"
 ZOO = Path(__file__).resolve().parents[3] / "zoo" / "models"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelInfo(Record):
     """The description of the model and what its folder says about generating."""
 
     folder: Path

@@ -16,10 +16,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radixlm.base.record import Record
 from radixlm.config.root import ServerConfig, flat
 from radixlm.engine.child import Child, engine_child
 from radixlm.engine.features.flight import blamed
@@ -41,8 +41,7 @@ OUT_OF_MEMORY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Watcher:
+class Watcher(Record):
     """Whom the supervisor tells: the engine is lost (and whom it was computing alone); it cannot
     be had any more; when did it last give a sign of life (monotonic seconds, 0 = not yet)."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record
 from radixlm.base.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryFacts:
+class MemoryFacts(Record):
     """``free_bytes`` before the weights were loaded, ``weight_bytes`` after. Without a fraction all
     is for weights and KV but what steps need besides (``step_bytes``, measured by a trial)."""
 
@@ -34,16 +32,14 @@ class MemoryFacts:
         return max(0, self.static_bytes - self.weight_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowShare:
+class WindowShare(Record):
     """Window pages for each full page, and what one request needs to get on."""
 
     ratio: float
     min_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSizes:
+class PoolSizes(Record):
     """Pages of each space, page 0 not counted; ``num_window`` is 0 without a window space."""
 
     num_full: int

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.executor.tables import SlotTables
 from radixlm.sampling.tensors import SlotState
 from radixlm.step.plan import NOBODY, Items, Lineup, StepPlan
@@ -33,8 +34,7 @@ FIELDS = 17
 NUM_PARAMS = FIELDS - TEMPERATURE
 
 
-@dataclass(frozen=True, slots=True)
-class Kinds:
+class Kinds(Record):
     """Which steps of the draw some row of the batch needs, as the host knows it. ``all_plain``: no
     row has penalties, biases or a logit processor."""
 
@@ -99,8 +99,7 @@ class DrawTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(Record):
     """A step that decodes a lineup, filled in but for what changes from step to step."""
 
     lineup: Lineup

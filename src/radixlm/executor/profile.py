@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from radixlm.base import env
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,7 @@ ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 DEFAULT_ACTIVITIES = ("CPU", "GPU")
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Record):
     """A trace that was asked for. Steps are counted from the start of the engine."""
 
     folder: Path

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.record import Record
 from radixlm.executor import numbers as n
 from radixlm.executor.device import CpuDevice, Device, Landing, Ring
 from radixlm.executor.draw import draw, fused_drawer
@@ -63,8 +63,7 @@ class Attention(AttentionRunner, Protocol):
     def begin(self, batch: ForwardBatch) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
+class RunnerOptions(Record):
     """Sizes and switches of a runner. ``max_tokens`` and ``max_updates`` of a step travel in its
     one copy, more in a second one. ``detect_bad``: rows that are not finite fail."""
 

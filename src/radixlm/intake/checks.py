@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
+from radixlm.base.record import Record
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.text.tokenizer import Tokenizer
@@ -21,8 +21,7 @@ SAFE_WAY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
+class Checks(Record):
     """The facts and the tokenizer that requests are held against."""
 
     facts: IntakeFacts

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from radixlm.base.record import Record, field
 
 
-@dataclass(frozen=True, slots=True)
-class IntakeFacts:
+class IntakeFacts(Record):
     """``context_len`` counts prompt and output; ``max_total_tokens`` is what the KV cache holds
     (0 until the engine is ready)."""
 

@@ -8,7 +8,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -23,10 +22,11 @@ from radixlm.base.errors import (
     Overloaded,
     RadixError,
 )
+from radixlm.base.record import replace
 from radixlm.intake.checks import Checks
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
-from radixlm.intake.records import GenerateRequest, Output, check_names
+from radixlm.intake.records import GenerateRequest, Output, check_names, in_client_words
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.stream import Live, merged, stop_checker
 from radixlm.text.detokenize import Detokenizer
@@ -125,12 +125,10 @@ class Intake:
         """Check, tokenise and send; one Live a sample. RequestError if it cannot be served."""
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
-        check_names(request)
-        checks = Checks(self.facts, self.tokenizer)
-        checks.kind(request)
-        self._check_replica(request.replica)
-        ids = checks.prompt_ids(request)
-        sampling = checks.sampling(request, len(ids))
+        try:
+            ids, sampling = self._checked(request)
+        except InvalidRequest as error:
+            raise in_client_words(error, request.names) from None
         packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
         lives = [
             self._live(request, sampling, (ids, packed), i, event)
@@ -147,6 +145,14 @@ class Intake:
         replica = self.link.assign(live.rid, live.replica)
         if replica is not None:
             replica.link.send(wire)
+
+    def _checked(self, request: GenerateRequest) -> tuple[list[int], SamplingParams]:
+        check_names(request)
+        checks = Checks(self.facts, self.tokenizer)
+        checks.kind(request)
+        self._check_replica(request.replica)
+        ids = checks.prompt_ids(request)
+        return ids, checks.sampling(request, len(ids))
 
     def _check_replica(self, index: int | None) -> None:
         if index is not None and not 0 <= index < len(self.link):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ class GenerateRequest:
     fair_key: str | None = None
     session: dict[str, Any] | None = None
     is_internal: bool = False  # probes and warm-ups: not counted
+    names: dict[str, str] = field(default_factory=dict)  # of fields, as the client wrote them
     add_special_tokens: bool = True
 
 
@@ -86,6 +88,14 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
     if a is None or b is None:
         return a or b
     return Logprobs(a.chosen + b.chosen, a.top + b.top, a.asked + b.asked)
+
+
+def in_client_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The error with the name that the client has for its field."""
+    theirs = names.get(error.param or "")
+    if theirs is None:
+        return error
+    return type(error)(error.message.replace(str(error.param), theirs, 1), theirs)
 
 
 def check_names(request: GenerateRequest) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from radixlm.intake.records import Output
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.stop import StopChecker
-from radixlm.wire.replies import Finish, TokenDelta
+from radixlm.wire.replies import Finish, Logprobs, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -114,9 +114,11 @@ class Live:
             self.first_token_s = self.first_token_s or now_s
             self.last_token_s = now_s
             self.kills = 0  # it can be computed: whatever killed the engine before, not this
+        text, matched, num_kept = self._text(delta)
+        if num_kept < len(delta.tokens):
+            delta = _cut(delta, num_kept)
         self.output_ids.extend(delta.tokens)
         hidden = self._hidden(delta) if self.wire.return_hidden_states else None
-        text, matched = self._text(delta)
         finish = Finish("stop", matched=matched) if matched is not None else delta.finish
         self._put(
             Output(
@@ -149,23 +151,30 @@ class Live:
                 fresh.append(part[known:])
         return fresh or None
 
-    def _text(self, delta: TokenDelta) -> tuple[str, str | None]:
+    def _text(self, delta: TokenDelta) -> tuple[str, str | None, int]:
+        """New text, the stop that ended it, and how many of the tokens there are up to it."""
+        count = len(delta.tokens)
         if self.detokenizer is None:
-            return "", None
-        ids = delta.tokens
-        finish = delta.finish
+            return "", None, count
+        ids, finish = delta.tokens, delta.finish
         if finish is not None and finish.kind == "stop" and not self.wire.sampling.no_stop_trim:
             ids = ids[:-1]  # the token that ended the text is not part of it
-        text = self.detokenizer.feed(ids)
-        if finish is not None:
-            text += self.detokenizer.finish()
         if self.stop is None:
-            return text, None
-        text, matched = self.stop.feed(text)
-        if finish is not None and matched is None:
-            rest, matched = self.stop.finish()
-            text += rest
-        return text, matched
+            text = self.detokenizer.feed(ids)
+            return text + (self.detokenizer.finish() if finish is not None else ""), None, count
+        text, matched = "", None
+        for place, token in enumerate(ids, 1):
+            part, matched = self.stop.feed(self.detokenizer.feed([token]))
+            text += part
+            if matched is not None:  # several tokens came at once: the rest is beyond the end
+                return text, matched, place
+        if finish is not None:
+            part, matched = self.stop.feed(self.detokenizer.finish())
+            if matched is None:
+                rest, matched = self.stop.finish()
+                part += rest
+            text += part
+        return text, matched, count
 
     def fail(self, finish: Finish) -> None:
         """End without the scheduler."""
@@ -202,6 +211,18 @@ class Live:
         output, self.pending = self.pending, None
         self.unread_s = 0.0
         return output
+
+
+def _cut(delta: TokenDelta, count: int) -> TokenDelta:
+    """The delta with its first ``count`` tokens only, and what belongs to them."""
+    found, hidden = delta.logprobs, delta.hidden_states
+    if found is not None:
+        found = Logprobs(found.chosen[:count], found.top[:count], found.asked[:count])
+    if hidden is not None:  # every token but the first has a part of its own
+        hidden = hidden[: len(hidden) - (len(delta.tokens) - count)]
+    return msgspec.structs.replace(
+        delta, tokens=delta.tokens[:count], logprobs=found, hidden_states=hidden
+    )
 
 
 async def merged(lives: list[Live]) -> AsyncIterator[Output]:

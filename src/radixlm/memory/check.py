@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from radixlm.base.record import Record
 from radixlm.memory.pages import CACHED, HELD, NULL_PAGE, PageAllocator, PageIds
 from radixlm.memory.prefix.base import Audit, Handle, PrefixCache
 from radixlm.memory.slots import SlotAllocator
@@ -42,8 +42,7 @@ class Holding(NamedTuple):
 Running = Iterable[Holding | tuple[int, PageIds, Handle | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Record):
     """What ``repair`` found, what it got back, and what it could not mend.
 
     num_pages, num_slots: leaked ones that are free again (of all groups).

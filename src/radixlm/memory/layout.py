@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class WindowPool:
+class WindowPool(Record):
     """Pages of the layers that attend only to the last ``window_tokens`` tokens.
 
     ``num_pages`` counts page 0, the null page, like ``PoolLayout.num_pages``.
@@ -27,8 +25,7 @@ class WindowPool:
             raise ConfigError(f"a window of {self.window_tokens} tokens, needs at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLayout:
+class PoolLayout(Record):
     """Sizes of one replica's pools.
 
     Page ids are ``0 .. num_pages - 1``; page 0 is the null page that padding writes to, so

@@ -9,10 +9,10 @@ as the window has passed (``slide``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
+from radixlm.base.record import Record
 from radixlm.memory.check import Holding, check
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
 from radixlm.memory.prefix.base import Match, PrefixCache
@@ -25,8 +25,7 @@ from radixlm.step.plan import Ids, NewPages, PageUpdate
 FULL, WINDOW = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class WindowBooks:
+class WindowBooks(Record):
     """The second page space: of models with window layers, or of those that keep states
     (``is_state``). A page of states is the state behind the page's last computed token, so of the
     pages of a step only two are needed: the last, and the last that is whole, which is a snapshot

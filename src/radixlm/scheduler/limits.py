@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from radixlm.base.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class RopeLengths:
+class RopeLengths(Record):
     """Ropes whose angles depend on the prompt's length: up to ``original`` tokens all KV is alike,
     beyond it is of another kind ("dynamic": of a kind for every length)."""
 
@@ -26,8 +25,7 @@ class RopeLengths:
         return prompt_len if self.is_dynamic else 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Record):
     """``step_tokens``: tokens of one step, prefill and decode together. ``reserve``: the share of
     a running request's remaining tokens that admission keeps free (schedule conservativeness)."""
 

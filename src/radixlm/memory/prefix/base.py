@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.base.record import Record
 from radixlm.memory.pages import PageIds
 
 TokenIds = NDArray[np.int32]
@@ -28,8 +28,7 @@ Lock = tuple[Handle | None, bool]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Record):
     """The longest usable cached prefix: ``num_tokens`` tokens, ``len(pages)`` whole pages.
 
     ``window_pages`` (hybrid caches only) is as long as ``pages``; entries before the window are 0.
@@ -41,8 +40,7 @@ class Match:
     window_pages: PageIds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(Record):
     """Who owns what after ``insert``.
 
     handle: the cached prefix, to be locked by a request that goes on.
@@ -64,8 +62,7 @@ class InsertResult:
     duplicate_window_pages: PageIds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Record):
     """What a cache has, found by walking it, and where its books disagree.
 
     pages, window_pages: ids of all that it owns (twice if a bug put one twice).

@@ -13,19 +13,18 @@ still run through it, but not end within ``window_tokens`` behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from radixlm.base.errors import InvariantError
+from radixlm.base.record import Record
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
 from radixlm.memory.prefix.evict import EvictionQueue, window_lru
 from radixlm.memory.prefix.node import Node, page_ids
 from radixlm.memory.prefix.tree import Step
 
 
-@dataclass(frozen=True, slots=True)
-class WindowTable:
+class WindowTable(Record):
     """The arithmetic of one window over a request's row of window pages.
 
     Keeps the last ``window_tokens`` tokens before the next one to compute (holds for masks that
