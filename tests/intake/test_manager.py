@@ -100,6 +100,30 @@ async def test_stop_string_across_deltas(tokenizer: Tokenizer, trim: bool) -> No
     assert len(stage.link.aborts) == 1
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 7, 40])
+async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_one(
+    tokenizer: Tokenizer, at_once: int
+) -> None:
+    stage = Stage(tokenizer, hidden_states_enabled=True)
+    ask = stage.ask(stop=("o w", "rl"), logprobs=LogprobNeed(), return_hidden_states=True)
+    task = asyncio.create_task(stage.intake.collect(ask))
+    await asyncio.sleep(0)
+    ids = [i for char in "Hello world" for i in stage.ids(char)]
+    for first in range(0, len(ids), at_once):
+        new = ids[first : first + at_once]
+        told = Logprobs([(-float(first + i), token) for i, token in enumerate(new)])
+        states = [bytes([first + i]) * 4 for i in range(len(new))]
+        is_last = first + at_once >= len(ids)
+        stage.reply("r", new, LENGTH if is_last else None, logprobs=told, hidden_states=states)
+    (output,) = await task
+    count = len(ids) - 4  # the stop ends with the "w"
+    assert output.text == "Hell" and output.finish == Finish("stop", matched="o w")
+    assert output.token_ids == ids[:count] and output.completion_tokens == count
+    assert output.logprobs is not None
+    assert output.logprobs.chosen == [(-float(i), ids[i]) for i in range(count)]
+    assert output.hidden_states == [bytes([i]) * 4 for i in range(count)]
+
+
 async def test_text_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer)
     task = asyncio.create_task(stage.intake.collect(stage.ask(stop=("fox!",))))
