@@ -162,6 +162,9 @@ def test_eos_ids_of_both_files(tmp_path: Path) -> None:
     assert generation["top_k"] == 7
     assert eos_token_ids(load_config(LLAMA | {"eos_token_id": 2}), generation) == (5, 2)
     assert eos_token_ids(load_config(LLAMA | {"eos_token_id": None}), {}) == ()
+    silent = load_config({key: value for key, value in LLAMA.items() if key != "eos_token_id"})
+    assert eos_token_ids(silent, {}) == (2,), "the class's default"
+    assert eos_token_ids(silent, {"eos_token_id": 9}) == (9,), "which no file says"
 
 
 BAD_FILES = [

@@ -24,3 +24,18 @@ def test_the_key_is_named(key: str) -> None:
     architecture, settings = CASES[key]
     with pytest.raises(CheckpointError, match=f"config.json: '{key}'"):
         describe({"architectures": [architecture], **SHAPE, **settings})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("PhimoeForCausalLM", {"num_local_experts": 1, "num_experts_per_tok": 1}),
+        ("DbrxForCausalLM", {"ffn_config": {"moe_num_experts": 2, "moe_top_k": 3}}),
+    ],
+)
+def test_more_experts_a_token_than_there_are(architecture: str, settings: dict[str, Any]) -> None:
+    """A sparse mixer takes two, whatever the config says."""
+    shape = {**SHAPE, "num_key_value_heads": 2, "attn_config": {}}
+    settings.get("ffn_config", {}).setdefault("ffn_hidden_size", 32)
+    with pytest.raises(CheckpointError, match=r"a token takes ., there are only . experts"):
+        describe({"architectures": [architecture], **shape, **settings})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import is_number
-from radixlm.arch.spec import Decoder
+from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 
@@ -27,6 +27,9 @@ def _record(record: Record, source: str, seen: set[int]) -> None:
     if id(record) in seen:  # layers share records
         return
     seen.add(id(record))
+    if isinstance(record, Moe) and record.top_k > record.experts + record.zero_experts:
+        few = f"only {record.experts} experts ('num_experts')"
+        raise CheckpointError(f"{source}: a token takes {record.top_k}, there are {few}")
     for name, wanted in type(record).__annotations__.items():
         value = getattr(record, name)
         if isinstance(value, Record):

@@ -100,9 +100,12 @@ def load_generation_config(folder: str | Path) -> dict[str, Any]:
 
 
 def eos_token_ids(c: Config, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text: those of generation_config.json and of config.json together."""
+    """Ids that end a text: those of generation_config.json and of config.json together. A default
+    of the model's class counts only where neither file says anything."""
     found: list[int] = []
-    for value in (generation.get("eos_token_id"), c.get("eos_token_id")):
+    said = generation.get("eos_token_id")
+    own = c.get("eos_token_id") if said is None or c.is_given("eos_token_id") else None
+    for value in (said, own):
         ids = [] if value is None else value if isinstance(value, list) else [value]
         found += [i for i in ids if isinstance(i, int) and i >= 0 and i not in found]
     return tuple(found)
