@@ -249,11 +249,12 @@ def _request(
     params = each("sampling_params", i)
     if params is not None and not isinstance(params, Mapping):
         raise InvalidRequest("sampling_params must be an object", param="sampling_params")
+    sampling = SamplingParams.from_dict(params or {}, base)
     request = GenerateRequest(
-        sampling=SamplingParams.from_dict(params or {}, base),
+        sampling=sampling,
         rid=_rid(each, i),
         stream=stream,
-        logprobs=_logprob_need(each, i),
+        logprobs=_logprob_need(each, i, sampling.max_new_tokens == 0),
         return_hidden_states=bool(_typed(each, "return_hidden_states", i, bool)),
         extra_key=prefix_key(_typed(each, "extra_key", i, str), _typed(each, "cache_salt", i, str)),
         priority=_within(each, "priority", i, int, -(1 << 31), (1 << 31) - 1) or 0,
@@ -263,7 +264,11 @@ def _request(
         ),
         session=each("session_params", i),
         processor=processor_name(each("custom_logit_processor", i), each("logit_processor", i)),
+        names={"max_tokens": "max_new_tokens", "prompt": kind, "text": kind}
+        | {"top_logprobs": "top_logprobs_num"},
     )
+    if each("routed_dp_rank", i) is not None:
+        request.names["data_parallel_rank"] = "routed_dp_rank"
     if kind == "text":
         request.text = value
     elif kind == "input_ids":
@@ -324,7 +329,8 @@ def _rid(each: _Each, i: int) -> str | None:
     return f"{rid}_{i}" if each.is_shared("rid") else rid
 
 
-def _logprob_need(each: _Each, i: int) -> LogprobNeed | None:
+def _logprob_need(each: _Each, i: int, is_only_prompt: bool) -> LogprobNeed | None:
+    """``is_only_prompt``: no token comes, so the prompt's are what is wanted."""
     if not _typed(each, "return_logprob", i, bool):
         return None
     start = _typed(each, "logprob_start_len", i, int)
@@ -334,7 +340,9 @@ def _logprob_need(each: _Each, i: int) -> LogprobNeed | None:
         raise InvalidRequest("top_logprobs_num must be 0 or more", param="top_logprobs_num")
     if not isinstance(asked, list) or not all(type(t) is int and t >= 0 for t in asked):
         raise InvalidRequest("token_ids_logprob must be token ids", param="token_ids_logprob")
-    return LogprobNeed(-1 if start is None else start, top, tuple(asked))
+    if start in (None, -1):
+        start = 0 if is_only_prompt else -1
+    return LogprobNeed(start, top, tuple(asked))
 
 
 # ---- answers -------------------------------------------------------------------------------

@@ -150,17 +150,9 @@ class Intake:
         check_names(request)
         checks = Checks(self.facts, self.tokenizer)
         checks.kind(request)
-        self._check_replica(request.replica)
+        self.link.check(request.replica)
         ids = checks.prompt_ids(request)
         return ids, checks.sampling(request, len(ids))
-
-    def _check_replica(self, index: int | None) -> None:
-        if index is not None and not 0 <= index < len(self.link):
-            raise InvalidRequest(
-                f"data_parallel_rank: {index} is none of the ranks of this server, 0 to "
-                f"{len(self.link) - 1} (--dp-size {len(self.link)})",
-                param="data_parallel_rank",
-            )
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""

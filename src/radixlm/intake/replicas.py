@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from radixlm.base.errors import InvalidRequest
 from radixlm.intake.link import Link
 from radixlm.wire.replies import LoadReport
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
@@ -83,6 +84,15 @@ class Replicas:
         chosen.rids.add(rid)
         self._owner[rid] = chosen
         return chosen
+
+    def check(self, index: int | None) -> None:
+        """InvalidRequest for the index of a replica that there is not."""
+        if index is not None and not 0 <= index < len(self._all):
+            raise InvalidRequest(
+                f"data_parallel_rank: {index} is none of the ranks of this server, 0 to "
+                f"{len(self._all) - 1} (--dp-size {len(self._all)})",
+                param="data_parallel_rank",
+            )
 
     def is_of(self, rid: str, replica: Replica) -> bool:
         """Whether what ``replica`` says of ``rid`` counts. A single one is always believed."""

@@ -69,7 +69,7 @@ async def test_logprobs_of_prompt_and_output(server: Face) -> None:
         ({"text": "a", "sampling_params": {"stop": ["x"] * 2000}}, "stop"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
         ({"text": "a", "stream": "yes"}, "stream"),
-        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": ["x"]}, "token_ids_logprob"),
         ({"text": "a", "rid": 5}, "rid"),
         ({"text": "a", "rid": "x\ny"}, "rid"),
@@ -77,7 +77,7 @@ async def test_logprobs_of_prompt_and_output(server: Face) -> None:
         ({"text": "a", "timeout": -5}, "timeout"),
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ({"text": "a", "custom_logit_processor": "code"}, "custom_logit_processor"),
-        ({"text": "word " * 5000}, "prompt"),
+        ({"text": "word " * 5000}, "text"),
         ({"text": "x" * 5_000_000}, "text"),
     ],
 )

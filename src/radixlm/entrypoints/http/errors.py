@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -32,6 +33,13 @@ _ANTHROPIC = {
     503: "overloaded_error",
 }
 _CODES = {405: "method_not_supported"}
+# what is checked under chat's names, in those of the routes that are made into chats
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "/v1/responses": {"max_completion_tokens": "max_output_tokens", "messages": "input"},
+    ANTHROPIC_PATH: {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"},
+    "/api/": {"max_completion_tokens": "num_predict", "max_tokens": "num_predict"}
+    | {"reasoning_effort": "think"},
+}
 
 
 # what the engine says of a grammar that it cannot compile
@@ -75,8 +83,21 @@ def anthropic_body(error: RadixError | None) -> dict[str, Any]:
     return shaped(body_of(error), int(getattr(error, "status", 500)), ANTHROPIC_PATH)
 
 
+def _in_words_of(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The body with the name that a route has for the field."""
+    found = body["error"]
+    ours, message = found["param"], found["message"]
+    theirs = names.get(ours or "")
+    if theirs is None or not message.startswith(ours):
+        return body
+    return body | {"error": found | {"param": theirs, "message": theirs + message[len(ours) :]}}
+
+
 def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
     """The body as clients of ``path`` read errors: Anthropic's, Ollama's, else OpenAI's."""
+    for beginning, names in _NAMES.items():
+        if path.startswith(beginning):
+            body = _in_words_of(body, names)
     if path.startswith(ANTHROPIC_PATH):
         kind = "invalid_request_error" if status < 500 else "api_error"
         found = body["error"] | {"type": _ANTHROPIC.get(status, kind)}

@@ -15,7 +15,7 @@ from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import prefix_key, replica_of
 from radixlm.intake.checks import processor_name
-from radixlm.intake.records import GenerateRequest
+from radixlm.intake.records import GenerateRequest, in_client_words
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
 
 # OpenAI's name -> ours; the others have one name
@@ -56,10 +56,7 @@ def sampling_of(
 
 def renamed(error: InvalidRequest) -> InvalidRequest:
     """The error with OpenAI's name of the field."""
-    theirs = _OPENAI_NAMES.get(error.param or "")
-    if theirs is None:
-        return error
-    return type(error)(error.message.replace(str(error.param), theirs), theirs)
+    return in_client_words(error, _OPENAI_NAMES)
 
 
 def check(state: ServerState, sampling: SamplingParams) -> None:
@@ -128,7 +125,20 @@ def request_of(
         session=body.session_params,
         processor=processor_name(body.custom_logit_processor, body.logit_processor),
         fair_key=client_key(),
+        names=_client_names(body),
     )
+
+
+def _client_names(body: Generation) -> dict[str, str]:
+    """Which of several names of one thing the client has used."""
+    names = {"text": "prompt"}
+    if getattr(body, "input_ids", None) is not None:
+        names |= {"prompt": "input_ids", "text": "input_ids"}
+    if getattr(body, "max_completion_tokens", None) is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if body.routed_dp_rank is not None:
+        names["data_parallel_rank"] = "routed_dp_rank"
+    return names
 
 
 async def encode(
