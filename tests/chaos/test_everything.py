@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from radixlm.base.record import replace
 from radixlm.engine.features.flight import FlightRecord
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.stream import Live
