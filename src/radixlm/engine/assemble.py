@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import torch
@@ -20,6 +20,7 @@ from radixlm.arch.spec import Rope
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
+from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
@@ -41,7 +42,7 @@ from radixlm.engine.modelinfo import ModelInfo
 from radixlm.executor.capacity import STATES_A_REQUEST
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
-from radixlm.executor.media import MediaRows, Tower
+from radixlm.executor.media import MediaRows
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Model as StepModel
@@ -55,12 +56,8 @@ from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
-from radixlm.models.build import Model, build_model, head_of
+from radixlm.models.build import Model, build_model, head_of, is_foreign
 from radixlm.models.dtype import resolve_dtypes
-from radixlm.models.encoder_tower import EncoderTower
-from radixlm.models.fallback import TransformersModel
-from radixlm.models.towers import AmongMarks, HfTower
-from radixlm.models.vector_tower import VectorTower
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
@@ -74,6 +71,9 @@ from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from radixlm.models.fallback import TransformersModel
 
 log = logging.getLogger(__name__)
 
@@ -185,19 +185,7 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
     """The towers, unless there are none or none are wanted."""
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
-    facts = info.media
-    assert facts is not None
-    if facts.gives_vector:
-        return MediaVectors(VectorTower(info.folder, device))
-    tower: Tower
-    if facts.is_encoded:
-        tower = EncoderTower(info.folder, device, torch.float32)
-    else:
-        tower = HfTower(info.folder, device, torch.float32, facts.by_forward)
-        if facts.has_marks:
-            tower = AmongMarks(tower, facts.tokens["image"])
-    token = next(iter(facts.tokens.values())) if facts.is_crossed else None
-    return MediaRows(tower, crossed_token=token, keeps_ids=facts.keeps_ids)
+    return cast(MediaRows, load("radixlm.engine.towers:media_rows")(info, device))
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:
@@ -316,7 +304,8 @@ def _foreign(
         )
     if config.model.load_format == "dummy":
         raise ConfigError("--load-format dummy needs a model of ours")
-    model = TransformersModel(info.folder, info.decoder, device, weight or "auto", kernels)
+    make = load("radixlm.models.fallback:TransformersModel")  # its imports take a while
+    model: TransformersModel = make(info.folder, info.decoder, device, weight or "auto", kernels)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes
 
@@ -409,7 +398,7 @@ class RunnerParts(Record):
 
 def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
     """A parameter as the checkpoint has it: ours is packed for the kernels."""
-    if isinstance(model, TransformersModel):
+    if is_foreign(model):
         return model.weight(name)
     if load_format in ("dummy", "sharded_state"):
         raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+
 import torch
 
 from radixlm.arch.names import untied_with_bias
@@ -11,12 +13,14 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.encoder import EncoderModel
-from radixlm.models.fallback import TransformersModel
 from radixlm.models.heads import PooledHead, head_layers
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
+if TYPE_CHECKING:
+    from radixlm.models.fallback import TransformersModel
+
 OwnModel = DecoderModel | EncoderModel
-Model = OwnModel | TransformersModel
+Model: TypeAlias = "OwnModel | TransformersModel"
 
 
 def build_model(
@@ -46,12 +50,17 @@ def build_model(
     return model
 
 
+def is_foreign(model: Model) -> TypeGuard[TransformersModel]:
+    """Whether the model is one of transformers."""
+    return not isinstance(model, OwnModel)
+
+
 def head_of(model: Model) -> PooledHead | None:
     """The head of a loaded model that gives vectors or scores."""
     pool = model.decoder.pool
     if pool is None:
         return None
-    if not isinstance(model, TransformersModel):
+    if isinstance(model, OwnModel):
         return PooledHead(pool, model.pool, model.gate)
     if pool.head:
         raise ConfigError("--model-impl transformers: a model with a head of layers needs our own")
