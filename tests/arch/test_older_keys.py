@@ -88,6 +88,49 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"num_experts": [4] * 6, "moe_topk": [2] * 6, "moe_intermediate_size": [24] * 6},
         {"num_experts": 4, "moe_topk": 2},
     ),
+    "rotary_dim": (
+        "MiniMaxM2ForCausalLM",
+        {
+            **SHAPE,
+            **EXPERTS,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "model_type": "minimax_m2",
+            "intermediate_size": 32,
+        },
+        {"rotary_dim": 8},
+        {"partial_rotary_factor": 0.5},
+    ),
+    "mamba_d_conv": (
+        "NemotronHForCausalLM",
+        {
+            **SHAPE,
+            "model_type": "nemotron_h",
+            "hybrid_override_pattern": "M-M*M-",
+            "num_key_value_heads": 2,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+        },
+        {"mamba_d_conv": 3, "mamba_n_groups": 2, "mamba_dt_min": 0.1, "mamba_conv_bias": False},
+        {"conv_kernel": 3, "n_groups": 2, "time_step_min": 0.1, "use_conv_bias": False},
+    ),
+    "local_rope_theta": (
+        "ModernBertDecoderForCausalLM",
+        {**SHAPE, "model_type": "modernbert-decoder"},
+        {"global_rope_theta": 80000.0, "local_rope_theta": 160000.0},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 80000.0},
+                "sliding_attention": {"rope_theta": 160000.0},
+            }
+        },
+    ),
+    "widths of LongCat": (
+        "LongcatFlashForCausalLM",
+        {**SHAPE, "model_type": "longcat_flash"},
+        {"intermediate_size": 48, "moe_intermediate_size": 24},
+        {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 24},
+    ),
     "attention_layers": (
         "GPTNeoForCausalLM",
         SHAPE,

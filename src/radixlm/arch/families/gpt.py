@@ -199,6 +199,23 @@ def opt(c: Config) -> Decoder:
     )
 
 
+@published_form("modernbert-decoder")
+def _thetas(raw: dict[str, Any]) -> dict[str, Any]:
+    """Bases of both kinds of layers by names of their own."""
+    if raw.get("rope_parameters"):
+        return raw
+    scaling = raw.get("rope_scaling") or {"rope_type": "default"}
+    form = {key: value for key, value in raw.items() if key != "rope_scaling"}
+    form["rope_parameters"] = {
+        kind: {"rope_theta": raw.get(key, usual), **scaling}
+        for kind, key, usual in (
+            ("full_attention", "global_rope_theta", 160000.0),
+            ("sliding_attention", "local_rope_theta", 10000.0),
+        )
+    }
+    return form
+
+
 @family("ModernBertDecoderForCausalLM")
 def modernbert_decoder(c: Config) -> Decoder:
     """ModernBERT's block, causal: normed embeddings, no norm before the first attention, a layer

@@ -297,6 +297,22 @@ _NEMOTRON: Names = {
 }
 
 
+_NEMOTRON_KEYS = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_expand": "expand",
+    "mamba_dt_min": "time_step_min",
+    "mamba_dt_max": "time_step_max",
+    "mamba_conv_bias": "use_conv_bias",
+}
+
+
+@published_form("nemotron_h")
+def _nemotron_form(raw: dict[str, Any]) -> dict[str, Any]:
+    """Older names of keys, which win."""
+    return raw | {new: raw[old] for old, new in _NEMOTRON_KEYS.items() if old in raw}
+
+
 @family("NemotronHForCausalLM")
 def nemotron_h(c: Config) -> Decoder:
     """Layers of one branch each: a Mamba, attention, a feed-forward or experts."""

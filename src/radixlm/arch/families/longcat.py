@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, family, moe, plain, rms
+from radixlm.arch.families.builders import (
+    activation,
+    family,
+    moe,
+    plain,
+    published_form,
+    rms,
+)
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.names import AnyOf, Named, Names
 from radixlm.arch.recipes import FirstRows, Scaled
@@ -12,6 +21,16 @@ from radixlm.base.record import replace
 
 _LAYER = "model.layers.{half}."
 _ATTENTION, _MLP = _LAYER + "self_attn.{odd}.", _LAYER + "mlp."
+
+
+@published_form("longcat_flash")
+def _widths(raw: dict[str, Any]) -> dict[str, Any]:
+    """The usual names of both widths, where the config has no others."""
+    both = {
+        "intermediate_size": "ffn_hidden_size",
+        "moe_intermediate_size": "expert_ffn_hidden_size",
+    }
+    return {**{own: raw[usual] for usual, own in both.items() if usual in raw}, **raw}
 
 
 @family("LongcatFlashForCausalLM")

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, head_dim, moe, plain, rms, rope
+from radixlm.arch.families.builders import (
+    attention,
+    family,
+    head_dim,
+    moe,
+    plain,
+    published_form,
+    rms,
+    rope,
+)
 from radixlm.arch.names import LAYER, AnyOf, Names
 from radixlm.arch.spec import Decoder
 
@@ -25,6 +36,15 @@ def mixtral(c: Config) -> Decoder:
         moe(c, inner=c.intermediate_size, renorm=True),
         names=W1_W3_W2,
     )
+
+
+@published_form("minimax_m2")
+def _turned_share(raw: dict[str, Any]) -> dict[str, Any]:
+    """``rotary_dim`` channels of a head turn."""
+    turned, whole = raw.get("rotary_dim"), raw.get("head_dim") or 128
+    if turned is None or raw.get("partial_rotary_factor") is not None:
+        return raw
+    return {**raw, "partial_rotary_factor": turned / whole}
 
 
 @family("MiniMaxM2ForCausalLM")
