@@ -155,5 +155,6 @@ async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
         assert len(list((tmp_path / "files").iterdir())) == 2, "a record and its content"
         assert {path.name for path in tmp_path.iterdir()} == {"files", "responses.sqlite"}
         nothing = {"input_file_id": "file-" + "0" * 24, "completion_window": "24h"}
-        assert (await server.post("/v1/batches", endpoint=CHAT, **nothing)).status_code == 404
+        got = await server.post("/v1/batches", endpoint=CHAT, **nothing)
+        assert got.status_code == 404 and got.json()["error"]["param"] == "input_file_id"
         assert (await server.post("/v1/batches", endpoint="/x", **nothing)).status_code == 400

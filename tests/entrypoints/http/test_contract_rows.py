@@ -3,6 +3,7 @@ has its effect, or it is refused by its name."""
 
 from __future__ import annotations
 
+import gzip
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -496,6 +497,19 @@ async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: Face) ->
                 if t["index"] == number
             ]
             assert orjson.loads("".join(parts)) == {"a": 1, "b": 2}
+
+
+async def test_bodies_that_cannot_be_read_say_why(server: Face) -> None:
+    packed, deep = gzip.compress(b"{}"), b'{"messages": ' + b"[" * 300 + b"]" * 300 + b"}"
+    for headers, data, words in (
+        ({"content-encoding": "gzip"}, packed, "Content-Encoding 'gzip'"),
+        ({"content-encoding": "Identity"}, b"{", "not valid JSON"),
+        ({}, deep, "nested too deeply"),
+    ):
+        for path in (CHAT, "/generate") if data is not deep else (CHAT,):
+            sent = {"content-type": "application/json"} | headers
+            got = await server.client.post(path, content=data, headers=sent)
+            assert got.status_code == 400 and words in got.json()["error"]["message"], got.text
 
 
 async def test_fields_without_effect_are_taken_and_tiers_told(server: Face) -> None:

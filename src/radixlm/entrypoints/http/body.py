@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
     """The body as a JSON object; InvalidRequest for anything else."""
-    data = await request.body()
+    data = await _body_bytes(request)
     if not data and may_be_empty:
         return {}
     try:
@@ -42,7 +42,17 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
         raise InvalidRequest(
             f"Content-Type must be application/json, not {kind[:80]!r}", param="Content-Type"
         )
-    return read(model, await request.body())
+    return read(model, await _body_bytes(request))
+
+
+async def _body_bytes(request: Request) -> bytes:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise InvalidRequest(
+            f"Content-Encoding {coding[:40]!r}: bodies are read as they are, send them unpacked",
+            param="Content-Encoding",
+        )
+    return await request.body()
 
 
 def event(value: Any) -> bytes:

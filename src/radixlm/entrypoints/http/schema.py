@@ -97,6 +97,8 @@ def _sentence(where: str, kind: str, message: str) -> str:
         return f"unknown field {shown!r}"
     if kind == "missing":
         return f"{shown} is required"
+    if kind == "json_invalid" and "recursion limit" in message:
+        return "the body is nested too deeply: some 200 levels are read"
     if kind == "json_invalid":
         return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
     if not where:

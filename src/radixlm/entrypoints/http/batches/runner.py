@@ -80,7 +80,10 @@ class Batches:
         self, state: ServerState, file_id: str, endpoint: str, metadata: dict[str, str] | None
     ) -> Record:
         """Begin a batch."""
-        self._files.record(file_id)
+        try:
+            self._files.record(file_id)
+        except NotFound as error:
+            raise NotFound(error.message, "input_file_id") from None
         now = int(time.time())
         times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelled")
         record: Record = {
