@@ -13,7 +13,8 @@ from typing import Any
 from radixlm.arch.families.gguf import config_of
 from radixlm.arch.gguf import read_header
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.text.gguf_tokenizer import TOKENIZER_PROBLEM, tokenizer_files
+from radixlm.text.gguf_tokenizer import tokenizer_files
+from radixlm.text.tokenizer import TOKENIZER_PROBLEM
 
 WEIGHTS, PART = "model.gguf", "model-{:05d}-of-{:05d}.gguf"
 

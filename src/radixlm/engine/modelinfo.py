@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.media_facts import MediaFacts, media_facts
@@ -23,11 +23,11 @@ from radixlm.arch.registry import UnknownArchitecture
 from radixlm.arch.sentence import Sentence, read_sentence, with_modules
 from radixlm.arch.spec import Decoder, Moe, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.config.facts import host_facts
 from radixlm.config.resolve import resolve
 from radixlm.config.root import ServerConfig
-from radixlm.engine.gguf import unpacked
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 DEFAULT_MODEL = "radix-tiny"
@@ -76,7 +76,7 @@ def find_model(path: str | None) -> Path:
         if (folder / "config.json").is_file():
             return folder
     if file := _gguf_of(Path(name).expanduser()):
-        return unpacked(file)
+        return cast(Path, load("radixlm.engine.gguf:unpacked")(file))
     if Path(name).is_dir():
         raise CheckpointError(f"{name}: no config.json in this folder")
     bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))

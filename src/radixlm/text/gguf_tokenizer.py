@@ -9,8 +9,6 @@ from typing import Any
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 
-# in the folder of an unpacked file: why it has no tokenizer.json
-TOKENIZER_PROBLEM = "tokenizer.problem"
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

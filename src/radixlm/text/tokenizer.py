@@ -18,7 +18,6 @@ from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import require
-from radixlm.text.gguf_tokenizer import TOKENIZER_PROBLEM
 from radixlm.text.pieces import Decoder
 
 _NAMED = (
@@ -33,6 +32,8 @@ _NAMED = (
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MODES = ("auto", "slow")
+# in the folder of an unpacked GGUF file: why it has no tokenizer.json
+TOKENIZER_PROBLEM = "tokenizer.problem"
 MAX_TOKEN_ID = (1 << 32) - 1
 
 

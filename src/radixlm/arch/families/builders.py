@@ -43,6 +43,7 @@ class Lazy(Mapping[str, T]):
 
     def register(self, names: tuple[str, ...], one: T) -> T:
         self.registered.update(dict.fromkeys(names, one))
+        self._modules = dict.fromkeys(names, "") | self._modules
         return one
 
     def __getitem__(self, name: str) -> T:
