@@ -38,12 +38,12 @@ class Tile(Record):
 _HOPPER: dict[int, tuple[Tile, ...]] = {
     128: (Tile(16, 64, 4, 3), Tile(64, 32, 8, 3), Tile(128, 64, 8, 3)),
     256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
-    1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
+    1024: (Tile(16, 32, 8, 3), Tile(32, 16, 8, 3), Tile(32, 32, 8, 2)),
 }
 _AMPERE: dict[int, tuple[Tile, ...]] = {  # 163 KiB of shared memory; q stays in registers
     128: (Tile(16, 64, 4, 3), Tile(64, 32, 8, 3), Tile(64, 64, 8, 3)),
     256: (Tile(16, 32, 4, 3), Tile(32, 32, 8, 2), Tile(64, 32, 8, 2)),
-    1024: (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
+    1024: (Tile(16, 32, 8, 3), Tile(32, 16, 8, 3), Tile(32, 32, 8, 2)),
 }
 _SINGLE: dict[int, tuple[Tile, ...]] = {  # no tensor cores: products of single precision
     128: (Tile(16, 32, 8, 1),),
@@ -60,21 +60,28 @@ def tiles_of(
     cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tile, ...]:
     """The tiles for heads of so many channels and q of ``dtype``, smallest first. Decoding from a
-    cache of 8 bits takes more warps: to widen it takes registers."""
+    cache of 8 bits takes more warps where that helps: to widen it takes registers."""
     table = _HOPPER if is_hopper else _AMPERE
     if dtype == torch.float32 and not interpreting():  # the interpreter is slow, and has no limits
         table = _SINGLE
     tiles = next(tiles for most, tiles in table.items() if dim <= most)
     if cache_dtype is not None and cache_dtype.itemsize == 1:
-        tiles = (replace(tiles[0], num_warps=max(8, tiles[0].num_warps)), *tiles[1:])
-        if 192 < dim <= MAX_DIM and cache_dtype == torch.float8_e5m2:
+        is_wide, is_int8 = 192 < dim <= MAX_DIM, cache_dtype == torch.int8
+        is_padded = is_int8 and 64 < dim < 128
+        # of these Triton 3.6 gives 8 warps half the registers, and spills two
+        is_tight = is_wide or (is_padded and is_hopper)
+        if has_extras or not is_tight:
+            tiles = (replace(tiles[0], num_warps=max(8, tiles[0].num_warps)), *tiles[1:])
+        if has_extras and is_wide and cache_dtype == torch.float8_e5m2:
             tiles = (replace(tiles[0], num_stages=2), *tiles[1:])
         if has_extras and dim > MAX_DIM:
             return tiles[:1]
         if has_extras and 128 < dim <= MAX_DIM:
             tiles = (tiles[0], Tile(32, 32, 8, 2))
-        elif 192 < dim <= MAX_DIM and cache_dtype == torch.int8:
+        elif has_extras and is_padded and not is_hopper:
             tiles = (tiles[0], Tile(64, 32, 8, 2))
+        elif is_wide and is_int8:
+            tiles = (tiles[0], Tile(64, 32, 8, 3) if is_hopper else Tile(32, 32, 8, 2))
     return tiles[:2] if has_extras else tiles[:1] + tiles[1:][-1:]
 
 
