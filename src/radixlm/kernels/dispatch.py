@@ -109,11 +109,6 @@ class Kernels(Record):
         """Whether packing makes a copy, so that it may be given memory of others."""
         return self.chosen["pack_linear"] != REFERENCE
 
-    @property
-    def shifts_experts(self) -> bool:
-        """Whether experts of 4 bits may have zero points of their own, not only 8."""
-        return self.chosen["pack_experts"] != "triton"
-
 
 class Implementation(Record):
     """One announced implementation of an op."""

@@ -53,7 +53,6 @@ class MoeLayer(Module):
         if self._is_usual:
             self.up.takes_grid = context.scheme.takes_grid(dim)
             self.down.takes_grid = context.scheme.takes_grid(spec.inner)
-            self.up.takes_shift = self.down.takes_shift = context.kernels.shifts_experts
         if spec.bias:
             self.up_bias = Param((spec.experts, sum(parts)), "float32", Shard(1))
             self.down_bias = Param((spec.experts, dim), "float32")

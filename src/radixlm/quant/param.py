@@ -31,8 +31,7 @@ class Param:
     router corrections) that are always kept in float32, "int64" for tables of numbers. A borrowed
     value lies in memory of the loader (a mapped file, a buffer that it uses again) and is valid
     until the layer is finished.
-    ``takes_grid``: the layer can pack a grid, which then fills it in place of a value, with
-    ``takes_shift`` also one whose zero points are not all in the middle.
+    ``takes_grid``: the layer can pack a grid, which then fills it in place of a value.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +40,6 @@ class Param:
     value: Tensor | None = None
     is_borrowed: bool = False
     takes_grid: bool = False
-    takes_shift: bool = True
     grid: Grid | None = None
 
     def take(self) -> Tensor:

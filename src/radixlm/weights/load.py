@@ -136,7 +136,7 @@ class _Filler:
         if not is_cpu and self._weight_dtype == torch.float32:
             return False  # kernels of GPUs multiply integers with 16 bit floats
         grid = self._feeder.grid(path)
-        if grid is None or (grid.is_shifted and not param.takes_shift):
+        if grid is None:
             return False
         if tuple(grid.values_OI.shape) != param.shape:
             misfit = misfit_of(path, param, grid.values_OI)

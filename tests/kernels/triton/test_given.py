@@ -15,7 +15,8 @@ from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.given import Given
 from radixlm.kernels.ops.moe import pack_experts as reference_experts
-from radixlm.kernels.triton.linear import ShiftedLinear, pack_gated, pack_linear
+from radixlm.kernels.triton import gemm_tile as kinds
+from radixlm.kernels.triton.linear import QuantisedLinear, pack_gated, pack_linear
 from radixlm.kernels.triton.moe import TritonExperts, pack_experts
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -24,8 +25,11 @@ ROWS = (3, 65)  # products of few rows, and widened weights
 FMTS = ["w4a8-32", "w4a8-64", "w4a8-128", "int8wo", "w8a8"]
 
 
-def given(shape: tuple[int, ...], fmt: str, is_shifted: bool) -> tuple[Tensor, Given, Tensor]:
-    """(values, scales, the numbers that they are)."""
+def given(
+    shape: tuple[int, ...], fmt: str, is_shifted: bool, is_whole: bool = True
+) -> tuple[Tensor, Given, Tensor]:
+    """(values, scales, the numbers that they are). Zero points that are not ``is_whole`` are
+    anything, and some groups have one number only."""
     torch.manual_seed(len(shape) + is_shifted)
     group = int(fmt.partition("-")[2] or 0)
     if not group:
@@ -35,6 +39,9 @@ def given(shape: tuple[int, ...], fmt: str, is_shifted: bool) -> tuple[Tensor, G
     scale = torch.rand(*shape[:-1], shape[-1] // group) / 8
     zero = torch.randint(0, 16, scale.shape) if is_shifted else 8
     offset = -zero * scale
+    if not is_whole:
+        offset = torch.randn(scale.shape) / 2
+        scale[torch.rand(scale.shape) < 0.2] = 0.0
     wide = values.unflatten(-1, (-1, group)) * scale[..., None] + offset[..., None]
     return values, (scale, offset), wide.flatten(-2)
 
@@ -49,7 +56,9 @@ def test_linear_maps(fmt: str, is_shifted: bool) -> None:
     values, grid, wide = given((64, 128), fmt, is_shifted)
     bias, act = torch.randn(64), "silu"
     plain, gated = pack_linear(values, bias, fmt, grid), pack_gated(values, bias, fmt, act, grid)
-    assert isinstance(plain, ShiftedLinear) == (is_shifted and fmt.startswith("w4"))
+    assert isinstance(plain, QuantisedLinear) and isinstance(gated, QuantisedLinear)
+    is_own = is_shifted and fmt.startswith("w4")
+    assert (plain.packed.kind == gated.packed.kind == kinds.INT4_SHIFTED) == is_own
     bound = 0.02 if fmt == "w8a8" else 1e-5
     for rows in ROWS:
         x = torch.randn(rows, 128)
@@ -61,12 +70,16 @@ def test_linear_maps(fmt: str, is_shifted: bool) -> None:
         assert error(packed.unpack(), wide) < 1e-2 and packed.unpack().dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("fmt", FMTS)
-def test_experts(fmt: str) -> None:
-    up, up_grid, wide_up = given((4, 256, 128), fmt, False)
-    down, down_grid, wide_down = given((4, 128, 128), fmt, False)
+@pytest.mark.parametrize(
+    ("fmt", "zeros"), [*((fmt, "eight") for fmt in FMTS), ("w4a8-32", "own"), ("w4a8-64", "any")]
+)
+def test_experts(fmt: str, zeros: str) -> None:
+    asked = (fmt, zeros != "eight", zeros != "any")
+    up, up_grid, wide_up = given((4, 256, 128), *asked)
+    down, down_grid, wide_down = given((4, 128, 128), *asked)
     got = pack_experts(up, down, None, None, "silu", (fmt, fmt), (up_grid, down_grid))
     assert isinstance(got, TritonExperts)
+    assert (got.up.kind == got.down.kind == kinds.INT4_SHIFTED) == (zeros != "eight")
     want = reference_experts(wide_up, wide_down, None, None, "silu")
     for tokens in (2, 20):
         x, weights = torch.randn(tokens, 128), torch.rand(tokens, 2)
@@ -76,11 +89,20 @@ def test_experts(fmt: str) -> None:
         )
 
 
+def test_whole_zero_points_stay_whole() -> None:
+    """Differences of whole numbers are exact in 16 bits, so no weight is rounded."""
+    values, grid, _ = given((64, 128), "w4a8-32", True)
+    packed = pack_linear(values, None, "w4a8-32", grid)
+    assert isinstance(packed, QuantisedLinear) and packed.packed.scale is not None
+    zero = packed.packed.scale[0, 4:]
+    assert torch.equal(zero, zero.round()) and 0 <= zero.min() and zero.max() <= 15
+
+
 @pytest.mark.parametrize(
     ("arch", "layout"),
     [
         ("LlamaForCausalLM", Layout("gptq", group=64, order=True)),
-        ("Qwen3MoeForCausalLM", Layout("awq", group=32)),  # its experts are widened
+        ("Qwen3MoeForCausalLM", Layout("awq", group=32)),
     ],
 )
 def test_models(arch: str, layout: Layout, tmp_path: Path) -> None:

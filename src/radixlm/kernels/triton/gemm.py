@@ -86,6 +86,10 @@ _WIDENED: Table = (  # weights are widened in registers
     (_ANY, Tile(64, 64, 64, stages=3)),
 )
 _WIDENED_OLD: Table = (_WIDENED[0], (_ANY, Tile(32, 64, 128, stages=3)))
+_TIGHT_OLD = (
+    (kinds.INT4, torch.float16),
+    *((kinds.INT4_SHIFTED, dtype) for dtype in (torch.float16, torch.bfloat16)),
+)
 _FLOAT32: Table = ((16, Tile(16, 64, 32, stages=2)), (_ANY, Tile(32, 32, 32, stages=2)))
 TABLES: Mapping[int, Table] = {
     kinds.PLAIN: _WIDE,
@@ -96,6 +100,7 @@ TABLES: Mapping[int, Table] = {
     kinds.FP8_BLOCK: _BLOCKS,
     kinds.FP8_WIDE: _WIDENED,
     kinds.FP8_BLOCK_WIDE: _WIDENED,
+    kinds.INT4_SHIFTED: _WIDENED,
 }
 _NARROW_OUT = 64 * 132  # outputs that leave some of 132 SMs idle with tiles of 64
 
@@ -122,7 +127,7 @@ def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int 
 
 def _is_old(packed: Packed) -> bool:
     """Whether a kind whose tiles depend on it meets a GPU before sm_90."""
-    if packed.kind not in (kinds.W8A8, kinds.INT4) or not packed.data.is_cuda:
+    if packed.kind not in (kinds.W8A8, *kinds.NIBBLES) or not packed.data.is_cuda:
         return False
     return torch.cuda.get_device_capability(packed.data.device) < (9, 0)
 
@@ -133,12 +138,12 @@ def _fit(
     table = _FLOAT32 if dtype == torch.float32 and kind not in kinds.QUANTISED_X else TABLES[kind]
     if is_old and kind == kinds.W8A8:
         table = _BYTES_OLD
-    elif is_old and kind == kinds.INT4 and dtype == torch.float16 and group != 32:
+    elif is_old and group != 32 and (kind, dtype) in _TIGHT_OLD:
         table = _WIDENED_OLD
     tile = next(tile for most, tile in table if rows <= most)
     k, n = tile.k, tile.n
     warps = tile.warps
-    if kind == kinds.INT4:
+    if kind in kinds.NIBBLES:
         k = int4_chunk(group)
         if tile.m == 16 and not (k == 128 and dtype == torch.float16):
             warps = 8  # the other number spills a register or two
@@ -220,11 +225,12 @@ def _launch(
 _DATA = {
     kinds.INT8: "*i8", kinds.W8A8: "*i8", kinds.INT4: "*u8", kinds.FP8: "*fp8e4nv",
     kinds.FP8_BLOCK: "*fp8e4nv", kinds.FP8_WIDE: "*u8", kinds.FP8_BLOCK_WIDE: "*u8",
+    kinds.INT4_SHIFTED: "*u8",
 }  # fmt: skip
 _NAMES = {
     kinds.PLAIN: "plain", kinds.INT8: "int8", kinds.W8A8: "w8a8", kinds.INT4: "int4",
     kinds.FP8: "fp8", kinds.FP8_BLOCK: "fp8block", kinds.FP8_WIDE: "fp8wide",
-    kinds.FP8_BLOCK_WIDE: "fp8blockwide",
+    kinds.FP8_BLOCK_WIDE: "fp8blockwide", kinds.INT4_SHIFTED: "int4shifted",
 }  # fmt: skip
 
 
@@ -263,7 +269,7 @@ def _variants() -> Iterator[Variant]:
 def _tiles(kind: int, dtype: torch.dtype, is_old: bool) -> set[Tile]:
     return {
         _fit(kind, group, num_out, rows, dtype, is_old)
-        for group in ((32, 128) if kind == kinds.INT4 else (0,))
+        for group in ((32, 128) if kind in kinds.NIBBLES else (0,))
         for num_out in (_NARROW_OUT, _NARROW_OUT + 1)
         for rows in (1, 17, 33, 65)
     }

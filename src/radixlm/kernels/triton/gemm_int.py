@@ -60,7 +60,7 @@ def scale_kernel(
 
 def _inputs(kind: int) -> int:
     """Inputs of a program that widens; 4 bit weights stay within a group of any size."""
-    return 32 if kind == kinds.INT4 else _INPUTS
+    return 32 if kind in kinds.NIBBLES else _INPUTS
 
 
 def _constants(kind: int, group: int) -> dict[str, int | bool]:
@@ -69,7 +69,7 @@ def _constants(kind: int, group: int) -> dict[str, int | bool]:
         "SCALED": kind in kinds.SCALED_ROWS,
         "BLOCK_N": _OUTPUTS,
         "BLOCK_K": _inputs(kind),
-        "CHUNK": int4_chunk(group) if kind == kinds.INT4 else 0,
+        "CHUNK": int4_chunk(group) if kind in kinds.NIBBLES else 0,
     }
 
 
@@ -104,10 +104,10 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _variants() -> Iterator[Variant]:
-    widening = (kinds.INT8, kinds.INT4, kinds.FP8_WIDE, kinds.FP8_BLOCK_WIDE)
+    widening = (kinds.INT8, *kinds.NIBBLES, kinds.FP8_WIDE, kinds.FP8_BLOCK_WIDE)
     for pointer in POINTERS.values():
         for kind in widening:
-            for group in (32, 128) if kind == kinds.INT4 else (0,):
+            for group in (32, 128) if kind in kinds.NIBBLES else (0,):
                 types = signature(kind, pointer)
                 min_arch, max_arch = archs_of(kind)
                 yield Variant(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import quantised as reference
 from radixlm.kernels.ops.fp8 import is_fp8
+from radixlm.kernels.ops.given import Given, is_around_eight
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, int4_chunk
 from radixlm.kernels.triton.gemm_fp8 import is_native, quantise_experts
@@ -39,17 +40,17 @@ def pack(
     bias_EN: Tensor | None,
     fmt: str,
     act: str = "",
-    given_scale: Tensor | None = None,
+    grid: Given | None = None,
 ) -> Packed:
     """Weights in ``fmt`` (of kernels/ops/quantised.py or fp8.py; "": as they are); ``act`` of gated
     ones. w4a8-<group> keeps x as it is: with tensor cores rounding it would gain nothing. With
-    ``given_scale``, [E, N] of int8 values or [E, N, G] of values 0..15 around 8, weights are these
+    ``grid``, (scale, offset) [E, N] of int8 values or [E, N, G] of values 0..15, weights are these
     values."""
     num_out, num_in = weight_ENK.shape[1:]
     scale: Tensor | None = None
     kind, group = kinds.PLAIN, 0
-    if given_scale is not None:
-        kind, data, scale = _given(weight_ENK, given_scale, fmt, bool(act))
+    if grid is not None:
+        kind, data, scale = _given(weight_ENK, grid, fmt, bool(act))
         group = int(fmt.partition("-")[2] or 0)
     elif not fmt:
         data = interleaved(weight_ENK) if act else owned(weight_ENK)
@@ -74,17 +75,41 @@ def pack(
     return Packed(kind, data, scale, bias, int(num_out), int(num_in), act, group)
 
 
-def _given(
-    values_ENK: Tensor, scale: Tensor, fmt: str, is_gated: bool
-) -> tuple[int, Tensor, Tensor]:
+def _given(values_ENK: Tensor, grid: Given, fmt: str, is_gated: bool) -> tuple[int, Tensor, Tensor]:
     """Kind, data and scale of integers that are given."""
-    if is_gated:
-        values_ENK, scale = interleaved(values_ENK), interleaved(scale)
+    scale, offset = grid
     if values_ENK.dtype == torch.int8:
         kind = kinds.INT8 if fmt == "int8wo" else kinds.W8A8
+        if is_gated:
+            return kind, interleaved(values_ENK), interleaved(scale)
         return kind, owned(values_ENK), owned(scale)
+    kind, lines_EN = kinds.INT4, scale
+    if offset is not None and not is_around_eight(grid):
+        kind = kinds.INT4_SHIFTED
+        values_ENK, *parts = _zero_points(values_ENK, scale, offset)
+        lines_EN = torch.cat(parts, 2)
+    if is_gated:
+        values_ENK, lines_EN = interleaved(values_ENK), interleaved(lines_EN)
     chunk = int4_chunk(int(fmt.partition("-")[2]))
-    return kinds.INT4, nibbles(values_ENK, chunk), scale.transpose(1, 2).contiguous()
+    return kind, nibbles(values_ENK, chunk), lines_EN.transpose(1, 2).contiguous()
+
+
+def _zero_points(
+    values_ENK: Tensor, scale_ENG: Tensor, offset_ENG: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, scale and zero point, (value - zero point) * scale being value * scale + offset.
+    Whole zero points come out whole. A group of one number only may have scale 0: there values
+    become 0, 1 below their zero point."""
+    is_flat = scale_ENG == 0
+    flat_ENK = is_flat.repeat_interleave(values_ENK.shape[2] // scale_ENG.shape[2], 2)
+    zero = -offset_ENG / torch.where(is_flat, 1.0, scale_ENG)
+    whole = zero.round()
+    zero = torch.where((zero - whole).abs() <= 1e-5 * whole.abs().clamp(min=1.0), whole, zero)
+    return (
+        values_ENK.masked_fill(flat_ENK, 0),
+        torch.where(is_flat, -offset_ENG, scale_ENG),
+        torch.where(is_flat, 1.0, zero),
+    )
 
 
 def _fp8(weight_ENK: Tensor, fmt: str, is_gated: bool) -> tuple[int, Tensor, Tensor]:
@@ -124,6 +149,10 @@ def widened(packed: Packed) -> Tensor:
     elif packed.kind == kinds.INT4:
         values = integers(data, int4_chunk(packed.group), packed.num_in).float() - 8
         values *= scale.transpose(1, 2).repeat_interleave(packed.group, 2)
+    elif packed.kind == kinds.INT4_SHIFTED:
+        lines_ENK = scale.transpose(1, 2).repeat_interleave(packed.group, 2)
+        factor, zero = lines_ENK.chunk(2, 2)
+        values = (integers(data, int4_chunk(packed.group), packed.num_in).float() - zero) * factor
     elif packed.kind in (kinds.FP8_BLOCK, kinds.FP8_BLOCK_WIDE):
         return _widened_blocks(packed, scale)
     elif packed.kind == kinds.FP8_WIDE:

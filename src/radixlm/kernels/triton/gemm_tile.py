@@ -26,6 +26,9 @@ FP8 = 4  # e4m3, float [E, N]; x e4m3 with float [M]
 FP8_BLOCK = 5  # e4m3, float [E, N / 128, K / 128]; x e4m3 with float [M, K / 128]
 FP8_WIDE = 6  # bytes of e4m3, scales as FP8; x stays float (GPUs older than sm_89)
 FP8_BLOCK_WIDE = 7  # bytes of e4m3, scales as FP8_BLOCK; x stays float
+INT4_SHIFTED = 8  # as INT4 with zero points of their own: float [E, 2 G, N], scales, then these
+ALL = tuple(range(INT4_SHIFTED + 1))
+NIBBLES = (INT4, INT4_SHIFTED)
 SCALED_ROWS = (INT8, W8A8, FP8, FP8_WIDE)  # a scale for each output
 QUANTISED_X = (W8A8, FP8, FP8_BLOCK)
 FP8_GROUP = 128
@@ -33,6 +36,7 @@ FP8_GROUP = 128
 _PLAIN, _INT8, _W8A8, _INT4 = (tl.constexpr(kind) for kind in (PLAIN, INT8, W8A8, INT4))
 _FP8, _FP8_BLOCK = tl.constexpr(FP8), tl.constexpr(FP8_BLOCK)
 _FP8_WIDE, _FP8_BLOCK_WIDE = tl.constexpr(FP8_WIDE), tl.constexpr(FP8_BLOCK_WIDE)
+_INT4_SHIFTED = tl.constexpr(INT4_SHIFTED)
 _GROUP = tl.constexpr(FP8_GROUP)
 
 
@@ -72,14 +76,20 @@ def unpacked(
     lies within a group."""
     at = start + tl.arange(0, BLOCK_K)
     is_in = (at < num_in)[None, :]
-    if KIND == _INT4:
+    if (KIND == _INT4) | (KIND == _INT4_SHIFTED):
         chunks = (num_in + CHUNK - 1) // CHUNK
         byte = at // CHUNK * (CHUNK // 2) + at % (CHUNK // 2)
         w_at = w_ptr + expert * num_out * chunks * (CHUNK // 2) + col[:, None]
         packed = tl.load(w_at + byte[None, :] * num_out, mask=is_in, other=0)
         is_high = (at % CHUNK >= CHUNK // 2)[None, :]
-        w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32) - 8.0
-        scale_at = w_scale_ptr + expert * num_out * (num_in // group) + col[:, None]
+        w = tl.where(is_high, packed >> 4, packed & 15).to(tl.float32)
+        if KIND == _INT4:
+            w -= 8.0
+            scale_at = w_scale_ptr + expert * num_out * (num_in // group) + col[:, None]
+        else:
+            scale_at = w_scale_ptr + expert * num_out * (num_in // group * 2) + col[:, None]
+            line = num_in // group + tl.minimum(start, num_in - 1) // group
+            w -= tl.load(scale_at + line * num_out)
         w *= tl.load(scale_at + tl.minimum(start, num_in - 1) // group * num_out)
     else:
         w_at = w_ptr + expert * num_out * num_in + col.to(tl.int64)[:, None] * num_in
@@ -151,9 +161,10 @@ def _sum(
 @triton.jit
 def _sum_nibbles(
     x_at, w_at, w_scale_at, is_col, num_out, num_in, group,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Values of 4 bits, scaled after the product of each half of a chunk of BLOCK_K inputs."""
+    """Values of 4 bits, scaled after the product of each half of a chunk of BLOCK_K inputs. Less
+    their zero points they are exact in 16 bits where these are whole."""
     HALF: tl.constexpr = BLOCK_K // 2
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     zero = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -165,8 +176,16 @@ def _sum_nibbles(
         packed = tl.load(w_at, mask=is_col[None, :], other=0)
         x_low = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
         x_high = tl.load(x_at + HALF, mask=k[None, :] + HALF < num_in - start, other=0.0)
-        low = _as((packed & 15).to(tl.int8) - 8, x_low)
-        high = _as((packed >> 4).to(tl.int8) - 8, x_low)
+        if KIND == _INT4:
+            low = _as((packed & 15).to(tl.int8) - 8, x_low)
+            high = _as((packed >> 4).to(tl.int8) - 8, x_low)
+        else:
+            zero_at = w_scale_at + (last + 1) * num_out
+            low_zero = tl.load(zero_at + start // group * num_out, mask=is_col, other=0.0)
+            high_at = zero_at + tl.minimum((start + HALF) // group, last) * num_out
+            high_zero = tl.load(high_at, mask=is_col, other=0.0)
+            low = _as((packed & 15).to(tl.float32) - low_zero[None, :], x_low)
+            high = _as((packed >> 4).to(tl.float32) - high_zero[None, :], x_low)
         low_scale = tl.load(w_scale_at + start // group * num_out, mask=is_col, other=0.0)
         high_group = tl.minimum((start + HALF) // group, last)
         high_scale = tl.load(w_scale_at + high_group * num_out, mask=is_col, other=0.0)
@@ -243,12 +262,15 @@ def gemm_kernel(
     is_col = col < num_out
     near = tl.minimum(col, num_out - 1)
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride
-    if KIND == _INT4:
+    if (KIND == _INT4) | (KIND == _INT4_SHIFTED):
         chunks = (num_in + BLOCK_K - 1) // BLOCK_K
         w_at = w_ptr + expert * num_out * chunks * (BLOCK_K // 2) + col[None, :]
-        scale_at = w_scale_ptr + expert * num_out * (num_in // group) + col
+        if KIND == _INT4:
+            scale_at = w_scale_ptr + expert * num_out * (num_in // group) + col
+        else:
+            scale_at = w_scale_ptr + expert * num_out * (num_in // group * 2) + col
         acc = _sum_nibbles(
-            x_at, w_at, scale_at, is_col, num_out, num_in, group, BLOCK_M, BLOCK_N, BLOCK_K
+            x_at, w_at, scale_at, is_col, num_out, num_in, group, KIND, BLOCK_M, BLOCK_N, BLOCK_K
         )
     else:
         w_at = w_ptr + expert * num_out * num_in + (near.to(tl.int64) * num_in)[None, :]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import fp8 as reference_fp8
 from radixlm.kernels.ops import linear as reference
-from radixlm.kernels.ops.given import Given, is_around_eight
+from radixlm.kernels.ops.given import Given
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
@@ -215,40 +215,15 @@ def _takes(weight: Tensor, fmt: str) -> bool:
     return bool(fmt) and known and is_fit and runs_on(weight) and weight.dtype in POINTERS
 
 
-class ShiftedLinear:
-    """Integers around 8, and what the given offsets are beyond that: a product of the groups' sums
-    of inputs, G numbers a row."""
-
-    def __init__(self, around_eight: QuantisedLinear, extra_OG: Tensor) -> None:
-        self._inner, self._extra_OG = around_eight, extra_OG
-        self.out_features = around_eight.out_features
-
-    def run(self, x_TI: Tensor) -> Tensor:
-        """See PackedLinear."""
-        sums_TG = x_TI.unflatten(-1, (self._extra_OG.shape[1], -1)).float().sum(-1)
-        y_TO = self._inner.run(x_TI)
-        shifted: Tensor = (y_TO.float() + sums_TG @ self._extra_OG.t()).to(x_TI.dtype)
-        return shifted
-
-    def unpack(self) -> Tensor:
-        """See PackedLinear."""
-        weight_OI = self._inner.unpack()
-        extra = self._extra_OG.repeat_interleave(weight_OI.shape[1] // self._extra_OG.shape[1], 1)
-        return (weight_OI.float() + extra).to(weight_OI.dtype)
-
-
 def _given(
     values_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given, act: str = ""
-) -> reference.PackedLinear:
-    """Integers of a checkpoint; ``act`` only where offsets are those of 8."""
+) -> QuantisedLinear:
+    """Integers of a checkpoint."""
     scale, offset = grid
     bias = None if bias_O is None else bias_O[None]
-    packed = pack(values_OI[None], bias, fmt, act, scale[None])
-    linear = QuantisedLinear(packed, torch.bfloat16, fmt)
-    if is_around_eight(grid):
-        return linear
-    assert offset is not None and not act
-    return ShiftedLinear(linear, offset + 8.0 * scale)
+    each = (scale[None], None if offset is None else offset[None])
+    packed = pack(values_OI[None], bias, fmt, act, each)
+    return QuantisedLinear(packed, torch.bfloat16, fmt)
 
 
 def pack_linear(
@@ -272,7 +247,7 @@ def pack_gated(
 ) -> reference.PackedLinear:
     """See kernels/ops/linear.py."""
     if grid is not None:
-        if not (runs_on(weight_OI) and is_around_eight(grid) and act in activation.CODES):
+        if not (runs_on(weight_OI) and act in activation.CODES):
             return TritonGated(pack_linear(weight_OI, bias_O, fmt, grid), act)
         return _given(weight_OI, bias_O, fmt, grid, act)
     # Interleaved blocks would shut out torch's blockwise product, which prompts need.

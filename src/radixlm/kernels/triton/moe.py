@@ -20,7 +20,6 @@ from torch import Tensor
 
 from radixlm.kernels.ops import moe as reference
 from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
-from radixlm.kernels.ops.given import is_around_eight
 from radixlm.kernels.ops.quantised import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import CODES, SWISH, gated_pairs
@@ -175,22 +174,18 @@ def pack_experts(
     fmts: tuple[str, str] = ("", ""),
     grids: reference.Grids = (None, None),
 ) -> reference.PackedExperts:
-    """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py. Values of 4 bits are
-    those around 8."""
+    """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py."""
     known = ("", *FORMATS, *FP8_FORMATS)
     weights = (up_E2ID, down_EDI)
     is_known = act in CODES and runs_on(up_E2ID) and set(fmts) <= set(known)
     is_fit = all(
-        is_around_eight(grid)
-        if grid is not None
-        else weight.dtype in POINTERS and fits(fmt, weight.dtype)
+        grid is not None or (weight.dtype in POINTERS and fits(fmt, weight.dtype))
         for weight, fmt, grid in zip(weights, fmts, grids, strict=True)
     )
     if not (is_known and is_fit):
         return reference.pack_experts(*weights, up_bias_E2I, down_bias_ED, act, fmts, grids)
-    scales = [None if grid is None else grid[0] for grid in grids]
-    up = pack(up_E2ID, up_bias_E2I, fmts[0], act, scales[0])
-    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", scales[1]))
+    up = pack(up_E2ID, up_bias_E2I, fmts[0], act, grids[0])
+    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", grids[1]))
 
 
 def variants() -> tuple[Variant, ...]:

@@ -109,7 +109,7 @@ def gemv_down_kernel(
 
 def _blocks(kind: int, rows: int, num_out: int) -> tuple[int, int]:
     """Outputs and inputs of a step: few outputs where there are few rows, to use every SM."""
-    if kind == kinds.INT4:  # bytes of neighbouring outputs lie side by side; within any group
+    if kind in kinds.NIBBLES:  # bytes of neighbouring outputs lie side by side; within any group
         return 64, 32
     if interpreting():  # a program costs much there, its size little
         return 64, 256
@@ -120,7 +120,9 @@ def _blocks(kind: int, rows: int, num_out: int) -> tuple[int, int]:
 def _choice(packed: Packed, rows: int) -> dict[str, int | bool]:
     """What is compiled in for so many rows of programs."""
     block_n, block_k = _blocks(packed.kind, rows, packed.num_out)
-    return _constants(packed.kind, packed.group, block_n, block_k, packed.num_in <= block_k)
+    # of single precision all inputs at once spill with Triton 3.6
+    is_one = packed.num_in <= block_k and packed.data.dtype != torch.float32
+    return _constants(packed.kind, packed.group, block_n, block_k, is_one)
 
 
 def _constants(
@@ -132,7 +134,7 @@ def _constants(
         "ONE_STEP": is_one and block_n == 4,  # wider blocks are for many inputs
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
-        "CHUNK": int4_chunk(group) if kind == kinds.INT4 else 0,
+        "CHUNK": int4_chunk(group) if kind in kinds.NIBBLES else 0,
     }
 
 
@@ -170,14 +172,15 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _variants() -> Iterator[Variant]:
-    for kind in range(kinds.FP8_BLOCK_WIDE + 1):
+    for kind in kinds.ALL:
         for dtype, pointer in POINTERS.items():
             if kind == kinds.W8A8 or (dtype == torch.float32 and kind != kinds.PLAIN):
                 continue
-            for group in (32, 128) if kind == kinds.INT4 else (0,):
+            for group in (32, 128) if kind in kinds.NIBBLES else (0,):
                 blocks = {_blocks(kind, 1, num_out) for num_out in (1, 1 << 20)}
                 for block_n, block_k in sorted(blocks):
-                    for is_one in (False, True) if block_n == 4 else (False,):
+                    may_be_one = block_n == 4 and dtype != torch.float32
+                    for is_one in (False, True) if may_be_one else (False,):
                         constants = _constants(kind, group, block_n, block_k, is_one)
                         yield from _uses(f"{kind}-{group}-{pointer}", pointer, kind, constants)
 
