@@ -3,7 +3,6 @@ options as JSON from standard input and talks to its intakes over the addresses 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -16,7 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from radixlm.engine.parent import check_parent, die_with_parent
+
 if __name__ == "__main__":
+    die_with_parent()  # importing torch takes seconds: whoever leaves meanwhile takes us along
     gc.disable()  # imports and weights leave no garbage worth the looking, until it serves
 
 # torch before anything that links OpenMP: there must be one runtime in the process
@@ -38,16 +40,6 @@ from radixlm.wire.replies import Failed, Ready
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the one that started it is gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
 
 def main() -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
@@ -55,7 +47,7 @@ def main() -> int:
     if not given:  # started early by a server that did not come to be
         return 0
     order: dict[str, Any] = json.loads(given)
-    die_with_parent(int(order["parent"]))
+    check_parent(int(order["parent"]))
     # these reach the whole group or unit: the server decides what becomes of its engine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

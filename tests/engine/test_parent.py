@@ -1,0 +1,29 @@
+"""Who started an engine process takes it along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+CHILD = "from radixlm.engine.parent import die_with_parent as d; d(); print(0, flush=True); input()"
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=sys.stdin, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_child_ends_with_its_parent_however_early(how: str) -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        getattr(parent, how)()  # its standard input, which is ours, stays open
+        assert psutil.wait_procs([child], timeout=30)[1] == []
