@@ -228,7 +228,8 @@ def _check(values: Mapping[str, Any], source: str) -> None:
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a number >= 0")
     experts = values.get("num_experts")
     # one expert is none: some models then have dense layers
-    if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > experts:
+    most = (experts or 0) + (values.get("zero_expert_num") or 0)
+    if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > most:
         raise CheckpointError(f"{source}: 'num_experts_per_tok' exceeds 'num_experts'")
     check_words(values, source)
     kinds = values.get("layer_types")

@@ -310,7 +310,8 @@ def moe(c: Config, **fields: Any) -> Moe:
         raise c.error("num_experts", "and 'num_experts_per_tok' must be positive")
     groups, kept = fields.setdefault("groups", (1, 1))
     size, rest = divmod(c.num_experts, groups)
-    if rest or kept > groups or kept * size < c.num_experts_per_tok or (groups > 1 and size < 2):
+    most = kept * size + fields.get("zero_experts", 0)
+    if rest or kept > groups or most < c.num_experts_per_tok or (groups > 1 and size < 2):
         raise c.error(
             "num_experts",
             f"= {c.num_experts} does not give {c.num_experts_per_tok} experts a token "
