@@ -41,6 +41,19 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
+_NUMBERS = (  # name, help, other names
+    ("sharegpt-output-len", "output tokens, instead of the conversation's own", ()),
+    ("sharegpt-context-len", "leave out conversations longer than this", ()),
+    ("random-input-len", "most input tokens of random, random-ids", ("--random-input",)),
+    ("random-output-len", "most output tokens of random, random-ids", ("--random-output",)),
+    ("gsp-num-groups", "system prompts of generated-shared-prefix", ()),
+    ("gsp-prompts-per-group", "questions behind each system prompt", ()),
+    ("gsp-system-prompt-len", "tokens of a system prompt", ()),
+    ("gsp-question-len", "tokens of a question", ()),
+    ("gsp-output-len", "output tokens", ()),
+)
+
+
 def add_dataset_options(parser: argparse.ArgumentParser) -> None:
     """The prompts."""
     group = parser.add_argument_group("prompts")
@@ -67,17 +80,7 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=int, default=base.seed, metavar="N", help="of all draws")
     number = {"type": int, "metavar": "N"}
-    for name, text, alias in (
-        ("sharegpt-output-len", "output tokens, instead of the conversation's own", ()),
-        ("sharegpt-context-len", "leave out conversations longer than this", ()),
-        ("random-input-len", "most input tokens of random, random-ids", ("--random-input",)),
-        ("random-output-len", "most output tokens of random, random-ids", ("--random-output",)),
-        ("gsp-num-groups", "system prompts of generated-shared-prefix", ()),
-        ("gsp-prompts-per-group", "questions behind each system prompt", ()),
-        ("gsp-system-prompt-len", "tokens of a system prompt", ()),
-        ("gsp-question-len", "tokens of a question", ()),
-        ("gsp-output-len", "output tokens", ()),
-    ):
+    for name, text, alias in _NUMBERS:
         default = getattr(base, name.replace("-", "_"))
         group.add_argument(f"--{name}", *alias, default=default, help=text, **number)  # type: ignore[arg-type]
     group.add_argument(

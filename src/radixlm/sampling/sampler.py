@@ -137,12 +137,21 @@ class Sampler:
         if wanted is not None:
             if self._mode == "processed":
                 raw_RV = logits_RV / self._table.parameters(slots)[0][:, TEMPERATURE, None]
-            if gpu is not None:
-                found = gpu.logprobs(raw_RV, tokens_R, wanted)
-                logprobs = found.begin_read() if self._defers else found.read()
-            else:
-                logprobs = _logprobs(raw_RV, tokens_R, wanted)
+            logprobs = self._logprobs(raw_RV, tokens_R, wanted, gpu)
         return SampleResult(tokens_R, logprobs, is_bad_R, errors)
+
+    def _logprobs(
+        self,
+        raw_RV: Tensor,
+        tokens_R: Tensor,
+        wanted: Sequence[LogprobRequest | None],
+        gpu: cuda.DeviceDraw | None,
+    ) -> Logprobs | cuda.DeviceLogprobs:
+        """Of the tokens that ``gpu`` has drawn, or the host."""
+        if gpu is None:
+            return _logprobs(raw_RV, tokens_R, wanted)
+        found = gpu.logprobs(raw_RV, tokens_R, wanted)
+        return found.begin_read() if self._defers else found.read()
 
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
         """Count certain output tokens (rows may repeat a slot), for ``sample(record=False)``."""
