@@ -147,6 +147,8 @@ def _fit(
         k = int4_chunk(group)
         if tile.m == 16 and not (k == 128 and dtype == torch.float16):
             warps = 8  # the other number spills a register or two
+        elif tile.m == 32 and kind == kinds.INT4_SHIFTED:
+            warps = 8
     elif kind == kinds.FP8_BLOCK_WIDE:
         k = min(k, kinds.FP8_GROUP)
     if tile.m == 16 and num_out <= _NARROW_OUT:
