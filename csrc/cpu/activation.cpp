@@ -87,13 +87,12 @@ static void embed_row(const EmbedArgs& a, int64_t t) {
         std::memset(y, 0, size_t(a.dim) * 4);
         return;
     }
-    for (int64_t i = 0; i < a.dim; i++) {
-        float v = a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i);
-        y[i] = v * a.scale;
-    }
+    int64_t i = 0;
+    for (; !a.packed && i + 16 <= a.dim; i += 16) store(y + i, mul(load_any(a.table, a.dtype, id * a.dim + i), set1(a.scale)));
+    for (; i < a.dim; i++) y[i] = (a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i)) * a.scale;
     if (!a.positions_table) return;
     const float* p = (const float*)a.positions_table + (a.positions[t] + a.position_offset) * a.dim;
-    for (int64_t i = 0; i < a.dim; i++) y[i] += p[i];
+    for (i = 0; i < a.dim; i++) y[i] += p[i];
 }
 
 void embed(const EmbedArgs& a, const Ctx& ctx) {

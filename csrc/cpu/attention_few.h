@@ -48,50 +48,64 @@ RADIX_UNROLL(8)
         for (int t = 0; t < N; t++) store(p + r * 4 * TILE + t * TILE, sum[r][t]);
 }
 
+// Tiles that are there stand together and are read together, as many as registers hold sums of.
 template <int R, int DTYPE>
 static void few_scores(const float* q, int k_dim, int k_pad, const FewTile* tile, float* p) {
-    constexpr int N = R > 4 ? 1 : R > 2 ? 2 : 4;
-    for (int t0 = 0; t0 < 4; t0 += N) {
-        bool is_whole = true;
-        for (int t = 0; t < N; t++) is_whole &= tile[t0 + t].k != nullptr;
-        if (is_whole) {
-            few_scores_of<R, DTYPE, N>(q, k_dim, k_pad, tile + t0, p + t0 * TILE);
-            continue;
-        }
-        for (int t = t0; t < t0 + N; t++) {
-            if (tile[t].k) few_scores_of<R, DTYPE, 1>(q, k_dim, k_pad, tile + t, p + t * TILE);
-            else
-                for (int r = 0; r < R; r++) store(p + r * 4 * TILE + t * TILE, zero());
+    constexpr int MOST = R > 4 ? 1 : R > 2 ? 2 : 4;
+    for (int t = 0, n; t < 4; t += n) {
+        for (n = 0; n < MOST && t + n < 4 && tile[t + n].k;) n++;
+        if (n == 0)
+            for (int r = n++; r < R; r++) store(p + r * 4 * TILE + t * TILE, zero());
+        else if (n == 1) few_scores_of<R, DTYPE, 1>(q, k_dim, k_pad, tile + t, p + t * TILE);
+        else if constexpr (MOST > 1) {
+            if (n == 2) few_scores_of<R, DTYPE, 2>(q, k_dim, k_pad, tile + t, p + t * TILE);
+            else if constexpr (MOST > 2) {
+                if (n == 3) few_scores_of<R, DTYPE, 3>(q, k_dim, k_pad, tile + t, p + t * TILE);
+                else few_scores_of<R, DTYPE, 4>(q, k_dim, k_pad, tile + t, p + t * TILE);
+            }
         }
     }
 }
 
+// Tokens of V and their weights to two chains, the even ones and the odd ones.
+template <int R, int DTYPE, int N>
+struct FewChains {
+    vf even[R][N], odd[R][N];
+    RADIX_INLINE static void add_token(vf (&chain)[R][N], const float* weight, const FewTile& from, int64_t at) {
+        vf x[N];
+        for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(from.v, at + c * 16);
+        for (int c = 0; c < N * 16; c += 64 / dtype_size(DTYPE)) ask_for<DTYPE>(from.next_v, at + c);
+RADIX_UNROLL(8)
+        for (int r = 0; r < R; r++) {
+            const vf w = set1(weight[r * 4 * TILE]);
+            for (int c = 0; c < N; c++) chain[r][c] = fma(w, x[c], chain[r][c]);
+        }
+    }
+    RADIX_INLINE void add_pairs(const float* weight, const FewTile& from, int count, int64_t width, int64_t at) {
+        for (int t = 0; t + 1 < count; t += 2) add_token(even, weight + t, from, t * width + at), add_token(odd, weight + t + 1, from, (t + 1) * width + at);
+    }
+};
+
 // sums[row] += weights . v of the tokens of two tiles; weights are float32, rounded to bfloat16
 template <int R, int DTYPE, int N>
 static void few_sums_of(float* state, int stride, const float* weight, const FewTile* tile, int64_t width, int at) {
-    vf even[R][N], odd[R][N];
+    FewChains<R, DTYPE, N> all;
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < N; c++) even[r][c] = odd[r][c] = zero();
-    for (int half = 0; half < 2; half++) {
-        const FewTile& from = tile[half];
-        auto add_token = [&](vf(&chain)[R][N], int t) {
-            vf x[N];
-            for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(from.v, t * width + at + c * 16);
-            for (int c = 0; c < N * 16; c += 64 / dtype_size(DTYPE)) ask_for<DTYPE>(from.next_v, t * width + at + c);
-RADIX_UNROLL(8)
-            for (int r = 0; r < R; r++) {
-                const vf w = set1(weight[r * 4 * TILE + half * TILE + t]);
-                for (int c = 0; c < N; c++) chain[r][c] = fma(w, x[c], chain[r][c]);
-            }
-        };
-        int t = 0;
-        for (; t + 1 < from.count; t += 2) add_token(even, t), add_token(odd, t + 1);
-        if (t < from.count) add_token(even, t);
+        for (int c = 0; c < N; c++) all.even[r][c] = all.odd[r][c] = zero();
+    const int first = tile[0].count, second = tile[1].count;
+    if (first == TILE && second == TILE) {  // both as one loop, all in registers
+        all.add_pairs(weight, tile[0], TILE, width, at);
+        all.add_pairs(weight + TILE, tile[1], TILE, width, at);
+    } else {
+        all.add_pairs(weight, tile[0], first, width, at);
+        if (first % 2) all.add_token(all.even, weight + first - 1, tile[0], (first - 1) * width + at);
+        all.add_pairs(weight + TILE, tile[1], second, width, at);
+        if (second % 2) all.add_token(all.even, weight + TILE + second - 1, tile[1], (second - 1) * width + at);
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < N; c++) {
             float* to = state + r * stride + at + c * 16;
-            store(to, add(load(to), add(even[r][c], odd[r][c])));
+            store(to, add(load(to), add(all.even[r][c], all.odd[r][c])));
         }
 }
 

@@ -58,6 +58,7 @@ class TileBlock {
     static constexpr int SIDE = GROUP * BLOCK;         // their scores of a block
     static constexpr int PENDING = 4;                  // blocks whose weights wait for the sums
     static constexpr int WEIGHTS = PENDING * BLOCK + 32;  // numbers from one row's weights to the next
+    static constexpr int BURST = 24;                      // lines that may be asked for at once
     static constexpr size_t STAGED_BYTES = 288 << 10;  // of K and V in second-level cache
 
     struct Staged {
@@ -395,6 +396,7 @@ void TileBlock::run_few(int block0) {
     for (int i = 0; i < TILES; i++) {
         const int number = block0 / TILE + i, left = rows.kv_len - number * TILE;
         const Tile next = later.of(number);
+        if (next.k_scale) __builtin_prefetch(next.k_scale, 0, 2), __builtin_prefetch(next.v_scale, 0, 2);
         if (number < start / TILE || number > (end - 1) / TILE) {
             if (next.v) prefetch_tile(a.cache, next);
             tile[i] = {};
@@ -408,6 +410,7 @@ void TileBlock::run_few(int block0) {
     }
     const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
     FEW_SCORES[of_type][n - 1](few_q, s.k_dim, k_pad, tile, p);
+    if (tile[0].k) prefetch_bytes(tile[0].next_v, BURST * 64);  // memory is not to rest meanwhile
     Item all{&block, 0, n, 0, 1, 0};
     open_maxima(0, n);
     soften_item(all);

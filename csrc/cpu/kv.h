@@ -75,7 +75,8 @@ RADIX_INLINE int v_width(const Cache& c) { return c.latent ? c.k_dim : c.v_dim; 
 
 RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int tile) {
     const int per_page = c.page_size / TILE;
-    const int64_t index = (int64_t(pages[tile / per_page]) * c.kv_heads + kv_head) * per_page + tile % per_page;
+    const int page = per_page == 1 ? tile : tile / per_page;  // no division for the usual page
+    const int64_t index = (int64_t(pages[page]) * c.kv_heads + kv_head) * per_page + tile - page * per_page;
     const int width = v_width(c), size = dtype_size(c.dtype);
     Tile t;
     t.k = c.latent ? nullptr : (const char*)c.k + index * tile_bytes(c, c.k_dim);

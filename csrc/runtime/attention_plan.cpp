@@ -97,25 +97,29 @@ class Sharing {
     }
 };
 
+constexpr int LONG_SPLITS = 4;  // of one head: more would leave second-level cache before the next head's turn
+
 // Whole work of a sequence in splits; a member of a shared reading has its rows' places from split 0 on,
 // where others wrote the first ones.
 void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int member, int want, std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges) {
     const int q = a.query_start[s + 1] - a.query_start[s], heads = a.cache.kv_heads, group = a.heads / heads;
     const int s0 = std::max(first, from * ATTN_BLOCK) / SPLIT, s1 = (a.kv_len[s] + SPLIT - 1) / SPLIT;
     int pieces = std::min(s1 - s0, want);
-    if (s1 - s0 > 16 && q * group <= 16) pieces = std::max(pieces, (s1 - s0) / 16);
-    for (int h = 0; h < heads; h++) {
-        if (pieces <= 1 && member < 0) {
-            short_tasks.push_back({s, 0, q, h, s0, s1, -1});
-            continue;
-        }
-        const int32_t begin = member < 0 ? s0 : 0;
-        const int64_t base = member < 0 ? partial_rows : members[size_t(member)].base + int64_t(h) * s1 * group;
-        if (member < 0) partial_rows += int64_t(s1 - s0) * q * group;
-        merges.push_back({s, 0, q, h, begin, s1, int32_t(base)});
-        for (int i = 0; i < pieces; i++) {
-            const int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
-            short_tasks.push_back({s, 0, q, h, a0, a1, int32_t(base + int64_t(a0 - begin) * q * group)});
+    if (s1 - s0 > LONG_SPLITS && q * group <= 16) pieces = std::max(pieces, (s1 - s0) / 2);
+    if (pieces <= 1 && member < 0) {
+        for (int h = 0; h < heads; h++) short_tasks.push_back({s, 0, q, h, s0, s1, -1});
+        return;
+    }
+    const int begin = member < 0 ? s0 : 0;
+    const int64_t base = member < 0 ? partial_rows : members[size_t(member)].base, rows = int64_t(q) * group;
+    if (member < 0) partial_rows += heads * int64_t(s1 - s0) * rows;
+    for (int h = 0; h < heads; h++) merges.push_back({s, 0, q, h, begin, s1, int32_t(base + int64_t(h) * (s1 - begin) * rows)});
+    // All heads of a piece, then the next piece: heads are neighbours in a page, and what the processor fetches
+    // beyond a tile is the next head's.
+    for (int i = 0; i < pieces; i++) {
+        const int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
+        for (int h = 0; h < heads; h++) {
+            short_tasks.push_back({s, 0, q, h, a0, a1, int32_t(base + (int64_t(h) * (s1 - begin) + a0 - begin) * rows)});
             if (i == 0) short_tasks.back().from = from;
         }
     }

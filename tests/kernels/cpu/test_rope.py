@@ -105,6 +105,49 @@ def test_stored_rows_are_those_of_the_reference(dtype: torch.dtype, is_latent: b
         torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=0, equal_nan=True)
 
 
+def runs_of_slots(num_tokens: int, num_pages: int) -> Tensor:
+    """Whole tiles, parts of tiles, single slots and tokens that go nowhere, as batches have."""
+    draw = torch.Generator().manual_seed(7)
+    free = (torch.randperm(num_pages, generator=draw) * 16).tolist()
+    slots: list[int] = []
+    while len(slots) < num_tokens:
+        length = int(torch.randint(1, 17, (1,), generator=draw)) if len(slots) % 3 else 16
+        first = int(torch.randint(0, 17 - length, (1,), generator=draw))
+        page = free.pop()
+        slots += [-1] if length == 3 else range(page + first, page + first + length)
+    return torch.tensor(slots[:num_tokens], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
+@pytest.mark.parametrize(("dim", "rotary"), [(128, 128), (64, 64), (40, 16)])
+def test_tokens_are_stored_the_same_in_any_order(dtype: torch.dtype, dim: int, rotary: int) -> None:
+    num_tokens, heads, kv_heads = 650, 3, 2
+    draw = torch.Generator().manual_seed(8)
+    qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * dim, generator=draw)
+    weight = torch.rand(dim, generator=draw) + 0.5
+    norm = QkNorm("head", False, 1e-6, weight, weight)
+    shape = paged.CacheShape(kv_heads, dim, dim, 16, dtype)
+    slots, positions = runs_of_slots(num_tokens, 400), torch.arange(num_tokens) % 50
+
+    def stored(order: Tensor) -> tuple[Tensor, ...]:
+        rows, caches = qkv[order], shape.allocate(400)
+        for tensor in caches:
+            tensor.view(torch.uint8).zero_()
+        q, k, v = rows.view(num_tokens, -1, dim).split((heads, kv_heads, kv_heads), 1)
+        rope.qk_norm_rope_store(
+            q, k, v, caches, slots[order], norm=norm,
+            cos_sin=table(rotary), positions_T=positions[order],
+        )  # fmt: skip
+        return rows[order.argsort()], *(tensor.view(torch.uint8) for tensor in caches)
+
+    together = stored(torch.arange(num_tokens))
+    apart = stored(torch.randperm(num_tokens, generator=draw))  # hardly any tile at once
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+    q = qkv[:, : heads * dim].view(num_tokens, heads, dim)
+    want = rotated(normed(q, weight, 0.0, 1), table(rotary), positions, False)
+    assert (together[0][:, : heads * dim].view_as(q) - want).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_a_row_that_was_read_is_stored_as_it_was(dtype: torch.dtype) -> None:
     shape = paged.CacheShape(1, 64, 64, 16, dtype)
