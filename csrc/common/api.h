@@ -147,16 +147,75 @@ struct ActArgs {
     int act = 0, gated = 0;
 };
 
-// y = y * y_scale + x * x_scale, or y *= sigmoid(x), or y = x; heads of x may be spaced.
+// Numbers of rows, each by itself.
 struct MixArgs {
     const float* x = nullptr;
     float* y = nullptr;
     int64_t ldx = 0, ldy = 0, rows = 0, dim = 0;
-    int mode = 0;  // 0 add, 1 sigmoid gate, 2 copy (rows gathered), 3 cap: y = tanh(y * x_scale / cap) * cap
+    // 0 y = y + x * x_scale, 2 copy (rows gathered), 3 cap: y = tanh(y * x_scale / cap) * cap, 4 columns gathered,
+    // 5 y's heads times x[index of the row], 6 y = y * x_scale within +-cap, 7 y = sigmoid(y) * x_scale,
+    // 8 xIELU: above 0 rising[0] y^2, below (e^min(y, rising[2]) - 1 - y) rising[1], both and rising[3] y
+    int mode = 0;
     float x_scale = 1, cap = 0;
-    int head = 0, head_stride = 0;  // gate: x's head h starts at h * head_stride
+    int head = 0, head_stride = 0;  // of y: head h starts at h * head_stride
     const int32_t* index = nullptr;
     const uint8_t* mask = nullptr;  // copy: rows whose byte is set
+    float rising[4] = {0, 0, 0, 0};
+};
+
+// Tokens of one sequence, in the rows of a step, that go from a page's states to another's. Runs of a
+// sequence come in the order of its tokens.
+struct StateRun {
+    int32_t row = 0, tokens = 0, source = 0, target = 0;
+};
+
+// Causal convolutions a channel, over the last `width` tokens: see state.cpp.
+constexpr int MOST_CONV = 16;
+struct ConvArgs {
+    const float* x = nullptr;
+    const float* times = nullptr;   // x is multiplied with it first, or null
+    const float* gate = nullptr;    // the outcome is multiplied with it, or null
+    float* y = nullptr;
+    int64_t ldx = 0, ldy = 0, channels = 0;  // ldx: of gate and times too
+    int width = 0, act = ACT_NONE;
+    const float* weight = nullptr;  // [width, channels]
+    const float* bias = nullptr;
+    float* state = nullptr;         // [pages, channels, width - 1]
+    const StateRun* runs = nullptr;
+    int64_t num_runs = 0;
+};
+
+// step = softplus(x + bias) within [low, high]; log = step * rate, or with a floor floor * sigmoid(rate * (x + bias)).
+struct DecayArgs {
+    const float* x = nullptr;
+    float* step = nullptr;
+    float* log = nullptr;
+    const float* bias = nullptr;
+    const float* rate = nullptr;
+    int64_t ldx = 0, lds = 0, ldl = 0, rows = 0, dim = 0;
+    float low = 0, high = 0, floor = 0;
+    int is_factor = 0;  // e^log is written
+};
+
+enum Gate : int { GATE_SIGMOID, GATE_SILU, GATE_SOFTPLUS, GATE_TWICE, GATE_PLAIN };  // twice: two sigmoids; plain: the number itself
+
+// RMS norms of heads, perhaps with a gate before or behind. is_sum: by the sum of squares, not their mean.
+struct HeadNormArgs {
+    const float* x = nullptr;
+    const float* gate = nullptr;
+    const float* weight = nullptr;  // [width], own_weights: [heads, width]
+    float* y = nullptr;
+    int64_t ldx = 0, ldg = 0, ldy = 0, rows = 0, heads = 0, width = 0;
+    float eps = 0, scale = 1;
+    int act = 0, gates_last = 0, own_weights = 0, is_sum = 0;
+};
+
+// y's heads times what a gate lets through: a number each of x's heads, `stride` apart, or one a head.
+struct GateArgs {
+    const float* x = nullptr;
+    float* y = nullptr;
+    int64_t ldx = 0, ldy = 0, rows = 0, heads = 0, width = 0, stride = 0;
+    int act = 0, one_each = 0;
 };
 
 // Recurrences over a state: see scan.cpp. Decays per key channel of a delta rule come as factors.
@@ -171,7 +230,13 @@ struct ScanArgs {
     ScanInput q, k, v, decay, beta;
     const float* a = nullptr;           // selective: [values, keys]
     float* state = nullptr;             // [sequences, heads, values, keys]; delta: [.., keys, values]
+    const float* before = nullptr;      // the states that are gone on from, if not those
     float* out = nullptr;               // [sequences, tokens, heads, values]
+    int64_t out_token = 0;              // numbers from one token's to the next one's; 0: no gaps
+    int64_t repeats = 1;                // heads that have one q and one k
+    const float* skip = nullptr;        // of a head, selective: of each value; y gains skip * v
+    const StateRun* runs = nullptr;     // instead of sequences: states are pages
+    int64_t num_runs = 0, page = 0;     // numbers of a page
 };
 
 // Low-rank adapters: see lora.cpp. Rows of a task are tokens that have one adapter.
@@ -202,6 +267,7 @@ struct EmbedArgs {
     int dtype = 0, packed = 0;
     Weight w;
     float scale = 1;
+    int takes_first = 0;  // ids past the table have its first row, not zeros
     const void* positions_table = nullptr;  // learned positions, fp32 [rows, dim]
     const int32_t* positions = nullptr;
     int64_t position_offset = 0;
@@ -268,6 +334,10 @@ struct Kernels {
     void (*embed)(const EmbedArgs&, const Ctx&);
     void (*pack)(const PackArgs&, const Ctx&);
     void (*scan)(const ScanArgs&, const Ctx&);
+    void (*conv)(const ConvArgs&, const Ctx&);
+    void (*decay)(const DecayArgs&, const Ctx&);
+    void (*head_norm)(const HeadNormArgs&, const Ctx&);
+    void (*gate)(const GateArgs&, const Ctx&);
     void (*lora_shrink)(const LoraArgs&, const Ctx&);
     void (*lora_expand)(const LoraArgs&, const Ctx&);
     size_t (*lora_local)(const LoraArgs&);

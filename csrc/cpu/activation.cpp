@@ -22,10 +22,36 @@ void activation(const ActArgs& a, const Ctx& ctx) {
     ctx.barrier();
 }
 
+// e^x - 1: near 0 by its series, so that nothing cancels.
+RADIX_INLINE vf vexpm1(vf x) {
+    vf p = set1(1.0f / 720.0f);
+    p = fma(p, x, set1(1.0f / 120.0f));
+    p = fma(p, x, set1(1.0f / 24.0f));
+    p = fma(p, x, set1(1.0f / 6.0f));
+    p = fma(p, x, set1(0.5f));
+    p = fma(p, x, set1(1.0f));
+    return select_lt(vabs(x), set1(0.25f), mul(p, x), sub(vexp(x), set1(1.0f)));
+}
+
 static void mix_row(const MixArgs& a, int64_t r) {
     if (a.mask && !a.mask[r]) return;
-    const float* x = a.x ? a.x + (a.index ? a.index[r] : r) * a.ldx : nullptr;
+    const bool gathers_rows = a.index && a.mode == 2;
+    const float* x = a.x ? a.x + (gathers_rows ? a.index[r] : r) * a.ldx : nullptr;
     float* y = a.y + r * a.ldy;
+    if (a.mode == 4) {
+        for (int64_t i = 0; i < a.dim; i++) y[i] = x[a.index[i]];
+        return;
+    }
+    if (a.mode == 5) {
+        const vf factor = set1(a.x[a.index[r]]);
+        for (int64_t h = 0; h * a.head < a.dim; h++)
+            for (int i = 0; i < a.head; i += 16) {
+                const int n = lanes_at(i, a.head);
+                float* at = y + h * a.head_stride + i;
+                store_n(at, mul(load_n(at, n), factor), n);
+            }
+        return;
+    }
     for (int64_t i = 0; i < a.dim; i += 16) {
         int n = lanes_at(i, a.dim);
         if (a.mode == 0) store_n(y + i, fma(load_n(x + i, n), set1(a.x_scale), load_n(y + i, n)), n);
@@ -35,14 +61,18 @@ static void mix_row(const MixArgs& a, int64_t r) {
             if (a.cap != 0.0f) v = mul(vtanh(div(v, set1(a.cap))), set1(a.cap));
             store_n(y + i, v, n);
         }
-    }
-    if (a.mode != 1) return;
-    for (int64_t h = 0; h * a.head < a.dim; h++)
-        for (int i = 0; i < a.head; i += 16) {
-            int n = lanes_at(i, a.head);
-            float* at = y + h * a.head + i;
-            store_n(at, mul(load_n(at, n), vsigmoid(load_n(x + h * a.head_stride + i, n))), n);
+        if (a.mode == 6) {
+            vf v = mul(load_n(y + i, n), set1(a.x_scale));
+            if (a.cap != 0.0f) v = vmin(vmax(v, set1(-a.cap)), set1(a.cap));
+            store_n(y + i, v, n);
         }
+        if (a.mode == 7) store_n(y + i, mul(vsigmoid(load_n(y + i, n)), set1(a.x_scale)), n);
+        if (a.mode == 8) {
+            const vf v = load_n(y + i, n), least = vmin(v, set1(a.rising[2]));
+            const vf below = mul(sub(vexpm1(least), v), set1(a.rising[1])), above = mul(mul(v, v), set1(a.rising[0]));
+            store_n(y + i, fma(v, set1(a.rising[3]), select_lt(zero(), v, above, below)), n);
+        }
+    }
 }
 
 void mix(const MixArgs& a, const Ctx& ctx) {
@@ -83,6 +113,7 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
 static void embed_row(const EmbedArgs& a, int64_t t) {
     int64_t id = a.ids[t];
     float* y = a.y + t * a.ldy;
+    if (a.takes_first && (id < 0 || id >= a.vocab)) id = 0;
     if (id < 0 || id >= a.vocab) {  // a placeholder: rows of other modalities are written later
         std::memset(y, 0, size_t(a.dim) * 4);
         return;

@@ -11,5 +11,6 @@
 #include "pack.cpp"
 #include "sampler.cpp"
 #include "scan.cpp"
+#include "state.cpp"
 #include "store.cpp"
 #include "table.cpp"

@@ -19,6 +19,10 @@ void mix(const MixArgs&, const Ctx&);
 void embed(const EmbedArgs&, const Ctx&);
 void pack(const PackArgs&, const Ctx&);
 void scan(const ScanArgs&, const Ctx&);
+void conv(const ConvArgs&, const Ctx&);
+void decay(const DecayArgs&, const Ctx&);
+void head_norm(const HeadNormArgs&, const Ctx&);
+void gate(const GateArgs&, const Ctx&);
 void lora_shrink(const LoraArgs&, const Ctx&);
 void lora_expand(const LoraArgs&, const Ctx&);
 size_t lora_local(const LoraArgs&);
@@ -27,6 +31,6 @@ size_t sample_local(const SampleArgs&);
 double ceiling(int, const float*, size_t, float*);
 
 extern const Kernels table;
-const Kernels table = {RADIX_STRING(RADIX_ISA), {linear_int8, linear_int8_shared}, linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, mix, embed, pack, scan, lora_shrink, lora_expand, lora_local, sample, sample_local, ceiling};
+const Kernels table = {RADIX_STRING(RADIX_ISA), {linear_int8, linear_int8_shared}, linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, mix, embed, pack, scan, conv, decay, head_norm, gate, lora_shrink, lora_expand, lora_local, sample, sample_local, ceiling};
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -50,7 +50,22 @@ static void keep_groups(const Route& r, float* pick) {
         if (!keep[size_t(i / each)]) pick[i] = -std::numeric_limits<float>::infinity();
 }
 
+static void choose_near(const Route& r, const float* logits, int32_t* ids, float* weights) {
+    thread_local std::vector<float> left;
+    left.assign(logits, logits + r.experts);
+    for (int j = 0; j < r.top_k; j++) {
+        const int best = int(std::max_element(left.begin(), left.end()) - left.begin());
+        const float top = left[size_t(best)];
+        float sum = 0;
+        for (int i = 0; i < r.experts; i++)
+            if ((top - logits[i]) / std::max(std::abs(logits[i]), top) <= 2 * r.jitter) sum += std::exp(left[size_t(i)] - top);
+        ids[j] = best, weights[j] = 1.0f / sum;
+        left[size_t(best)] = -std::numeric_limits<float>::infinity();
+    }
+}
+
 void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
+    if (r.score == 4) return choose_near(r, logits, ids, weights);
     thread_local std::vector<float> score, pick;
     score.assign(logits, logits + r.experts);
     if (r.score == 0) {
@@ -77,15 +92,20 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
         for (int j = 0; j < r.top_k; j++) weights[j] = std::exp(weights[j] - top), sum += weights[j];
         for (int j = 0; j < r.top_k; j++) weights[j] /= sum;
     }
+    if (r.score == 3)
+        for (int j = 0; j < r.top_k; j++) weights[j] = 1.0f / (1.0f + std::exp(-weights[j]));
     float sum = 0;
     for (int j = 0; j < r.top_k; j++) sum += weights[j];
     for (int j = 0; j < r.top_k; j++) weights[j] = (r.renorm ? weights[j] / (sum + 1e-20f) : weights[j]) * r.scale;
+    if (r.factors)
+        for (int j = 0; j < r.top_k; j++) weights[j] *= r.factors[ids[j]];
 }
 
 static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) {
     LinearArgs l;
     const int32_t first = a.first[size_t(expert)];
     l.w = e.up[expert], l.act = e.act, l.x = e.x, l.ldx = e.ldx, l.rows = a.rows.data() + first;
+    if (e.scaled) l.x = e.scaled + first * e.lds, l.ldx = e.lds, l.rows = nullptr;
     l.m = a.first[size_t(expert) + 1] - first, l.y = e.hidden + first * e.inner, l.ldy = e.inner;
     return l;
 }
@@ -97,7 +117,20 @@ static LinearArgs down_args(const ExpertArgs& e, const Assignment& a, int expert
     return l;
 }
 
+// Each choice's input times its weight, at the choice's place.
+static void scale_inputs(const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    ctx.each(e.tokens * e.top_k, 1, [&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; i++) {
+            const float *x = e.x + i / e.top_k * e.ldx, weight = a.weights[size_t(i)];
+            float* to = e.scaled + int64_t(a.slot[size_t(i)]) * e.lds;
+            for (int64_t d = 0; d < e.dim; d++) to[d] = x[d] * weight;
+        }
+    });
+    ctx.barrier();
+}
+
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    if (e.scaled) scale_inputs(e, a, ctx);
     for (int expert = 0; expert < e.experts; expert++) {
         if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
         run_linear(k, up_args(e, a, expert), ctx);
@@ -110,8 +143,10 @@ void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, con
                 const int64_t n = std::min<int64_t>(64, e.dim - d0);
                 float sum[64] = {0};
                 for (int j = 0; j < e.top_k; j++) {
-                    const float w = a.weights[size_t(t * e.top_k + j)];
-                    const float* o = e.out + int64_t(a.slot[size_t(t * e.top_k + j)]) * e.dim + d0;
+                    const float w = e.scaled ? 1.0f : a.weights[size_t(t * e.top_k + j)];
+                    const bool is_expert = a.ids[size_t(t * e.top_k + j)] < e.experts;
+                    if (!is_expert && !e.passes) continue;
+                    const float* o = is_expert ? e.out + int64_t(a.slot[size_t(t * e.top_k + j)]) * e.dim + d0 : e.x + t * e.ldx + d0;
                     for (int64_t d = 0; d < n; d++) sum[d] += w * o[d];
                 }
                 for (int64_t d = 0; d < n; d++) y[d0 + d] = e.adds ? y[d0 + d] + e.scale * sum[d] : e.scale * sum[d];

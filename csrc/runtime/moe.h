@@ -8,12 +8,15 @@ namespace radix {
 
 struct Route {  // see radixlm.arch.spec.Moe
     int experts = 0, top_k = 0;
-    int score = 0;  // 0 softmax, 1 sigmoid, 2 raw scores and softmax over the chosen
+    int score = 0;  // 0 softmax, 1 sigmoid, 2 raw scores and softmax over the chosen, 3 sigmoids of them,
+    // 4 one after another, a softmax over those near each (arXiv:2409.12136)
     bool renorm = false;
     float scale = 1.0f;
     const float* correction = nullptr;
     int groups = 1, kept = 1;
     bool best_two = true;
+    const float* factors = nullptr;  // of the experts' weights, or null
+    float jitter = 0;
 };
 
 // Which tokens go where: filled once a layer, by all threads of a team.
@@ -35,12 +38,15 @@ struct ExpertArgs {
     int experts = 0, top_k = 0, act = 0;
     const float* x = nullptr;
     int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;
+    float* scaled = nullptr;  // [T * top_k, dim]: where inputs, not outcomes, are weighed
+    int64_t lds = 0;
     float* hidden = nullptr;  // [T * top_k, inner]
     float* out = nullptr;     // [T * top_k, dim]
     float* y = nullptr;       // y (+)= scale * sum of weighted experts
     int64_t ldy = 0;
     float scale = 1.0f;
     bool adds = false;
+    bool passes = false;  // what is chosen beyond the experts hands x through; else it gives nothing
 };
 // Every thread of the team; `a` is sorted already.
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx);

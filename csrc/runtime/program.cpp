@@ -1,4 +1,4 @@
-#include "program.h"
+#include "program_call.h"
 
 #include <sys/mman.h>
 
@@ -9,22 +9,6 @@
 #include <stdexcept>
 
 namespace radix {
-
-struct Program::Call {
-    int64_t tokens, num_rows;
-    Address ids, positions;
-    int num_seqs;
-    Address query_start, kv_len;
-    const std::vector<std::tuple<Address, int64_t, Address>>& groups;
-    const std::vector<std::tuple<Address, bool>>& ropes;
-    Address rows, logits;
-    int64_t ld_logits;
-    Address hidden;
-    int64_t ld_hidden;
-    Address embeds, embeds_mask, tree;
-    int64_t tree_ld;
-    int64_t count(bool selected) const { return selected ? num_rows : tokens; }
-};
 
 Program::~Program() { free(memory); }
 
@@ -41,13 +25,16 @@ int Program::buffer(int64_t width, int rows_per_token) {
     return int(buffers.size()) - 1;
 }
 
-void Program::embed(int y, const Linear* tied, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address positions, int64_t offset) {
+void Program::embed(int y, const Linear* tied, Address table, int dtype, int64_t vocab, int64_t dim, float scale, Address positions, int64_t offset,
+                    bool is_second) {
     Op& op = push(EMBED);
     op.y = y;
     EmbedArgs& a = op.embed;
     a.vocab = vocab, a.dim = dim, a.table = at<void>(table), a.dtype = dtype, a.scale = scale;
     if (tied) a.packed = 1, a.w = tied->w;
     a.positions_table = at<void>(positions), a.position_offset = offset;
+    a.takes_first = is_second;
+    if (is_second) return;
     push(EMBEDS).y = y;
     ops.back().mix.dim = dim;
 }
@@ -63,8 +50,9 @@ void Program::linear(int x, int y, const Linear& w, int residual, float out_scal
     op.linear.w = w.w, op.linear.out_scale = out_scale, op.linear.act = act;
 }
 void Program::store(int qkv, std::vector<int64_t> offsets, std::vector<int> shape, std::tuple<int, bool, Address, Address, Address, Address, float> norm, int rope,
-                    bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache) {
+                    bool interleaved, int rotary, int group, std::tuple<Address, Address, int, int> cache, int parts) {
     Op& op = push(STORE);
+    op.parts = parts;
     op.x = qkv, op.rope = rope, op.group = group;
     std::copy(offsets.begin(), offsets.end(), op.offsets);
     StoreArgs& a = op.store;
@@ -88,19 +76,22 @@ void Program::heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y
     op.x = x, op.y = y, op.selected = selected;
     op.heads.w = w.w.data(), op.heads.heads = int(w.w.size()), op.heads.x_head = x_head, op.heads.y_head = y_head;
 }
-void Program::attention(int qkv, int y, int heads, int q_head, float scale, int window, float softcap, Address sinks) {
-    if (ops.empty() || ops.back().kind != STORE) throw std::invalid_argument("attention must follow a store");
-    const Op last = ops.back();
+static bool has_one_plan(const AttnArgs& a, const AttnArgs& b) {
+    const Cache &c = a.cache, &d = b.cache;
+    return a.window == b.window && a.chunk == b.chunk && a.heads == b.heads && c.kv_heads == d.kv_heads && c.k_dim == d.k_dim && c.v_dim == d.v_dim && c.dtype == d.dtype;
+}
+void Program::attention(int qkv, int y, int heads, int q_head, float scale, int window, float softcap, Address sinks, int chunk, Address slopes) {
+    auto stored = std::find_if(ops.rbegin(), ops.rend(), [](const Op& o) { return o.kind == STORE; });
+    if (stored == ops.rend()) throw std::invalid_argument("attention must follow a store");
+    const Op last = *stored;
     Op& op = push(ATTENTION);
     op.x = qkv, op.y = y, op.group = last.group, op.x_offset = last.q_to < 0 ? last.offsets[0] : 0;
     AttnArgs& a = op.attention;
     a.cache = last.store.cache, a.heads = heads, a.q_head = q_head, a.scale = scale, a.window = window, a.softcap = softcap, a.sinks = at<float>(sinks);
+    a.chunk = chunk, a.slopes = at<float>(slopes);
     for (size_t p = 0; p < plan_of.size(); p++) {
         const Op& other = ops[size_t(plan_of[p])];
-        const Cache &c = a.cache, &d = other.attention.cache;
-        if (other.group == op.group && other.attention.window == window && other.attention.heads == heads && c.kv_heads == d.kv_heads && c.k_dim == d.k_dim &&
-            c.v_dim == d.v_dim && c.dtype == d.dtype)
-            op.plan = int(p);
+        if (other.group == op.group && has_one_plan(other.attention, a)) op.plan = int(p);
     }
     if (op.plan < 0) {
         op.plan = int(plan_of.size());
@@ -108,28 +99,35 @@ void Program::attention(int qkv, int y, int heads, int q_head, float scale, int 
         plans.emplace_back();
     }
 }
-void Program::gate(int qkv, int y, int heads, int head_dim, int64_t offset, int stride, bool selected) {
-    Op& op = push(MIX);
-    op.x = qkv, op.y = y, op.x_offset = offset, op.selected = selected;
-    op.mix.mode = 1, op.mix.head = head_dim, op.mix.head_stride = stride, op.mix.dim = int64_t(heads) * head_dim;
-}
 void Program::add(int x, int y, int64_t dim, float scale, bool selected) {
     Op& op = push(MIX);
     op.x = x, op.y = y, op.selected = selected, op.mix.mode = 0, op.mix.dim = dim, op.mix.x_scale = scale;
 }
-void Program::gather(int x, int y, int64_t dim) {
+void Program::xielu(int y, int64_t dim, std::array<float, 4> rising, bool selected) {
     Op& op = push(MIX);
+    op.y = y, op.selected = selected, op.mix.mode = 8, op.mix.dim = dim;
+    std::copy(rising.begin(), rising.end(), op.mix.rising);
+}
+void Program::gather(int x, int y, int64_t dim, int64_t offset) {
+    Op& op = push(MIX);
+    op.x_offset = offset;
     op.x = x, op.y = y, op.selected = op.gathers = true, op.mix.mode = 2, op.mix.dim = dim;
+}
+void Program::columns(int x, int y, Address index, int64_t dim, bool selected) {
+    Op& op = push(MIX);
+    op.x = x, op.y = y, op.selected = selected, op.mix.mode = 4, op.mix.index = at<int32_t>(index), op.mix.dim = dim;
 }
 void Program::activation(int x, int y, int64_t dim, int act, bool gated, bool selected) {
     Op& op = push(ACT);
     op.x = x, op.y = y, op.selected = selected, op.act.dim = dim, op.act.act = act, op.act.gated = gated;
 }
-void Program::moe(int x, int logits, int y, const Experts& experts, std::tuple<int, int, int, bool, float, Address, int, int, bool> route, float scale, bool selected) {
+void Program::moe(int x, int logits, int y, const Experts& experts, std::tuple<int, int, int, bool, float, Address, int, int, bool> route, float scale, bool selected,
+                  std::tuple<bool, int, bool, bool, Address, float> more) {
     Route r;
     r.experts = std::get<0>(route), r.top_k = std::get<1>(route), r.score = std::get<2>(route), r.renorm = std::get<3>(route), r.scale = std::get<4>(route);
     r.correction = at<float>(std::get<5>(route)), r.groups = std::get<6>(route), r.kept = std::get<7>(route), r.best_two = std::get<8>(route);
-    if (r.experts != int(experts.up.size())) throw std::invalid_argument("the router and the experts differ in number");
+    const int passing = std::get<1>(more);
+    if (r.experts != int(experts.up.size()) + passing) throw std::invalid_argument("the router and the experts differ in number");
     // Layers of one shape share their scratch.
     int hidden = -1, out = -1;
     for (const Op& op : ops)
@@ -138,8 +136,10 @@ void Program::moe(int x, int logits, int y, const Experts& experts, std::tuple<i
     Op& op = push(MOE);
     op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.selected = selected, op.route = r;
     ExpertArgs& e = op.experts;
-    e.up = experts.up.data(), e.down = experts.down.data(), e.experts = r.experts, e.top_k = r.top_k, e.act = experts.act;
-    e.dim = experts.dim(), e.inner = experts.inner(), e.scale = scale, e.adds = true;
+    e.up = experts.up.data(), e.down = experts.down.data(), e.experts = r.experts - passing, e.top_k = r.top_k, e.act = experts.act;
+    e.dim = experts.dim(), e.inner = experts.inner(), e.scale = scale, e.adds = std::get<0>(more), e.passes = std::get<2>(more);
+    op.route.factors = at<float>(std::get<4>(more)), op.route.jitter = std::get<5>(more);
+    if (std::get<3>(more)) op.residual = buffer(experts.dim(), r.top_k);
 }
 void Program::hidden(int x, int64_t dim) {
     Op& op = push(HIDDEN);
@@ -206,7 +206,9 @@ void Program::bind(const Call& c) {
                 a.q = data(q) + op.offsets[0], a.k = x + op.offsets[1], a.v = x + op.offsets[2];
                 a.ldq = stride(q), a.ldk = a.ldv = stride(op.x), a.tokens = n;
                 if (op.q_to >= 0) a.q_to = data(op.q_to) + a.k_lead, a.ldq_to = stride(op.q_to);
-                a.slots = at<int32_t>(std::get<2>(c.groups.at(size_t(op.group))));
+                if (!(op.parts & 1)) a.q = nullptr;
+                if (!(op.parts & 2)) a.k = nullptr;
+                a.slots = op.parts & 4 ? at<int32_t>(std::get<2>(c.groups.at(size_t(op.group)))) : nullptr;
                 a.cos_sin = nullptr;
                 if (op.rope >= 0) {
                     a.cos_sin = at<float>(std::get<0>(c.ropes.at(size_t(op.rope))));
@@ -227,17 +229,24 @@ void Program::bind(const Call& c) {
                 break;
             case MIX:
                 op.mix.x = x ? x + op.x_offset : nullptr, op.mix.ldx = stride(op.x), op.mix.rows = n;
-                op.mix.index = op.gathers ? at<int32_t>(c.rows) : nullptr;
-                op.mix.y = op.mix.mode == 3 ? at<float>(c.logits) : y, op.mix.ldy = op.mix.mode == 3 ? c.ld_logits : stride(op.y);
+                if (op.gathers) op.mix.index = at<int32_t>(c.rows);
+                if (op.mix.mode == 5) op.mix.x = op.factors, op.mix.index = at<int32_t>(c.positions);
+                op.mix.y = op.mix.mode == 3 ? at<float>(c.logits) : y + op.y_offset, op.mix.ldy = op.mix.mode == 3 ? c.ld_logits : stride(op.y);
                 if (op.mix.mode == 3 && !c.logits) op.mix.rows = 0;
                 break;
             case ACT: op.act.x = x, op.act.ldx = stride(op.x), op.act.y = y, op.act.ldy = stride(op.y), op.act.rows = n; break;
             case MOE:
                 op.experts.x = x, op.experts.ldx = stride(op.x), op.experts.tokens = n, op.experts.y = y, op.experts.ldy = stride(op.y);
+                op.experts.scaled = residual, op.experts.lds = stride(op.residual);
                 op.experts.hidden = data(op.hidden), op.experts.out = data(op.out);
                 assignment.reserve(n, op.route.top_k, op.route.experts);
                 break;
             case HIDDEN: op.mix.x = x, op.mix.ldx = stride(op.x), op.mix.y = at<float>(c.hidden), op.mix.ldy = c.ld_hidden, op.mix.rows = c.hidden ? n : 0; break;
+            case GATE:
+            case HEAD_NORM:
+            case CONV:
+            case DECAY:
+            case SCAN: bind_state(op, c, n); break;
         }
     }
 }
@@ -260,6 +269,10 @@ double Program::cost_flops(const Call& c, double& bytes) const {
             const double size = double(op.heads.heads) * double(op.heads.w[0].n) * double(op.heads.w[0].k);
             bytes += size * bytes_each(op.heads.w[0].format);
             flops += 2 * size * double(op.heads.m);
+        }
+        if (op.kind == SCAN) {
+            const double size = double(op.scan.page);
+            bytes += 8 * size * double(c.num_runs), flops += 8 * size * double(c.tokens);
         }
         if (op.kind == ATTENTION) bytes += plans[size_t(op.plan)].bytes, flops += plans[size_t(op.plan)].flops;
     }
@@ -301,13 +314,18 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
             if (op.mix.rows > 0) k.mix(op.mix, ctx);
             break;
         case ACT: k.activation(op.act, ctx); break;
+        case GATE: k.gate(op.gate, ctx); break;
+        case HEAD_NORM: k.head_norm(op.head_norm, ctx); break;
+        case CONV: k.conv(op.conv, ctx); break;
+        case DECAY: k.decay(op.decay, ctx); break;
+        case SCAN: k.scan(op.scan, ctx); break;
     }
 }
 
 void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, Address query_start, Address kv_len,
                   std::vector<std::tuple<Address, int64_t, Address>> groups, std::vector<std::tuple<Address, bool>> ropes, Address rows, int64_t num_rows, Address logits,
-                  int64_t ld_logits, Address hidden, int64_t ld_hidden, Address embeds, Address embeds_mask, Address tree, int64_t tree_ld, int threads) {
-    Call c{tokens, num_rows, ids, positions, num_seqs, query_start, kv_len, groups, ropes, rows, logits, ld_logits, hidden, ld_hidden, embeds, embeds_mask, tree, tree_ld};
+                  int64_t ld_logits, Address hidden, int64_t ld_hidden, Address embeds, Address embeds_mask, Address tree, int64_t tree_ld, Address runs, int64_t num_runs, int threads) {
+    Call c{tokens, num_rows, ids, positions, num_seqs, query_start, kv_len, groups, ropes, rows, logits, ld_logits, hidden, ld_hidden, embeds, embeds_mask, tree, tree_ld, runs, num_runs};
     grow(std::max(tokens, num_rows));
     bind(c);
     const Kernels& k = kernels();
@@ -346,7 +364,7 @@ void Program::run(int64_t tokens, Address ids, Address positions, int num_seqs, 
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {
-    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds", "moe", "heads"};
+    static const char* names[] = {"embed", "norm", "linear", "store", "attention", "mix", "activation", "logits", "hidden", "embeds", "moe", "heads", "gate", "head norm", "conv", "decay", "scan"};
     std::vector<std::tuple<std::string, double>> out;
     for (int i = 0; i < NUM_KINDS; i++) {
         out.emplace_back(names[i], seconds[i]);

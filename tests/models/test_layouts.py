@@ -78,6 +78,4 @@ def test_feed_forwards_in_every_layout(layout: Layout, ffn: str, tmp_path: Path)
     blocks = tuple(Block(PLAIN, FFNS[ffn], RMS, layout, residual=0.6) for _ in range(2))
     positions = (66, 2) if layout == "pre" else None
     decoder = Decoder(70, 48, blocks, RMS, 64, tied=True, positions=positions, logit_scale=0.5)
-    has_experts = isinstance(FFNS[ffn], Moe)
-    joins_plainly = layout not in ("post", "sandwich") and ffn != "shared gate"
-    assert check(decoder, tmp_path) == (joins_plainly or not has_experts)
+    assert check(decoder, tmp_path)

@@ -26,6 +26,7 @@ from radixlm.kernels.ops.picked import PickedLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
 from radixlm.models.towers import _load as load_towers
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -111,7 +112,7 @@ def test_layers_stay_narrow(name: str, tmp_path: Path) -> None:
             assert packed.packed.fmt == WHOLE_ROWS[name]
             continue
         assert isinstance(packed, PickedLinear) == (layout.order or layout.bits == 8)
-        native = (packed._inner if isinstance(packed, PickedLinear) else packed).packed
+        native = (packed.inner if isinstance(packed, PickedLinear) else packed).packed
         assert isinstance(native, PackedLinear)
         group = min(layout.group or 128, 128)
         assert native.fmt == f"w4a8-{group}"
@@ -121,6 +122,26 @@ def test_layers_stay_narrow(name: str, tmp_path: Path) -> None:
             assert native.num_bytes == count // 2 + 4 * num_scales
         else:
             assert native.num_bytes <= count + 16 * count // group
+
+
+@pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_program_gives_the_numbers_of_the_layers(name: str, tmp_path: Path) -> None:
+    """To the last bit, whatever order or form the integers have; the greedy tokens with them."""
+    narrow, _ = write_integers(cached_tiny("Qwen3ForCausalLM", **WIDE), tmp_path, LAYOUTS[name])
+    model = load(narrow)
+    assert isinstance(model, DecoderModel)
+    replies = []
+    for model.use_program in (False, True):
+        runner = PagedRunner(model, "cpu", 16)
+        logits = [runner.prefill(IDS, 2)]
+        for _ in range(4):
+            chosen = {s: [int(rows[-1].argmax())] for s, rows in logits[-1].items()}
+            logits.append(runner.step(chosen))
+        assert (model.program is not None) == model.use_program
+        replies.append(logits)
+    for layers, program in zip(*replies, strict=True):
+        assert all(torch.equal(layers[s], program[s]) for s in IDS)
 
 
 @pytest.mark.parametrize("name", ["awq-32", "gptq-4-sym", "gptq-8-sym", "gptq-4-order", "int8"])

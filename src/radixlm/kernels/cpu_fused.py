@@ -165,19 +165,22 @@ def pack_experts(
     act: str,
     fmts: tuple[str, str] = ("", ""),
     grids: reference_moe.Grids = (None, None),
+    is_gated: bool = True,
 ) -> reference_moe.PackedExperts:
-    """See kernels/ops/moe.py."""
+    """See kernels/ops/moe.py. ``is_gated`` False: up [E, I, D] alone."""
     are_known = all(
         grid is not None or weight.dtype in cpu_linear.NATIVE_FORMAT
         for weight, grid in zip((up_E2ID, down_EDI), grids, strict=True)
     )
-    if not are_known or act not in cpu_linear.GATED_CODE:
-        return reference_moe.pack_experts(
-            up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts, grids
-        )
-    ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], grids[0], True)
+    codes = cpu_linear.GATED_CODE if is_gated else cpu_linear.ACT_CODE
+    if not are_known or act not in codes:
+        weights = up_E2ID, down_EDI, up_bias_E2I, down_bias_ED
+        if not is_gated:
+            return reference_moe.PlainExperts(*weights, act)
+        return reference_moe.pack_experts(*weights, act, fmts, grids)
+    ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], grids[0], is_gated)
     downs = _pack_each(down_EDI, down_bias_ED, fmts[1], grids[1], False)
-    return cpu_moe.Experts(ups, downs, act)
+    return cpu_moe.Experts(ups, downs, act, is_gated)
 
 
 def _pack_each(

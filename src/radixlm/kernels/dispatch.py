@@ -109,6 +109,16 @@ class Kernels(Record):
         """Whether packing makes a copy, so that it may be given memory of others."""
         return self.chosen["pack_linear"] != REFERENCE
 
+    @property
+    def repeats_experts(self) -> bool:
+        """Whether one expert may come twice for a token."""
+        return self.chosen["pack_experts"] != "triton"
+
+    @property
+    def packs_plain_experts(self) -> bool:
+        """Whether experts without a gate may be packed (``is_gated`` False)."""
+        return self.chosen["pack_experts"] == "native"
+
 
 class Implementation(Record):
     """One announced implementation of an op."""

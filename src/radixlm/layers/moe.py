@@ -92,7 +92,9 @@ class MoeLayer(Module):
         """Whether the kernels run the experts."""
         spec = self.spec
         is_rare = spec.limit or spec.expert_norm is not None
-        return spec.gated and not spec.zero_experts and not is_rare
+        # beside experts that hand their input through, one expert may come twice for a token
+        knows_repeats = not spec.zero_experts or self._kernels.repeats_experts
+        return spec.gated and knows_repeats and not is_rare
 
     def finish(self) -> None:
         copies = self._kernels.copies_weights
@@ -112,7 +114,9 @@ class MoeLayer(Module):
             pack = RareExperts((up, down), biases, self.spec, norm)
         elif self._is_usual:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids)
-        else:  # one expert may come twice for a token here, which the kernels do not expect
+        elif self._kernels.packs_plain_experts and not self.spec.zero_experts:
+            pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
+        else:
             up, down = (weight.clone() if copies else weight for weight in weights)
             reference = pack_experts if self.spec.gated else PlainExperts
             pack = reference(up, down, biases[0], biases[1], act)

@@ -113,6 +113,8 @@ class StateLayer(Module):
 class ShortConvLayer(StateLayer):
     """out(c * conv(b * x))."""
 
+    spec: ShortConv
+
     def __init__(self, spec: ShortConv, dim: int, context: LayerContext, row: int) -> None:
         super().__init__(spec, dim, context, row)
         self.inp = context.linear(dim, 3 * spec.channels, spec.bias)

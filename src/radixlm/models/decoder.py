@@ -176,6 +176,16 @@ class DecoderModel(Module):
         """The learned positions in float32, [rows, D]."""
         return self.positions.unpack().float() if self.decoder.positions is not None else None
 
+    @property
+    def table_norm(self) -> NormLayer | None:
+        """The norm of the embeddings."""
+        return self.embed_norm if self.decoder.embed_norm is not None else None
+
+    @property
+    def inputs_maker(self) -> LayerInputsMaker | None:
+        """What makes inputs of each layer's own."""
+        return self.inputs if self.decoder.layer_inputs is not None else None
+
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
         """One step: (hidden states of all tokens [T, D], logits of ``logits_rows_R`` [R, V]).
 
@@ -198,9 +208,12 @@ class DecoderModel(Module):
     def _program_for(self, batch: ForwardBatch) -> StepProgram | None:
         """The program of the batch's backend, written when the backend or its pools are new."""
         program = self.program
-        if batch.attn is not self._program_backend or (program and not program.is_current()):
+        if batch.attn is not self._program_backend or (program and not program.is_current(batch)):
             self._program_backend = batch.attn
-            self.program = program = make_program(self, batch.attn) if self.use_program else None
+            states = None if batch.states is None else batch.states.pool
+            self.program = program = None
+            if self.use_program:
+                self.program = program = make_program(self, batch.attn, states)
         return program if program is not None and program.accepts(batch) else None
 
     def _run_layers(self, batch: ForwardBatch) -> Tensor:

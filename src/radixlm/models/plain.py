@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Moe, Norm
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    Decoder,
+    DeltaNet,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mlp,
+    Moe,
+    Norm,
+    Pair,
+    ShortConv,
+    Variant,
+)
 from radixlm.base.record import Record
-from radixlm.layers.moe import RARE_SCORES
+from radixlm.kernels.cpu.moe import SCORE_CODE
+from radixlm.models.program_states import MOST_CONV
 
 # fields that the program knows nothing of
-_MLP = ("sub_norm", "sparsity", "limit", "out_scale")
+_MLP = ("sparsity", "limit", "out_scale")
 _MOE = (
-    "gated",
-    "scale_input",
-    "zero_experts",
-    "out_norm",
-    "jitter",
     "router_softcap",
     "limit",
-    "router_norm",
-    "expert_scale",
     "by_token",
     "width",
     "deep_router",
@@ -27,55 +35,98 @@ _MOE = (
     "vision",
 )
 _BLOCK = (
-    *("cross", "out_scale", "side", "beside", "weights", "post_norms", "gate_temperature"),
-    *("affine_residual", "norm_ranks", "residual_channels", "asks"),
+    *("cross", "gate_temperature", "affine_residual", "norm_ranks"),
+    *("residual_channels", "asks"),
 )
-_LATENT = ("index", "gate", "temperature", "gates_by_q")
+_LATENT = ("index", "gates_by_q")
+_VARIANT = ("blocks", "index", "differs", "keeps", "experts", "q_rank")
 _DECODER = (
-    "embed_norm",
     "cycles",
     "gated_streams",
     "embed_affine",
     "sinusoids",
     "altup",
     "streams",
-    "unsaid",
-    "layer_inputs",
     "embed_dim",
     "head_layer",
-    "unspoken",
     "skips",
 )
+_LAYOUTS = ("pre", "post", "sandwich", "parallel", "parallel2", "bare")
 
 
 def is_plain(decoder: Decoder) -> bool:
     """Whether nothing in the record is beyond the program."""
-    if decoder.norm.kind == "none":
-        return False
-    return _has_defaults(decoder, _DECODER) and all(_is_plain(b) for b in decoder.blocks)
-
-
-def _is_plain(block: Block) -> bool:
-    ffn = block.ffn
-    dense = ffn.shared if isinstance(ffn, Moe) else ffn
+    norms = (decoder.norm, decoder.embed_norm)
+    is_usual = all(norm is None or _is_usual(norm) for norm in norms)
     return (
-        _attends_plainly(block.mixer)
-        and _has_defaults(block, _BLOCK)
-        and block.layout != "post_sum"
-        and (
-            not isinstance(ffn, Moe) or (_has_defaults(ffn, _MOE) and ffn.score not in RARE_SCORES)
-        )
-        and (dense is None or (isinstance(dense, Mlp) and _has_defaults(dense, _MLP)))
-        and (dense is None or dense.act != "xielu")
+        is_usual
+        and not (decoder.unspoken and decoder.tied)
+        and (decoder.layer_inputs is None or decoder.norm.kind == "rms")
+        and _has_defaults(decoder, _DECODER)
+        and all(_is_plain(block) for block in decoder.blocks)
     )
 
 
-def _attends_plainly(mixer: object) -> bool:
+def _is_plain(block: Block) -> bool:
+    norms = (block.norm, *(block.post_norms or ()))
+    return (
+        all(_is_usual(norm) for norm in norms)
+        and block.layout in _LAYOUTS
+        and _has_defaults(block, _BLOCK)
+        and (block.layout == "pre" or None not in (block.mixer, block.ffn))
+        and (block.side is None or _feeds_plainly(block.side))
+        and (block.beside is None or _feeds_plainly(block.beside))
+        and (block.mixer is None or _mixes_plainly(block.mixer))
+        and (block.ffn is None or _feeds_plainly(block.ffn))
+    )
+
+
+def _feeds_plainly(ffn: object) -> bool:
+    if isinstance(ffn, Mlp):
+        is_usual = ffn.sub_norm is None or _is_usual(ffn.sub_norm)
+        return is_usual and _has_defaults(ffn, _MLP)
+    return (
+        isinstance(ffn, Moe)
+        and _has_defaults(ffn, _MOE)
+        and ffn.score in SCORE_CODE
+        and all(n is None or _is_usual(n) for n in (ffn.out_norm, ffn.router_norm))
+        and (ffn.shared is None or _feeds_plainly(ffn.shared))
+    )
+
+
+def _mixes_plainly(mixer: object) -> bool:
+    if isinstance(mixer, Pair):
+        return _mixes_plainly(mixer.attention) and _mixes_plainly(mixer.state)
     if isinstance(mixer, LatentAttention):
         norms = (mixer.norm, mixer.rope_norm)
         is_usual = all(norm is None or _is_usual(norm) for norm in norms)
         return is_usual and _has_defaults(mixer, _LATENT)
-    return isinstance(mixer, Attention) and mixer.more is None
+    if isinstance(mixer, Attention):
+        return mixer.more is None or _varies_plainly(mixer, mixer.more)
+    return _recurs_plainly(mixer)
+
+
+def _varies_plainly(spec: Attention, more: Variant) -> bool:
+    v_norm, out_norm = more.v_norm, more.out_norm
+    heads_are_rms = not more.out_norm_heads or out_norm is None or out_norm.kind == "rms"
+    return (
+        _has_defaults(more, _VARIANT)
+        and not (spec.gate and (spec.qk_norm == "row" or more.clips_normed))
+        and not (spec.rope is not None and spec.rope.is_by_channel)
+        and (v_norm is None or (_is_usual(v_norm) and v_norm.kind == "rms"))
+        and (out_norm is None or (_is_usual(out_norm) and heads_are_rms))
+        and (spec.qk_norm_spec is None or _is_usual(spec.qk_norm_spec))
+        and (not more.v_is_k or v_norm is not None)
+    )
+
+
+def _recurs_plainly(mixer: object) -> bool:
+    if isinstance(mixer, Mamba1):
+        is_usual = mixer.norm is None or _is_usual(mixer.norm)
+        return is_usual and mixer.heads == 1 and mixer.width <= MOST_CONV
+    if isinstance(mixer, DeltaNet):
+        return mixer.ngrams is None and mixer.width <= MOST_CONV
+    return isinstance(mixer, Mamba2 | ShortConv) and mixer.width <= MOST_CONV
 
 
 def _is_usual(norm: Norm) -> bool:

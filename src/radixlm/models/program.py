@@ -1,9 +1,9 @@
 """A decoder's whole step as one call into the C++ kernels.
 
 The list of operations is written once for a model and its cache (``program_writer``); a step passes
-addresses and row counts. It covers decoders of plain or latent attention and of dense or sparse
-feed-forwards whose weights the C++ kernels have packed; others run layer by layer. Results are the
-same bit for bit whatever else is in the batch.
+addresses and row counts. It covers decoders of attention, latent attention and recurrent mixers
+and of dense or sparse feed-forwards whose weights the C++ kernels have packed; others run layer by
+layer. Results are the same bit for bit whatever else is in the batch.
 
 Legend: T packed tokens, R rows whose logits are wanted, D model channels, V vocabulary.
 """
@@ -16,15 +16,20 @@ from torch import Tensor
 from radixlm.attention.cpu import CpuBackend, CpuPool
 from radixlm.kernels.cpu.extension import address
 from radixlm.layers.rope import LengthRope, StaticRope
+from radixlm.models.program_states import runs_of
 from radixlm.models.program_writer import ProgramSource, ProgramWriter, is_covered
+from radixlm.pools.state import StatePool
 from radixlm.step.batch import ForwardBatch
 
 
-def make_program(model: ProgramSource, backend: object) -> StepProgram | None:
-    """The program of a model over a backend's pools; None where it must run layer by layer."""
-    if not isinstance(backend, CpuBackend) or not is_covered(model):
+def make_program(
+    model: ProgramSource, backend: object, states: StatePool | None = None
+) -> StepProgram | None:
+    """The program of a model over a backend's pools and the pool of its states; None where it must
+    run layer by layer."""
+    if not isinstance(backend, CpuBackend) or not is_covered(model) or not _are_known(states):
         return None
-    return StepProgram(model, backend)
+    return StepProgram(model, backend, states)
 
 
 def has_program(model: ProgramSource, backend: object) -> bool:
@@ -32,30 +37,45 @@ def has_program(model: ProgramSource, backend: object) -> bool:
     return isinstance(backend, CpuBackend) and is_covered(model)
 
 
+def _are_known(states: StatePool | None) -> bool:
+    """Whether all states are float32 on the host."""
+    tensors = [] if states is None else [t for layer in states.layers for t in layer]
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+
+
+def _pool_of(batch: ForwardBatch) -> StatePool | None:
+    return None if batch.states is None else batch.states.pool
+
+
 class StepProgram:
     """One model over one backend's pools."""
 
-    def __init__(self, model: ProgramSource, backend: CpuBackend) -> None:
+    def __init__(
+        self, model: ProgramSource, backend: CpuBackend, states: StatePool | None = None
+    ) -> None:
         pools = [pool for pool in backend.pools if isinstance(pool, CpuPool)]
         assert len(pools) == len(backend.pools), "make_pool() comes first"
-        self.backend, self.pools = backend, pools
+        self.backend, self.pools, self.states = backend, pools, states
         decoder = model.decoder
         self._dim, self._vocab = decoder.dim, decoder.vocab
         self._ropes = model.ropes
-        self._has_positions = decoder.positions is not None
-        writer = ProgramWriter(model, pools)
+        self._takes_embeds = decoder.positions is None and not decoder.norms_table
+        self._unsaid = torch.tensor(decoder.unsaid).long()
+        writer = ProgramWriter(model, pools, states)
         writer.write()
         self._program, self._keep = writer.program, writer.keep
+        self._num_positions = writer.ops.grown_positions
 
-    def is_current(self) -> bool:
+    def is_current(self, batch: ForwardBatch) -> bool:
         """Whether the backend still has the pools that the program was written for."""
-        return all(a is b for a, b in zip(self.pools, self.backend.pools, strict=True))
+        pools = zip(self.pools, self.backend.pools, strict=True)
+        return all(a is b for a, b in pools) and self.states is _pool_of(batch)
 
     def accepts(self, batch: ForwardBatch) -> bool:
         """Whether the step asks for nothing that the program cannot do."""
         is_plain = batch.rope_ids_3T is None and batch.deep_LTD is None and not batch.extras
-        is_plain = is_plain and not batch.mutual
-        return is_plain and not (batch.embeds_TD is not None and self._has_positions)
+        is_plain = is_plain and not batch.mutual and batch.max_kv_len <= self._num_positions
+        return is_plain and (batch.embeds_TD is None or self._takes_embeds)
 
     def hidden(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of all tokens after the final norm: [T, D] float32."""
@@ -69,6 +89,8 @@ class StepProgram:
         rows_R = batch.logits_rows_R.int()
         out_RV = torch.empty(rows_R.shape[0], self._vocab)
         self._run(batch, rows_R, out_RV, None)
+        if len(self._unsaid):
+            out_RV.index_fill_(1, self._unsaid, -torch.inf)
         return out_RV
 
     def _run(
@@ -79,6 +101,7 @@ class StepProgram:
         if embeds is not None:
             embeds = embeds.float().contiguous()
         angles = [_angles(maker, batch) for maker in self._ropes.makers]
+        runs = None if batch.states is None else runs_of(batch.states)
         groups = zip(backend.tables, backend.slots, strict=True)
         self._program.run(
             batch.num_tokens,
@@ -99,6 +122,8 @@ class StepProgram:
             0 if embeds is None else address(batch.embeds_mask_T),
             0,
             0,
+            address(runs),
+            0 if runs is None else runs.shape[0],
             0,
         )
 

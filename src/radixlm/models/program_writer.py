@@ -1,7 +1,7 @@
 """Writes a decoder as the list of operations of a C++ program.
 
 Buffers hold a row a token. The last block picks the rows whose logits are wanted as soon as its
-attention is done: what follows runs on those rows only.
+mixer is done: what follows runs on those rows only.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Decoder
+from radixlm.arch.spec import Decoder
 from radixlm.attention.cpu import CpuPool
 from radixlm.kernels.cpu.checks import dtype_code
-from radixlm.kernels.cpu.extension import address, native
-from radixlm.kernels.cpu.heads import HeadLinear
-from radixlm.kernels.cpu.linear import PackedLinear, act_code
-from radixlm.kernels.cpu.moe import SCORE_CODE, Experts
-from radixlm.kernels.cpu.rope import NORM_CODE
+from radixlm.kernels.cpu.extension import address
+from radixlm.kernels.cpu.linear import act_code
+from radixlm.kernels.cpu.moe import SCORE_CODE
+from radixlm.layers.altup import LayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
-from radixlm.layers.block import BlockLayer
+from radixlm.layers.block import BlockLayer, LayerInputLayer, PairLayer
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
-
-NOWHERE = -1  # no buffer
-
-Mixer = AttentionLayer | LatentAttentionLayer
+from radixlm.layers.variant import VariantAttentionLayer
+from radixlm.models.program_cover import experts_of, is_block_covered
+from radixlm.models.program_mixers import attend_heads, attend_latents, attend_variant
+from radixlm.models.program_ops import GATES, NOWHERE, Branch, Norming, ProgramOps, packed_of
+from radixlm.models.program_states import ProgramState, mix_states
+from radixlm.pools.state import StatePool
 
 
 class ProgramSource(Protocol):
@@ -47,97 +48,64 @@ class ProgramSource(Protocol):
         """The output head that ``logits`` runs."""
         ...
 
+    @property
+    def table_norm(self) -> NormLayer | None:
+        """The norm of the embeddings."""
+        ...
+
+    @property
+    def inputs_maker(self) -> LayerInputsMaker | None:
+        """What makes inputs of each layer's own."""
+        ...
+
     def positions_table(self) -> Tensor | None:
         """The learned positions in float32."""
         ...
 
 
-def packed_of(linear: object) -> PackedLinear | None:
-    """The C++ weight behind a packed linear; None if something else runs it."""
-    packed = getattr(linear, "packed", None)
-    return packed if isinstance(packed, PackedLinear) else None
-
-
-def experts_of(layer: MoeLayer) -> Experts | None:
-    """The C++ experts of a layer; None if something else runs them."""
-    return layer.experts if isinstance(layer.experts, Experts) else None
-
-
 def is_covered(model: ProgramSource) -> bool:
     """Whether a program can say all that the model does."""
-    blocks = all(_is_block_covered(block) for block in model.blocks)
-    return blocks and packed_of(model.packed_head) is not None
-
-
-def _is_block_covered(block: BlockLayer) -> bool:
-    mixer, ffn = block.mixer, block.ffn
-    if not isinstance(mixer, Mixer) or not _is_mixer_covered(mixer):
-        return False
-    weights: list[object] = []
-    dense: object = ffn
-    if isinstance(ffn, MoeLayer):
-        is_plain = block.spec.layout in ("pre", "parallel", "parallel2")
-        if not is_plain or ffn.spec.shared_gate or experts_of(ffn) is None:
-            return False
-        weights.append(ffn.router.packed)
-        dense = ffn.shared if ffn.spec.shared is not None else None
-    if isinstance(dense, MlpLayer):
-        weights += [dense.up.packed, dense.down.packed]
-    return all(packed_of(weight) is not None for weight in weights)
-
-
-def _is_mixer_covered(mixer: Mixer) -> bool:
-    if isinstance(mixer, AttentionLayer):
-        weights = [mixer.qkv, mixer.o]
-        is_known = not (mixer.spec.gate and mixer.spec.qk_norm == "row")
-    else:
-        queries = [mixer.q_a, mixer.q_b] if mixer.spec.q_rank else [mixer.q]
-        weights = [*queries, mixer.kv_a, mixer.o]
-        is_known = all(isinstance(w, HeadLinear) for w in (mixer.kv_b.key, mixer.kv_b.value))
-    return is_known and all(packed_of(weight.packed) is not None for weight in weights)
-
-
-def heads_width(mixer: Mixer) -> int:
-    """Numbers a token that the output projection reads."""
-    spec = mixer.spec
-    return spec.heads * (spec.head_dim if isinstance(spec, Attention) else spec.v_dim)
+    own = [] if model.inputs_maker is None else [model.inputs_maker.project.packed]
+    ends = all(packed_of(linear) is not None for linear in (model.packed_head, *own))
+    return ends and all(is_block_covered(block) for block in model.blocks)
 
 
 @dataclass(slots=True)
 class Rows:
-    """Where a block's streams are, and whether they hold the picked rows only."""
+    """Where the residual stream is, and whether it holds the picked rows only. ``late`` waits for
+    the end of the next block."""
 
     residual: int
     is_picked: bool = False
+    late: int = NOWHERE
 
 
 class ProgramWriter:
     """Builds one program. ``keep`` holds what the program knows by address only."""
 
-    def __init__(self, model: ProgramSource, pools: list[CpuPool]) -> None:
-        self.program: Any = native().Program()
-        self.keep: list[object] = [model, pools]
-        self._model, self._pools, self._dim = model, pools, model.decoder.dim
-        self._scratch: dict[tuple[str, int], int] = {}
+    def __init__(
+        self, model: ProgramSource, pools: list[CpuPool], states: StatePool | None = None
+    ) -> None:
+        decoder = model.decoder
+        self.ops = ProgramOps(decoder.dim, pools, states, decoder.max_positions)
+        self.program: Any = self.ops.program
+        self.keep = self.ops.keep
+        self.keep.append(model)
+        self._model, self._dim = model, decoder.dim
 
     def write(self) -> None:
         """Embedding, blocks, final norm, head."""
-        model, decoder = self._model, self._model.decoder
-        rows = Rows(self._buffer("residual"))
+        model, decoder, ops = self._model, self._model.decoder, self.ops
+        rows = Rows(ops.buffer("residual"))
         self._embed(rows.residual)
         for block in model.blocks:
             self._block(block, rows, is_last=block is model.blocks[-1])
-        final = self._norm(model.norm, rows.residual, "final", rows.is_picked)
+        final = ops.norm(model.norm, rows.residual, "final", rows.is_picked)
         self.program.hidden(final, self._dim)
         head = packed_of(model.packed_head)
         assert head is not None
+        final = ops.in_order(model.packed_head, final, rows.is_picked)
         self.program.logits(final, head.handle, decoder.logit_scale, decoder.logit_softcap)
-
-    def _buffer(self, name: str, width: int = 0) -> int:
-        key = (name, width or self._dim)
-        if key not in self._scratch:
-            self._scratch[key] = self.program.buffer(key[1])
-        return self._scratch[key]
 
     def _embed(self, target: int) -> None:
         model, decoder = self._model, self._model.decoder
@@ -149,228 +117,274 @@ class ProgramWriter:
             None if tied is None else tied.handle,
             address(table),
             0 if table is None else dtype_code(table.dtype, "embedding"),
-            decoder.vocab,
+            decoder.vocab + decoder.unspoken,
             self._dim,
             decoder.embed_scale,
             address(positions),
             0 if decoder.positions is None else decoder.positions[1],
         )
+        if model.table_norm is not None:
+            self.ops.norm_in_place(model.table_norm, target, self._dim)
+        if model.inputs_maker is not None:
+            self._make_inputs(model.inputs_maker, target)
+
+    def _make_inputs(self, maker: LayerInputsMaker, source: int) -> None:
+        """Each layer's own input, one behind another in a row; see layers/altup.py."""
+        spec, width = maker._inputs, maker.project.out_features
+        count = width // spec.dim
+        made = self.ops.buffer("inputs", width)
+        self.ops.linear(maker.project.packed, source, made, scale=self._dim**-0.5)
+        norm = maker.project_norm
+        places = (made, 0), (made, 0)
+        self.ops.norm_heads(*places, (count, spec.dim), norm.weight_D, Norming(norm.spec.eps))
+        if spec.vocab:
+            table, read = maker.per_layer.plain_table, self.ops.buffer("read inputs", width)
+            assert table is not None
+            code = dtype_code(table.dtype, "embedding")
+            self.program.embed(
+                read, None, self.ops.held(table), code, spec.vocab, width,
+                maker.per_layer.scale, 0, 0, is_second=True,
+            )  # fmt: skip
+            self.program.add(read, made, width, 1.0, False)
+            self.program.scale(made, 0, width, 2**-0.5, 0.0, False, False)
+
+    def _join_input(self, layer: LayerInputLayer, rows: Rows) -> None:
+        """``x += norm(out(act(gate(x)) * input))``."""
+        ops, spec, picked = self.ops, layer._spec, rows.is_picked
+        own, offset = ops.buffer("own input", spec.dim), layer._index * spec.dim
+        act = act_code(spec.act, False)
+        ops.linear(layer.gate.packed, rows.residual, own, is_picked=picked, act=act)
+        given = ops.buffer("inputs", len(self._model.blocks) * spec.dim)
+        if picked:
+            few = ops.buffer("picked input", spec.dim)
+            self.program.gather(given, few, spec.dim, offset)
+            given, offset = few, 0
+        plain = GATES["plain"]
+        self.program.gate(given, own, 1, spec.dim, offset, spec.dim, picked, plain, False)
+        branch = ops.linear(layer.out.packed, own, ops.buffer("branch"), is_picked=picked)
+        ops.add(ops.norm(layer.norm, branch, "h", picked), rows.residual, 1.0, picked)
 
     def _block(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
-        assert isinstance(block.mixer, Mixer) and isinstance(block.ffn, MlpLayer | MoeLayer)
         layout = block.spec.layout
-        normed = rows.residual if layout == "post" else self._norm(block.norm1, rows.residual, "h")
-        attended = self._attend(block.mixer, normed)
+        if block.mixer is None or block.spec.ffn is None:
+            self._single(block, rows, is_last)
+        elif layout in ("post", "sandwich"):
+            self._normed_branches(block, rows, is_last)
+        else:
+            self._joined_branches(block, rows, is_last)
+        if (own := getattr(block, "layer_input", None)) is not None:
+            self._join_input(own, rows)
+        if block.spec.out_scale:
+            assert block._scale is not None
+            self.ops.scale(rows.residual, float(block._scale), rows.is_picked)
+
+    def _single(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
+        """A mixer or a feed-forward alone."""
+        if block.mixer is None:
+            if is_last:
+                self._pick([], rows, NOWHERE)
+            if block.spec.ffn is not None:
+                assert isinstance(block.ffn, MlpLayer | MoeLayer)
+                normed = self.ops.norm(block.norm1, rows.residual, "h", rows.is_picked)
+                self._feed_into(block.ffn, normed, rows, block.spec.residual)
+            return
+        normed = self.ops.norm(block.norm1, rows.residual, "h")
+        branches = self._mix(block.mixer, normed)
         if is_last:
-            attended, normed = self._pick(attended, block.mixer, rows, normed)
+            branches, _ = self._pick(branches, rows, NOWHERE)
+        self._project_into(branches, rows, block.spec.residual)
+
+    def _joined_branches(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
+        """Layouts whose branches go straight into the residual stream."""
+        layout, scale, ops = block.spec.layout, block.spec.residual, self.ops
+        assert block.mixer is not None and isinstance(block.ffn, MlpLayer | MoeLayer)
+        normed = rows.residual if layout == "bare" else ops.norm(block.norm1, rows.residual, "h")
+        branches = self._mix(block.mixer, normed)
+        if is_last:
+            branches, normed = self._pick(branches, rows, normed)
         if layout == "parallel":
-            self._feed_into(block.ffn, normed, rows, block)
-            self._project_into(block.mixer, attended, rows, block)
+            self._feed_into(block.ffn, normed, rows, scale)
+            self._project_into(branches, rows, scale)
         elif layout == "parallel2":
-            second = self._norm(block.norm2, rows.residual, "g", rows.is_picked)
-            self._project_into(block.mixer, attended, rows, block)
-            self._feed_into(block.ffn, second, rows, block)
-        elif layout == "pre":
-            self._project_into(block.mixer, attended, rows, block)
-            second = self._norm(block.norm2, rows.residual, "h", rows.is_picked)
-            self._feed_into(block.ffn, second, rows, block)
+            second = ops.norm(block.norm2, rows.residual, "g", rows.is_picked)
+            self._project_into(branches, rows, scale)
+            self._feed_into(block.ffn, second, rows, scale)
         else:
-            self._normed_branches(block, attended, rows)
+            self._project_into(branches, rows, scale)
+            before = block.norm1 if layout == "bare" else block.norm2
+            second = ops.norm(before, rows.residual, "h", rows.is_picked)
+            late, rows.late = rows.late, self._side(block, second, rows)
+            self._feed_into(block.ffn, second, rows, scale)
+            if late != NOWHERE:
+                ops.add(late, rows.residual, 1.0, rows.is_picked)
 
-    def _normed_branches(self, block: BlockLayer, attended: int, rows: Rows) -> None:
-        """Layouts whose branches pass a norm before they join: post and sandwich."""
-        assert isinstance(block.mixer, Mixer) and isinstance(block.ffn, MlpLayer)
-        is_sandwich = block.spec.layout == "sandwich"
-        branch, scale = self._buffer("branch"), block.spec.residual
-        self._linear(block.mixer.o.packed, attended, branch, NOWHERE, scale, rows.is_picked)
-        first = block.norm2 if is_sandwich else block.norm1
-        self._add(self._norm(first, branch, "h", rows.is_picked), rows)
-        source = rows.residual
-        if is_sandwich:
-            source = self._norm(block.norm3, rows.residual, "h", rows.is_picked)
-        up = self._feed_up(block.ffn, source, rows.is_picked)
-        self._linear(block.ffn.down.packed, up, branch, NOWHERE, scale, rows.is_picked)
-        second = block.norm4 if is_sandwich else block.norm2
-        self._add(self._norm(second, branch, "h", rows.is_picked), rows)
-
-    def _attend(self, layer: Mixer, source: int) -> int:
-        """The heads' values, a buffer of ``heads_width`` numbers a token."""
-        if isinstance(layer, LatentAttentionLayer):
-            return self._attend_latents(layer, source)
-        return self._attend_heads(layer, source)
-
-    def _attend_latents(self, layer: LatentAttentionLayer, source: int) -> int:
-        """Projections, norms, absorbed queries, rope and store, attention to the latents, values
-        of what it gives."""
-        spec, site, rope = layer.spec, layer.site, layer.spec.rope
-        absorb, expand = layer.kv_b.key, layer.kv_b.value
-        assert isinstance(absorb, HeadLinear) and isinstance(expand, HeadLinear)
-        q_head, row = spec.nope_dim + spec.rope_dim, spec.kv_rank + spec.rope_dim
-        queries = self._latent_queries(layer, source)
-        latents = self._buffer("latents", row)
-        self._linear(layer.kv_a.packed, source, latents, NOWHERE, 1.0, False)
-        self._norm_in_place(layer.kv_a_norm, latents, spec.kv_rank, 0)
-        if spec.rope_norm is not None:
-            self._norm_in_place(layer.k_rope_norm, latents, spec.rope_dim, spec.kv_rank)
-        absorbed = self._buffer("absorbed", spec.heads * row)
-        self.program.heads(queries, absorbed, absorb.handle, q_head, row, False)
-        pool = self._pools[site.group]
-        k, v = pool.k[site.layer], pool.v[site.layer]
-        self.program.latent_store(
-            queries,
-            latents,
-            absorbed,
-            [spec.heads, q_head, spec.rope_dim, spec.kv_rank],
-            layer.rope_index,
-            rope is not None and rope.interleaved,
-            0 if rope is None else rope.dim,
-            site.group,
-            (k.data_ptr(), v.data_ptr(), dtype_code(pool.dtype, "cache"), pool.page_size),
-        )
-        averaged = self._buffer("averaged", spec.heads * spec.kv_rank)
-        self.keep += [site, absorb, expand]
-        self.program.attention(
-            absorbed,
-            averaged,
-            spec.heads,
-            row,
-            site.scale,
-            site.window,
-            site.softcap,
-            address(site.sinks),
-        )
-        values = self._buffer("values", spec.heads * spec.v_dim)
-        self.program.heads(averaged, values, expand.handle, spec.kv_rank, spec.v_dim, False)
-        return values
-
-    def _latent_queries(self, layer: LatentAttentionLayer, source: int) -> int:
-        spec = layer.spec
-        queries = self._buffer("queries", spec.heads * (spec.nope_dim + spec.rope_dim))
-        last = layer.q_b if spec.q_rank else layer.q
-        if spec.q_rank:
-            low = self._buffer("low queries", spec.q_rank)
-            self._linear(layer.q_a.packed, source, low, NOWHERE, 1.0, False)
-            self._norm_in_place(layer.q_a_norm, low, spec.q_rank, 0)
-            source = low
-        self._linear(last.packed, source, queries, NOWHERE, 1.0, False)
-        return queries
-
-    def _attend_heads(self, layer: AttentionLayer, source: int) -> int:
-        """qkv, norms and rope, store, attention, gate; the buffer of heads * head_dim."""
-        spec, site = layer.spec, layer.site
-        step = spec.head_dim * (2 if spec.gate else 1)
-        qkv = self._buffer("qkv", sum(layer.rows))
-        self._linear(layer.qkv.packed, source, qkv, NOWHERE, 1.0, False)
-        pool, norm = self._pools[site.group], layer.qk_norm
-        norm_fields: tuple[object, ...] = (0, False, 0, 0, 0, 0, 0.0)
-        if norm is not None:
-            weights = (norm.q_weight, norm.k_weight, norm.q_bias, norm.k_bias)
-            self.keep.append(norm)
-            addresses = (address(w) for w in weights)
-            norm_fields = (NORM_CODE[norm.kind], norm.is_layer_norm, *addresses, norm.eps)
-        k, v = pool.k[site.layer], pool.v[site.layer]
-        self.program.store(
-            qkv,
-            [0, layer.rows[0], layer.rows[0] + layer.rows[1]],
-            [spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim, step],
-            norm_fields,
-            layer.rope_index,
-            spec.rope is not None and spec.rope.interleaved,
-            0 if spec.rope is None else spec.rope.dim,
-            site.group,
-            (k.data_ptr(), v.data_ptr(), dtype_code(pool.dtype, "cache"), pool.page_size),
-        )
-        out = self._buffer("attended", spec.heads * spec.head_dim)
-        self.keep.append(site)
-        self.program.attention(
-            qkv, out, spec.heads, step, site.scale, site.window, site.softcap, address(site.sinks)
-        )
-        if spec.gate:
-            self.program.gate(qkv, out, spec.heads, spec.head_dim, spec.head_dim, step, False)
-        return out
-
-    def _pick(self, attended: int, layer: Mixer, rows: Rows, normed: int) -> tuple[int, int]:
-        """Gather the wanted rows of the attention's output and of the streams."""
-        width = heads_width(layer)
-        few_attended = self._buffer("picked attended", width)
-        self.program.gather(attended, few_attended, width)
-        residual, few_normed = self._buffer("picked residual"), self._buffer("picked normed")
-        self.program.gather(rows.residual, residual, self._dim)
-        if normed == rows.residual:
-            few_normed = residual
-        else:
-            self.program.gather(normed, few_normed, self._dim)
-        rows.residual, rows.is_picked = residual, True
-        return few_attended, few_normed
-
-    def _project_into(self, layer: Mixer, attended: int, rows: Rows, block: BlockLayer) -> None:
-        target = rows.residual
-        scale = block.spec.residual
-        self._linear(layer.o.packed, attended, target, target, scale, rows.is_picked)
-
-    def _feed_into(
-        self, layer: MlpLayer | MoeLayer, source: int, rows: Rows, block: BlockLayer
-    ) -> None:
-        if isinstance(layer, MoeLayer):
-            self._experts_into(layer, source, rows, block)
-            if layer.spec.shared is None:
-                return
-            layer = layer.shared
-        up = self._feed_up(layer, source, rows.is_picked)
-        target, scale = rows.residual, block.spec.residual
-        self._linear(layer.down.packed, up, target, target, scale, rows.is_picked)
-
-    def _experts_into(self, layer: MoeLayer, source: int, rows: Rows, block: BlockLayer) -> None:
-        spec, experts = layer.spec, experts_of(layer)
-        assert experts is not None
-        logits = self._buffer("router", spec.experts)
-        self._linear(layer.router.packed, source, logits, NOWHERE, 1.0, rows.is_picked)
-        route = (
-            *(spec.experts, spec.top_k, SCORE_CODE[spec.score], spec.renorm, spec.scale),
-            *(address(layer.correction_E), *spec.groups, spec.group_score == "top2"),
-        )
-        self.keep += [experts, layer.correction_E]
-        target, scale = rows.residual, block.spec.residual
-        self.program.moe(source, logits, target, experts.handle, route, scale, rows.is_picked)
-
-    def _feed_up(self, layer: MlpLayer, source: int, is_picked: bool) -> int:
-        """The activated inner channels."""
-        spec = layer.spec
-        up = self._buffer("up", spec.inner)
-        act = act_code(f"{spec.act}_mul" if spec.gated else spec.act, spec.gated)
-        self._linear(layer.up.packed, source, up, NOWHERE, 1.0, is_picked, act)
-        return up
-
-    def _linear(
-        self,
-        linear: object,
-        source: int,
-        target: int,
-        residual: int,
-        scale: float,
-        is_picked: bool,
-        act: int = 0,
-    ) -> None:
-        packed = packed_of(linear)
-        assert packed is not None
-        self.program.linear(source, target, packed.handle, residual, scale, act, is_picked)
-
-    def _norm(self, layer: NormLayer, source: int, name: str, is_picked: bool = False) -> int:
-        target = self._buffer(name)
-        is_layer_norm = layer.spec.kind == "layer"
-        weight, bias, eps = address(layer.weight_D), address(layer.bias_D), layer.spec.eps
-        self.program.norm(
-            source, NOWHERE, target, weight, bias, self._dim, eps, is_layer_norm, is_picked
-        )
+    def _side(self, block: BlockLayer, source: int, rows: Rows) -> int:
+        """What joins the residual stream one block later."""
+        if block.spec.side is None:
+            return NOWHERE
+        names = ("side", "other side")
+        target = self.ops.buffer(names[rows.late == self.ops.buffer(names[0])])
+        self._feed_to(block.side, source, target, 1.0, rows.is_picked)
         return target
 
-    def _norm_in_place(self, layer: NormLayer, buffer: int, dim: int, offset: int) -> None:
-        """Of ``dim`` numbers from ``offset`` of each row."""
-        is_layer_norm = layer.spec.kind == "layer"
-        weight, bias, eps = address(layer.weight_D), address(layer.bias_D), layer.spec.eps
-        self.program.norm(
-            buffer, NOWHERE, buffer, weight, bias, dim, eps, is_layer_norm, False, offset
-        )
+    def _normed_branches(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
+        """Layouts whose branches pass a norm before they join: post and sandwich."""
+        assert block.mixer is not None and isinstance(block.ffn, MlpLayer | MoeLayer)
+        ops, is_sandwich, scale = self.ops, block.spec.layout == "sandwich", block.spec.residual
+        kept, mixed, kept2, fed = block.spec.weights or (1.0, 1.0, 1.0, 1.0)
+        normed = ops.norm(block.norm1, rows.residual, "h") if is_sandwich else rows.residual
+        branches = self._mix(block.mixer, normed)
+        if is_last:
+            branches, _ = self._pick(branches, rows, normed)
+        branch, picked = ops.buffer("branch"), rows.is_picked
+        self._project_to(branches, branch, scale, picked)
+        self._join(block.norm2 if is_sandwich else block.norm1, branch, rows, (kept, mixed))
+        source = rows.residual
+        if is_sandwich:
+            source = ops.norm(block.norm3, rows.residual, "h", picked)
+        self._feed_to(block.ffn, source, branch, scale, picked)
+        if block.spec.beside is not None:
+            self._feed_beside(block, branch, rows)
+        self._join(block.norm4 if is_sandwich else block.norm2, branch, rows, (kept2, fed))
 
-    def _add(self, source: int, rows: Rows) -> None:
-        self.program.add(source, rows.residual, self._dim, 1.0, rows.is_picked)
+    def _feed_beside(self, block: BlockLayer, branch: int, rows: Rows) -> None:
+        """``branch = norm(branch) + norm(experts of the residual)``."""
+        ops, picked = self.ops, rows.is_picked
+        ops.norm_in_place(block.norm5, branch, self._dim, 0, picked)
+        source, target = ops.norm(block.norm6, rows.residual, "g", picked), ops.buffer("beside")
+        self._mixture(block.beside, source, target, 1.0, picked, False, rows.residual)
+        ops.norm_in_place(block.norm7, target, self._dim, 0, picked)
+        ops.add(target, branch, 1.0, picked)
+
+    def _join(self, norm: NormLayer, branch: int, rows: Rows, factors: tuple[float, float]) -> None:
+        """``residual = residual * factor + norm(branch) * factor``."""
+        normed = self.ops.norm(norm, branch, "h", rows.is_picked)
+        self.ops.scale(rows.residual, factors[0], rows.is_picked)
+        self.ops.add(normed, rows.residual, factors[1], rows.is_picked)
+
+    def _mix(self, layer: object, source: int) -> list[Branch]:
+        """What the mixer gives before its output projections."""
+        if isinstance(layer, PairLayer):
+            return self._mix(layer.attention, source) + self._mix(layer.state, source)
+        if isinstance(layer, LatentAttentionLayer):
+            return [attend_latents(self.ops, layer, source)]
+        if isinstance(layer, VariantAttentionLayer):
+            return [attend_variant(self.ops, layer, source)]
+        if isinstance(layer, AttentionLayer):
+            return [attend_heads(self.ops, layer, source)]
+        assert isinstance(layer, ProgramState)
+        return [mix_states(self.ops, layer, source)]
+
+    def _pick(self, branches: list[Branch], rows: Rows, normed: int) -> tuple[list[Branch], int]:
+        """Gather the wanted rows of the mixer's outcome and of the streams."""
+        gathered = []
+        for number, branch in enumerate(branches):
+            few = self.ops.buffer(f"picked branch {number}", branch.width)
+            self.program.gather(branch.buffer, few, branch.width)
+            gathered.append(Branch(few, branch.width, branch.out))
+        residual = self._gathered(rows.residual, "picked residual")
+        if normed not in (rows.residual, NOWHERE):
+            few_normed = self._gathered(normed, "picked normed")
+        else:
+            few_normed = residual
+        if rows.late != NOWHERE:
+            rows.late = self._gathered(rows.late, "picked late")
+        rows.residual, rows.is_picked = residual, True
+        return gathered, few_normed
+
+    def _gathered(self, source: int, name: str) -> int:
+        target = self.ops.buffer(name)
+        self.program.gather(source, target, self._dim)
+        return target
+
+    def _project_into(self, branches: list[Branch], rows: Rows, scale: float) -> None:
+        for branch in branches:
+            self.ops.linear(
+                branch.out.packed, branch.buffer, rows.residual, rows.residual, scale,
+                rows.is_picked,
+            )  # fmt: skip
+
+    def _project_to(
+        self, branches: list[Branch], target: int, scale: float, is_picked: bool
+    ) -> None:
+        residual = NOWHERE
+        for branch in branches:
+            self.ops.linear(branch.out.packed, branch.buffer, target, residual, scale, is_picked)
+            residual = target
+
+    def _feed_into(self, layer: MlpLayer | MoeLayer, source: int, rows: Rows, scale: float) -> None:
+        """The feed-forward's outcome joins the residual stream."""
+        target, picked = rows.residual, rows.is_picked
+        if isinstance(layer, MlpLayer):
+            self._dense(layer, source, target, target, scale, picked)
+        elif layer.spec.out_norm is not None:
+            branch = self.ops.buffer("branch")
+            self._feed_to(layer, source, branch, 1.0, picked)
+            self.ops.add(branch, target, scale, picked)
+        else:
+            self._mixture(layer, source, target, scale, picked, adds=True)
+
+    def _feed_to(
+        self, layer: MlpLayer | MoeLayer, source: int, target: int, scale: float, is_picked: bool
+    ) -> None:
+        """The feed-forward's outcome times ``scale``, in a buffer."""
+        if isinstance(layer, MlpLayer):
+            self._dense(layer, source, target, NOWHERE, scale, is_picked)
+            return
+        has_norm = layer.spec.out_norm is not None
+        self._mixture(layer, source, target, 1.0 if has_norm else scale, is_picked, adds=False)
+        if has_norm:
+            self.ops.norm_in_place(layer.out_norm, target, self._dim, 0, is_picked)
+            self.ops.scale(target, scale, is_picked)
+
+    def _dense(
+        self, layer: MlpLayer, source: int, target: int, residual: int, scale: float,
+        is_picked: bool,
+    ) -> None:  # fmt: skip
+        spec = layer.spec
+        up = self.ops.buffer("up", spec.inner)
+        is_xielu = spec.act == "xielu"
+        name = f"{spec.act}_mul" if spec.gated else None if is_xielu else spec.act
+        act = act_code(name, spec.gated)
+        self.ops.linear(layer.up.packed, source, up, is_picked=is_picked, act=act)
+        if is_xielu:
+            own = layer.act
+            rising = (own._above, own._below, own._eps, own._beta)
+            self.program.xielu(up, spec.inner, [float(t) for t in rising], is_picked)
+        if spec.sub_norm is not None:
+            self.ops.norm_in_place(layer.sub_norm, up, spec.inner, 0, is_picked)
+        self.ops.linear(layer.down.packed, up, target, residual, scale, is_picked)
+
+    def _mixture(
+        self, layer: MoeLayer, source: int, target: int, scale: float, is_picked: bool,
+        adds: bool, routed_by: int = NOWHERE,
+    ) -> None:  # fmt: skip
+        """``target (+)= scale * (experts + shared expert)``. The router reads the source unless it
+        reads another buffer."""
+        spec, experts, ops = layer.spec, experts_of(layer), self.ops
+        assert experts is not None
+        seen = source if routed_by == NOWHERE else routed_by
+        if spec.router_norm is not None:
+            seen = ops.norm(layer.router_norm, seen, "routed by", is_picked)
+        logits = ops.project(layer.router, seen, "router", is_picked)
+        route = (
+            *(spec.experts + spec.zero_experts, spec.top_k, SCORE_CODE[spec.score]),
+            *(spec.renorm, spec.scale, ops.held(layer.correction_E)),
+            *(*spec.groups, spec.group_score == "top2"),
+        )
+        self.keep.append(experts)
+        more = (
+            *(adds, spec.zero_experts, spec.zero_gives, spec.scale_input),
+            *(ops.held(layer._scale_E), spec.jitter),
+        )
+        self.program.moe(source, logits, target, experts.handle, route, scale, is_picked, more)
+        if spec.shared is None:
+            return
+        if not spec.shared_gate:
+            self._dense(layer.shared, source, target, target, scale, is_picked)
+            return
+        shared = ops.buffer("shared")
+        self._dense(layer.shared, source, shared, NOWHERE, scale, is_picked)
+        gates = ops.project(layer.shared_gate, source, "shared gate", is_picked)
+        self.program.gate(gates, shared, 1, self._dim, 0, self._dim, is_picked, 0, True)
+        ops.add(shared, target, 1.0, is_picked)

@@ -98,12 +98,12 @@ def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
         0 if correction is None else correction.data_ptr(), *spec.groups,
         spec.group_score == "top2",
     )  # fmt: skip
-    p.moe(x, logits, x, packed.handle, fields, 0.5, False)
+    p.moe(x, logits, x, packed.handle, fields, 0.5, False, (True, 0, True, False, 0, 0.0))
     p.logits(x, head.handle, 1.0, 0.0)
     out, starts = torch.empty(33, DIM), torch.tensor([0, 33], dtype=torch.int32)
     p.run(
         33, ids.data_ptr(), ids.data_ptr(), 1, starts.data_ptr(), starts[1:].data_ptr(), [], [],
-        0, 33, out.data_ptr(), DIM, 0, 0, 0, 0, 0, 0, threads,
+        0, 33, out.data_ptr(), DIM, 0, 0, 0, 0, 0, 0, 0, 0, threads,
     )  # fmt: skip
     hidden = table[ids.long()]
     weights, chosen = route(hidden @ router.T, correction, spec)

@@ -11,22 +11,28 @@ from radixlm.kernels.cpu.checks import rows_of
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
 
-SCORE_CODE = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
+SCORE_CODE = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sigmoid_topk": 3, "sparsemixer": 4}
 
 
 class Experts:
-    """``down(act(gate) * up)`` of every expert; ``ups`` are paired weights. Rows are grouped by
-    expert without padding; a token adds its experts in the order of the choice."""
+    """``down(act(gate) * up)`` of every expert, or ``down(act(up))``; gated ``ups`` are paired
+    weights. Rows are grouped by expert without padding; a token adds its experts in the order of
+    the choice."""
 
     def __init__(
-        self, ups: Sequence[PackedLinear], downs: Sequence[PackedLinear], act: str
+        self,
+        ups: Sequence[PackedLinear],
+        downs: Sequence[PackedLinear],
+        act: str,
+        is_gated: bool = True,
     ) -> None:
-        if not all(up.is_paired for up in ups):
-            raise ValueError("experts need paired gate and up weights")
+        if not all(up.is_paired == is_gated for up in ups):
+            raise ValueError("gated experts, and no others, need paired gate and up weights")
         self._weights = (tuple(ups), tuple(downs))  # the extension knows addresses only
         self.num_experts, self.dim = len(ups), downs[0].num_out
+        code = act_code(f"{act}_mul" if is_gated else act, is_gated)
         self.handle = native().Experts(
-            [up.handle for up in ups], [down.handle for down in downs], act_code(f"{act}_mul", True)
+            [up.handle for up in ups], [down.handle for down in downs], code
         )
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, num_threads: int = 0) -> Tensor:

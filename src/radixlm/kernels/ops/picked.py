@@ -13,15 +13,15 @@ class PickedLinear:
     its columns then add up."""
 
     def __init__(self, inner: PackedLinear, index_J: Tensor, num_in: int) -> None:
-        self._inner, self._index_J, self._num_in = inner, index_J, num_in
+        self.inner, self.index_J, self._num_in = inner, index_J, num_in
         self.out_features = inner.out_features
 
     def run(self, x_TI: Tensor) -> Tensor:
         """See PackedLinear."""
-        return self._inner.run(x_TI.index_select(-1, self._index_J))
+        return self.inner.run(x_TI.index_select(-1, self.index_J))
 
     def unpack(self) -> Tensor:
         """See PackedLinear."""
-        weight_OJ = self._inner.unpack()
+        weight_OJ = self.inner.unpack()
         weight_OI = weight_OJ.new_zeros(weight_OJ.shape[0], self._num_in)
-        return weight_OI.index_add_(1, self._index_J.to(weight_OJ.device), weight_OJ)
+        return weight_OI.index_add_(1, self.index_J.to(weight_OJ.device), weight_OJ)
