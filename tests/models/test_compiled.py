@@ -122,15 +122,23 @@ def test_triton_kernels_are_part_of_the_graphs() -> None:
 def test_steps_of_more_rows_and_rare_ones_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine("Qwen3ForCausalLM", enable_torch_compile=True, torch_compile_max_bs=2) as one:
         tokens(one, 1)
-        steps, seen = steps_of(one), []
-        run = steps._run
+        steps = steps_of(one)
+        run, step = steps._run, steps.step
+        seen: list[int] = []
+        sizes: list[int] = []
+
+        def noted(batch: ForwardBatch, need_hidden: bool) -> Any:
+            sizes.extend([batch.num_tokens] * batch.is_decode)
+            return step(batch, need_hidden)
+
         monkeypatch.setattr(
             steps, "_run", lambda model, batch: seen.append(batch.num_tokens) or run(model, batch)
         )
-        tokens(one, 3)
-        assert not seen
-        tokens(one, 2)
-        assert seen == [2] * 5  # the first token comes with the prompt
+        monkeypatch.setattr(steps, "step", noted)
+        tokens(one, 3, 40)
+        assert max(sizes) == 3  # they may have come one after the other
+        tokens(one, 2, 40)
+        assert seen == [size for size in sizes if size < 3] and 2 in seen
         seen.clear()
         params = {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": True}
         embeds = torch.zeros(1, 4, 64).tolist()
