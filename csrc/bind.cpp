@@ -178,6 +178,8 @@ NB_MODULE(_cpu, m) {
     m.def("select_isa", &select_isa);
     m.def("measure", &measure, Release());
     m.def("advise_huge", &advise_huge);
+    m.def("lend_memory", &lend_memory);
+    m.def("end_lending", &end_lending);
     m.def("max_threads", &max_threads);
     m.def("set_max_threads", &set_max_threads);
 

@@ -20,6 +20,11 @@ struct Memory {
     Address address() const { return Address(data); }
 };
 
+// Memory that the next ones are parts of while there is enough of it: its pages may have been made already.
+// What is left goes back to the system when no more is lent.
+void lend_memory(Address begin, size_t bytes);
+void end_lending();
+
 struct Linear {
     Weight w;
     Linear(int64_t n, int64_t k, int format, int group, int span, bool paired, Address data, Address scale, Address offset, Address multiple, Address column_sum, Address bias) {

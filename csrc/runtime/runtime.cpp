@@ -227,10 +227,25 @@ Workspace& workspace() {
     return owner.w;
 }
 
+static char *lent = nullptr, *lent_end = nullptr;
+void end_lending() {
+    if (lent_end > lent) munmap(lent, size_t(lent_end - lent));
+    lent = lent_end = nullptr;
+}
+void lend_memory(Address begin, size_t bytes) {
+    end_lending();
+    lent = at<char>(begin), lent_end = lent + bytes;
+}
+
 // Fresh pages are zero and are not made before somebody writes to them: the threads that pack.
 Memory::Memory(size_t n) {
     const size_t page = 4096, huge = size_t(2) << 20, align = n >= huge ? huge : page;
     bytes = std::max(page, (n + page - 1) / page * page);
+    if (size_t(lent_end - lent) >= bytes) {
+        data = lent, lent += bytes;
+        fence((char*)data, bytes, n);
+        return;
+    }
     const size_t asked = bytes + align - page;
     void* got = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (got == MAP_FAILED) throw std::bad_alloc();

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from radixlm.config.root import ServerConfig
 from radixlm.engine import ahead
 
 
@@ -46,3 +47,27 @@ def test_nothing_is_asked_without_files_or_memory(
     full = psutil.virtual_memory()._replace(available=8)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
     assert ahead.read_ahead(tmp_path) is None
+
+
+def test_pages_are_wanted_for_what_a_cpu_packs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wanted(**options: object) -> int:
+        config = ServerConfig.from_kwargs(model_path="x", **{"device": "cpu", **options})
+        return ahead.bytes_ahead(config, tmp_path)
+
+    assert wanted() == 0  # no files
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        file.truncate(100 << 20)
+    plenty = psutil.virtual_memory()._replace(available=64 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: plenty)
+    assert wanted() == 90 << 20
+    assert wanted(quantization="w8a8_int8") == 45 << 20
+    assert wanted(quantization="int4wo-128") == 25 << 20
+    assert wanted(device="cuda") == wanted(load_format="dummy") == 0
+    with (tmp_path / "b.safetensors").open("wb") as file:
+        file.truncate(100 << 30)
+    assert wanted() == ahead.MOST_BYTES
+    short = plenty._replace(available=4 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: short)
+    assert wanted() == 0

@@ -71,7 +71,9 @@ class ProcessEngine:
         observers: Iterable[Observer] = (),
     ) -> None:
         parallel = config.parallel
-        self.supervisors = [Supervisor(config, given, 1, i) for i in range(parallel.dp_size)]
+        self.supervisors = [
+            Supervisor(config, given, 1, i, info.folder) for i in range(parallel.dp_size)
+        ]
         channels = [ZmqChannel(s.addresses[0], intake_codec(), bind=True) for s in self.supervisors]
         self.intake = Intake(
             tokenizer,

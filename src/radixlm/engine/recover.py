@@ -21,6 +21,7 @@ from typing import Any
 
 from radixlm.base.record import Record
 from radixlm.config.root import ServerConfig, flat
+from radixlm.engine.ahead import bytes_ahead
 from radixlm.engine.child import Child, engine_child
 from radixlm.engine.features.flight import blamed
 
@@ -55,9 +56,16 @@ class Supervisor:
     one for each replica ``index``."""
 
     def __init__(
-        self, config: ServerConfig, given: frozenset[str], num_intakes: int = 1, index: int = 0
+        self,
+        config: ServerConfig,
+        given: frozenset[str],
+        num_intakes: int = 1,
+        index: int = 0,
+        checkpoint: Path | None = None,
     ) -> None:
+        """``checkpoint``: the model's folder, for what can be made ready ahead of its weights."""
         self.config, self.given, self.index = config, given, index
+        self.checkpoint = checkpoint
         self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
         self.flight_path = self.folder / "flight"
@@ -84,6 +92,7 @@ class Supervisor:
             "addresses": self.addresses,
             "flight_path": str(self.flight_path),
             "parent": os.getpid(),
+            "bytes_ahead": bytes_ahead(self.config, self.checkpoint) if self.checkpoint else 0,
         }
         self.process = engine_child()
         self.process.give(order)

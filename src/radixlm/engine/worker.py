@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from radixlm.engine.order import Order
 from radixlm.engine.parent import check_parent, die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # importing torch takes seconds: whoever leaves meanwhile takes us along
     gc.disable()  # imports and weights leave no garbage worth the looking, until it serves
+    early = Order()  # it is read, and its memory made ready, meanwhile
 
 # torch before anything that links OpenMP: there must be one runtime in the process
 import torch  # noqa: F401
@@ -33,6 +35,7 @@ from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.modelinfo import resolved
 from radixlm.engine.recover import STOP_SIGNAL
 from radixlm.engine.renew import Renewing
+from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
@@ -41,12 +44,26 @@ from radixlm.wire.replies import Failed, Ready
 log = logging.getLogger(__name__)
 
 
-def main() -> int:
+@contextmanager
+def lent_pages(early: Order) -> Iterator[None]:
+    """Weights are packed into the pages that were made ahead, as far as they go."""
+    if early.pages is None or not available:
+        early.drop()
+        yield
+        return
+    native().lend_memory(early.pages.address, early.pages.num_bytes)
+    try:
+        yield
+    finally:
+        early.finish()
+        native().end_lending()
+
+
+def main(early: Order) -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
-    given = sys.stdin.read()
-    if not given:  # started early by a server that did not come to be
+    order = early.wait()
+    if order is None:  # started early by a server that did not come to be
         return 0
-    order: dict[str, Any] = json.loads(given)
     check_parent(int(order["parent"]))
     # these reach the whole group or unit: the server decides what becomes of its engine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -62,7 +79,8 @@ def main() -> int:
         config, info = resolved(config, frozenset(order["given"]))
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
         flight = FlightRecord(Path(order["flight_path"]))
-        replica = assemble(config, info, channel, extra_features=(flight,))
+        with lent_pages(early):
+            replica = assemble(config, info, channel, extra_features=(flight,))
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
@@ -83,7 +101,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(early)
     logging.shutdown()
     sys.stdout.flush()
     # torch's teardown takes a while and nothing is left to save

@@ -1,0 +1,64 @@
+"""An engine's order, read while torch is imported, and the memory that is made ready for it."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import sys
+
+import pytest
+
+from radixlm.engine.order import HUGE_PAGE, Order, PagesAhead
+from radixlm.kernels.cpu.extension import available, native
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="pages are made on Linux only")
+
+
+def given(monkeypatch: pytest.MonkeyPatch, text: str) -> Order:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    return Order()
+
+
+def test_an_order_is_read_and_none_where_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = given(monkeypatch, json.dumps({"index": 3}))
+    assert early.wait() == {"index": 3} and early.pages is None
+    early.finish()
+    assert given(monkeypatch, "").wait() is None
+
+
+@LINUX
+def test_the_pages_that_an_order_asks_for_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = given(monkeypatch, json.dumps({"bytes_ahead": 3 * HUGE_PAGE + 5}))
+    early.wait()
+    early.join()
+    assert early.pages is not None and early.pages.num_bytes == 3 * HUGE_PAGE
+    assert early.pages.address % HUGE_PAGE == 0
+    assert ctypes.string_at(early.pages.address, early.pages.num_bytes) == bytes(3 * HUGE_PAGE)
+    early.drop()
+
+
+@LINUX
+def test_memory_that_is_not_to_be_had_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = given(monkeypatch, json.dumps({"bytes_ahead": 1 << 60}))
+    assert early.wait() is not None and early.pages is None
+
+
+@LINUX
+@pytest.mark.skipif(not available, reason="the C++ kernels are not built")
+def test_weights_are_parts_of_what_is_lent_and_keep_what_is_written() -> None:
+    pages = PagesAhead(2 * HUGE_PAGE)
+    end = pages.address + pages.num_bytes
+    native().lend_memory(pages.address, pages.num_bytes)
+    first, second = native().Memory(5000), native().Memory(HUGE_PAGE)
+    assert (first.address, first.num_bytes) == (pages.address, 8192)
+    assert second.address == first.address + 8192
+    ctypes.memset(second.address, 7, second.num_bytes)
+    pages.make()
+    assert ctypes.string_at(second.address, HUGE_PAGE) == b"\x07" * HUGE_PAGE
+    large = native().Memory(HUGE_PAGE)  # more than is left
+    assert not pages.address <= large.address < end
+    native().end_lending()
+    later = native().Memory(4096)
+    assert ctypes.string_at(later.address, 4096) == bytes(4096)
+    assert ctypes.string_at(second.address, 5) == b"\x07" * 5
