@@ -158,7 +158,7 @@ void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, con
 
 static LinearArgs most_rows(const ExpertArgs& e, bool is_up) {
     LinearArgs l;
-    l.w = is_up ? e.up[0] : e.down[0], l.m = e.tokens;
+    l.w = is_up ? e.up[0] : e.down[0], l.m = std::max(e.tokens, e.most);
     return l;
 }
 size_t experts_shared(const Kernels& k, const ExpertArgs& e) {
@@ -189,6 +189,7 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     e.up = up.data(), e.down = down.data(), e.experts = experts, e.top_k = top_k, e.act = act;
     e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens, e.dim = dim(), e.inner = inner();
     e.hidden = hidden.data(), e.out = out.data(), e.y = at<float>(y), e.ldy = ldy;
+    for (int i = 0; i < experts; i++) e.most = std::max<int64_t>(e.most, assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
     const Kernels& k = kernels();
     const double size = double(up[0].n) * double(up[0].k) + double(down[0].n) * double(down[0].k);
     int n = threads > 0 ? threads : threads_for(size * double(std::min<int64_t>(experts, tokens * top_k)), 2 * size * double(tokens * top_k));

@@ -38,6 +38,7 @@ struct ExpertArgs {
     int experts = 0, top_k = 0, act = 0;
     const float* x = nullptr;
     int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;
+    int64_t most = 0;  // rows of one expert where that may be more than tokens: one comes twice for a token
     float* scaled = nullptr;  // [T * top_k, dim]: where inputs, not outcomes, are weighed
     int64_t lds = 0;
     float* hidden = nullptr;  // [T * top_k, inner]
