@@ -266,12 +266,7 @@ def _run(
         for told in all_told:
             if world.rng.random() < 0.3:
                 told.read()
-    world.death_rate = 0.0
-    for _ in range(4000):
-        world.control("continue")
-        world.tick()
-        if not world.intake.live:
-            break
+    world.calm_down(4000)
     assert world.bench is not None
     retracted = world.num_retracted + world.bench.scheduler.planner.num_retracted
     ends: dict[str, int] = {"retracted": retracted, "deaths": world.num_deaths}

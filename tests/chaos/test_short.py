@@ -46,12 +46,7 @@ async def test_streams_equal_the_undisturbed_run(seed: int, depth: int, tmp_path
         for client in world.clients:
             if world.rng.random() < 0.3:
                 client.read()
-    world.death_rate = 0.0
-    for _ in range(3000):
-        world.control("continue")
-        world.tick()
-        if not world.intake.live:
-            break
+    world.calm_down(3000)
     kinds = {"stop": 0, "length": 0, "abort": 0, "left": 0, "error": 0}
     for client in world.clients:
         client.read()

@@ -88,7 +88,7 @@ def reads_on_host(block: Block) -> str:
     moes = [f for f in ffns if isinstance(f, Moe)]
     if any(moe.limit or moe.expert_norm for moe in moes):
         return "experts with limits or norms are told on the host which tokens are theirs"
-    if any(moe.zero_experts or not moe.gated for moe in moes):  # see Moe.finish
+    if any(moe.zero_experts or not moe.gated for moe in moes):  # see MoeLayer.finish
         return "experts that have no kernel are told on the host which tokens are theirs"
     return ""
 
