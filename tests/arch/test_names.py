@@ -79,7 +79,7 @@ def test_layers_that_a_config_leaves_out_are_not_those_that_predict() -> None:
     decoder = _decoder()  # of two layers
     norm, query = "input_layernorm.weight", "self_attn.q_proj.weight"
     behind = [f"model.layers.{i}.{name}" for i in (2, 3, 4) for name in (norm, query)]
-    towers = [f"vision_tower.blocks.7.{norm}", f"mtp.layers.9.{norm}", "lm_head.weight"]
+    encoders = [f"vision_tower.blocks.7.{norm}", f"mtp.layers.9.{norm}", "lm_head.weight"]
     predicts = "model.layers.4.eh_proj.weight"
-    assert layers_left_out([*towers, *behind, predicts], decoder) == [2, 3]
-    assert layers_left_out([*towers, f"model.layers.1.{norm}"], decoder) == []
+    assert layers_left_out([*encoders, *behind, predicts], decoder) == [2, 3]
+    assert layers_left_out([*encoders, f"model.layers.1.{norm}"], decoder) == []

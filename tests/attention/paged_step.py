@@ -65,7 +65,7 @@ def slots_of(table: Tensor, row: Tensor, position: Tensor, page_size: int) -> Te
 
 
 def make_batch(
-    case: Case, table: Tensor, backend: Any, mutual: tuple[tuple[int, int], ...] = ()
+    case: Case, table: Tensor, backend: Any, bidirectional_spans: tuple[tuple[int, int], ...] = ()
 ) -> ForwardBatch:
     """The step of a case."""
     counts = [len(q) for q in case.q]
@@ -88,7 +88,7 @@ def make_batch(
         attn=backend,
         max_query_len=max(counts),
         max_kv_len=max(kv_len),
-        mutual=mutual,
+        bidirectional_spans=bidirectional_spans,
     )
 
 
@@ -110,12 +110,12 @@ def run_step(
     site: AttentionSite,
     dtype: torch.dtype = torch.float32,
     prepare: Any = None,
-    mutual: tuple[tuple[int, int], ...] = (),
+    bidirectional_spans: tuple[tuple[int, int], ...] = (),
     device: torch.device = CPU,
 ) -> Tensor:
     """[T, heads * v_dim] of the case's step. ``prepare(backend)`` runs behind ``begin``."""
     backend, table = open_backend(name, case, site, device)
-    backend.begin(make_batch(case, table, backend, mutual))
+    backend.begin(make_batch(case, table, backend, bidirectional_spans))
     if prepare is not None:
         prepare(backend)
     out: Tensor = backend.run(*new_rows(case, site, dtype, device), site)

@@ -25,10 +25,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "STEP", 1)
 
 
-def takes(shapes: list[tuple[int, int]], mutual: Any = (), **changes: Any) -> bool:
+def takes(shapes: list[tuple[int, int]], bidirectional_spans: Any = (), **changes: Any) -> bool:
     case = Case.random(SITE, shapes, 4, 1)
     backend, table = open_backend("torch_native", case, SITE)
-    return dense.takes(make_batch(case, table, backend, mutual), replace(SITE, **changes))
+    return dense.takes(
+        make_batch(case, table, backend, bidirectional_spans), replace(SITE, **changes)
+    )
 
 
 def test_takes_new_sequences_of_one_length() -> None:
@@ -38,7 +40,7 @@ def test_takes_new_sequences_of_one_length() -> None:
     assert not takes([(9, 0), (8, 0)])  # two lengths
     assert not takes([(7, 0)])  # too short to be worth it
     assert not takes([(1, 0), (1, 8)])
-    assert not takes([(9, 0)], mutual=((2, 3),))
+    assert not takes([(9, 0)], bidirectional_spans=((2, 3),))
 
 
 def test_takes_lengths_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

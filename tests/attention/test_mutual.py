@@ -65,7 +65,7 @@ def test_runs_see_forwards_and_nothing_else_does(
     expected = written_out(case, site)
     for max_scores in (reference.MAX_SCORES, 4 * 51 * 3):  # whole, and in pieces of queries
         monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
-        found = run_case(case, site, backend, poison=True, mutual=MUTUAL)
+        found = run_case(case, site, backend, poison=True, bidirectional_spans=MUTUAL)
         for got, want in zip(found, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
@@ -75,7 +75,8 @@ def test_runs_see_forwards_and_nothing_else_does(
 def test_every_cache_is_read_alike(dtype: torch.dtype) -> None:
     case = Case.random(SITE, SHAPES, 16, 1, dtype)
     ours, theirs = (
-        run_case(case, SITE, backend, mutual=MUTUAL) for backend in ("cpu", "torch_native")
+        run_case(case, SITE, backend, bidirectional_spans=MUTUAL)
+        for backend in ("cpu", "torch_native")
     )
     limit = (
         1e-2 if cpu.isa == "amx" and dtype.itemsize < 4 else 2e-3

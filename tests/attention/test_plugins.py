@@ -237,4 +237,4 @@ def test_flashinfer_plans_once_a_step_and_keeps_its_wrappers() -> None:
 def test_runs_that_see_forwards_are_refused() -> None:
     case = Case.random(SITE, [(5, 0)], 4, 1, cache_dtype=HALF)
     with pytest.raises(ConfigError, match="see one another forwards"):
-        run_step("fa3", case, SITE, HALF, mutual=((0, 3),))
+        run_step("fa3", case, SITE, HALF, bidirectional_spans=((0, 3),))

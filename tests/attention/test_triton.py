@@ -176,8 +176,11 @@ def test_guesses_in_a_tree_see_their_branch(name: str) -> None:
 def test_runs_of_tokens_that_see_one_another(name: str, looks_ahead: bool) -> None:
     site = replace(SITES[name], looks_ahead=looks_ahead)
     case = Case.random(site, [(40, 12), (1, 9), (37, 0)], 4, 10)
-    mutual = ((3, 20), (43, 34))
-    ours, theirs = (run_step(b, case, site, mutual=mutual) for b in ("triton", "torch_native"))
+    bidirectional_spans = ((3, 20), (43, 34))
+    ours, theirs = (
+        run_step(b, case, site, bidirectional_spans=bidirectional_spans)
+        for b in ("triton", "torch_native")
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

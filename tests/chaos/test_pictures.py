@@ -1,4 +1,4 @@
-"""Pictures that were made to do harm: a refusal in our words, without addresses of memory, and
+"""Images that were made to do harm: a refusal in our words, without addresses of memory, and
 before gigabytes are unpacked."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.image import MAX_PIXELS, open_picture
+from radixlm.multimodal.image import MAX_PIXELS, open_image
 
 Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library warns of what it refuses
@@ -33,10 +33,10 @@ def _png(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("size", [(60_000, 60_000), (MAX_PIXELS, 2), (2**31 - 1, 2**31 - 1)])
 def test_a_bomb_is_refused_before_it_is_unpacked(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
-        open_picture(_png(*size), "there")
+        open_image(_png(*size), "there")
 
 
-def test_spoiled_pictures_are_refused_in_our_words() -> None:
+def test_spoiled_images_are_refused_in_our_words() -> None:
     rng = random.Random(3)
     good: list[bytes] = []
     for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
@@ -50,7 +50,7 @@ def test_spoiled_pictures_are_refused_in_our_words() -> None:
             data[rng.randrange(len(data))] = rng.randrange(256)
         data = data[: rng.randrange(len(data)) + 1] if rng.random() < 0.3 else data
         try:
-            open_picture(bytes(data), "there")
+            open_image(bytes(data), "there")
         except InvalidRequest as error:
             refused += 1
             assert str(error).startswith("there") and "0x" not in str(error), error

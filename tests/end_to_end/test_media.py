@@ -29,7 +29,7 @@ TEMPLATE = (
 )
 
 
-def picture(seed: int) -> dict[str, Any]:
+def image(seed: int) -> dict[str, Any]:
     data = io.BytesIO()
     noise = np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)
     Image.fromarray(noise).save(data, "PNG")
@@ -37,7 +37,7 @@ def picture(seed: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def sound(seed: int) -> dict[str, Any]:
+def audio(seed: int) -> dict[str, Any]:
     data = io.BytesIO()
     with wave.open(data, "wb") as file:
         file.setnchannels(1)
@@ -48,14 +48,14 @@ def sound(seed: int) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": held, "format": "wav"}}
 
 
-CASES = {"gemma3": (gemma3, picture, sound, 4), "qwen2_audio": (qwen2_audio, sound, picture, 25)}
+CASES = {"gemma3": (gemma3, image, audio, 4), "qwen2_audio": (qwen2_audio, audio, image, 25)}
 
 
 @pytest.mark.slow  # two servers start
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
 def test_a_conversation_is_taken_up_again(name: str, tmp_path: Path) -> None:
-    make, part, other, num_places = CASES[name]
+    make, part, other, num_placeholders = CASES[name]
     tiny = make()
     save(tiny, tmp_path)
     template = TEMPLATE.replace("PLACE", tiny.placeholder)
@@ -77,7 +77,8 @@ def test_a_conversation_is_taken_up_again(name: str, tmp_path: Path) -> None:
         again = ask(first, said, turn(text="And now?")).json()
         cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert (
-            cached > 2 * num_places and cached >= answer["usage"]["prompt_tokens"] // 16 * 16 - 16
+            cached > 2 * num_placeholders
+            and cached >= answer["usage"]["prompt_tokens"] // 16 * 16 - 16
         )
         assert ask(first).json()["choices"] == answer["choices"]  # now from the cache
         differs = ask(turn(part(3), part(2), text="Here are two of them: ")).json()

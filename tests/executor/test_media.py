@@ -17,7 +17,7 @@ DIM = 3
 CPU = torch.device("cpu")
 
 
-class Tower:
+class MultimodalEncoder:
     """Row r of a media is (its number, r, layer)."""
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class Tower:
     def rows(self, media: Media) -> torch.Tensor:
         number = media.digest[0]
         self.runs.append(number)
-        made = torch.zeros(2, media.num_places, DIM)
-        made[:, :, 0], made[:, :, 1] = number, torch.arange(media.num_places)
+        made = torch.zeros(2, media.num_placeholders, DIM)
+        made[:, :, 0], made[:, :, 1] = number, torch.arange(media.num_placeholders)
         made[1, :, 2] = 1
         return made
 
 
-def media(number: int, *spans: tuple[int, int], mutual: bool = False) -> Media:
-    return Media("image", bytes([number]) * 32, spans, {}, spans if mutual else ())
+def media(number: int, *spans: tuple[int, int], bidirectional_spans: bool = False) -> Media:
+    return Media("image", bytes([number]) * 32, spans, {}, spans if bidirectional_spans else ())
 
 
 def step(
@@ -64,7 +64,7 @@ def step(
 
 
 def test_a_chunk_gets_the_rows_of_its_places() -> None:
-    batch = step(MediaRows(Tower()), (media(1, (2, 3), (8, 2)),), (4, 6))
+    batch = step(MediaRows(MultimodalEncoder()), (media(1, (2, 3), (8, 2)),), (4, 6))
     assert batch.embeds_mask_T is not None and batch.embeds_TD is not None
     assert batch.embeds_mask_T.tolist() == [True, False, False, False, True, True]
     assert batch.embeds_TD[batch.embeds_mask_T, 1].tolist() == [2.0, 3.0, 4.0]
@@ -72,22 +72,22 @@ def test_a_chunk_gets_the_rows_of_its_places() -> None:
 
 
 def test_content_is_read_once_and_the_oldest_goes_first() -> None:
-    tower = Tower()
+    encoder = MultimodalEncoder()
     one = 2 * 4 * DIM * 4  # bytes of a media of four places
-    rows = MediaRows(tower, max_bytes=2 * one)
+    rows = MediaRows(encoder, max_bytes=2 * one)
     for number in (1, 2, 1, 3, 1, 2):
         rows.of(media(number, (0, 4)))
-    assert tower.runs == [1, 2, 3, 2]  # 3 drove out 2, which had rested longer than 1
+    assert encoder.runs == [1, 2, 3, 2]  # 3 drove out 2, which had rested longer than 1
 
 
 def test_runs_that_see_one_another_are_told_in_places_of_the_step() -> None:
-    both = (media(1, (2, 3), mutual=True), media(2, (8, 2), mutual=True))
-    batch = step(MediaRows(Tower()), both, (0, 6), (6, 5))
-    assert batch.mutual == ((2, 3), (8, 2))
+    both = (media(1, (2, 3), bidirectional_spans=True), media(2, (8, 2), bidirectional_spans=True))
+    batch = step(MediaRows(MultimodalEncoder()), both, (0, 6), (6, 5))
+    assert batch.bidirectional_spans == ((2, 3), (8, 2))
 
 
 def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
-    class Short(Tower):
+    class Short(MultimodalEncoder):
         def rows(self, media: Media) -> torch.Tensor:
             return super().rows(media)[:, :-1]
 
@@ -96,7 +96,7 @@ def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
 
 
 def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
-    class Picky(Tower):
+    class Picky(MultimodalEncoder):
         def rows(self, media: Media) -> torch.Tensor:
             if media.digest[0] == 2:
                 raise RuntimeError("no such shape")
@@ -108,9 +108,9 @@ def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
         step(rows, (media(number, (2, 3)),), (0, 6), (6, 2), failed=failed)
         expected = {
             1: {},
-            2: {"r0": "the image cannot be read by its tower: no such shape"},
+            2: {"r0": "the image cannot be read by its encoder: no such shape"},
             3: {
-                "r0": "the image cannot be read by its tower: the tower made 2 rows of image for "
+                "r0": "the image cannot be read by its encoder: the encoder made 2 rows of image for "
                 "3 places"
             },
         }[number]

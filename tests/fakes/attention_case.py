@@ -51,10 +51,10 @@ def run_case(
     poison: bool = False,
     kernels: Kernels | None = None,
     forget: bool = False,
-    mutual: tuple[tuple[int, int], ...] = (),
+    bidirectional_spans: tuple[tuple[int, int], ...] = (),
 ) -> list[Tensor]:
     """Outputs [queries, H * V] of each sequence. ``poison`` fills all other memory with NaN;
-    ``forget`` overwrites table entries of pages that no query's window reaches; ``mutual``: runs
+    ``forget`` overwrites table entries of pages that no query's window reaches; ``bidirectional_spans``: runs
     of the packed queries that see one another."""
     num_layers = site.layer + 1
     group = KvGroup(
@@ -82,7 +82,7 @@ def run_case(
             tables[row, : first // case.page_size] = 1 << 30
     now = [(k[len(k) - len(q) :], v[len(k) - len(q) :]) for q, k, v in _rows(case)]
     lengths = [len(k) for k in case.k]
-    out = _step(case, site, backend, tables, case.q, now, lengths, mutual)
+    out = _step(case, site, backend, tables, case.q, now, lengths, bidirectional_spans)
     return list(out.split([len(q) for q in case.q]))
 
 
@@ -105,7 +105,7 @@ def _step(
     q: list[Tensor],
     kv: list[tuple[Tensor, Tensor]],
     kv_len: list[int],
-    mutual: tuple[tuple[int, int], ...] = (),
+    bidirectional_spans: tuple[tuple[int, int], ...] = (),
 ) -> Tensor:
     keep = [i for i, rows in enumerate(q) if len(rows)]
     counts = [len(q[i]) for i in keep]
@@ -126,7 +126,7 @@ def _step(
         attn=backend,
         max_query_len=max(counts),
         max_kv_len=max(kv_len[i] for i in keep),
-        mutual=mutual,
+        bidirectional_spans=bidirectional_spans,
     )
     backend.begin(batch)
     k, v = torch.cat([kv[i][0] for i in keep]), torch.cat([kv[i][1] for i in keep])

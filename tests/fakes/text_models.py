@@ -1,4 +1,4 @@
-"""Text models that transformers has only behind towers, with a head of their own."""
+"""Text models that transformers has only behind encoders, with a head of their own."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_steps_of_more_rows_and_rare_ones_run_as_they_are(monkeypatch: pytest.Mo
         embeds = torch.zeros(1, 4, 64).tolist()
         one.generate(input_embeds=embeds, sampling_params=params)
         assert seen == [1]
-    field = {"embeds_TD": torch.zeros(1, 64), "mutual": ((0, 1),), "extras": {"x": 1}}
+    field = {"embeds_TD": torch.zeros(1, 64), "bidirectional_spans": ((0, 1),), "extras": {"x": 1}}
     for name, value in field.items():
         batch = decode_batch()
         assert steps._takes(batch)

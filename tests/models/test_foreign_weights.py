@@ -1,4 +1,4 @@
-"""Weights that transformers loads, towers and whole models: what is wrong is told by file and
+"""Weights that transformers loads, encoders and whole models: what is wrong is told by file and
 tensor."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
 from radixlm.models.fallback import TransformersModel
 from radixlm.models.foreign_weights import check_numbers, check_report
-from radixlm.models.towers import HfTower
+from radixlm.models.mm_encoder import TransformersEncoder
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -56,10 +56,10 @@ def damaged(folder: Path, damage: Damage, name: str) -> None:
 @pytest.mark.parametrize(("damage", "told"), DAMAGE)
 def test_towers(damage: Damage, told: str, tmp_path: Path) -> None:
     tiny.save(tiny.llava(), tmp_path)
-    HfTower(tmp_path, CPU, torch.float32)
+    TransformersEncoder(tmp_path, CPU, torch.float32)
     damaged(tmp_path, damage, FC)
     with pytest.raises(CheckpointError, match=told.replace("FILE", FILE).replace("NAME", FC)):
-        HfTower(tmp_path, CPU, torch.float32)
+        TransformersEncoder(tmp_path, CPU, torch.float32)
 
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGE)
@@ -81,5 +81,5 @@ def test_a_truncated_file(tmp_path: Path) -> None:
 
 def test_what_is_not_wanted_may_be_missing(tmp_path: Path) -> None:
     report: dict[str, Any] = {"missing_keys": ["text.a"], "mismatched_keys": [("text.b", [1], [2])]}
-    check_report(report, tmp_path, "the towers", lambda name: not name.startswith("text"))
-    check_numbers(nn.Linear(2, 2), tmp_path, "the towers")
+    check_report(report, tmp_path, "the encoders", lambda name: not name.startswith("text"))
+    check_numbers(nn.Linear(2, 2), tmp_path, "the encoders")

@@ -169,7 +169,7 @@ def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_inkling_as_it_is_published(tmp_path: Path) -> None:
-    """The whole's config and names; its towers are left out."""
+    """The whole's config and names; its encoders are left out."""
     folder = cached_tiny("InklingForCausalLM", unpadded_vocab_size=381)
     text = json.loads((folder / "config.json").read_text())
     text |= {"sconv_kernel_size": text.pop("conv_kernel_size"), "layer_types": None}

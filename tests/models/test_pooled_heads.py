@@ -437,7 +437,7 @@ BESIDE_A_TOWER: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BESIDE_A_TOWER)
 def test_scores_of_a_text_model_beside_a_tower(architecture: str) -> None:
-    """The text model's config stands below the whole one's; a text needs no tower."""
+    """The text model's config stands below the whole one's; a text needs no encoder."""
     stem = architecture.removesuffix("ForSequenceClassification")
     text = {**SHAPE, **HEADS[f"{stem}TextForSequenceClassification"]}
     nested = {**BESIDE_A_TOWER[architecture], "text_config": text, "num_labels": 3}

@@ -1,4 +1,4 @@
-"""A checkpoint's answers about pictures beside those of its class in transformers."""
+"""A checkpoint's answers about images beside those of its class in transformers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 from radixlm.entrypoints.offline import Engine
-from tests.multimodal.test_families import PICTURES, encoded, expected
+from tests.multimodal.test_families import IMAGES, encoded, expected
 from tests.multimodal.tiny import Tiny
 
 NUM_NEW = 16
 
 
-def assert_same_films(tiny: Tiny, model: Any, folder: Path) -> None:
-    """One film, of frames, and a longer one: greedy tokens, the second time from the cache."""
+def assert_same_videos(tiny: Tiny, model: Any, folder: Path) -> None:
+    """One video, of frames, and a longer one: greedy tokens, the second time from the cache."""
     engine = Engine(
         model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,
@@ -50,7 +50,7 @@ def assert_same_films(tiny: Tiny, model: Any, folder: Path) -> None:
 def assert_same_answers(
     tiny: Tiny, model: Any, folder: Path, cases: Sequence[list[int]] = ([0], [2, 1])
 ) -> None:
-    """One picture and two, each prompt twice: greedy tokens, the first log-probability, and the
+    """One image and two, each prompt twice: greedy tokens, the first log-probability, and the
     second time from the cache."""
     engine = Engine(
         model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
@@ -59,7 +59,7 @@ def assert_same_answers(
     try:
         for chosen in cases:
             text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            images = [PICTURES[i] for i in chosen]
+            images = [IMAGES[i] for i in chosen]
             num_prompt, want, first = expected(tiny, model, text, images)
             for turn in range(2):
                 meta = engine.generate(

@@ -19,7 +19,7 @@ from radixlm.engine.launch import ThreadEngine, intake_tokenizer
 from radixlm.engine.modelinfo import resolved
 from radixlm.entrypoints.http.app import create_app, leave
 
-PLACE = "PLACE"  # in a template: what stands for a picture
+PLACE = "PLACE"  # in a template: what stands for an image
 # of one text a message, as old checkpoints have it: the server puts the placeholders there
 TEXTS = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
@@ -82,7 +82,7 @@ async def served(
         await engine.stop()
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     noise = np.random.default_rng([seed, width]).integers(0, 255, (height, width, 3), np.uint8)
     return Image.fromarray(noise)
 

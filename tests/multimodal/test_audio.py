@@ -1,4 +1,4 @@
-"""Sounds: what is read of a file, and the same sound at another rate."""
+"""Audio clips: what is read of a file, and the same audio at another rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.audio import BLOCK_S, MAX_SECONDS, cut, read_sound, resample
+from radixlm.multimodal.audio import BLOCK_S, MAX_SECONDS, cut, read_audio, resample
 
 RATE = 8000
 TONE = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE) * 0.5
@@ -36,19 +36,19 @@ def wav(samples: np.ndarray[Any, Any], width: int = 2, rate: int = RATE) -> byte
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_every_width_of_integers_is_read(width: int) -> None:
-    found = read_sound(wav(TONE, width), RATE, "here")
+    found = read_audio(wav(TONE, width), RATE, "here")
     assert found.dtype == np.float32 and found.shape == TONE.shape
     assert np.abs(found - TONE).max() < 2.0 ** (2 - 8 * width) + 1e-6
 
 
 def test_channels_are_mixed() -> None:
     stereo = np.stack((TONE, -TONE / 2), 1)
-    assert np.abs(read_sound(wav(stereo), RATE, "here") - TONE / 4).max() < 1e-3
+    assert np.abs(read_audio(wav(stereo), RATE, "here") - TONE / 4).max() < 1e-3
 
 
 @pytest.mark.parametrize("wanted", [4000, 8000, 16000, 22050])
 def test_a_tone_stays_the_same_tone(wanted: int) -> None:
-    found = read_sound(wav(TONE), wanted, "here")
+    found = read_audio(wav(TONE), wanted, "here")
     inside = slice(wanted // 10, -wanted // 10)  # a cut tone rings at its ends
     expected = np.sin(np.arange(wanted) * 2 * np.pi * 440 / wanted) * 0.5
     assert found.shape == expected.shape
@@ -67,8 +67,8 @@ def test_a_constant_keeps_its_height_and_length(count: int, rate: int, wanted: i
 def test_a_long_sound_is_the_same_in_blocks(rate: int, wanted: int) -> None:
     count = int(2.3 * BLOCK_S * rate)
     at = np.arange(count) / rate
-    sound = (np.sin(at * 300) * np.cos(at * 7)).astype(np.float32)
-    found = resample(sound, rate, wanted)
+    audio = (np.sin(at * 300) * np.cos(at * 7)).astype(np.float32)
+    found = resample(audio, rate, wanted)
     assert found.shape == (round(count * wanted / rate),) and found.dtype == np.float32
     at = np.arange(len(found)) / wanted
     expected = np.sin(at * 300) * np.cos(at * 7)
@@ -78,11 +78,11 @@ def test_a_long_sound_is_the_same_in_blocks(rate: int, wanted: int) -> None:
 @pytest.mark.parametrize("longest_s", [0.5, 1.0])
 def test_a_sound_is_cut_where_it_is_quiet(longest_s: float) -> None:
     rng = np.random.default_rng(3)
-    sound = rng.normal(0, 0.3, 5 * RATE).astype(np.float32)
+    audio = rng.normal(0, 0.3, 5 * RATE).astype(np.float32)
     for second in np.arange(0.45, 5, 0.45):
-        sound[int((second - 0.03) * RATE) : int((second + 0.03) * RATE)] *= 0.01
-    pieces = cut(sound, RATE, longest_s)
-    assert np.array_equal(np.concatenate([one for _, one in pieces]), sound)
+        audio[int((second - 0.03) * RATE) : int((second + 0.03) * RATE)] *= 0.01
+    pieces = cut(audio, RATE, longest_s)
+    assert np.array_equal(np.concatenate([one for _, one in pieces]), audio)
     assert max(len(one) for _, one in pieces) <= longest_s * RATE
     began = [began_s for began_s, _ in pieces]
     assert began[0] == 0 and len(began) > 4
@@ -97,11 +97,11 @@ def test_what_is_no_sound_is_refused_by_name() -> None:
     too_fast = bytearray(good)
     struct.pack_into("<I", too_fast, 24, 0)
     for data in (
-        b"", b"RIFF", b"no sound at all", good[:30], wav(TONE[:10]), wav(TONE[:0]), bytes(long),
+        b"", b"RIFF", b"no audio at all", good[:30], wav(TONE[:10]), wav(TONE[:0]), bytes(long),
         bytes(too_fast), good[:20] + b"\x55" + good[21:],
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match=r"^here"):
-            read_sound(data, RATE, "here")
+            read_audio(data, RATE, "here")
     assert len(TONE) > MAX_SECONDS
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, 60))] = data.draw(st.integers(0, 255))
     try:
-        found = read_sound(bytes(raw), RATE, "here")
+        found = read_audio(bytes(raw), RATE, "here")
     except InvalidRequest:
         return
     assert found.dtype == np.float32 and np.isfinite(found).all()

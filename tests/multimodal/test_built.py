@@ -1,4 +1,4 @@
-"""Checkpoints whose towers are built here, through the engine: MiniCPM-V and Kimi-VL under their
+"""Checkpoints whose encoders are built here, through the engine: MiniCPM-V and Kimi-VL under their
 published names, against transformers' parts and the mathematics written out."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
 from radixlm.entrypoints.offline import Engine
-from radixlm.models.towers import HfTower
+from radixlm.models.mm_encoder import TransformersEncoder
 
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
@@ -27,12 +27,12 @@ from transformers.models.idefics2.modeling_idefics2 import (  # noqa: E402
 )
 
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
-from tests.multimodal.test_families import encoded, picture  # noqa: E402
+from tests.multimodal.test_families import encoded, make_image  # noqa: E402
 from tests.multimodal.tiny import SMALL, text, tokenizer  # noqa: E402
 
 NUM_NEW = 12
-PICTURES = (picture(40, 30), picture(70, 33), picture(29, 61))
-Rows = Callable[[list[Any]], torch.Tensor]  # of what a processor makes of pictures
+IMAGES = (make_image(40, 30), make_image(70, 33), make_image(29, 61))
+Rows = Callable[[list[Any]], torch.Tensor]  # of what a processor makes of images
 
 
 def noisy(module: torch.nn.Module) -> None:
@@ -48,7 +48,7 @@ def written(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, An
 
 
 def greedy(model: Any, ids: list[int], places: list[int], rows: torch.Tensor) -> tuple[Any, float]:
-    """(tokens, log-probability of the first) with a tower's rows in their places."""
+    """(tokens, log-probability of the first) with an encoder's rows in their places."""
     embeds = model.get_input_embeddings()(torch.tensor([ids])).detach().clone()
     assert len(places) == len(rows)
     embeds[0, places] = rows
@@ -71,7 +71,7 @@ def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
     token = reader.tokenizer.convert_tokens_to_ids(place)
     try:
         for chosen in ([0], [1, 2]):
-            images = [PICTURES[i] for i in chosen]
+            images = [IMAGES[i] for i in chosen]
             prompt = "look " + " and ".join(mark for _ in chosen) + " now tell"
             made = reader(text=[prompt], images=images, add_special_tokens=False)
             ids = made["input_ids"][0].tolist()
@@ -144,7 +144,7 @@ def resampler_weights() -> dict[str, torch.Tensor]:
 def minicpm(
     folder: Path, architecture: str, version: Any, kind: str, name: str
 ) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of pictures."""
+    """A checkpoint under its published names; its text model, and the rows of images."""
     names = "<image> </image> <slice> </slice> <image_id> </image_id>".split()
     tok = tokenizer(*names, "<unk>")
     tok.unk_token = "<unk>"
@@ -159,12 +159,12 @@ def minicpm(
     model = getattr(tf, name)(kinds[kind](**held)).float().eval()
     tower_config = tf.Idefics2VisionConfig(**{**SMALL, "image_size": 70})
     tower_config._attn_implementation = "eager"
-    tower = Idefics2VisionTransformer(tower_config).float().eval()
+    encoder = Idefics2VisionTransformer(tower_config).float().eval()
     noisy(model)
-    noisy(tower)
+    noisy(encoder)
     parts = resampler_weights()
     tensors = {f"llm.{k}": v for k, v in model.state_dict().items()}
-    tensors |= {f"vpm.{k}": v for k, v in tower.state_dict().items()}
+    tensors |= {f"vpm.{k}": v for k, v in encoder.state_dict().items()}
     tensors |= {f"resampler.{k}": v for k, v in parts.items()}
     tensors |= {"apm.conv1.weight": torch.zeros(2), "tts.emb.weight": torch.zeros(2)}
     vision = {**SMALL, "image_size": 70, "model_type": "siglip_vision_model"}
@@ -183,7 +183,7 @@ def minicpm(
                 height, width = one.height // PATCH, one.width // PATCH
                 mask = torch.ones(1, height, width, dtype=torch.bool)
                 with torch.no_grad():
-                    seen = tower(pixels[None], patch_attention_mask=mask).last_hidden_state[0]
+                    seen = encoder(pixels[None], patch_attention_mask=mask).last_hidden_state[0]
                 made.append(resampled(parts, seen, height, width))
         return torch.cat(made)
 
@@ -220,7 +220,7 @@ def test_slices_are_named_in_the_text(tmp_path: Path) -> None:
     minicpm(tmp_path, "MiniCPMV", 2.6, "qwen2", "Qwen2ForCausalLM")
     reader = load_processor(tmp_path)
     mark = reader.image_token
-    made = reader(text=[f"{mark}\n{mark}a"], images=[picture(20, 30), picture(40, 41)])
+    made = reader(text=[f"{mark}\n{mark}a"], images=[make_image(20, 30), make_image(40, 41)])
     places = "<unk>" * QUERIES
     row = f"<slice>{places}</slice>"
     assert reader.tokenizer.decode(made["input_ids"][0]) == (
@@ -230,7 +230,7 @@ def test_slices_are_named_in_the_text(tmp_path: Path) -> None:
     assert made["tgt_sizes"].tolist() == [[5, 3], [4, 4], *[[4, 4]] * 4]
     assert len(made["pixel_values"]) == (made["tgt_sizes"].prod(-1)).sum()
     with pytest.raises(ValueError, match="2 placeholders for 1"):
-        reader(text=[mark + mark], images=[picture(20, 30)])
+        reader(text=[mark + mark], images=[make_image(20, 30)])
 
 
 @pytest.mark.parametrize("change", [{"version": "2.5"}, {"version": 9}, {"vision_config": 3}])
@@ -240,7 +240,7 @@ def test_another_version_is_refused(change: dict[str, Any], tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
     with pytest.raises(CheckpointError):
         describe(tmp_path)
-        HfTower(tmp_path, torch.device("cpu"), torch.float32)
+        TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32)
 
 
 # ---- Kimi-VL -----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def neighbours(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def kimi(folder: Path) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of pictures."""
+    """A checkpoint under its published names; its text model, and the rows of images."""
     tok = tokenizer("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
     tok.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({
@@ -281,10 +281,10 @@ def kimi(folder: Path) -> tuple[Any, Rows]:
         "image_processor_type": "KimiVLImageProcessor", "auto_map": {"AutoProcessor": "other.py"},
     }))  # fmt: skip
     torch.manual_seed(0)
-    tower = {**SMALL, "pos_emb_height": 8, "pos_emb_width": 8, "merge_kernel_size": [2, 2]}
+    encoder = {**SMALL, "pos_emb_height": 8, "pos_emb_width": 8, "merge_kernel_size": [2, 2]}
     held = text("deepseek_v3", **LATENT)
     whole = tf.Kimi_K25ForConditionalGeneration(tf.Kimi_K25Config(
-        vision_config=tower, text_config=dict(held), projection_hidden_size=32,
+        vision_config=encoder, text_config=dict(held), projection_hidden_size=32,
         tie_word_embeddings=False,
     )).float().eval()  # fmt: skip
     model = tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**held)).float().eval()

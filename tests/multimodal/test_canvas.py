@@ -14,7 +14,7 @@ tf = pytest.importorskip("transformers")
 from radixlm.arch.families.composite_newer import canvas_of  # noqa: E402
 from radixlm.base.errors import CheckpointError  # noqa: E402
 from radixlm.multimodal.canvas import Crop, _spread, canvas_ids  # noqa: E402
-from tests.multimodal.test_families import picture  # noqa: E402
+from tests.multimodal.test_families import make_image  # noqa: E402
 from tests.multimodal.tiny_newer import minicpmv4_7  # noqa: E402
 
 NAME = "MiniCPMV4_7ForConditionalGeneration"
@@ -47,7 +47,7 @@ def test_places_are_those_of_the_class(mode: str) -> None:
     num_sliced = 0
     for texts, chosen in zip(TEXTS, pairs, strict=True):
         for text, sizes in itertools.product(texts, chosen):
-            images = [picture(*size) for size in sizes]
+            images = [make_image(*size) for size in sizes]
             made = tiny.processor(
                 text=[text], images=images, return_tensors="pt", downsample_mode=mode
             )

@@ -1,5 +1,5 @@
-"""Each family with a tower through /v1/chat/completions with pictures as data URIs, against Hugging
-Face's generate of the same prompt: one picture, two, and a second turn from the prefix cache."""
+"""Each family with an encoder through /v1/chat/completions with images as data URIs, against Hugging
+Face's generate of the same prompt: one image, two, and a second turn from the prefix cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
-from tests.multimodal.served import PARTS, PLACE, TEXTS, Served, part, picture, served, user
+from tests.multimodal.served import PARTS, PLACE, TEXTS, Served, make_image, part, served, user
 from tests.multimodal.tiny import FAMILIES as FIRST
 from tests.multimodal.tiny import Tiny, save
 from tests.multimodal.tiny_more import MORE, NEEDS
 from tests.multimodal.tiny_newer import NEWER, NEWER_NEEDS
-from tests.multimodal.tiny_seeing import ONE_PICTURE, PUBLISHED
+from tests.multimodal.tiny_vision import ONE_IMAGE, PUBLISHED
 
 FAMILIES = {**FIRST, **MORE, **NEWER}
 QUICK = (
@@ -27,10 +27,10 @@ QUICK = (
     *("aya_vision", "idefics3", "janus", "deepseek_vl", "gemma3", "paligemma", "glm4v", "ovis2"),
     *("paddleocr_vl", "llama4", "mistral3"),
 )
-# a prompt sees itself whole, or a picture is seen in the light of the text: nothing less is shared
+# a prompt sees itself whole, or an image is seen in the light of the text: nothing less is shared
 WHOLE = ("paligemma", "instructblip")
 NUM_NEW = 6
-PICTURES = (picture(40, 30), picture(30, 64), picture(56, 56))
+IMAGES = (make_image(40, 30), make_image(30, 64), make_image(56, 56))
 
 
 class Oracle:
@@ -44,7 +44,7 @@ class Oracle:
         """(prompt ids, greedy tokens, log-probability of the first)."""
         given = self.tiny.processor(
             text=[text.replace(PLACE, self.tiny.placeholder)],
-            images=[PICTURES[i] for i in chosen],
+            images=[IMAGES[i] for i in chosen],
             return_tensors="pt",
             add_special_tokens=False,
         )
@@ -61,8 +61,8 @@ class Oracle:
         first = made.scores[0][0].log_softmax(-1).max().item()
         return prompt[0].tolist(), made.sequences[0, prompt.shape[1] :].tolist(), first
 
-    def num_places(self, ids: list[int], text: str) -> int:
-        """How many tokens of a prompt its pictures make."""
+    def num_placeholders(self, ids: list[int], text: str) -> int:
+        """How many tokens of a prompt its images make."""
         plain = self.tokenizer(text.replace(PLACE, ""), add_special_tokens=False)["input_ids"]
         return len(ids) - len(plain)
 
@@ -87,23 +87,23 @@ async def streamed(server: Served, messages: list[dict[str, Any]]) -> str:
 
 
 async def converse(server: Served, oracle: Oracle, shares: bool, has_two: bool) -> None:
-    one = user(part(PICTURES[0]), "look and tell")
+    one = user(part(IMAGES[0]), "look and tell")
     first_text = f"<user>{PLACE}look and tell\n<assistant>"
     said = await compare(server, oracle, [one], first_text, [0])
-    two = user("this ", part(PICTURES[1]), " and ", part(PICTURES[2]), " now")
+    two = user("this ", part(IMAGES[1]), " and ", part(IMAGES[2]), " now")
     if has_two:
         text = f"<user>this {PLACE} and {PLACE} now\n<assistant>"
         await compare(server, oracle, [two], text, [1, 2])
     else:
         refused = await server.chat([two], max_tokens=NUM_NEW)
-        assert refused.status_code == 400 and "one picture" in refused.text
+        assert refused.status_code == 400 and "one image" in refused.text
     answer = {"role": "assistant", "content": said["message"]["content"]}
     again = [one, answer, user("and what else is to be seen there?")]
     text = f"{first_text}{answer['content']}\n<user>and what else is to be seen there?\n<assistant>"
     cached = await compare(server, oracle, again, text, [0])
     if shares:
-        num_places = oracle.num_places(oracle.answer(text, [0])[0], text)
-        assert cached["cached"] > num_places > 0
+        num_placeholders = oracle.num_placeholders(oracle.answer(text, [0])[0], text)
+        assert cached["cached"] > num_placeholders > 0
     assert await streamed(server, [one]) == answer["content"]
 
 
@@ -125,7 +125,7 @@ async def compare(
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in FAMILIES],
 )
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_conversation_with_pictures(name: str, tmp_path: Path) -> None:
+def test_a_conversation_with_images(name: str, tmp_path: Path) -> None:
     if name in (needs := {**NEEDS, **NEWER_NEEDS}):
         pytest.importorskip(needs[name])
     tiny = FAMILIES[name]()
@@ -137,6 +137,6 @@ def test_a_conversation_with_pictures(name: str, tmp_path: Path) -> None:
 
     async def run() -> None:
         async with served(tmp_path, template) as server:
-            await converse(server, oracle, name not in WHOLE, name not in ONE_PICTURE)
+            await converse(server, oracle, name not in WHOLE, name not in ONE_IMAGE)
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Cohere Compass: layers that slide turn by a picture's rows and columns, others not at all."""
+"""Cohere Compass: layers that slide turn by an image's rows and columns, others not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import transformers as tf
 
 from tests.multimodal.answers import assert_same_answers
-from tests.multimodal.tiny import DEEP, TEXT, Tiny, pictures, processor, save, tokenizer
+from tests.multimodal.tiny import DEEP, TEXT, Tiny, image_processor, processor, save, tokenizer
 
 KINDS = ["sliding_attention", "full_attention"] * 2
 TURNS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -38,7 +38,9 @@ def compass() -> Tiny:
         **ids,
     )  # fmt: skip
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+    )
     whole = processor(tf.CohereCompassProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>")
 

@@ -26,20 +26,20 @@ from tests.multimodal.test_built import (  # noqa: E402
     noisy,
     written,
 )
-from tests.multimodal.test_families import picture  # noqa: E402
+from tests.multimodal.test_families import make_image  # noqa: E402
 from tests.multimodal.tiny import SMALL, TEXT, text, tokenizer  # noqa: E402
 
 CANDIDATES = [[28, 28], [28, 56], [56, 28], [56, 56], [84, 28]]
 
 
 def padded_to(image: Any, width: int, height: int) -> torch.Tensor:
-    """[3, height, width] of the picture as large as fits, in the middle of grey."""
+    """[3, height, width] of the image as large as fits, in the middle of grey."""
     values = np.asarray(ImageOps.pad(image, (width, height), color=(127, 127, 127)), np.float32)
     return torch.tensor(values / 127.5 - 1).permute(2, 0, 1)
 
 
 def best_size(image: Any) -> tuple[int, int]:
-    """By trying each: most of the picture's pixels, then least of the rest."""
+    """By trying each: most of the image's pixels, then least of the rest."""
     best, most, least = (0, 0), 0, math.inf
     for width, height in CANDIDATES:
         scale = min(width / image.width, height / image.height)
@@ -52,13 +52,13 @@ def best_size(image: Any) -> tuple[int, int]:
 
 
 def deepseek_rows(
-    image: Any, size: tuple[int, int], tower: Any, parts: dict[str, Any]
+    image: Any, size: tuple[int, int], encoder: Any, parts: dict[str, Any]
 ) -> torch.Tensor:
-    """The places of one picture, one by one. A tile is 4 x 4 patches, 2 x 2 places."""
+    """The places of one image, one by one. A tile is 4 x 4 patches, 2 x 2 places."""
 
     def places(tile: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            seen = tower(tile[None]).last_hidden_state[0].reshape(4, 4, 32)
+            seen = encoder(tile[None]).last_hidden_state[0].reshape(4, 4, 32)
         squares = torch.zeros(2, 2, 128)
         for y in range(2):
             for x in range(2):
@@ -98,7 +98,7 @@ def timm_name(name: str) -> str:
 
 
 def deepseek(folder: Path, kind: str) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of pictures."""
+    """A checkpoint under its published names; its text model, and the rows of images."""
     tok = tokenizer("<image>")
     tok.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({
@@ -107,7 +107,7 @@ def deepseek(folder: Path, kind: str) -> tuple[Any, Rows]:
         "processor_class": "DeepseekVLV2Processor",
     }))  # fmt: skip
     torch.manual_seed(0)
-    tower = tf.SiglipVisionModel(
+    encoder = tf.SiglipVisionModel(
         tf.SiglipVisionConfig(**SMALL, hidden_act="gelu", vision_use_head=False)
     ).float().eval()  # fmt: skip
     held = text("deepseek_v2", **{**LATENT, "q_lora_rank": None})
@@ -123,12 +123,12 @@ def deepseek(folder: Path, kind: str) -> tuple[Any, Rows]:
     else:
         model = tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(**held))
     model = model.float().eval()
-    noisy(tower)
+    noisy(encoder)
     noisy(model)
     model.save_pretrained(folder / "text")
     saved = load_file(folder / "text" / "model.safetensors")
     tensors = {f"language.{name}": value for name, value in saved.items()}
-    state = tower.state_dict()
+    state = encoder.state_dict()
     for name, value in state.items():
         new = timm_name(name)
         if ".q_proj." in name:
@@ -155,7 +155,9 @@ def deepseek(folder: Path, kind: str) -> tuple[Any, Rows]:
     })  # fmt: skip
 
     def rows(images: list[Any]) -> torch.Tensor:
-        return torch.cat([deepseek_rows(image, best_size(image), tower, parts) for image in images])
+        return torch.cat(
+            [deepseek_rows(image, best_size(image), encoder, parts) for image in images]
+        )
 
     return model, rows
 
@@ -168,10 +170,10 @@ def test_deepseek_vl2(kind: str, tmp_path: Path) -> None:
     check(tmp_path, model, "<image>", "<image>", rows)
 
 
-def test_many_pictures_have_no_tiles(tmp_path: Path) -> None:
+def test_many_images_have_no_tiles(tmp_path: Path) -> None:
     deepseek(tmp_path, "latent")
     reader = load_processor(tmp_path)
-    images = [picture(60, 20), picture(20, 60), picture(50, 50)]
+    images = [make_image(60, 20), make_image(20, 60), make_image(50, 50)]
     assert reader(text=["<image>" * 2], images=images[:2])["images_spatial_crop"].tolist() == [
         [3, 1],
         [1, 2],

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 VL beside its class: experts of text and of pictures, and what begins and ends them."""
+"""ERNIE 4.5 VL beside its class: experts of text and of images, and what begins and ends them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from radixlm.multimodal.checkpoint import NoVideos  # noqa: E402
 from tests.multimodal.answers import assert_same_answers  # noqa: E402
-from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, save, tokenizer  # noqa: E402
+from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, save, tokenizer  # noqa: E402
 
 NAMES = "image_start image image_end video_start video video_end".split()
 IDS = {f"{name}_token_id": 257 + i for i, name in enumerate(NAMES)}
@@ -36,16 +36,16 @@ def config(**more: Any) -> Any:
         "moe_intermediate_size": [48, 32], "moe_num_shared_experts": 1, "rope_parameters": rope,
         **more,
     }  # fmt: skip
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 7,
     }  # fmt: skip
-    return tf.Ernie4_5_VLMoeConfig(text_config=text, vision_config=tower, **IDS)
+    return tf.Ernie4_5_VLMoeConfig(text_config=text, vision_config=encoder, **IDS)
 
 
 def tiny(**more: Any) -> Tiny:
     tok = tokenizer(**{f"{name}_token": f"<|{name}|>" for name in NAMES})
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("Ernie4_5_VLMoe", patch_size=7, merge_size=2, size=size)
+    reader = image_processor("Ernie4_5_VLMoe", patch_size=7, merge_size=2, size=size)
     whole = processor(tf.Ernie4_5_VLMoeProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config(**more), whole, "<|image_start|><|image|><|image_end|>")
 
@@ -60,7 +60,7 @@ def corrected(model: Any, folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_pictures_and_texts_are_answered_as_by_the_class(tmp_path: Path) -> None:
+def test_images_and_texts_are_answered_as_by_the_class(tmp_path: Path) -> None:
     made = tiny()
     model = save(made, tmp_path)
     corrected(model, tmp_path)

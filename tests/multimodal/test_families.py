@@ -1,4 +1,4 @@
-"""Each family with a tower, through the engine's own path, against Hugging Face's generate."""
+"""Each family with an encoder, through the engine's own path, against Hugging Face's generate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.multimodal.tiny import Tiny, save  # noqa: E402
 from tests.multimodal.tiny_later import LATER, PUBLISHED  # noqa: E402
 from tests.multimodal.tiny_more import MORE, NEEDS  # noqa: E402
 from tests.multimodal.tiny_newer import NEWER, NEWER_NEEDS  # noqa: E402
-from tests.multimodal.tiny_seeing import ONE_PICTURE  # noqa: E402
+from tests.multimodal.tiny_vision import ONE_IMAGE  # noqa: E402
 
 FAMILIES = {**FIRST, **MORE, **LATER, **NEWER}
 
@@ -41,17 +41,17 @@ QUICK = (
     "hunyuan_vl",
     "granite4_vision",
 )
-# a prompt, or a picture that the last whole page cuts, sees itself whole: nothing less is shared
+# a prompt, or an image that the last whole page cuts, sees itself whole: nothing less is shared
 WHOLE = ("paligemma", "gemma4_unified", "gemma4_bidirectional")
 NUM_NEW = 16
 
 
-def picture(width: int, height: int) -> Image.Image:
+def make_image(width: int, height: int) -> Image.Image:
     noise = np.random.default_rng(width).integers(0, 255, (height, width, 3), np.uint8)
     return Image.fromarray(noise)
 
 
-PICTURES = (picture(40, 30), picture(30, 64), picture(56, 56))
+IMAGES = (make_image(40, 30), make_image(30, 64), make_image(56, 56))
 
 
 def encoded(image: Image.Image) -> str:
@@ -96,9 +96,9 @@ def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> Non
         chunked_prefill_size=48,
     )  # fmt: skip
     try:
-        for chosen in ([0], [1]) if name in ONE_PICTURE else ([0], [1], [0, 2]):
+        for chosen in ([0], [1]) if name in ONE_IMAGE else ([0], [1], [0, 2]):
             text = "look " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            images = [PICTURES[i] for i in chosen]
+            images = [IMAGES[i] for i in chosen]
             num_prompt, want, first = expected(tiny, model, text, images)
             for turn in range(2):
                 got = engine.generate(
@@ -113,7 +113,7 @@ def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> Non
                 got_first = meta["output_token_logprobs"][0][0]
                 assert (turn, found) == (turn, want), (got_first, first)
                 assert got_first == pytest.approx(first, abs=1e-4)
-                if turn and name not in WHOLE:  # its picture was in the prefix cache
+                if turn and name not in WHOLE:  # its image was in the prefix cache
                     assert meta["cached_tokens"] >= (num_prompt - 1) // 16 * 16
     finally:
         engine.shutdown()

@@ -1,4 +1,4 @@
-"""Where pictures may come from, and what is refused."""
+"""Where images may come from, and what is refused."""
 
 from __future__ import annotations
 

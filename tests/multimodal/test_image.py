@@ -1,4 +1,4 @@
-"""Pictures of every kind that clients send, and bytes that are none."""
+"""Images of every kind that clients send, and bytes that are none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.image import open_picture
+from radixlm.multimodal.image import open_image
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -31,7 +31,7 @@ def noise(mode: str = "RGB") -> Any:
 
 
 def pixels(data: bytes) -> np.ndarray[Any, Any]:
-    image = open_picture(data, "there")
+    image = open_image(data, "there")
     assert image.mode == "RGB"
     return np.asarray(image)
 
@@ -61,23 +61,23 @@ def test_sixteen_bits_keep_their_shades(kind: str) -> None:
     assert (abs(got[..., 0].astype(int) - shades / 257) <= 1).all()
 
 
-def test_a_film_is_its_first_picture() -> None:
+def test_a_video_is_its_first_image() -> None:
     frames = [noise("L"), noise("L").point(lambda v: 255 - v)]
-    film = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert (pixels(film) == np.asarray(frames[0].convert("RGB"))).all()
+    video = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert (pixels(video) == np.asarray(frames[0].convert("RGB"))).all()
 
 
-def test_a_turned_picture_stands_upright() -> None:
+def test_a_turned_image_stands_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
-    got = open_picture(file_of(noise(), "JPEG", exif=exif), "there")
+    got = open_image(file_of(noise(), "JPEG", exif=exif), "there")
     assert got.size == (12, 20)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (5, 1), (7, 3), (1, 5)])
-def test_small_pictures_cannot_be_taken_for_channels(width: int, height: int) -> None:
+def test_small_images_cannot_be_taken_for_channels(width: int, height: int) -> None:
     image = noise().crop((0, 0, width, height))
-    got = open_picture(file_of(image), "there")
+    got = open_image(file_of(image), "there")
     assert got.height not in (1, 3)
     assert got.getpixel((0, 0)) == image.getpixel((0, 0))
 
@@ -98,9 +98,9 @@ def header(width: int, height: int) -> bytes:
         header(10_000, 10_000), header(8, 8), b"GIF89a", b"RIFF\0\0\0\0WEBPVP8 ",
     ],
 )  # fmt: skip
-def test_what_is_no_picture_is_named(data: bytes) -> None:
+def test_what_is_no_image_is_named(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
-        open_picture(data, "there")
+        open_image(data, "there")
 
 
 FILES = tuple(file_of(noise(), kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"))
@@ -113,13 +113,13 @@ FILES = tuple(file_of(noise(), kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", 
     st.integers(0, 300),
 )
 @pytest.mark.filterwarnings("ignore")  # of Pillow, about what is wrong with the file
-def test_broken_files_are_pictures_or_refused(
+def test_broken_files_are_images_or_refused(
     data: bytes, changes: list[tuple[int, int]], cut: int
 ) -> None:
     broken = bytearray(data[: len(data) - cut])
     for place, value in changes:
         broken[place % len(broken)] = value
     try:
-        assert open_picture(bytes(broken), "there").mode == "RGB"
+        assert open_image(bytes(broken), "there").mode == "RGB"
     except InvalidRequest as error:
         assert error.param == "there"

@@ -17,17 +17,17 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
-from radixlm.models.towers import HfTower  # noqa: E402
+from radixlm.models.mm_encoder import TransformersEncoder  # noqa: E402
 from radixlm.multimodal.checkpoint import NoVideos, load_processor  # noqa: E402
-from tests.multimodal.answers import assert_same_answers, assert_same_films  # noqa: E402
+from tests.multimodal.answers import assert_same_answers, assert_same_videos  # noqa: E402
 from tests.multimodal.tiny import (  # noqa: E402
     CLIP,
     SQUARE,
     Tiny,
+    image_processor,
     llava,
     llava_next,
     llava_onevision,
-    pictures,
     processor,
     save,
     text,
@@ -38,9 +38,9 @@ PROJECTOR = {"linear_1": "0", "linear_2.0": "3", "linear_2.1": "4", "linear_2": 
 
 
 def padded() -> Tiny:
-    """LLaVA 1.5: a picture is made square with its mean colour."""
+    """LLaVA 1.5: an image is made square with its mean colour."""
     made = llava()
-    reader = pictures("Llava", size={"shortest_edge": 28}, crop_size=SQUARE, do_pad=True)
+    reader = image_processor("Llava", size={"shortest_edge": 28}, crop_size=SQUARE, do_pad=True)
     whole = tf.LlavaProcessor(
         reader, made.processor.tokenizer, patch_size=7, image_token="<image>",
         vision_feature_select_strategy="default", num_additional_image_tokens=1,
@@ -49,7 +49,7 @@ def padded() -> Tiny:
 
 
 def yi_vl() -> Tiny:
-    """Norms in the projector, another token for a picture."""
+    """Norms in the projector, another token for an image."""
     made = padded()
     tok = tokenizer("<image_placeholder>")
     whole = tf.LlavaProcessor(
@@ -79,7 +79,7 @@ def onevision() -> Tiny:
 
 
 def published(name: str) -> str:
-    """A tensor's name under which it is published; of the tower's, what follows its folder."""
+    """A tensor's name under which it is published; of the encoder's, what follows its folder."""
     name = name.removeprefix("model.")
     if name.startswith("language_model."):
         return "model." + name.removeprefix("language_model.")
@@ -90,25 +90,25 @@ def published(name: str) -> str:
 
 
 def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, **own: Any) -> None:
-    """Rewrite what ``tiny.save`` has written: names, config, a tokenizer without the picture's
-    token, the tower's config (and weights) in a folder of their own."""
+    """Rewrite what ``tiny.save`` has written: names, config, a tokenizer without the image's
+    token, the encoder's config (and weights) in a folder of their own."""
     tensors = {published(name): one.contiguous() for name, one in model.state_dict().items()}
-    tower = folder / "tiny-tower"
-    tower.mkdir()
+    encoder = folder / "tiny-encoder"
+    encoder.mkdir()
     vision = model.config.vision_config.to_dict()
     if vision["model_type"].startswith("siglip"):
         vision["num_hidden_layers"] += 1  # the last one is not published
-    (tower / "config.json").write_text(json.dumps({"vision_config": vision, **vision}))
+    (encoder / "config.json").write_text(json.dumps({"vision_config": vision, **vision}))
     if is_tower_beside:
         prefix = "model.vision_tower.vision_tower."
         held = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        save_file(held, tower / "model.safetensors")
+        save_file(held, encoder / "model.safetensors")
         tensors = {n: t for n, t in tensors.items() if not n.startswith(prefix)}
     save_file(tensors, folder / "model.safetensors")
     text = model.config.text_config.to_dict()
     raw = {
         **text, "architectures": [architecture], "model_type": "llava",
-        "mm_vision_tower": "someone/tiny-tower", "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_tower": "someone/tiny-encoder", "mm_projector_type": "mlp2x_gelu",
         "mm_hidden_size": 32, "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch",
         **own,
     }  # fmt: skip
@@ -119,7 +119,7 @@ def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, 
 
 
 def llava_vid() -> Tiny:
-    """Pictures as LLaVA 1.6 reads them, films in squares of four patches."""
+    """Images as LLaVA 1.6 reads them, videos in squares of four patches."""
     made = llava_next()
     config = tf.LlavaNextVideoConfig(
         vision_config=CLIP, text_config=text("llama"), image_token_index=257,
@@ -127,11 +127,11 @@ def llava_vid() -> Tiny:
         vision_feature_layer=-2,
     )  # fmt: skip
     try:
-        films = tf.LlavaNextVideoVideoProcessor(size={"shortest_edge": 28}, crop_size=SQUARE)
+        videos = tf.LlavaNextVideoVideoProcessor(size={"shortest_edge": 28}, crop_size=SQUARE)
     except ImportError:
-        films = NoVideos()
+        videos = NoVideos()
     whole = processor(
-        tf.LlavaNextVideoProcessor, films, made.processor.image_processor,
+        tf.LlavaNextVideoProcessor, videos, made.processor.image_processor,
         tokenizer("<image>", "<video>"), patch_size=7, vision_feature_select_strategy="default",
         image_token="<image>", video_token="<video>", num_additional_image_tokens=1,
     )  # fmt: skip
@@ -173,13 +173,13 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_published_llava_next_video_watches_films(tmp_path: Path) -> None:
+def test_published_llava_next_video_watches_videos(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     make, architecture, is_tower_beside, own = KINDS["video"]
     tiny = make()
     model = save(tiny, tmp_path)
     publish(model, tmp_path, architecture, is_tower_beside, mm_spatial_pool_mode="average", **own)
-    assert_same_films(tiny, model, tmp_path)
+    assert_same_videos(tiny, model, tmp_path)
 
 
 @pytest.mark.parametrize("own", [{"image_aspect_ratio": "pad"}, {"mm_spatial_pool_stride": 4}])
@@ -191,7 +191,7 @@ def test_what_llava_next_video_has_no_rule_for_is_refused(
     model = save(make(), tmp_path)
     publish(model, tmp_path, architecture, is_tower_beside, **{**usual, **own})
     with pytest.raises(CheckpointError, match="cannot be understood"):
-        HfTower(tmp_path, torch.device("cpu"), torch.float32)
+        TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32)
 
 
 def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:
 def test_a_tower_without_weights_is_named(tmp_path: Path) -> None:
     raw = {
         "architectures": ["LlavaLlamaForCausalLM"], "hidden_size": 64,
-        "mm_vision_tower": "someone/tower", "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_tower": "someone/encoder", "mm_projector_type": "mlp2x_gelu",
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    (tmp_path / "tower").mkdir()
-    (tmp_path / "tower" / "config.json").write_text(json.dumps(CLIP))
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps(CLIP))
     save_file({"model.mm_projector.0.bias": torch.zeros(64)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="no weights of its vision tower"):
-        HfTower(tmp_path, torch.device("cpu"), torch.float32)
+    with pytest.raises(CheckpointError, match="no weights of its vision encoder"):
+        TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32)

@@ -1,4 +1,4 @@
-"""Pictures whose places see one another in sliding layers alone, where they reach beyond the
+"""Images whose places see one another in sliding layers alone, where they reach beyond the
 window: cached, in chunks, in company and behind another question as Hugging Face answers."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from radixlm.entrypoints.offline import Engine
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
-from tests.multimodal.test_families import NUM_NEW, PICTURES, encoded, expected
+from tests.multimodal.test_families import IMAGES, NUM_NEW, encoded, expected
 from tests.multimodal.tiny import save
 from tests.multimodal.tiny_later import gemma4, gemma4_bidirectional
 
@@ -28,17 +28,17 @@ def _question(images: list[int]) -> str:
 
 
 def _given(images: list[int]) -> list[str]:
-    return [encoded(PICTURES[i]) for i in images]
+    return [encoded(IMAGES[i]) for i in images]
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, ...]]]:
-    """A checkpoint, and what Hugging Face says to each choice of pictures."""
+    """A checkpoint, and what Hugging Face says to each choice of images."""
     folder = tmp_path_factory.mktemp("ahead")
     tiny = gemma4_bidirectional()
     model = save(tiny, folder)
     made = [
-        expected(tiny, model, _question(chosen), [PICTURES[i] for i in chosen]) for chosen in CHOSEN
+        expected(tiny, model, _question(chosen), [IMAGES[i] for i in chosen]) for chosen in CHOSEN
     ]
     return folder, made
 
@@ -48,7 +48,7 @@ def _engine(folder: Path, **options: Any) -> Engine:
     return Engine(model_path=str(folder), dtype="float32", cpu_threads=1, **options)
 
 
-def test_a_hit_behind_the_picture_is_a_miss(answers: tuple[Path, list[tuple[Any, ...]]]) -> None:
+def test_a_hit_behind_the_image_is_a_miss(answers: tuple[Path, list[tuple[Any, ...]]]) -> None:
     folder, made = answers
     with _engine(folder) as engine:
         for chosen, (num_prompt, want, first) in zip(CHOSEN, made, strict=True):
@@ -79,7 +79,7 @@ def test_chunks_and_company(answers: tuple[Path, list[tuple[Any, ...]]], backend
 def test_the_config_matters(tmp_path: Path) -> None:
     tiny = gemma4(sliding_window=20)
     model = save(tiny, tmp_path)
-    causal = expected(tiny, model, _question([0]), [PICTURES[0]])
+    causal = expected(tiny, model, _question([0]), [IMAGES[0]])
     model.config.text_config.use_bidirectional_attention = "vision"
-    ahead = expected(tiny, model, _question([0]), [PICTURES[0]])
+    ahead = expected(tiny, model, _question([0]), [IMAGES[0]])
     assert abs(causal[2] - ahead[2]) > 1e-3

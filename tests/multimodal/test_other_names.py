@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.arch.families.media_facts import media_facts
+from radixlm.arch.families.media_facts import multimodal_spec
 from radixlm.arch.hf import describe
 
 pytest.importorskip("PIL")
@@ -55,21 +55,21 @@ def test_the_authors_name_is_known(name: str, tmp_path: Path) -> None:
 )
 def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Path) -> None:
     kind = {"Dots3": "dots3_note", "Glm5N": "glm5_next"}[name[:5]]
-    config, towers = text_of(text), {"vision_config": {"patch_size": 14}, "image_token_id": 5}
+    config, encoders = text_of(text), {"vision_config": {"patch_size": 14}, "image_token_id": 5}
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"architectures": [name], "model_type": kind, **towers, **config}))
+    path.write_text(json.dumps({"architectures": [name], "model_type": kind, **encoders, **config}))
     found = describe(tmp_path)
     nested = {"text_config": {**config, "model_type": f"{kind}_text"}}
-    raw = {"architectures": [name], "model_type": kind, **towers, **nested}
+    raw = {"architectures": [name], "model_type": kind, **encoders, **nested}
     path.write_text(json.dumps(raw))
     assert found == describe(tmp_path)
-    facts = media_facts(name, raw)
+    facts = multimodal_spec(name, raw)
     assert facts is not None and facts.tokens == {"image": 5}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_what_makes_pictures_is_left_out(tmp_path: Path) -> None:
+def test_what_makes_images_is_left_out(tmp_path: Path) -> None:
     """Names of the published weights of Cosmos 3 Edge."""
     tiny = cosmos3_edge()
     model = save(tiny, tmp_path)
@@ -83,14 +83,14 @@ def test_what_makes_pictures_is_left_out(tmp_path: Path) -> None:
     assert_same_answers(tiny, model, tmp_path)
 
 
-def test_which_configs_of_gemma_4_let_pictures_see_themselves() -> None:
+def test_which_configs_of_gemma_4_let_images_see_themselves() -> None:
     name = "Gemma4ForConditionalGeneration"
     raw: dict[str, Any] = {"image_token_id": 5, "text_config": {}}
 
     def facts(which: str) -> tuple[str, int]:
-        found = media_facts(which, raw)
+        found = multimodal_spec(which, raw)
         assert found is not None
-        return found.mutual, found.most_places
+        return found.bidirectional_spans, found.max_image_tokens
 
     unified = name.replace("4For", "4UnifiedFor")
     assert (facts(name), facts(unified)) == (("", 0), ("media", 1024))

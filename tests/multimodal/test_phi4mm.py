@@ -19,7 +19,7 @@ tf = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from radixlm.multimodal import processor as processors  # noqa: E402
-from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
+from tests.multimodal.test_families import IMAGES, encoded  # noqa: E402
 from tests.multimodal.tiny import SMALL, text, tokenizer  # noqa: E402
 
 SIDE, PATCH, TOKEN = 28, 7, "<|endoftext10|>"
@@ -29,7 +29,7 @@ NUM_PLACES = 2 * GRID * (GRID + 1) + 1
 
 
 class Reader:
-    """A processor that makes one tile and a copy of it of each picture."""
+    """A processor that makes one tile and a copy of it of each image."""
 
     image_token = TOKEN
 
@@ -37,7 +37,7 @@ class Reader:
         self.tokenizer, self.image_token_id = tok, tok.convert_tokens_to_ids(TOKEN)
 
     def __call__(self, text: list[str], images: Any, **options: Any) -> dict[str, Any]:
-        """Arrays of the class, and the ids of the text with all places of each picture."""
+        """Arrays of the class, and the ids of the text with all places of each image."""
         whole = text[0].replace(TOKEN, TOKEN * NUM_PLACES)
         made = self.tokenizer([whole], return_tensors="np")
         if images is None:
@@ -53,10 +53,10 @@ class Reader:
 
 
 def saved(folder: Path) -> tuple[Any, Any]:
-    """The class's model, and its checkpoint as published: names, adapters beside, no tower config
+    """The class's model, and its checkpoint as published: names, adapters beside, no encoder config
     but the sizes."""
     tok = tokenizer(TOKEN, "<|endoftext11|>")
-    tower = {**SMALL, "crop_size": SIDE, "image_token_id": tok.convert_tokens_to_ids(TOKEN)}
+    encoder = {**SMALL, "crop_size": SIDE, "image_token_id": tok.convert_tokens_to_ids(TOKEN)}
     ears = {
         "hidden_size": 16, "num_blocks": 1, "num_attention_heads": 2, "intermediate_size": 16,
         "nemo_conv_channels": 4, "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16,
@@ -71,7 +71,7 @@ def saved(folder: Path) -> tuple[Any, Any]:
     held["original_max_position_embeddings"] = 512
     held.pop("model_type")
     torch.manual_seed(0)
-    config = tf.Phi4MultimodalConfig(**held, vision_config=tower, audio_config=ears)
+    config = tf.Phi4MultimodalConfig(**held, vision_config=encoder, audio_config=ears)
     model = tf.Phi4MultimodalForCausalLM(config).float().eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -115,7 +115,7 @@ def test_published_names_answer_as_the_class_does(
     try:
         for chosen in ([0], [2, 1]):
             text = "look " + " and ".join(TOKEN for _ in chosen) + " now tell"
-            given = reader([text], [PICTURES[i] for i in chosen])
+            given = reader([text], [IMAGES[i] for i in chosen])
             inputs = {name: torch.from_numpy(np.asarray(a)) for name, a in given.items()}
             with torch.no_grad():
                 made = model.generate(
@@ -128,7 +128,7 @@ def test_published_names_answer_as_the_class_does(
             for turn in range(2):
                 got = engine.generate(
                     text, {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True},
-                    image_data=[encoded(PICTURES[i]) for i in chosen], return_logprob=True,
+                    image_data=[encoded(IMAGES[i]) for i in chosen], return_logprob=True,
                 )["meta_info"]  # fmt: skip
                 assert [one[1] for one in got["output_token_logprobs"]] == want
                 assert math.isclose(got["output_token_logprobs"][0][0], first, abs_tol=1e-4)

@@ -40,7 +40,7 @@ def test_text_and_boxes(parts: list[int | tuple[int, int, int]]) -> None:
     assert rope_ids(start, grids).T.tolist() == [list(one) for one in walked(parts)]
 
 
-def test_numbered_pictures_do_not_move_the_text() -> None:
+def test_numbered_images_do_not_move_the_text() -> None:
     made = numbered_ids(12, [Grid(2, 1, 2, 2), Grid(7, 1, 1, 3)]).T.tolist()
     assert [made[i] for i in (0, 1, 6, 10, 11)] == [[i] * 3 for i in (0, 1, 6, 10, 11)]
     assert made[2:6] == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]

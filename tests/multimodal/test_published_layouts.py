@@ -16,7 +16,7 @@ tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
 from tests.multimodal.answers import assert_same_answers  # noqa: E402
-from tests.multimodal.tiny import SQUARE, Tiny, janus, pictures, save  # noqa: E402
+from tests.multimodal.tiny import SQUARE, Tiny, image_processor, janus, save  # noqa: E402
 from tests.multimodal.tiny_later import internvl_chat  # noqa: E402
 
 _JANUS = (
@@ -47,7 +47,7 @@ def janus_name(name: str) -> str:
 
 
 def publish_janus(model: Any, folder: Path) -> None:
-    """Rows of q, k and v joined, places with an axis of one, what makes pictures kept."""
+    """Rows of q, k and v joined, places with an axis of one, what makes images kept."""
     named = {janus_name(n): t.contiguous() for n, t in model.state_dict().items()}
     for name in [n for n in named if ".attn.q_proj." in n and n.startswith("vision_model.")]:
         parts = [named.pop(name.replace("q_proj", f"{one}_proj")) for one in "qkv"]
@@ -56,12 +56,12 @@ def publish_janus(model: Any, folder: Path) -> None:
     named[place] = named[place][None]
     save_file(named, folder / "model.safetensors")
     sizes = {"width": 32, "layers": 2, "heads": 2, "patch_size": 7, "mlp_ratio": 2}
-    tower = {"image_size": 28, "model_name": "siglip_large_patch16_384", **sizes}
+    encoder = {"image_size": 28, "model_name": "siglip_large_patch16_384", **sizes}
     aligner = {"depth": 2, "input_dim": 32, "n_embed": 64, "projector_type": "mlp_gelu"}
     raw = {
         "architectures": ["MultiModalityCausalLM"], "model_type": "multi_modality",
         "language_config": model.config.text_config.to_dict(),
-        "vision_config": {"cls": "CLIPVisionTower", "model_type": "vision", "params": tower},
+        "vision_config": {"cls": "CLIPVisionTower", "model_type": "vision", "params": encoder},
         "aligner_config": {"cls": "MlpProjector", "model_type": "aligner", "params": aligner},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(raw))
@@ -73,7 +73,7 @@ def untied_janus() -> Tiny:
     made = janus()
     made.config.tie_word_embeddings = made.config.text_config.tie_word_embeddings = False
     half = [0.5, 0.5, 0.5]
-    reader = pictures("Janus", size=SQUARE, min_size=14, image_mean=half, image_std=half)
+    reader = image_processor("Janus", size=SQUARE, min_size=14, image_mean=half, image_std=half)
     whole = tf.JanusProcessor(reader, made.processor.tokenizer, num_image_tokens=16)
     return replace(made, processor=whole)
 

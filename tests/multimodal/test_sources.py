@@ -75,10 +75,10 @@ def test_what_cannot_be_read_is_named(reader: Any, part: dict[str, Any], why: st
 def test_native_fields_name_media_for_each_prompt() -> None:
     batch = read_generate({"text": ["a", "b"], "audio_data": [["x", "y"], None], "image_data": "z"})
     one = Source("z", "image_data")
-    sounds = [Source(v, "audio_data", "audio") for v in "xy"]
-    assert batch.images == [[one, *sounds], [one]]
-    film = read_generate({"text": "a", "video_data": [["f1", "f2"]]})
-    assert film.images == [[Source(("f1", "f2"), "video_data", "video")]]
+    audios = [Source(v, "audio_data", "audio") for v in "xy"]
+    assert batch.images == [[one, *audios], [one]]
+    video = read_generate({"text": "a", "video_data": [["f1", "f2"]]})
+    assert video.images == [[Source(("f1", "f2"), "video_data", "video")]]
     for bad in ({"audio_data": 3}, {"video_data": [[]]}, {"image_data": [["a"]]}):
         with pytest.raises(InvalidRequest, match="must hold URLs"):
             read_generate({"text": "a", **bad})

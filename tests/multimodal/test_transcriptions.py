@@ -1,5 +1,5 @@
 """/v1/audio/transcriptions with Whisper against Hugging Face's generate: language, prompt, times,
-formats, streams, long sounds, other rates, and what is refused."""
+formats, streams, long audios, other rates, and what is refused."""
 
 from __future__ import annotations
 
@@ -126,34 +126,34 @@ def run(folder: Path, check: Callable[[Served, Oracle], Awaitable[None]]) -> Non
 
 
 async def languages_and_prompts(server: Served, oracle: Oracle) -> None:
-    sound = noise(1, 1.2)
-    found = oracle.language(sound)
+    audio = noise(1, 1.2)
+    found = oracle.language(audio)
     seen = set()
     for language, before in (("de", ""), ("en", "Tea, Mr. Ooyen"), ("", "Tea"), ("", "")):
-        want = oracle.text(oracle.ids(sound, language or found, before))
+        want = oracle.text(oracle.ids(audio, language or found, before))
         fields = {"language": language, "prompt": before}
-        answer = await ask(server, wav(sound), **{k: v for k, v in fields.items() if v})
+        answer = await ask(server, wav(audio), **{k: v for k, v in fields.items() if v})
         assert answer.status_code == 200, answer.text
         assert answer.json()["text"] == want.strip()
         assert answer.json()["usage"] == {"type": "duration", "seconds": 2}
         seen.add(want)
     assert len(seen) == 4
-    want = oracle.text(oracle.ids(sound, found, task="translate"))
-    english = await ask(server, wav(sound), "/v1/audio/translations")
+    want = oracle.text(oracle.ids(audio, found, task="translate"))
+    english = await ask(server, wav(audio), "/v1/audio/translations")
     assert english.json()["text"] == want.strip() and want not in seen
-    said = await ask(server, wav(sound), response_format="verbose_json")
+    said = await ask(server, wav(audio), response_format="verbose_json")
     assert said.json()["language"] == {"en": "english", "de": "german", "ja": "japanese"}[found]
-    named = await ask(server, wav(sound), language="German", response_format="text")
-    code = await ask(server, wav(sound), language="de-AT", response_format="text")
+    named = await ask(server, wav(audio), language="German", response_format="text")
+    code = await ask(server, wav(audio), language="de-AT", response_format="text")
     assert named.text == code.text and code.headers["content-type"].startswith("text/plain")
 
 
 async def times(server: Served, oracle: Oracle) -> None:
-    sound = noise(2, 1.7)
-    ids = oracle.ids(sound, "en", is_timed=True)
+    audio = noise(2, 1.7)
+    ids = oracle.ids(audio, "en", is_timed=True)
     marks = [(i - oracle.first_time) * 0.02 for i in ids if i >= oracle.first_time]
     assert len(marks) > 2
-    answer = await ask(server, wav(sound), language="en", response_format="verbose_json")
+    answer = await ask(server, wav(audio), language="en", response_format="verbose_json")
     made = answer.json()
     assert answer.status_code == 200, answer.text
     assert (made["task"], made["language"], made["duration"]) == ("transcribe", "english", 1.7)
@@ -168,16 +168,16 @@ async def times(server: Served, oracle: Oracle) -> None:
         .split()
     )  # fmt: skip
     assert 0 < made["segments"][0]["no_speech_prob"] < 1 and made["segments"][0]["avg_logprob"] < 0
-    cues = (await ask(server, wav(sound), language="en", response_format="srt")).text
+    cues = (await ask(server, wav(audio), language="en", response_format="srt")).text
     assert cues.startswith("1\n00:00:0") and " --> 00:00:01," in cues
-    cues = (await ask(server, wav(sound), language="en", response_format="vtt")).text
+    cues = (await ask(server, wav(audio), language="en", response_format="vtt")).text
     assert cues.startswith("WEBVTT\n\n00:00:0")
 
 
 async def streams(server: Served, oracle: Oracle) -> None:
-    sound = noise(3, 1.5)
-    want = oracle.text(oracle.ids(sound, "en")).strip()
-    answer = await ask(server, wav(sound), language="en", stream="true")
+    audio = noise(3, 1.5)
+    want = oracle.text(oracle.ids(audio, "en")).strip()
+    answer = await ask(server, wav(audio), language="en", stream="true")
     lines = [one.removeprefix("data: ") for one in answer.text.split("\n\n") if one]
     assert lines.pop() == "[DONE]"
     events = [orjson.loads(one) for one in lines]
@@ -192,14 +192,14 @@ async def streams(server: Served, oracle: Oracle) -> None:
 
 
 async def long_and_other_rates(server: Served, oracle: Oracle) -> None:
-    sound = noise(4, 4.6)
-    read = sound.astype(np.float32) / 32768
+    audio = noise(4, 4.6)
+    read = audio.astype(np.float32) / 32768
     pieces = cut(read, RATE, 2.0)
-    assert len(pieces) == 3 and sum(len(one) for _, one in pieces) == len(sound)
+    assert len(pieces) == 3 and sum(len(one) for _, one in pieces) == len(audio)
     want = "".join(oracle.text(oracle.ids(one, "en")) for _, one in pieces).strip()
-    answer = await ask(server, wav(sound), language="en")
+    answer = await ask(server, wav(audio), language="en")
     assert answer.json()["text"] == want
-    timed = (await ask(server, wav(sound), language="en", response_format="verbose_json")).json()
+    timed = (await ask(server, wav(audio), language="en", response_format="verbose_json")).json()
     seeks = {one["seek"] for one in timed["segments"]}
     assert seeks == {round(began * 100) for began, _ in pieces}
     for rate in (8000, 44100):
@@ -218,7 +218,7 @@ async def refusals(server: Served, oracle: Oracle) -> None:
         (good, {"timestamp_granularities[]": "word"}, "timestamp_granularities"),
         (good, {"prompt": "<|endoftext|>"}, "prompt"), (good, {"stream": "perhaps"}, "stream"),
         (good, {"stream": "true", "response_format": "srt"}, "response_format"),
-        (b"", {}, "file"), (b"no sound", {}, "file"), (good[:60], {}, "file"),
+        (b"", {}, "file"), (b"no audio", {}, "file"), (good[:60], {}, "file"),
         (wav(noise(6, 0.01)), {}, "file"),
     ):  # fmt: skip
         answer = await ask(server, data, **fields)
@@ -247,15 +247,15 @@ def test_a_model_of_english_alone_is_asked_without_marks(tmp_path: Path) -> None
 
     async def check() -> None:
         async with started(tmp_path) as server:
-            sound = noise(8, 0.9)
-            timed = await ask(server, wav(sound), response_format="verbose_json")
+            audio = noise(8, 0.9)
+            timed = await ask(server, wav(audio), response_format="verbose_json")
             assert timed.json()["language"] == "english"
-            made = (await ask(server, wav(sound))).json()["text"]
-            assert (await ask(server, wav(sound), language="en")).json()["text"] == made
-            want = oracle.text(oracle.ids(sound, "")).strip()
+            made = (await ask(server, wav(audio))).json()["text"]
+            assert (await ask(server, wav(audio), language="en")).json()["text"] == made
+            want = oracle.text(oracle.ids(audio, "")).strip()
             assert made == want
             for path, fields in ((PATH, {"language": "de"}), ("/v1/audio/translations", {})):
-                assert (await ask(server, wav(sound), path, **fields)).status_code == 400
+                assert (await ask(server, wav(audio), path, **fields)).status_code == 400
 
     asyncio.run(check())
 

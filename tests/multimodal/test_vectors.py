@@ -1,4 +1,4 @@
-"""Vectors of pictures, and of pictures with texts, through /v1/embeddings and /encode."""
+"""Vectors of images, and of images with texts, through /v1/embeddings and /encode."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from tests.multimodal.served import PARTS, PLACE, Served, file_of, picture, served, uri
-from tests.multimodal.tiny import pictures, qwen2_vl, save, tokenizer
+from tests.multimodal.served import PARTS, PLACE, Served, file_of, make_image, served, uri
+from tests.multimodal.tiny import image_processor, qwen2_vl, save, tokenizer
 
 SIZE = {"height": 28, "width": 28}
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2,
 }  # fmt: skip
-PICTURES = (picture(40, 30), picture(28, 28), picture(30, 64))
+IMAGES = (make_image(40, 30), make_image(28, 28), make_image(30, 64))
 
 
 def clip(folder: Path) -> Any:
@@ -40,7 +40,7 @@ def clip(folder: Path) -> Any:
     model = transformers.CLIPModel(config).eval()
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
-    reader = pictures("CLIP", size={"shortest_edge": 28}, crop_size=SIZE)
+    reader = image_processor("CLIP", size={"shortest_edge": 28}, crop_size=SIZE)
     reader.save_pretrained(folder)
     return model, reader
 
@@ -67,14 +67,14 @@ async def native(server: Served, **fields: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_clip_gives_vectors_of_texts_and_of_pictures(tmp_path: Path) -> None:
+def test_clip_gives_vectors_of_texts_and_of_images(tmp_path: Path) -> None:
     model, reader = clip(tmp_path)
     ids = [0, 9, 8, 7, 256]
     with torch.inference_mode():
         text = vector_of(model.get_text_features(input_ids=torch.tensor([ids])))[0]
-        pixels = reader(images=list(PICTURES), return_tensors="pt")["pixel_values"].float()
+        pixels = reader(images=list(IMAGES), return_tensors="pt")["pixel_values"].float()
         seen = vector_of(model.get_image_features(pixel_values=pixels))
-    urls = [uri(file_of(one)) for one in PICTURES]
+    urls = [uri(file_of(one)) for one in IMAGES]
 
     async def run() -> None:
         async with served(tmp_path) as server:
@@ -121,12 +121,12 @@ def test_a_language_model_that_sees_gives_vectors(tmp_path: Path) -> None:
     async def run() -> None:
         template = PARTS.replace(PLACE, place)
         async with served(tmp_path, template, is_embedding=True) as server:
-            urls = [uri(file_of(one)) for one in PICTURES]
+            urls = [uri(file_of(one)) for one in IMAGES]
             given = [{"image": urls[0]}, {"image": urls[1], "text": "find"}, {"text": "find"}]
             got = [*await embed(server, given), *await embed(server, "raw")]
             wanted = (
-                oracle(f"<user>{place}\n<assistant>", PICTURES[0]),
-                oracle(f"<user>{place}find\n<assistant>", PICTURES[1]),
+                oracle(f"<user>{place}\n<assistant>", IMAGES[0]),
+                oracle(f"<user>{place}find\n<assistant>", IMAGES[1]),
                 oracle("<user>find\n<assistant>"),
                 oracle("raw"),
             )
@@ -135,7 +135,7 @@ def test_a_language_model_that_sees_gives_vectors(tmp_path: Path) -> None:
                 assert np.linalg.norm(mine) == pytest.approx(1, abs=1e-5)
             assert await embed(server, given) == got[:3]  # from the prefix cache
             one = await native(server, text=f"see {place} here", image_data=urls[2])
-            assert cosine(one["embedding"], oracle(f"see {place} here", PICTURES[2])) > 1 - 1e-5
+            assert cosine(one["embedding"], oracle(f"see {place} here", IMAGES[2])) > 1 - 1e-5
             answer = await server.post("/v1/embeddings", input=[{"image": "file:///etc/passwd"}])
             assert answer.status_code == 400 and "input[0].image" in answer.text
 

@@ -1,4 +1,4 @@
-"""Frames that a client sends: a film of one size, within limits."""
+"""Frames that a client sends: a video of one size, within limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal import video
-from radixlm.multimodal.video import read_film, read_frames
+from radixlm.multimodal.video import read_frames, read_video
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -21,18 +21,18 @@ def png(width: int, height: int, shade: int) -> bytes:
 
 
 def test_frames_keep_their_order() -> None:
-    film = read_frames([png(5, 4, shade) for shade in (3, 1, 2)], 2.0, "here")
-    assert film.frames.shape == (3, 4, 5, 3) and film.fps == 2.0
-    assert film.frames[:, 0, 0, 0].tolist() == [3, 1, 2]
-    assert film.frames.dtype == np.uint8
+    video = read_frames([png(5, 4, shade) for shade in (3, 1, 2)], 2.0, "here")
+    assert video.frames.shape == (3, 4, 5, 3) and video.fps == 2.0
+    assert video.frames[:, 0, 0, 0].tolist() == [3, 1, 2]
+    assert video.frames.dtype == np.uint8
 
 
-def test_what_is_no_film_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files in ([], [b"no picture"], [png(4, 4, 0), png(4, 5, 0)]):
+def test_what_is_no_video_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files in ([], [b"no image"], [png(4, 4, 0), png(4, 5, 0)]):
         with pytest.raises(InvalidRequest, match=r"^here"):
             read_frames(files, 2.0, "here")
     with pytest.raises(InvalidRequest, match=r"^here"):  # without PyAV, which is then named, too
-        read_film(b"no film", 2.0, "here")
+        read_video(b"no video", 2.0, "here")
     monkeypatch.setattr(video, "MAX_PIXELS", 30)
     with pytest.raises(InvalidRequest, match="more than 30 pixels"):
         read_frames([png(4, 4, 0), png(4, 4, 0)], 2.0, "here")

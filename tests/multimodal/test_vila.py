@@ -17,10 +17,10 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
-from radixlm.models.towers import HfTower  # noqa: E402
+from radixlm.models.mm_encoder import TransformersEncoder  # noqa: E402
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
 from tests.multimodal.test_built import Rows, check, noisy, written  # noqa: E402
-from tests.multimodal.test_families import picture  # noqa: E402
+from tests.multimodal.test_families import make_image  # noqa: E402
 from tests.multimodal.tiny import SMALL, TEXT, text, tokenizer  # noqa: E402
 
 LAYERS = 3  # of which the last is not read
@@ -65,7 +65,7 @@ def places(patches: torch.Tensor, parts: dict[str, torch.Tensor], merge: int) ->
 
 
 def tiles(images: list[Any]) -> list[Any]:
-    """Of one picture the grid of the nearest shape, of those the one that it fills, and the whole;
+    """Of one image the grid of the nearest shape, of those the one that it fills, and the whole;
     of several the wholes."""
     if len(images) > 1:
         return [image.resize((28, 28)) for image in images]
@@ -86,21 +86,21 @@ def tiles(images: list[Any]) -> list[Any]:
 
 
 def vila(folder: Path, architecture: str, merge: int) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of pictures."""
+    """A checkpoint under its published names; its text model, and the rows of images."""
     tok = tokenizer("<image>", "<vila/video>")
     tok.save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {**SMALL, "num_hidden_layers": LAYERS}
-    tower = tf.SiglipVisionModel(tf.SiglipVisionConfig(**sizes, vision_use_head=False))
+    encoder = tf.SiglipVisionModel(tf.SiglipVisionConfig(**sizes, vision_use_head=False))
     model = tf.Qwen2ForCausalLM(tf.Qwen2Config(**TEXT, tie_word_embeddings=False))
-    for one in (tower, model):
+    for one in (encoder, model):
         noisy(one.float().eval())
     model.save_pretrained(folder / "text")
     saved = load_file(folder / "text" / "model.safetensors")
     tensors = {f"llm.{name}": value for name, value in saved.items()}
     tensors |= {
         "vision_tower.vision_model." + n.removeprefix("vision_model."): value
-        for n, value in tower.state_dict().items()
+        for n, value in encoder.state_dict().items()
     }
     parts = {}
     for layer, shape in SHAPES[merge].items():
@@ -121,7 +121,7 @@ def vila(folder: Path, architecture: str, merge: int) -> tuple[Any, Rows]:
         for tile in tiles(images):
             pixels = torch.tensor(np.asarray(tile, np.float32) / 127.5 - 1).permute(2, 0, 1)
             with torch.no_grad():
-                seen = tower(pixels[None], output_hidden_states=True).hidden_states[-2]
+                seen = encoder(pixels[None], output_hidden_states=True).hidden_states[-2]
                 made.append(places(seen[0], parts, merge))
         return torch.cat(made)
 
@@ -144,14 +144,14 @@ def test_vila(architecture: str, merge: int, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_tiles_end_as_lines_do(tmp_path: Path) -> None:
-    """Of an only picture twice: once for the tile, once in the text."""
+    """Of an only image twice: once for the tile, once in the text."""
     vila(tmp_path, "VILAForConditionalGeneration", 3)
     reader = load_processor(tmp_path)
     ends = reader.tokenizer("\n")["input_ids"]
     tile, rest = [257] * 4 + ends, reader.tokenizer("b")["input_ids"]
-    made = reader(text=["<image>b"], images=[picture(84, 28)])
+    made = reader(text=["<image>b"], images=[make_image(84, 28)])
     assert made["input_ids"][0].tolist() == (tile + ends) * 4 + rest
-    made = reader(text=["<image><image>b"], images=[picture(84, 28), picture(20, 20)])
+    made = reader(text=["<image><image>b"], images=[make_image(84, 28), make_image(20, 20)])
     assert made["input_ids"][0].tolist() == tile * 2 + rest
     assert sorted(made) == ["input_ids", "pixel_values"]
 
@@ -165,4 +165,4 @@ def test_other_towers_are_refused(change: dict[str, Any], tmp_path: Path) -> Non
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(CheckpointError, match="cannot be understood"):
-        HfTower(tmp_path, torch.device("cpu"), torch.float32)
+        TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32)

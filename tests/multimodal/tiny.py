@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of language models behind vision towers, each with its processor."""
+"""Tiny random checkpoints of language models behind vision encoders, each with its processor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56]]
 
 @dataclass(frozen=True)
 class Tiny:
-    """A config, its processor, and what stands for a picture in a text. ``renamed``: how names of
+    """A config, its processor, and what stands for an image in a text. ``renamed``: how names of
     the saved tensors begin, and how those of published ones do."""
 
     config: Any
@@ -60,7 +60,7 @@ def tokenizer(*special: str, **named: str) -> Any:
     )
 
 
-def pictures(name: str, **options: Any) -> Any:
+def image_processor(name: str, **options: Any) -> Any:
     """An image processor that works without torchvision."""
     kind = getattr(tf, f"{name}ImageProcessorPil", None) or getattr(tf, f"{name}ImageProcessor")
     return kind(**options)
@@ -88,7 +88,7 @@ def llava() -> Tiny:
 
 def _llava_processor(tok: Any) -> Any:
     return tf.LlavaProcessor(
-        pictures("CLIP", size={"shortest_edge": 28}, crop_size=SQUARE), tok, patch_size=7,
+        image_processor("CLIP", size={"shortest_edge": 28}, crop_size=SQUARE), tok, patch_size=7,
         vision_feature_select_strategy="default", image_token="<image>",
         num_additional_image_tokens=1,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def llava_next() -> Tiny:
         vision_config=CLIP, text_config=text("mistral"), image_token_index=257,
         image_grid_pinpoints=PINPOINTS[1:], vision_feature_layer=-2,
     )  # fmt: skip
-    reader = pictures(
+    reader = image_processor(
         "LlavaNext", size={"shortest_edge": 28}, crop_size=SQUARE,
         image_grid_pinpoints=PINPOINTS[1:],
     )  # fmt: skip
@@ -124,7 +124,7 @@ def llava_onevision() -> Tiny:
         video_token_index=258, image_grid_pinpoints=PINPOINTS, vision_feature_layer=-1,
         vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
     )  # fmt: skip
-    reader = pictures("LlavaOnevision", size=SQUARE, image_grid_pinpoints=PINPOINTS)
+    reader = image_processor("LlavaOnevision", size=SQUARE, image_grid_pinpoints=PINPOINTS)
     whole = processor(
         tf.LlavaOnevisionProcessor, reader, tokenizer("<image>", "<video>"),
         video_processor=NoVideos(), num_image_tokens=16, vision_feature_select_strategy="full",
@@ -133,7 +133,7 @@ def llava_onevision() -> Tiny:
     return Tiny(config, whole, "<image>")
 
 
-def _qwen(kind: str, tower: dict[str, Any], **more: Any) -> Tiny:
+def _qwen(kind: str, encoder: dict[str, Any], **more: Any) -> Tiny:
     """Any of Qwen's: patches of 7 merged two by two, ropes with sections."""
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -141,12 +141,14 @@ def _qwen(kind: str, tower: dict[str, Any], **more: Any) -> Tiny:
         rope["mrope_interleaved"] = True
     shared = {"num_heads": 2, "patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}
     config = getattr(tf, f"{kind}Config")(
-        vision_config={"depth": 2, "hidden_size": 32, **shared, **tower},
+        vision_config={"depth": 2, "hidden_size": 32, **shared, **encoder},
         text_config={**TEXT, "rope_parameters": rope, **more}, image_token_id=257,
         video_token_id=258, vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+    )
     name = "Qwen3VL" if kind.startswith("Qwen3") else kind
     whole = processor(getattr(tf, f"{name}Processor"), reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
@@ -157,8 +159,8 @@ def qwen2_vl() -> Tiny:
 
 
 def qwen2_5_vl() -> Tiny:
-    tower = {"out_hidden_size": 64, "intermediate_size": 48, "window_size": 28}
-    return _qwen("Qwen2_5_VL", {**tower, "fullatt_block_indexes": [1]})
+    encoder = {"out_hidden_size": 64, "intermediate_size": 48, "window_size": 28}
+    return _qwen("Qwen2_5_VL", {**encoder, "fullatt_block_indexes": [1]})
 
 
 DEEP = {
@@ -195,7 +197,9 @@ def internvl() -> Tiny:
 
 
 def _tiles() -> Any:
-    return pictures("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    return image_processor(
+        "GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4
+    )
 
 
 def aya_vision() -> Tiny:
@@ -221,7 +225,7 @@ def idefics2() -> Tiny:
         text_config=text("mistral"), image_token_id=257,
     )  # fmt: skip
     size = {"shortest_edge": 28, "longest_edge": 56}
-    reader = pictures("Idefics2", size=size, do_image_splitting=False)
+    reader = image_processor("Idefics2", size=size, do_image_splitting=False)
     tok = tokenizer("<image>", "<fake_token_around_image>", "<end_of_utterance>")
     return Tiny(config, tf.Idefics2Processor(reader, tok, image_seq_len=4), "<image>")
 
@@ -237,21 +241,24 @@ def idefics3() -> Tiny:
         image_token_id=tok.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     size, most = {"longest_edge": 56}, {"longest_edge": 28}
-    reader = pictures("Idefics3", size=size, max_image_size=most)
+    reader = image_processor("Idefics3", size=size, max_image_size=most)
     return Tiny(config, tf.Idefics3Processor(reader, tok, image_seq_len=4), "<image>")
 
 
 def got_ocr2() -> Tiny:
     tok = tokenizer("<imgpad>", "<img>", "</img>", "<|im_start|>", "<|im_end|>")
-    tower = {
+    encoder = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 256,
         "patch_size": 4, "output_channels": 16, "window_size": 16, "global_attn_indexes": [1],
         "mlp_dim": 48,
     }  # fmt: skip
     config = tf.GotOcr2Config(
-        vision_config=tower, text_config=text("qwen2"), image_token_index=257, image_seq_length=256
+        vision_config=encoder,
+        text_config=text("qwen2"),
+        image_token_index=257,
+        image_seq_length=256,
     )
-    reader = pictures("GotOcr2", size={"height": 256, "width": 256})
+    reader = image_processor("GotOcr2", size={"height": 256, "width": 256})
     return Tiny(config, tf.GotOcr2Processor(reader, tok), "<imgpad>")
 
 
@@ -265,12 +272,12 @@ def janus() -> Tiny:
         "channel_multiplier": [1, 1], "num_res_blocks": 1, "num_patches": 4,
         "projection_dim": 16, "image_token_embed_dim": 64, "num_hidden_layers": 1,
     }  # fmt: skip
-    tower = {**SMALL, "projection_dim": 64, "depth": 2, "mlp_ratio": 2, "num_image_tokens": 16}
+    encoder = {**SMALL, "projection_dim": 64, "depth": 2, "mlp_ratio": 2, "num_image_tokens": 16}
     config = tf.JanusConfig(
-        vision_config=tower, vq_config=codes, text_config=text("llama"),
+        vision_config=encoder, vq_config=codes, text_config=text("llama"),
         image_token_id=tok.convert_tokens_to_ids("<image_placeholder>"),
     )  # fmt: skip
-    whole = tf.JanusProcessor(pictures("Janus", size=SQUARE, min_size=14), tok)
+    whole = tf.JanusProcessor(image_processor("Janus", size=SQUARE, min_size=14), tok)
     whole.num_image_tokens = 16
     return Tiny(config, whole, "<image_placeholder>")
 
@@ -281,7 +288,7 @@ def deepseek_vl() -> Tiny:
         vision_config=SIGLIP, text_config=text("llama"),
         image_token_id=tok.convert_tokens_to_ids("<image_placeholder>"),
     )  # fmt: skip
-    reader = pictures("DeepseekVL", size=SQUARE, min_size=14)
+    reader = image_processor("DeepseekVL", size=SQUARE, min_size=14)
     return Tiny(
         config, tf.DeepseekVLProcessor(reader, tok, num_image_tokens=16), "<image_placeholder>"
     )
@@ -297,7 +304,7 @@ def lighton_ocr() -> Tiny:
         image_token_id=tok.convert_tokens_to_ids("<|image_pad|>"),
     )  # fmt: skip
     patch = {"height": 7, "width": 7}
-    reader = pictures("Pixtral", patch_size=patch, size={"longest_edge": 84})
+    reader = image_processor("Pixtral", patch_size=patch, size={"longest_edge": 84})
     whole = tf.LightOnOcrProcessor(reader, tok, patch_size=7, spatial_merge_size=2)
     return Tiny(config, whole, "<|image_pad|>")
 
@@ -316,7 +323,7 @@ def gemma3() -> Tiny:
         boi_token_index=tok.convert_tokens_to_ids("<start_of_image>"),
         eoi_token_index=tok.convert_tokens_to_ids("<end_of_image>"),
     )  # fmt: skip
-    whole = tf.Gemma3Processor(pictures("Gemma3", size=SQUARE), tok, image_seq_length=4)
+    whole = tf.Gemma3Processor(image_processor("Gemma3", size=SQUARE), tok, image_seq_length=4)
     return Tiny(config, whole, "<start_of_image>")
 
 
@@ -327,7 +334,7 @@ def paligemma() -> Tiny:
         image_token_index=257,
     )  # fmt: skip
     tok.bos_token = "<|end|>"
-    reader = pictures("Siglip", size=SQUARE)
+    reader = image_processor("Siglip", size=SQUARE)
     reader.image_seq_length = 16
     return Tiny(config, tf.PaliGemmaProcessor(reader, tok), "<image>")
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints behind towers that hear; see tiny.py."""
+"""Tiny random checkpoints behind encoders that hear; see tiny.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import transformers as tf
 from transformers.audio_utils import mel_filter_bank
 
 from radixlm.multimodal.checkpoint import NoVideos
-from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, text, tokenizer
+from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, text, tokenizer
 from tests.multimodal.tiny_later import gemma4
 
 # two mel bins' worth of Whisper: clips of two seconds, padded to the full length
@@ -63,18 +63,18 @@ def _omni_tokens() -> tuple[Any, dict[str, int]]:
 
 def _omni_eyes() -> Any:
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    return pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    return image_processor("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
 
 
 def qwen2_5_omni() -> Tiny:
     tok, ids = _omni_tokens()
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "out_hidden_size": 64,
         "intermediate_size": 48, "window_size": 28, "fullatt_block_indexes": [1],
     }  # fmt: skip
     config = tf.Qwen2_5OmniThinkerConfig(
-        audio_config={**WHISPER, "n_window": 25, "output_dim": 64}, vision_config=tower,
+        audio_config={**WHISPER, "n_window": 25, "output_dim": 64}, vision_config=encoder,
         text_config={**TEXT, "rope_parameters": rope}, **ids,
     )  # fmt: skip
     whole = processor(
@@ -122,7 +122,7 @@ def qwen3_asr() -> Tiny:
 def qwen3_omni() -> Tiny:
     tok, ids = _omni_tokens()
     rope = {"rope_theta": 10000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "out_hidden_size": 64,
         "intermediate_size": 48, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
     }  # fmt: skip
@@ -132,7 +132,7 @@ def qwen3_omni() -> Tiny:
     }  # fmt: skip
     named = {f"{kind}_token_id": ids[f"{kind}_token_index"] for kind in ("audio", "image", "video")}
     thinker = {
-        "audio_config": {**CHUNKED, "n_window": 50}, "vision_config": tower, "text_config": held,
+        "audio_config": {**CHUNKED, "n_window": 50}, "vision_config": encoder, "text_config": held,
         **named, **{name: ids[name] for name in ids if name.endswith("_id")},
     }  # fmt: skip
     config = tf.Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
@@ -147,7 +147,7 @@ class GraniteParts:
     """The parts of Granite Speech's processor, which needs torchaudio; bands by torch alone."""
 
     audio_token = "<|audio|>"
-    model: Any = None  # given by tests: sounds of several lengths are heard one by one
+    model: Any = None  # given by tests: audio clips of several lengths are heard one by one
 
     def __init__(self, tok: Any) -> None:
         self.tokenizer, self.audio_processor = tok, self
@@ -162,8 +162,8 @@ class GraniteParts:
     def get_attributes() -> list[str]:
         return ["tokenizer", "audio_processor"]
 
-    def bands(self, sound: np.ndarray[Any, Any]) -> torch.Tensor:
-        wave = torch.from_numpy(sound)
+    def bands(self, audio: np.ndarray[Any, Any]) -> torch.Tensor:
+        wave = torch.from_numpy(audio)
         made = torch.stft(wave, 512, 160, 400, torch.hann_window(400), return_complex=True)
         logs = (made.abs() ** 2).T @ torch.from_numpy(self.filters).float()
         logs = logs.clip(1e-10).log10()
@@ -194,7 +194,7 @@ def granite_speech() -> Tiny:
 
 
 class NemotronParts:
-    """The sounds of Nemotron's processor, which needs torchvision for its pictures."""
+    """The audio clips of Nemotron's processor, which needs torchvision for its images."""
 
     audio_token = "<so_embedding>"
 
@@ -241,7 +241,7 @@ def gemma4_sounds() -> Tiny:
 
 
 def gemma3n() -> Tiny:
-    """Its tower that sees is timm's and large: a small one stands there and is not asked."""
+    """Its encoder that sees is timm's and large: a small one stands there and is not asked."""
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
     tok = tokenizer(**names)
     ids = {
@@ -272,7 +272,7 @@ def gemma3n() -> Tiny:
     )  # fmt: skip
     hears = tf.Gemma3nAudioFeatureExtractor(feature_size=16)
     whole = processor(
-        tf.Gemma3nProcessor, hears, pictures("Siglip", size={"height": 28, "width": 28}), tok,
+        tf.Gemma3nProcessor, hears, image_processor("Siglip", size={"height": 28, "width": 28}), tok,
         audio_seq_length=20, image_seq_length=4,
     )  # fmt: skip
     return Tiny(config, whole, "<audio>")
@@ -294,30 +294,30 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
     )
 }
 NEEDS = {"gemma3n": "timm"}
-Sounds = list[np.ndarray[Any, Any]]
+AudioClips = list[np.ndarray[Any, Any]]
 
 
-def _voxtral_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
+def _voxtral_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
     """Its class reads chats by a package of Mistral's: places of whole windows, its own bands."""
     whole, window = tiny.processor, 2 * 16_000
     features = whole._retrieve_input_features(
-        sounds, 200, sampling_rate=16_000, padding=True, truncation=False,
+        audios, 200, sampling_rate=16_000, padding=True, truncation=False,
         pad_to_multiple_of=window, return_tensors="pt",
     )  # fmt: skip
-    for sound in sounds:
-        count = -(-len(sound) // window) * 25
+    for audio in audios:
+        count = -(-len(audio) // window) * 25
         text = text.replace("[BEGIN_AUDIO][AUDIO]", "[BEGIN_AUDIO]" + "\0" * count, 1)
     ids = whole.tokenizer([text.replace("\0", "[AUDIO]")], return_tensors="pt")["input_ids"]
     return {"input_ids": ids, "input_features": features}
 
 
-def _apart(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
-    """Of a processor that wants one sound a text: texts and arrays joined."""
+def _apart(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
+    """Of a processor that wants one audio clip a text: texts and arrays joined."""
     pieces = text.split(tiny.placeholder)
     texts = [piece + tiny.placeholder for piece in pieces[:-1]]
     made = [
-        tiny.processor(text=[one], audio=[sound], return_tensors="pt")
-        for one, sound in zip(texts, sounds, strict=True)
+        tiny.processor(text=[one], audio=[audio], return_tensors="pt")
+        for one, audio in zip(texts, audios, strict=True)
     ]
     rest = tiny.processor.tokenizer([pieces[-1]], return_tensors="pt")["input_ids"]
     longest = max(one["input_features"].shape[-1] for one in made)
@@ -329,8 +329,8 @@ def _apart(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, **padded}
 
 
-def _granite_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
-    bands = [tiny.processor.bands(sound) for sound in sounds]
+def _granite_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
+    bands = [tiny.processor.bands(audio) for audio in audios]
     counts = [-(-band.shape[1] // 15) * 3 for band in bands]
     for count in counts:
         text = text.replace("<|audio|>", "\0" * count, 1)
@@ -343,7 +343,7 @@ def _granite_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Te
 def _embedded(
     model: Any, ids: torch.Tensor, given: list[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Rows of sounds that are heard one by one, in their places: what pads a batch is heard too."""
+    """Rows of audio clips that are heard one by one, in their places: what pads a batch is heard too."""
     with torch.no_grad():
         made = [model.get_audio_features(**one).pooler_output for one in given]
         embeds = model.get_input_embeddings()(torch.where(ids == 257, 0, ids))
@@ -351,18 +351,18 @@ def _embedded(
     return {"input_ids": ids, "inputs_embeds": embeds}
 
 
-def _nemotron_inputs(tiny: Tiny, text: str, sounds: Sounds) -> dict[str, torch.Tensor]:
-    """The class counts places by a method of its processor, which needs no picture."""
+def _nemotron_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
+    """The class counts places by a method of its processor, which needs no image."""
     whole = tiny.processor
     reads = tf.models.nemotron_h_omni.processing_nemotron_h_omni
     count = reads.NemotronH_Omni_Reasoning_V3Processor._estimate_audio_num_embeddings
     held = SimpleNamespace(audio_hop_length=160, audio_subsampling_factor=8)
-    for sound in sounds:
-        places = "\0" * count(held, len(sound))
+    for audio in audios:
+        places = "\0" * count(held, len(audio))
         text = text.replace("<so_embedding>", f"<so_start>{places}<so_end>", 1)
     ids = whole.tokenizer([text.replace("\0", "<so_embedding>")], return_tensors="pt")
     made = [
-        whole.feature_extractor([one], sampling_rate=16_000, return_tensors="pt") for one in sounds
+        whole.feature_extractor([one], sampling_rate=16_000, return_tensors="pt") for one in audios
     ]
     given = [
         {"input_features": one["input_features"], "input_features_mask": one["attention_mask"]}
@@ -380,10 +380,10 @@ _INPUTS = {
 }
 
 
-def inputs_of(tiny: Tiny, text: str, sounds: Sounds, **more: Any) -> Any:
-    """What Hugging Face's model is given for a text with sounds (and pictures, by name)."""
+def inputs_of(tiny: Tiny, text: str, audios: AudioClips, **more: Any) -> Any:
+    """What Hugging Face's model is given for a text with audios (and images, by name)."""
     own = _INPUTS.get(str(tiny.config.model_type))
     if own is not None:
-        made = own(tiny, text, sounds)  # all of it counts, whatever the id of the padding is
+        made = own(tiny, text, audios)  # all of it counts, whatever the id of the padding is
         return {"attention_mask": torch.ones_like(made["input_ids"]), **made}
-    return tiny.processor(text=[text], return_tensors="pt", audio=sounds, **more)
+    return tiny.processor(text=[text], return_tensors="pt", audio=audios, **more)

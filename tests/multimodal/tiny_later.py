@@ -1,4 +1,4 @@
-"""Further tiny checkpoints of language models behind towers; see ``tiny.py``."""
+"""Further tiny checkpoints of language models behind encoders; see ``tiny.py``."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from radixlm.multimodal.checkpoint import NoVideos
-from tests.multimodal.tiny import SMALL, SQUARE, TEXT, Tiny, pictures, processor, text, tokenizer
+from tests.multimodal.tiny import (
+    SMALL,
+    SQUARE,
+    TEXT,
+    Tiny,
+    image_processor,
+    processor,
+    text,
+    tokenizer,
+)
 from tests.multimodal.tiny_more import _glm
-from tests.multimodal.tiny_seeing import PUBLISHED as SEEING_PUBLISHED
+from tests.multimodal.tiny_vision import PUBLISHED as SEEING_PUBLISHED
 
 
 def mllama() -> Tiny:
     tok = tokenizer("<|python_tag|>", bos_token="<|begin|>")
     tok.bos_token = "<|begin|>"
     tok.add_special_tokens({"additional_special_tokens": ["<|image|>"]})
-    tower = {
+    encoder = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 2,
         "intermediate_size": 48, "image_size": 28, "patch_size": 7, "max_num_tiles": 4,
         "intermediate_layers_indices": [0, 1], "vision_output_dim": 96,
     }  # fmt: skip
     config = tf.MllamaConfig(
-        vision_config=tower, image_token_index=tok.convert_tokens_to_ids("<|image|>"),
+        vision_config=encoder, image_token_index=tok.convert_tokens_to_ids("<|image|>"),
         text_config=text(
             "mllama_text_model", num_hidden_layers=4, cross_attention_layers=[1, 3],
             vocab_size=tok.convert_tokens_to_ids("<|image|>"), pad_token_id=0, bos_token_id=257,
         ),
     )  # fmt: skip
-    reader = pictures("Mllama", size=SQUARE, max_image_tiles=4)
+    reader = image_processor("Mllama", size=SQUARE, max_image_tiles=4)
     return Tiny(config, tf.MllamaProcessor(reader, tok), "<|image|>")
 
 
@@ -43,12 +52,12 @@ def internvl_chat(language: str = "qwen2") -> Tiny:
         context_image_token="<IMG_CONTEXT>", start_image_token="<img>",
         end_image_token="</img>", video_token="<video>",
     )  # fmt: skip
-    tower = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True}
+    encoder = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True}
     config = tf.InternVLConfig(
-        vision_config=tower, text_config=text(language), downsample_ratio=0.5,
+        vision_config=encoder, text_config=text(language), downsample_ratio=0.5,
         image_token_id=tok.convert_tokens_to_ids("<IMG_CONTEXT>"), tie_word_embeddings=False,
     )  # fmt: skip
-    reader = pictures("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4,
+    reader = image_processor("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4,
         image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])  # fmt: skip
     whole = processor(
         tf.InternVLProcessor, reader, tok, video_processor=NoVideos(), image_seq_length=4
@@ -109,7 +118,7 @@ def write(folder: Path, config: dict[str, Any]) -> None:
 
 
 def gemma4_bidirectional() -> Tiny:
-    """A picture has more places than the window; what full layers make of it is read."""
+    """An image has more places than the window; what full layers make of it is read."""
     return gemma4(
         use_bidirectional_attention="vision", sliding_window=20, num_kv_shared_layers=1,
         num_hidden_layers=5,
@@ -131,14 +140,14 @@ def gemma4(**changes: Any) -> Tiny:
             "num_kv_shared_layers": 2, **changes,
         },
     )  # fmt: skip
-    tower = {
+    encoder = {
         **SMALL, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
         "position_embedding_size": 64, "pooling_kernel_size": 3,
     }  # fmt: skip
     config = tf.Gemma4Config(
-        text_config=held, vision_config=tower, audio_config=None, video_token_id=390, **ids
+        text_config=held, vision_config=encoder, audio_config=None, video_token_id=390, **ids
     )
-    reader = pictures("Gemma4", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
+    reader = image_processor("Gemma4", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
     whole = processor(
         tf.Gemma4Processor, tf.Gemma4AudioFeatureExtractor(), reader, tok, NoVideos(),
         image_seq_length=70,
@@ -157,17 +166,19 @@ def _qwen3_5(kind: str, **more: Any) -> Tiny:
         "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
         "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16, **more,
     }  # fmt: skip
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "spatial_merge_size": 2,
         "temporal_patch_size": 2, "out_hidden_size": 64, "intermediate_size": 48,
         "num_position_embeddings": 64,
     }  # fmt: skip
     config = getattr(tf, f"{kind}Config")(
-        vision_config=tower, text_config=held, image_token_id=257, video_token_id=258,
+        vision_config=encoder, text_config=held, image_token_id=257, video_token_id=258,
         vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+    )
     whole = processor(tf.Qwen3VLProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
 
@@ -189,18 +200,20 @@ def glm_ocr() -> Tiny:
 
 def exaone4_5() -> Tiny:
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<vision>", "</vision>")
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "num_key_value_heads": 1, "patch_size": 7,
         "out_hidden_size": 64, "intermediate_size": 48, "window_size": 28,
         "fullatt_block_indexes": [1],
     }  # fmt: skip
     config = tf.Exaone4_5_Config(
-        vision_config=tower, image_token_id=257, video_token_id=258, text_config=text(
+        vision_config=encoder, image_token_id=257, video_token_id=258, text_config=text(
             "exaone4", sliding_window=64, layer_types=["sliding_attention", "full_attention"],
         ),
     )  # fmt: skip
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+    )
     whole = processor(tf.Exaone4_5_Processor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<vision><|image_pad|></vision>")
 
@@ -213,7 +226,7 @@ def video_llama3() -> Tiny:
         video_token_id=tok.convert_tokens_to_ids("<video>"),
     )  # fmt: skip
     size = {"shortest_edge": 14 * 14, "longest_edge": 84 * 84}
-    reader = pictures("VideoLlama3", patch_size=7, merge_size=1, size=size)
+    reader = image_processor("VideoLlama3", patch_size=7, merge_size=1, size=size)
     whole = processor(tf.VideoLlama3Processor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<image>")
 

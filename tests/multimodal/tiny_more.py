@@ -1,4 +1,4 @@
-"""More tiny random checkpoints behind towers; see tiny.py."""
+"""More tiny random checkpoints behind encoders; see tiny.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.multimodal.tiny import (
     SQUARE,
     TEXT,
     Tiny,
-    pictures,
+    image_processor,
     processor,
     text,
     tokenizer,
@@ -27,7 +27,7 @@ MIXTURE = {
 }  # fmt: skip
 
 
-def quick_pictures(name: str, **options: Any) -> Any:
+def quick_images(name: str, **options: Any) -> Any:
     """An image processor of torchvision, which is then also what a server finds."""
     return getattr(tf, f"{name}ImageProcessor")(**options)
 
@@ -39,7 +39,7 @@ def _glm(kind: str, reader: str, **more: Any) -> Tiny:
         "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2],
         "partial_rotary_factor": 0.5,
     }  # fmt: skip
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "image_size": 56,
         "out_hidden_size": 64, "intermediate_size": 48, "temporal_patch_size": 2,
     }  # fmt: skip
@@ -50,9 +50,9 @@ def _glm(kind: str, reader: str, **more: Any) -> Tiny:
     held = {**TEXT, "rope_parameters": rope, **more}
     if kind == "Glm46V":
         held["model_type"] = "glm4v_text"
-    config = getattr(tf, f"{kind}Config")(vision_config=tower, text_config=held, **ids)
+    config = getattr(tf, f"{kind}Config")(vision_config=encoder, text_config=held, **ids)
     size = {"shortest_edge": 28 * 28, "longest_edge": 2 * 112 * 112}
-    made = pictures(reader, patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
+    made = image_processor(reader, patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
     whole = processor(getattr(tf, f"{reader}Processor"), made, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|begin_of_image|><|image|><|end_of_image|>")
 
@@ -76,7 +76,7 @@ def mistral3() -> Tiny:
         vision_feature_layer=-1, spatial_merge_size=2,
     )  # fmt: skip
     patch = {"height": 7, "width": 7}
-    reader = quick_pictures("Pixtral", patch_size=patch, size={"longest_edge": 84})
+    reader = quick_images("Pixtral", patch_size=patch, size={"longest_edge": 84})
     return Tiny(
         config, tf.PixtralProcessor(reader, tok, patch_size=7, spatial_merge_size=2), "[IMG]"
     )
@@ -89,7 +89,7 @@ def pixtral() -> Tiny:
         vision_feature_layer=-1, vision_feature_select_strategy="full",
     )  # fmt: skip
     patch = {"height": 7, "width": 7}
-    reader = quick_pictures("Pixtral", patch_size=patch, size={"longest_edge": 56})
+    reader = quick_images("Pixtral", patch_size=patch, size={"longest_edge": 56})
     return Tiny(config, tf.PixtralProcessor(reader, tok, patch_size=7), "[IMG]")
 
 
@@ -105,7 +105,7 @@ def deepseek_vl_hybrid() -> Tiny:
         high_res_vision_config=sam,
         image_token_id=tok.convert_tokens_to_ids("<image_placeholder>"),
     )  # fmt: skip
-    reader = pictures(
+    reader = image_processor(
         "DeepseekVLHybrid", size={"height": 56, "width": 56}, min_size=14,
         high_res_size={"height": 128, "width": 128},
     )  # fmt: skip
@@ -123,7 +123,7 @@ def aria() -> Tiny:
         ),
         image_token_index=tok.convert_tokens_to_ids("<|img|>"),
     )  # fmt: skip
-    reader = pictures(
+    reader = image_processor(
         "Aria", max_image_size=980, min_image_size=336, split_resolutions=[[980, 980]]
     )
     return Tiny(config, tf.AriaProcessor(reader, tok, size_conversion={980: 8}), "<|img|>")
@@ -132,12 +132,12 @@ def aria() -> Tiny:
 def ovis2() -> Tiny:
     names = "<image> <IMG_ATOM> <IMG_START> <IMG_GRID> <IMG_COL> <IMG_ROW> <IMG_END>"
     tok = tokenizer(*names.split())
-    tower = {**SMALL, "vocab_size": 40, "hidden_stride": 2, "num_visual_indicator_tokens": 5}
+    encoder = {**SMALL, "vocab_size": 40, "hidden_stride": 2, "num_visual_indicator_tokens": 5}
     config = tf.Ovis2Config(
-        vision_config=tower, text_config=text("qwen2"), image_token_id=258,
+        vision_config=encoder, text_config=text("qwen2"), image_token_id=258,
         visual_indicator_token_ids=[259, 260, 261, 262, 263], vocab_size=400, hidden_size=64,
     )  # fmt: skip
-    reader = pictures("Ovis2", size=SQUARE, crop_to_patches=True, max_patches=4)
+    reader = image_processor("Ovis2", size=SQUARE, crop_to_patches=True, max_patches=4)
     return Tiny(config, tf.Ovis2Processor(reader, tok, image_seq_length=4), "<image>")
 
 
@@ -151,7 +151,9 @@ def paddleocr_vl() -> Tiny:
         vision_start_token_id=257, vision_end_token_id=258,
     )  # fmt: skip
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    reader = pictures("PaddleOCRVL", patch_size=7, merge_size=2, temporal_patch_size=1, size=size)
+    reader = image_processor(
+        "PaddleOCRVL", patch_size=7, merge_size=2, temporal_patch_size=1, size=size
+    )
     return Tiny(
         config, tf.PaddleOCRVLProcessor(reader, tok),
         "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
@@ -161,20 +163,20 @@ def paddleocr_vl() -> Tiny:
 def llama4() -> Tiny:
     names = "<|image|> <|image_start|> <|image_end|> <|patch|> <|tile_x_separator|>"
     tok = tokenizer(*names.split(), "<|tile_y_separator|>")
-    tower = {
+    encoder = {
         **SMALL, "intermediate_size": 128, "image_size": 28, "vision_output_dim": 48,
         "projector_input_dim": 48,
         "projector_output_dim": 48, "pixel_shuffle_ratio": 0.5,
     }  # fmt: skip
     config = tf.Llama4Config(
-        vision_config=tower, image_token_index=260, boi_token_index=258, eoi_token_index=259,
+        vision_config=encoder, image_token_index=260, boi_token_index=258, eoi_token_index=259,
         text_config=text(
             "llama4_text", head_dim=16, num_local_experts=4, intermediate_size_mlp=96,
             num_hidden_layers=4,
             attention_chunk_size=64,
         ),
     )  # fmt: skip
-    reader = quick_pictures("Llama4", size=SQUARE, max_patches=4, resize_to_max_canvas=False)
+    reader = quick_images("Llama4", size=SQUARE, max_patches=4, resize_to_max_canvas=False)
     return Tiny(config, tf.Llama4Processor(reader, tok, patch_size=7), "<|image|>")
 
 
@@ -188,7 +190,7 @@ def cohere2_vision() -> Tiny:
         vision_config=SIGLIP, text_config=text("cohere2", **windows), downsample_factor=2,
         image_token_id=tok.convert_tokens_to_ids("<|IMG_PATCH|>"), alignment_intermediate_size=64,
     )  # fmt: skip
-    reader = quick_pictures("Cohere2Vision", size=SQUARE, max_patches=4, patch_size=7)
+    reader = quick_images("Cohere2Vision", size=SQUARE, max_patches=4, patch_size=7)
     reader.patch_size = 2
     return Tiny(config, tf.Cohere2VisionProcessor(reader, tok), "<|IMG_PATCH|>")
 
@@ -203,7 +205,9 @@ def smolvlm() -> Tiny:
         vision_config=SMALL, text_config=text("llama"), scale_factor=2,
         image_token_id=tok.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
-    reader = pictures("SmolVLM", size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    reader = image_processor(
+        "SmolVLM", size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+    )
     whole = processor(tf.SmolVLMProcessor, reader, tok, video_processor=NoVideos(), image_seq_len=4)
     return Tiny(config, whole, "<image>")
 
@@ -214,18 +218,18 @@ def minicpmv4_6() -> Tiny:
         image_end_token="</image>", slice_start_token="<slice>", slice_end_token="</slice>",
         image_id_start_token="<image_id>", image_id_end_token="</image_id>",
     )  # fmt: skip
-    tower = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
+    encoder = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
     linear = {
         "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
         "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         "head_dim": 16,
     }  # fmt: skip
     config = tf.MiniCPMV4_6Config(
-        vision_config=tower, text_config=text("qwen3_5_text", **linear), insert_layer_id=0,
+        vision_config=encoder, text_config=text("qwen3_5_text", **linear), insert_layer_id=0,
         image_token_id=tok.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=tok.convert_tokens_to_ids("<|video_pad|>"),
     )  # fmt: skip
-    reader = pictures("MiniCPMV4_6", scale_resolution=112, max_slice_nums=4, patch_size=14)
+    reader = image_processor("MiniCPMV4_6", scale_resolution=112, max_slice_nums=4, patch_size=14)
     whole = processor(
         tf.MiniCPMV4_6Processor, image_processor=reader, video_processor=NoVideos(), tokenizer=tok
     )
@@ -241,17 +245,17 @@ def kimi_k25() -> Tiny:
         "v_head_dim": 16, "head_dim": 8, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1,
         **MIXTURE,
     }  # fmt: skip
-    tower = {
+    encoder = {
         **SMALL, "pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 2,
         "merge_kernel_size": [2, 2],
     }  # fmt: skip
     config = tf.Kimi_K25Config(
-        vision_config=tower, text_config=text("deepseek_v3", **latent), projection_hidden_size=32,
+        vision_config=encoder, text_config=text("deepseek_v3", **latent), projection_hidden_size=32,
         image_token_id=tok.convert_tokens_to_ids("<|media_pad|>"),
         video_token_id=tok.convert_tokens_to_ids("<|film|>"),
     )  # fmt: skip
     size = {"max_height": 112, "max_width": 112}
-    reader = quick_pictures("Kimi_K25", patch_size=7, merge_size=2, size=size)
+    reader = quick_images("Kimi_K25", patch_size=7, merge_size=2, size=size)
     whole = processor(tf.Kimi_K25Processor, reader, tok, video_processor=NoVideos())
     # Hugging Face writes a name that no published checkpoint has
     renamed = ("language_model.model.blocks.", "language_model.model.layers.")
@@ -263,15 +267,15 @@ def lfm2_vl() -> Tiny:
         image_token="<image>", image_start_token="<|image_start|>",
         image_end_token="<|image_end|>", image_thumbnail_token="<|img_thumbnail|>",
     )  # fmt: skip
-    tower = {
+    encoder = {
         "model_type": "siglip2_vision_model", **SMALL, "num_patches": 64, "vision_use_head": False,
     }  # fmt: skip
     config = tf.Lfm2VlConfig(
-        vision_config=tower, projector_hidden_size=48,
+        vision_config=encoder, projector_hidden_size=48,
         text_config=text("lfm2", layer_types=["conv", "full_attention"], conv_L_cache=3),
         image_token_id=tok.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
-    reader = quick_pictures(
+    reader = quick_images(
         "Lfm2Vl", do_image_splitting=False, encoder_patch_size=7, min_image_tokens=1,
         max_image_tokens=16, downsample_factor=2, tile_size=56, max_num_patches=64,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The newest tiny checkpoints of language models behind towers; see ``tiny.py``."""
+"""The newest tiny checkpoints of language models behind encoders; see ``tiny.py``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.multimodal.tiny import (
     SMALL,
     SQUARE,
     Tiny,
-    pictures,
+    image_processor,
     processor,
     text,
     tokenizer,
 )
-from tests.multimodal.tiny_more import quick_pictures
+from tests.multimodal.tiny_more import quick_images
 from tests.multimodal.tiny_newest import NEWEST, NEWEST_NEEDS
-from tests.multimodal.tiny_seeing import SEEING, SEEING_NEEDS
+from tests.multimodal.tiny_vision import SEEING, SEEING_NEEDS
 
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
@@ -34,12 +34,14 @@ def qianfan_ocr() -> Tiny:
         "<image>", context_image_token="<IMG_CONTEXT>", start_image_token="<img>",
         end_image_token="</img>",
     )  # fmt: skip
-    tower = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "drop_path_rate": 0.1}
+    encoder = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "drop_path_rate": 0.1}
     config = tf.QianfanOCRConfig(
-        vision_config=tower, text_config=text("qwen3", head_dim=16), image_seq_length=4,
+        vision_config=encoder, text_config=text("qwen3", head_dim=16), image_seq_length=4,
         image_token_id=tok.convert_tokens_to_ids("<IMG_CONTEXT>"),
     )  # fmt: skip
-    reader = pictures("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    reader = image_processor(
+        "GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4
+    )
     whole = tf.QianfanOCRProcessor(reader, tok, image_seq_length=4)
     # Hugging Face writes a name that no published checkpoint has
     renamed = ("language_model.model.encoder.layers.", "language_model.model.layers.")
@@ -48,35 +50,39 @@ def qianfan_ocr() -> Tiny:
 
 def lfm3_vl() -> Tiny:
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-    tower = {
+    encoder = {
         "hidden_size": 32, "intermediate_size": 48, "patch_size": 7, "num_hidden_layers": 4,
         "num_attention_heads": 2, "num_key_value_heads": 1,
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     }  # fmt: skip
     config = tf.Lfm3VlConfig(
-        vision_config=tower, projector_hidden_size=48, text_config=text(
+        vision_config=encoder, projector_hidden_size=48, text_config=text(
             "lfm3", num_hidden_layers=3, layer_types=["conv", "sliding_attention", "full_attention"]
         ), image_token_id=257, video_token_id=258, vision_start_token_id=259,
         vision_end_token_id=260,
     )  # fmt: skip
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA
+    )
     whole = processor(tf.Lfm3VlProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
 
 
 def hyperclovax_vision_v2() -> Tiny:
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<vision>", "</vision>")
-    tower = {
+    encoder = {
         "model_type": "qwen2_5_vl_vision", "depth": 2, "hidden_size": 32, "num_heads": 2,
         "patch_size": 7, "out_hidden_size": 48, "intermediate_size": 48, "window_size": 28,
         "fullatt_block_indexes": [1],
     }  # fmt: skip
     scales = {"logits_scaling": 0.5, "residual_multiplier": 0.7, "embedding_multiplier": 2.0}
     config = tf.HyperCLOVAXVisionV2Config(
-        vision_config=tower, text_config=text("hyperclovax", **scales), image_token_id=257,
+        vision_config=encoder, text_config=text("hyperclovax", **scales), image_token_id=257,
         video_token_id=258,
     )  # fmt: skip
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA
+    )
     whole = processor(tf.HyperCLOVAXVisionV2Processor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<vision><|image_pad|></vision>")
 
@@ -87,13 +93,13 @@ def minicpm_ocr() -> Tiny:
         image_end_token="</image>", slice_start_token="<slice>", slice_end_token="</slice>",
         image_id_start_token="<image_id>", image_id_end_token="</image_id>",
     )  # fmt: skip
-    tower = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
+    encoder = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
     config = tf.MiniCPMOcrConfig(
-        vision_config=tower, text_config=text("qwen3_5_text", **LINEAR), insert_layer_id=0,
+        vision_config=encoder, text_config=text("qwen3_5_text", **LINEAR), insert_layer_id=0,
         image_token_id=tok.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=tok.convert_tokens_to_ids("<|video_pad|>"),
     )  # fmt: skip
-    reader = quick_pictures("MiniCPMOcr", scale_resolution=56, max_slice_nums=4, patch_size=14)
+    reader = quick_images("MiniCPMOcr", scale_resolution=56, max_slice_nums=4, patch_size=14)
     whole = processor(
         tf.MiniCPMOcrProcessor, image_processor=reader, video_processor=NoVideos(), tokenizer=tok
     )
@@ -110,18 +116,18 @@ def minicpmv4_7() -> Tiny:
         "image_token_id": "<|image_pad|>", "image_start_id": "<image>", "image_end_id": "</image>",
         "slice_start_id": "<slice>", "slice_end_id": "</slice>",
     }  # fmt: skip
-    tower = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
+    encoder = {**SMALL, "image_size": 112, "patch_size": 14, "insert_layer_id": 0}
     rope = {
         "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
         "mrope_interleaved": True, "partial_rotary_factor": 0.5,
     }  # fmt: skip
     config = tf.MiniCPMV4_7Config(
-        vision_config=tower, insert_layer_id=0, video_token_id=398,
+        vision_config=encoder, insert_layer_id=0, video_token_id=398,
         text_config=text("qwen3_5_text", rope_parameters=rope, **LINEAR),
         newline_id=tok("\n")["input_ids"][0],
         **{key: tok.convert_tokens_to_ids(token) for key, token in ids.items()},
     )  # fmt: skip
-    reader = pictures("MiniCPMV4_6", scale_resolution=56, max_slice_nums=6, patch_size=14)
+    reader = image_processor("MiniCPMV4_6", scale_resolution=56, max_slice_nums=6, patch_size=14)
     whole = processor(
         tf.MiniCPMV4_7Processor, image_processor=reader, video_processor=NoVideos(), tokenizer=tok
     )
@@ -138,16 +144,14 @@ def gemma4_unified() -> Tiny:
         sliding_window=96, layer_types=["sliding_attention", "full_attention"] * 2, pad_token_id=0,
         num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=30.0,
     )  # fmt: skip
-    tower = {
+    encoder = {
         "patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 48, "mm_posemb_size": 64,
         "output_proj_dims": 48,
     }  # fmt: skip
     config = tf.Gemma4UnifiedConfig(
-        text_config=held, vision_config=tower, audio_config=None, video_token_id=390, **ids
+        text_config=held, vision_config=encoder, audio_config=None, video_token_id=390, **ids
     )
-    reader = quick_pictures(
-        "Gemma4Unified", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3
-    )
+    reader = quick_images("Gemma4Unified", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
     whole = processor(
         tf.Gemma4UnifiedProcessor, tf.Gemma4UnifiedAudioFeatureExtractor(), reader, tok, NoVideos(),
         image_seq_length=70,
@@ -158,7 +162,7 @@ def gemma4_unified() -> Tiny:
 def step3p7() -> Tiny:
     names = "<im_patch> <im_start> <im_end> <patch_start> <patch_end> <patch_newline>"
     tok = tokenizer(*names.split())
-    tower = {
+    encoder = {
         "hidden_size": 32, "mlp_ratio": 1.5, "num_hidden_layers": 2, "num_attention_heads": 2,
         "image_size": 56, "patch_size": 7, "max_position_embeddings": 64,
     }  # fmt: skip
@@ -168,8 +172,8 @@ def step3p7() -> Tiny:
         mlp_layer_types=["dense", "sparse", "sparse", "sparse"], n_routed_experts=4,
         num_experts_per_tok=2, moe_intermediate_size=32, share_expert_dim=24, pad_token_id=0,
     )  # fmt: skip
-    config = tf.Step3p7Config(vision_config=tower, text_config=held, image_token_id=257)
-    reader = quick_pictures(
+    config = tf.Step3p7Config(vision_config=encoder, text_config=held, image_token_id=257)
+    reader = quick_images(
         "Step3p7", size={"height": 56, "width": 56}, patch_size=28, vision_patch_size=7
     )
     return Tiny(config, tf.Step3p7Processor(reader, tok), "<im_patch>")
@@ -180,7 +184,7 @@ def granite_docling() -> Tiny:
     tok = tokenizer(
         *tiles, "<fake_token_around_image>", "<global-img>", image_token="<image>",
     )  # fmt: skip
-    tower = {
+    encoder = {
         **SMALL, "num_hidden_layers": 4, "out_hidden_size": 64, "scale_factor": 2,
         "deepstack_visual_indexes": [1, 3],
     }  # fmt: skip
@@ -189,27 +193,29 @@ def granite_docling() -> Tiny:
         "attention_multiplier": 0.2,
     }  # fmt: skip
     config = tf.GraniteDoclingConfig(
-        vision_config=tower, text_config=text("granite_docling_text", **scales),
+        vision_config=encoder, text_config=text("granite_docling_text", **scales),
         image_token_id=tok.convert_tokens_to_ids("<image>"), density_router_hidden_size=16,
         pad_token_id=None,
     )  # fmt: skip
-    reader = pictures("GraniteDocling", size=SQUARE, max_patches=4)
+    reader = image_processor("GraniteDocling", size=SQUARE, max_patches=4)
     return Tiny(config, tf.GraniteDoclingProcessor(reader, tok, image_seq_len=4), "<image>")
 
 
 def cosmos3_edge() -> Tiny:
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-    tower = {
+    encoder = {
         **{key: value for key, value in SMALL.items() if key != "image_size"}, "num_patches": 16,
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
     config = tf.Cosmos3EdgeConfig(
-        vision_config=tower, projector_hidden_size=48, image_token_id=257, video_token_id=398,
+        vision_config=encoder, projector_hidden_size=48, image_token_id=257, video_token_id=398,
         text_config=text(
             "cosmos3_edge_text", head_dim=16, rope_parameters=rope, hidden_act="relu2",
         ), vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
-    reader = pictures("Cosmos3Edge", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA)
+    reader = image_processor(
+        "Cosmos3Edge", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA
+    )
     whole = processor(tf.Cosmos3EdgeProcessor, reader, tok, video_processor=NoVideos())
     whole.return_mm_token_type_ids = True  # which its own generate asks for
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
@@ -228,7 +234,7 @@ def _muse(kind: str, **more: Any) -> Tiny:
     config = getattr(tf, f"{kind}Config")(
         vision_config=MUSE_TOWER, image_token_id=257, video_token_id=398, **sizes, **more
     )
-    reader = quick_pictures("MuseGlimmer", patch_size=7, max_image_tokens=16)
+    reader = quick_images("MuseGlimmer", patch_size=7, max_image_tokens=16)
     whole = processor(
         getattr(tf, f"{kind}Processor"), image_processor=reader, video_processor=NoVideos(),
         tokenizer=tok, **({"feature_extractor": NoVideos()} if kind == "MuseSpark" else {}),

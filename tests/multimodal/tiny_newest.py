@@ -1,4 +1,4 @@
-"""Tiny checkpoints of towers before decoders with indexes, streams and biases; see ``tiny.py``."""
+"""Tiny checkpoints of encoders before decoders with indexes, streams and biases; see ``tiny.py``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import transformers as tf
 from radixlm.multimodal.checkpoint import NoVideos
 from tests.fakes.later_configs import LATER
 from tests.fakes.newest_configs import NEWEST as SHAPES
-from tests.multimodal.tiny import TEXT, Tiny, pictures, processor, tokenizer
-from tests.multimodal.tiny_more import quick_pictures
+from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, tokenizer
+from tests.multimodal.tiny_more import quick_images
 
 TOKENS = {
     "vocab_size": 400, "max_position_embeddings": 2048, "bos_token_id": None,
@@ -31,15 +31,15 @@ def held(architecture: str, **more: Any) -> dict[str, Any]:
 def minimax_m3() -> Tiny:
     marks = "]<]image[>[ ]<]video[>[".split()
     tok = tokenizer(*marks, "]<]start of image[>[", "]<]end of image[>[")
-    tower = {
+    encoder = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
     }  # fmt: skip
     config = tf.MiniMaxM3VLConfig(
-        vision_config=tower, text_config=held("MiniMaxM3VLForCausalLM"), image_token_index=257,
+        vision_config=encoder, text_config=held("MiniMaxM3VLForCausalLM"), image_token_index=257,
         video_token_index=398, projector_hidden_size=48,
     )  # fmt: skip
-    reader = quick_pictures(
+    reader = quick_images(
         "MiniMaxM3VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA
     )
     whole = processor(tf.MiniMaxM3VLProcessor, reader, tok, video_processor=NoVideos())
@@ -49,25 +49,23 @@ def minimax_m3() -> Tiny:
 def glm5_next() -> Tiny:
     names = "<|image|> <|video|> <|begin_of_image|> <|end_of_image|> <|begin_of_video|>"
     tok = tokenizer(*names.split(), "<|end_of_video|>")
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "image_size": 56,
         "out_hidden_size": 64, "intermediate_size": 48, "projection_intermediate_size": 40,
         "swiglu_limit": 0.5,
     }  # fmt: skip
     config = tf.Glm5NextConfig(
-        vision_config=tower, text_config=held("Glm5NextForCausalLM"), image_token_id=257,
+        vision_config=encoder, text_config=held("Glm5NextForCausalLM"), image_token_id=257,
         video_token_id=398,
     )  # fmt: skip
-    reader = quick_pictures(
-        "Glm5Next", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA
-    )
+    reader = quick_images("Glm5Next", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
     whole = processor(tf.Glm5NextProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|begin_of_image|><|image|><|end_of_image|>")
 
 
 def dots3_note() -> Tiny:
     tok = tokenizer("<|imgpad|>", "<|video_pad|>", "<|audio_comp_pad|>", "<|img|>")
-    tower = {
+    encoder = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "patch_size": 7,
         "num_attention_heads": 2, "moe_intermediate_size": 24, "adapter_in_dim": 32,
         "adapter_out_dim": 64, "pyramid_num_routed": [-1, 2, 4],
@@ -78,10 +76,12 @@ def dots3_note() -> Tiny:
         "adapter_out_dim": 64,
     }  # fmt: skip
     config = tf.Dots3NoteConfig(
-        vision_config=tower, audio_config=ears, text_config=held("Dots3NoteForCausalLM"),
+        vision_config=encoder, audio_config=ears, text_config=held("Dots3NoteForCausalLM"),
         image_token_id=257, video_token_id=398, audio_token_id=399,
     )  # fmt: skip
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA
+    )
     whole = processor(
         tf.Dots3NoteProcessor, image_processor=reader, tokenizer=tok, video_processor=NoVideos(),
         feature_extractor=tf.Dots3NoteFeatureExtractor(),
@@ -93,15 +93,15 @@ def inkling() -> Tiny:
     pytest.importorskip("torchvision")
     marks = "<|unused_200054|> <|unused_200053|> <|content_image|> <|content_audio_input|>"
     tok = tokenizer(*marks.split())
-    tower = {
+    encoder = {
         "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     }  # fmt: skip
     config = tf.InklingConfig(
-        vision_config=tower, text_config=held("InklingForCausalLM"), image_token_id=257,
+        vision_config=encoder, text_config=held("InklingForCausalLM"), image_token_id=257,
         audio_token_id=398, image_bos_token_id=259, audio_bos_token_id=260,
         audio_config={"n_mel_bins": 8, "mel_vocab_size": 16},
     )  # fmt: skip
-    reader = quick_pictures("Inkling", size={"height": 8, "width": 8})
+    reader = quick_images("Inkling", size={"height": 8, "width": 8})
     whole = tf.InklingProcessor(tf.InklingFeatureExtractor(), reader, tok)
     return Tiny(config, whole, "<|unused_200054|>")
 

@@ -65,7 +65,7 @@ def test_runs_are_checked() -> None:
         Media("image", bytes(32), ((0, 4),), {"x": Array("uint8", (1,), b"a")}, ((3, 0),))
 
 
-def pictures(seed: int, *spans: tuple[int, int]) -> tuple[Media, ...]:
+def images(seed: int, *spans: tuple[int, int]) -> tuple[Media, ...]:
     """Of different content, none of whose places see one another."""
     return tuple(
         Media("image", bytes([seed, i]) + bytes(30), (span,), {}) for i, span in enumerate(spans)
@@ -89,9 +89,9 @@ def begun(bench: Bench, media: dict[str, tuple[Media, ...]]) -> list[int]:
 
 
 def test_a_step_encodes_no_more_than_its_budget() -> None:
-    """Six prompts whose pictures begin early: without a budget one step would reach them all."""
-    media = {f"r{i}": pictures(i, (2, 12), (20, 9)) for i in range(6)}
-    media["big"] = pictures(9, (1, 40))
+    """Six prompts whose images begin early: without a budget one step would reach them all."""
+    media = {f"r{i}": images(i, (2, 12), (20, 9)) for i in range(6)}
+    media["big"] = images(9, (1, 40))
     bench = Bench(num_pages=200, step_tokens=16)
     prompts = {rid: [1 + (7 * i + j) % 29 for j in range(45)] for i, rid in enumerate(media)}
     for rid, prompt in prompts.items():
@@ -104,12 +104,12 @@ def test_a_step_encodes_no_more_than_its_budget() -> None:
     assert max(steps) == 40 and sorted(steps)[-2] <= 16  # the big one goes alone
 
 
-def test_the_same_picture_counts_once() -> None:
+def test_the_same_image_counts_once() -> None:
     """Two of 40 places leave no budget for a third, unless it is one of the two."""
     for third, count in ((1, 20), (2, 2)):
         bench = Bench(num_pages=200, step_tokens=110, max_prefill_tokens=200)
         for first, seed in ((1, 0), (2, 1), (3, third)):
-            bench.submit(str(first), [first, *PROMPT[1:45]], media=pictures(seed, (2, 40)))
+            bench.submit(str(first), [first, *PROMPT[1:45]], media=images(seed, (2, 40)))
         bench.run()
         assert [item.count for item in bench.executor.steps[0].items] == [45, 45, count]
 

@@ -363,7 +363,7 @@ def test_progress_bar_only_on_a_terminal(
 
 @pytest.mark.parametrize("prefix", ["language_model.", "model.language_model.", ""])
 def test_a_decoder_inside_a_composite_checkpoint(folder: Path, prefix: str) -> None:
-    """Names as LLaVA-like checkpoints have them, with a tower beside."""
+    """Names as LLaVA-like checkpoints have them, with an encoder beside."""
     expected = weights_of(loaded(folder))
 
     def rename(tensors: dict[str, torch.Tensor]) -> None:

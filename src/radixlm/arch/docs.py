@@ -66,7 +66,10 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
 
 
 POOLED = ("encoder.py", "heads.py")
-HEARING = ("encoded.py", "hearing.py")  # tests/multimodal/test_sounds.py, test_whisper_sounds.py
+HEARING = (
+    "encoded.py",
+    "hearing.py",
+)  # tests/multimodal/test_audio_models.py, test_whisper_sounds.py
 
 
 def page() -> str:

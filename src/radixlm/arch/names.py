@@ -176,7 +176,7 @@ _BUFFERS = re.compile(
     r"\.(inv_freq|attn\.(embed_positions|causal_mask)|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
     r"|position_ids|lora_[AB]\.(vision|speech)\.weight|slope_rate|layer_multipliers|ngram_heads_(offsets|vocab_sizes)|(query|key|diagonal)_decay)$"
 )
-# Towers of composite checkpoints and predictors of further tokens are no part of the decoder.
+# Encoders of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
@@ -200,7 +200,7 @@ _SCALES = re.compile(
     r"|qweight|qzeros|scales|g_idx|weight_(packed|shape|zero_point|g_idx)|input_zero_point)$"
     r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?$"
 )
-# What makes pictures and motions out of the same layers.
+# What makes images and motions out of the same layers.
 _MAKERS = re.compile(
     r"^(model\.language_model\.)?(action_(modality_embed$|proj_(in|out)\.)|time_embedder\."
     r"|proj_(in|out)\.|norm_moe_gen\.|layers\.\d+\.\w+_moe_gen\."
@@ -221,7 +221,7 @@ def _num_experts(decoder: Decoder) -> float:
 
 def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
-    the copy of a tied head, scales, towers, extra layers that predict further tokens."""
+    the copy of a tied head, scales, encoders, extra layers that predict further tokens."""
     if _BUFFERS.search(name) or _BESIDE.match(name) or _SCALES.search(name):
         return True
     if _MAKERS.match(name) or _is_shared_copy(name, decoder):

@@ -52,12 +52,12 @@ class Rope(Record):
     scaling: RopeScaling | None = None
     interleaved: bool = False  # rotate (0,1)(2,3).. instead of (0,d/2)(1,d/2+1)..
     backward: bool = False  # the other way round
-    # frequencies that turn by the time, the row and the column of a picture's place: so many of
+    # frequencies that turn by the time, the row and the column of an image's place: so many of
     # each one after another, or dealt out in turn (``is_woven``)
     sections: tuple[int, ...] = ()
     is_woven: bool = False
     is_paired: bool = False  # rows and columns take turns, and the time has the last ones
-    # columns, rows and the picture's number, before them the place in the prompt if there are four;
+    # columns, rows and the image's number, before them the place in the prompt if there are four;
     # each has twice as many of the channels, one after another: a pair's two may differ
     is_by_channel: bool = False
 
@@ -136,7 +136,7 @@ class Variant(Record):
     experts: int = 0  # of the q and o projections, of which a token takes heads / kv_heads ones
     q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
     q_rank_norm: Norm | None = None
-    is_causal: bool = False  # even where in other layers the places of a picture see one another
+    is_causal: bool = False  # even where in other layers the places of an image see one another
 
 
 class Attention(Record):
@@ -519,8 +519,8 @@ class Pair(Record):
 
 
 class CrossAttention(Record):
-    """Attention to the rows that a tower makes of a prompt's pictures, without positions. A token
-    sees the pictures of the last run of neighbouring ones that has begun; one that stands before
+    """Attention to the rows that an encoder makes of a prompt's images, without positions. A token
+    sees the images of the last run of neighbouring ones that has begun; one that stands before
     them all sees all of them. ``bias``: of q, v and the output."""
 
     heads: int
@@ -627,7 +627,7 @@ class Block(Record):
     """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
     parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
     mixer's norm; crossed is pre with a learned gate for each branch, skipped in a prompt without
-    pictures (and its feed-forward by tokens that stand before them)."""
+    images (and its feed-forward by tokens that stand before them)."""
 
     mixer: (
         Attention
@@ -843,7 +843,7 @@ class Decoder(Record):
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
     embed_affine: bool = False  # embeddings are moved and scaled by learned numbers a channel
-    norms_table: bool = False  # ... of the token table's alone: what towers make passes it by
+    norms_table: bool = False  # ... of the token table's alone: what encoders make passes it by
     altup: AltUp | None = None
     streams: Streams | None = None
     layer_inputs: LayerInputs | None = None
@@ -856,8 +856,8 @@ class Decoder(Record):
     unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
     unsaid: tuple[int, ...] = ()  # tokens that are never the next one
     skips: tuple[Skip, ...] = ()
-    adds_rows: bool = False  # what towers make is added to the embeddings of its tokens
-    # behind which layers rows of a tower's own join, in order; () = behind the first ones
+    adds_rows: bool = False  # what encoders make is added to the embeddings of its tokens
+    # behind which layers rows of an encoder's own join, in order; () = behind the first ones
     deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None
     encoder: Encoder | None = None

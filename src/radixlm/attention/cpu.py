@@ -141,7 +141,7 @@ class CpuBackend:
         lengths = self.starts.data_ptr(), self.kv_len.data_ptr(), int(self.kv_len.shape[0])
         self._lengths_at = lengths
         self._mutual: list[Span] = []
-        if batch.mutual:
+        if batch.bidirectional_spans:
             self._mutual = [s for s in spans_of(batch) if s.num_ahead is not None]
 
     def run(

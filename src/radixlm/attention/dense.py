@@ -34,7 +34,7 @@ def takes(batch: ForwardBatch, site: AttentionSite) -> bool:
         and length % STEP == 0
         and is_even
         and is_new
-        and not batch.mutual
+        and not batch.bidirectional_spans
         and site.stores
         and not site.latent
         and site.head_dim == site.v_dim <= MAX_DIM

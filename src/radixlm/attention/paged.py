@@ -94,7 +94,7 @@ class PluginBackend(PagedBackend):
 
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch."""
-        if batch.mutual:
+        if batch.bidirectional_spans:
             raise self._refuse("tokens that see one another forwards")
         self._batch = batch
 

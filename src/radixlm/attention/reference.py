@@ -129,9 +129,9 @@ def spans_of(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
         Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
         for index, kv_len in enumerate(batch.kv_len_S.tolist())
     ]
-    if not batch.mutual or not looks_ahead:
+    if not batch.bidirectional_spans or not looks_ahead:
         return spans
-    return [part for span in spans for part in _cut(span, batch.mutual)]
+    return [part for span in spans for part in _cut(span, batch.bidirectional_spans)]
 
 
 def _cut(span: Span, runs: Sequence[tuple[int, int]]) -> Iterator[Span]:

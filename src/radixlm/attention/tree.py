@@ -1,5 +1,5 @@
 """Which of a step's own tokens see one another, as bits: trees of guesses, and runs of tokens
-(pictures) that see one another forwards.
+(images) that see one another forwards.
 
 Legend: T packed tokens, W words of 32 bits.
 """
@@ -16,10 +16,10 @@ from radixlm.step.batch import ForwardBatch
 
 
 def tree_of_runs(batch: ForwardBatch) -> Tree:
-    """All before a token and, within the runs of ``batch.mutual``, the whole run."""
+    """All before a token and, within the runs of ``batch.bidirectional_spans``, the whole run."""
     num_tokens, device = batch.num_tokens, batch.device
     end_T = torch.arange(1, num_tokens + 1, device=device)
-    for first, count in batch.mutual:
+    for first, count in batch.bidirectional_spans:
         end_T[first : first + count] = first + count
     start_S1 = batch.query_start_S1.long()
     start_T = torch.repeat_interleave(start_S1[:-1], start_S1.diff(), output_size=num_tokens)

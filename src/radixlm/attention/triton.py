@@ -141,8 +141,8 @@ class TritonBackend(PagedBackend):
         self._batch = batch
         self._works = {}
         self._launches = {}
-        self._tree = tree_of_runs(batch) if batch.mutual else None
-        self._has_runs = bool(batch.mutual)
+        self._tree = tree_of_runs(batch) if batch.bidirectional_spans else None
+        self._has_runs = bool(batch.bidirectional_spans)
         batch.preparing = cast(PreparingRunner, self) if self._prepares else None
 
     def see_tree(self, tree: Tree | None) -> None:

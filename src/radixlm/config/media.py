@@ -18,7 +18,7 @@ class MediaConfig(Group):
     ] = None
     mm_attention_backend: Annotated[
         str | None,
-        "Attention kernels of the towers.",
+        "Attention kernels of the encoders.",
         Flag(choices=("sdpa", "fa3", "triton_attn"), built=(), needs=_MEDIA),
     ] = None
     disable_fast_image_processor: Annotated[

@@ -43,12 +43,12 @@ from radixlm.executor.capacity import STATES_A_REQUEST
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import MediaRows
+from radixlm.executor.media_embeddings import MediaVectors, VectorPooler
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Model as StepModel
 from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.executor.tables import SlotTables
-from radixlm.executor.vectors import MediaVectors, VectorPooler
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
@@ -182,10 +182,10 @@ def _facts(
 
 
 def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> MediaRows | None:
-    """The towers, unless there are none or none are wanted."""
+    """The encoders, unless there are none or none are wanted."""
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
-    return cast(MediaRows, load("radixlm.engine.towers:media_rows")(info, device))
+    return cast(MediaRows, load("radixlm.engine.mm_encoders:media_rows")(info, device))
 
 
 def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:

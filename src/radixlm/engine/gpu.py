@@ -75,7 +75,7 @@ def reads_on_host(block: Block) -> str:
     """What of a block needs the device's numbers on the host; "" if nothing does."""
     attention = block.attention
     if isinstance(block.mixer, CrossAttention) or block.cross is not None:
-        return "what sees pictures is put together on the host"
+        return "what sees images is put together on the host"
     is_chosen = isinstance(attention, SummedAttention) or (
         isinstance(attention, LatentAttention) and attention.index is not None
     )

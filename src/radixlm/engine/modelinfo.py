@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.media_facts import MediaFacts, media_facts
-from radixlm.arch.families.pools import seeing_all, sees_all, vectors
+from radixlm.arch.families.media_facts import MultimodalSpec, multimodal_spec
+from radixlm.arch.families.pools import sees_all, vectors, with_bidirectional_attention
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.gguf import first_parts
 from radixlm.arch.hf import (
@@ -46,7 +46,7 @@ class ModelInfo(Record):
     eos_ids: tuple[int, ...]
     generation: dict[str, Any]
     sentence: Sentence | None = None
-    media: MediaFacts | None = None  # of a model with towers
+    media: MultimodalSpec | None = None  # of a model with encoders
     is_foreign: bool = False  # runs by transformers
 
     @property
@@ -56,7 +56,7 @@ class ModelInfo(Record):
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether towers stand before the language model."""
+        """Whether encoders stand before the language model."""
         return self.media is not None
 
     @property
@@ -154,7 +154,7 @@ def _pooling(
     """The model with the head of a sentence-transformers folder, or of --is-embedding."""
     sentence = read_sentence(folder)
     if decoder.pool is None and (sentence is not None or config.model.is_embedding):
-        decoder = vectors(c, seeing_all(c, decoder) if sees_all(c) else decoder)
+        decoder = vectors(c, with_bidirectional_attention(c, decoder) if sees_all(c) else decoder)
     if sentence is not None:
         decoder = with_modules(decoder, sentence, str(folder / "modules.json"))
     return decoder, sentence
@@ -167,8 +167,8 @@ def _text_len(c: Config, decoder: Decoder, sentence: Sentence | None) -> int:
     return min(length, sentence.max_length or length) if sentence is not None else length
 
 
-def _media(architecture: str, folder: Path) -> MediaFacts | None:
-    return media_facts(architecture, read_object(folder / "config.json"))
+def _media(architecture: str, folder: Path) -> MultimodalSpec | None:
+    return multimodal_spec(architecture, read_object(folder / "config.json"))
 
 
 def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig, ModelInfo]:

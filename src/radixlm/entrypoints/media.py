@@ -16,10 +16,10 @@ from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers
 from radixlm.multimodal.features import Features, is_features, read_features
 from radixlm.multimodal.fetch import FetchRules, fetch
-from radixlm.multimodal.processor import Given, Kind, MediaProcessor, Prompt
+from radixlm.multimodal.processor import Kind, MediaProcessor, Prompt, RawMedia
 from radixlm.multimodal.video import MAX_FRAMES
 
-MAX_PICTURES = 256
+MAX_MEDIA = 256
 # type of a part -> what it holds; None: nothing that any model reads
 KINDS: Mapping[str, Literal["image", "video", "audio"] | None] = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
@@ -31,7 +31,7 @@ _TEXT_ONLY = "this model reads text only"
 
 
 class MediaReader:
-    """Fetches pictures and has them read."""
+    """Fetches images and has them read."""
 
     def __init__(
         self, processor: MediaProcessor, rules: FetchRules, row: tuple[int, int, int], vocab: int
@@ -40,7 +40,7 @@ class MediaReader:
         self._processor, self._rules, self._row, self._vocab = processor, rules, row, vocab
 
     def warm(self) -> None:
-        """Load the processor in a thread of its own: the first picture need not wait for it."""
+        """Load the processor in a thread of its own: the first image need not wait for it."""
         threading.Thread(target=self._processor.warm, name="processor", daemon=True).start()
 
     def read(
@@ -56,13 +56,13 @@ class MediaReader:
         if features:
             if len(features) < len(sources):
                 where = sources[0].where
-                raise InvalidRequest(f"{where}: either pictures or features of them", where)
+                raise InvalidRequest(f"{where}: either images or features of them", where)
             return self._processor.read_features(prompt, features, add_special_tokens)
         if isinstance(prompt, str):
             text = prompt
         else:
             text, add_special_tokens = self._processor.text_of(prompt), False
-        given = [Given(one.kind, self._bytes(one), one.where) for one in sources]
+        given = [RawMedia(one.kind, self._bytes(one), one.where) for one in sources]
         where = sources[0].where if sources else "text"
         return self._processor.read(text, given, add_special_tokens, where)
 
@@ -96,37 +96,37 @@ class MediaReader:
         await asyncio.to_thread(self._processor.load)
 
     @property
-    def gives_vector(self) -> bool:
-        """Whether a picture has a vector of its own, which takes no text."""
-        return self._processor.gives_vector
+    def embeds_images(self) -> bool:
+        """Whether an image has a vector of its own, which takes no text."""
+        return self._processor.embeds_images
 
     async def vector(self, source: Source) -> Prompt:
-        """The prompt of a picture by itself, read in a thread."""
+        """The prompt of an image by itself, read in a thread."""
         if isinstance(source.value, Mapping | tuple):
-            raise InvalidRequest(f"{source.where}: must be one picture", source.where)
+            raise InvalidRequest(f"{source.where}: must be one image", source.where)
         return await asyncio.to_thread(self._vector, source)
 
     def _vector(self, source: Source) -> Prompt:
-        return self._processor.read_vector(Given("image", self._bytes(source), source.where))
+        return self._processor.read_vector(RawMedia("image", self._bytes(source), source.where))
 
     @property
     def window_s(self) -> float | None:
-        """The longest sound that is heard at once; None: as long as the context allows. Asked of
+        """The longest audio that is heard at once; None: as long as the context allows. Asked of
         the processor: ``ready`` first."""
         return self._processor.window_s
 
     @property
     def rate(self) -> int:
-        """Samples a second of ``sound``; ``ready`` first."""
+        """Samples a second of ``audio``; ``ready`` first."""
         return self._processor.rate
 
-    async def sound(self, data: bytes, where: str) -> Samples:
+    async def audio(self, data: bytes, where: str) -> Samples:
         """A file as the model hears it, read in a thread."""
-        return await asyncio.to_thread(self._processor.read_sound, data, where)
+        return await asyncio.to_thread(self._processor.read_audio, data, where)
 
-    async def heard(self, text: str, sound: Samples, where: str) -> Prompt:
-        """The prompt of a text with one sound, made in a thread."""
-        given = [Given("audio", sound, where)]
+    async def heard(self, text: str, audio: Samples, where: str) -> Prompt:
+        """The prompt of a text with one audio clip, made in a thread."""
+        given = [RawMedia("audio", audio, where)]
         return await asyncio.to_thread(self._processor.read, text, given, False, where)
 
     async def prompt(
@@ -168,10 +168,10 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
 
 
 def sources_of(messages: Sequence[Mapping[str, Any]], reader: MediaReader | None) -> list[Source]:
-    """The pictures of a conversation in order; InvalidRequest for what the model cannot read."""
+    """The images of a conversation in order; InvalidRequest for what the model cannot read."""
     found = [_source(part, kind, where, reader) for part, kind, where in _parts(messages)]
-    if len(found) > MAX_PICTURES:
-        raise InvalidRequest(f"messages: at most {MAX_PICTURES} pictures a request", "messages")
+    if len(found) > MAX_MEDIA:
+        raise InvalidRequest(f"messages: at most {MAX_MEDIA} images a request", "messages")
     return found
 
 
@@ -200,7 +200,7 @@ def _source(part: Mapping[str, Any], type_: str, where: str, reader: MediaReader
 
 
 def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:
-    """A URL or base64; ``{"url": ...}``, and of a sound ``{"data": ..., "format": ...}``; of a film
+    """A URL or base64; ``{"url": ...}``, and of an audio clip ``{"data": ..., "format": ...}``; of a video
     also a list of frames."""
     if isinstance(held, Mapping):
         held = held.get("url", held.get("data"))
@@ -212,7 +212,7 @@ def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]
 
 
 def resolve(batch: Batch, reader: MediaReader | None) -> None:
-    """Give native requests with pictures their prompts; InvalidRequest for a text-only model.
+    """Give native requests with images their prompts; InvalidRequest for a text-only model.
     Takes as long as the fetches."""
     for request, sources in zip(batch.requests, batch.images, strict=True):
         if not sources:

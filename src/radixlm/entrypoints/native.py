@@ -72,8 +72,8 @@ MAX_RID_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A picture, film or sound as the client names it; a tuple holds the frames of a film, an
-    object what a processor or a tower made (``multimodal/features.py``). ``where`` is the field
+    """An image, video or audio as the client names it; a tuple holds the frames of a video, an
+    object what a processor or an encoder made (``multimodal/features.py``). ``where`` is the field
     that errors name."""
 
     value: str | bytes | tuple[str | bytes, ...] | Mapping[str, Any]
@@ -121,7 +121,7 @@ def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
 
 def media_of(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
     """The media of prompt i: a field holds one or a list for a single prompt, and for a list of
-    prompts one or a list each; URLs, base64, paths or bytes; a film may be a list of frames."""
+    prompts one or a list each; URLs, base64, paths or bytes; a video may be a list of frames."""
     sources = []
     for kind in KINDS:
         where = f"{kind}_data"
@@ -477,8 +477,8 @@ def hidden_rows(output: Output, dim: int) -> list[Any]:
     then one row a token. ``dim`` numbers a row; what has come last is at the end of ``output``."""
     rows = np.frombuffer(b"".join(output.hidden_states or ()), np.float32)
     rows = rows.reshape(-1, dim if dim and not len(rows) % dim else max(1, len(rows)))
-    num_places = output.prompt_tokens + max(output.completion_tokens - 1, 0)
-    num_prompt = min(len(rows), max(0, output.prompt_tokens - (num_places - len(rows))))
+    num_placeholders = output.prompt_tokens + max(output.completion_tokens - 1, 0)
+    num_prompt = min(len(rows), max(0, output.prompt_tokens - (num_placeholders - len(rows))))
     prompt = [rows[:num_prompt].tolist()] if num_prompt else []
     return [*prompt, *rows[num_prompt:].tolist()]
 

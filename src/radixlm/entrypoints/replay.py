@@ -52,7 +52,7 @@ def why_not(record: dict[str, Any]) -> str | None:
     if record.get("pooling"):
         return "it asks for a vector"
     if record.get("num_media"):
-        return "its pictures are not on record"
+        return "its images are not on record"
     grammar = record.get("grammar")
     if grammar and (grammar.get("after") or grammar["kind"] not in record["sampling_params"]):
         return "its grammar comes from a chat"

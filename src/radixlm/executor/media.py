@@ -1,7 +1,7 @@
-"""The rows that towers make of a prompt's media, and where they go in a step.
+"""The rows that encoders make of a prompt's media, and where they go in a step.
 
-A tower runs when a step reaches its media's first place; what it made is kept by content, so that
-the next chunk, a retraction or another request with the same picture finds it.
+An encoder runs when a step reaches its media's first place; what it made is kept by content, so that
+the next chunk, a retraction or another request with the same image finds it.
 
 Legend: N rows of one media, T tokens of a step, D model channels, L layers with rows of their own.
 """
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from radixlm.executor.pictures import Pictures
+from radixlm.executor.encoder_outputs import EncoderOutputs
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
@@ -26,11 +26,11 @@ from radixlm.wire.media import ROWS, Media
 log = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20
-# what a tower raises for inputs that do not fit it
+# what an encoder raises for inputs that do not fit it
 _OF_TOWERS = (ValueError, RuntimeError, IndexError, KeyError, TypeError, AssertionError)
 
 
-class Tower(Protocol):
+class MultimodalEncoder(Protocol):
     """What turns media into rows."""
 
     def rows(self, media: Media) -> Tensor:
@@ -43,36 +43,39 @@ class MediaRows:
 
     def __init__(
         self,
-        tower: Tower,
+        encoder: MultimodalEncoder,
         max_bytes: int = CACHE_BYTES,
-        crossed_token: int | None = None,
-        keeps_ids: bool = False,
+        cross_attention_token: int | None = None,
+        needs_token_ids: bool = False,
     ) -> None:
-        """``crossed_token``: the token in the one place of a picture that layers attend to.
-        ``keeps_ids``: layers read the tokens in the places of media, its ``input_ids``."""
-        self._tower, self._max_bytes, self._num_bytes = tower, max_bytes, 0
+        """``cross_attention_token``: the token in the one place of an image that layers attend to.
+        ``needs_token_ids``: layers read the tokens in the places of media, its ``input_ids``."""
+        self._encoder, self._max_bytes, self._num_bytes = encoder, max_bytes, 0
         self._held: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._keeps_ids = keeps_ids
-        self._crossed_token, self._pictures = crossed_token, Pictures(self.made)
+        self._keeps_ids = needs_token_ids
+        self._crossed_token, self._encoder_outputs = (
+            cross_attention_token,
+            EncoderOutputs(self.made),
+        )
 
     def of(self, media: Media) -> Tensor:
-        """[1 + L, N, D]; ValueError where the tower makes another number of rows than places."""
+        """[1 + L, N, D]; ValueError where the encoder makes another number of rows than places."""
         rows = self.made(media)
-        if rows.shape[1] != media.num_places:
+        if rows.shape[1] != media.num_placeholders:
             self._num_bytes -= self._held.pop(media.digest).nbytes
             raise ValueError(
-                f"the tower made {rows.shape[1]} rows of {media.kind} for {media.num_places} places"
+                f"the encoder made {rows.shape[1]} rows of {media.kind} for {media.num_placeholders} places"
             )
         return rows
 
     def made(self, media: Media) -> Tensor:
-        """What the tower makes, or has made before."""
+        """What the encoder makes, or has made before."""
         found = self._held.get(media.digest)
         if found is not None:
             self._held.move_to_end(media.digest)
             return found
         given = media.inputs.get(ROWS)
-        rows = self._tower.rows(media) if given is None else torch.from_numpy(given.read().copy())
+        rows = self._encoder.rows(media) if given is None else torch.from_numpy(given.read().copy())
         self._held[media.digest] = rows
         self._num_bytes += rows.nbytes
         while self._num_bytes > self._max_bytes and len(self._held) > 1:
@@ -84,23 +87,25 @@ class MediaRows:
         """Write the rows of the media places of this step into the batch. Request id -> why its
         media have no rows: such a request fails alone."""
         failed: dict[str, str] = {}
-        at, mutual = 0, []
+        at, bidirectional_spans = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
                 with caught(media, item.rid, failed):
                     self._put_one(media, item, at, batch)
                 end = item.start + item.count
-                runs = [run for run in media.mutual if item.start <= run[0] < end]
-                mutual += [(at + start - item.start, count) for start, count in runs]
+                runs = [run for run in media.bidirectional_spans if item.start <= run[0] < end]
+                bidirectional_spans += [(at + start - item.start, count) for start, count in runs]
             at += item.count
-        batch.mutual = tuple(mutual)
+        batch.bidirectional_spans = tuple(bidirectional_spans)
         if self._crossed_token is not None:
-            batch.sights = self._pictures.sights(plan, tables, failed)
+            batch.cross_attention_spans = self._encoder_outputs.cross_attention_spans(
+                plan, tables, failed
+            )
         return failed
 
     def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
         if self._crossed_token is not None:
-            self._pictures.of(media)
+            self._encoder_outputs.of(media)
         row, end = 0, item.start + item.count
         for start, count in media.spans:
             first, last = max(start, item.start), min(start + count, end)
@@ -120,14 +125,14 @@ class MediaRows:
 
 @contextmanager
 def caught(media: Media, rid: str, failed: dict[str, str]) -> Iterator[None]:
-    """What a tower raises goes to ``failed``; what the device raises does not."""
+    """What an encoder raises goes to ``failed``; what the device raises does not."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except _OF_TOWERS as error:
         log.warning("request %s: %s", rid, error)
-        failed[rid] = f"the {media.kind} cannot be read by its tower: {error}"
+        failed[rid] = f"the {media.kind} cannot be read by its encoder: {error}"
 
 
 def _write(batch: ForwardBatch, at: int, made: Tensor) -> None:

@@ -139,7 +139,7 @@ def prepare(
 
 
 def put_extras(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
-    """What few steps have: rows of embeddings, second texts, positions of pictures."""
+    """What few steps have: rows of embeddings, second texts, positions of images."""
     batch.extras = plan.extras
     if tables.num_odd:
         starts_S = np.cumsum([0, *(item.count for item in plan.items)])

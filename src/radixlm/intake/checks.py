@@ -34,7 +34,7 @@ class Checks(Record):
             ids = self._embed_ids(request.embeds, request.num_embeds)
         elif request.prompt is not None:
             ids = request.prompt.ids.tolist()
-            num_media = sum(one.num_places for one in request.prompt.media)
+            num_media = sum(one.num_placeholders for one in request.prompt.media)
             return self._fit(ids, is_pooled, may_cut=False, num_media=num_media)
         elif request.input_ids is not None:
             ids = request.input_ids
@@ -102,7 +102,7 @@ class Checks(Record):
             )
         if self.facts.allow_auto_truncate and may_cut:
             return ids[:most]
-        of_media = f", {num_media} of them of pictures, films or sounds" if num_media else ""
+        of_media = f", {num_media} of them of images, videos or audio clips" if num_media else ""
         raise PromptTooLong(
             f"the prompt has {len(ids)} tokens{of_media}; the context is "
             f"{self.facts.context_len} tokens and at least one is needed for the answer",

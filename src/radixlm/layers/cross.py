@@ -1,10 +1,10 @@
-"""Layers that attend to a prompt's pictures and not to its text (Llama 3.2 Vision), and those that
-attend to a sound besides (Whisper).
+"""Layers that attend to a prompt's images and not to its text (Llama 3.2 Vision), and those that
+attend to an audio clip besides (Whisper).
 
-What a layer makes of a picture's rows is kept beside them (``step.batch.Picture``), so that it is
-computed once however many chunks, steps and requests see the picture.
+What a layer makes of an image's rows is kept beside them (``step.batch.EncoderOutput``), so that it is
+computed once however many chunks, steps and requests see the image.
 
-Legend: T tokens, D model channels, H query heads, K KV heads, C head channels, N rows of pictures.
+Legend: T tokens, D model channels, H query heads, K KV heads, C head channels, N rows of images.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
-from radixlm.step.batch import ForwardBatch, Picture, Sight
+from radixlm.step.batch import CrossAttentionSpan, EncoderOutput, ForwardBatch
 
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks go in pieces
 
 
 class CrossAttentionLayer(Module):
-    """q of the tokens, k and v of the pictures' rows; both may be normed, nothing turns."""
+    """q of the tokens, k and v of the images' rows; both may be normed, nothing turns."""
 
     def __init__(self, spec: CrossAttention, dim: int, context: LayerContext, layer: int) -> None:
-        """``layer`` names the layer among those that keep something of a picture."""
+        """``layer`` names the layer among those that keep something of an image."""
         self.spec, self._layer, self._dtype = spec, layer, context.compute_dtype
         q_rows, kv_rows = spec.rows
         self.q = context.linear(dim, q_rows, spec.bias, Shard(0))
@@ -46,53 +46,53 @@ class CrossAttentionLayer(Module):
     def finish(self) -> None:
         self._version = object()  # what was made with other weights is of no use
 
-    def run(self, x_TD: Tensor, sights: Sequence[Sight]) -> Tensor:
-        """The mixer's branch [T, D]; zeros for tokens that no sight has."""
+    def run(self, x_TD: Tensor, cross_attention_spans: Sequence[CrossAttentionSpan]) -> Tensor:
+        """The mixer's branch [T, D]; zeros for tokens that no span has."""
         spec = self.spec
         q_THC = self.q.run(x_TD).view(-1, spec.head_dim)
         if spec.norm is not None:
             q_THC = self.q_norm.run(q_THC)
         q_THC = q_THC.view(-1, spec.heads, spec.head_dim)
         out_THC = torch.zeros_like(q_THC)
-        for sight in sights:
-            self._look(q_THC, sight, out_THC)
+        for span in cross_attention_spans:
+            self._look(q_THC, span, out_THC)
         return self.o.run(out_THC.flatten(1))
 
-    def _look(self, q_THC: Tensor, sight: Sight, out_THC: Tensor) -> None:
-        seen = [self._of(picture, sight.is_before) for picture in sight.pictures]
+    def _look(self, q_THC: Tensor, span: CrossAttentionSpan, out_THC: Tensor) -> None:
+        seen = [self._of(image, span.is_before) for image in span.images]
         k_KNC, v_KNC = (
             (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)
             for parts in zip(*seen, strict=True)
         )
         step = max(1, MAX_SCORES // (self.spec.heads * k_KNC.shape[1]))
-        for first in range(sight.first, sight.first + sight.count, step):
-            rows = slice(first, min(first + step, sight.first + sight.count))
+        for first in range(span.first, span.first + span.count, step):
+            rows = slice(first, min(first + step, span.first + span.count))
             q_HTC = q_THC[rows].transpose(0, 1)
             grouped = q_HTC.reshape(self.spec.kv_heads, -1, q_HTC.shape[2])
             out = F.scaled_dot_product_attention(grouped, k_KNC, v_KNC)
             out_THC[rows] = out.view(q_HTC.shape).transpose(0, 1)
 
-    def _of(self, picture: Picture, all_rows: bool) -> tuple[Tensor, Tensor]:
-        """k and v [N, K, C] of a picture."""
-        held = picture.made.get(self._layer)
+    def _of(self, image: EncoderOutput, all_rows: bool) -> tuple[Tensor, Tensor]:
+        """k and v [N, K, C] of an image."""
+        held = image.made.get(self._layer)
         if held is None or held[0] is not self._version:
             spec = self.spec
-            rows_ND = picture.rows().to(self._dtype)
+            rows_ND = image.rows().to(self._dtype)
             k, v = self.kv.run(rows_ND).chunk(2, -1)
             k = k.reshape(-1, spec.head_dim)
             if spec.norm is not None:
                 k = self.k_norm.run(k)
             shape = (-1, spec.kv_heads, spec.head_dim)
             held = (self._version, k.view(shape), v.reshape(shape))
-            picture.made[self._layer] = held
+            image.made[self._layer] = held
         num = held[1].shape[0]
         if not all_rows:
-            num = num // picture.num_parts * picture.num_true
+            num = num // image.num_tiles * image.num_used_tiles
         return held[1][:num], held[2][:num]
 
 
 class CrossBlock(BlockLayer):
-    """A block of layout "crossed"; the stream passes by where no prompt has pictures."""
+    """A block of layout "crossed"; the stream passes by where no prompt has images."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, layer: int) -> None:
         assert isinstance(spec.mixer, CrossAttention)
@@ -105,20 +105,20 @@ class CrossBlock(BlockLayer):
         self._openings = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
 
     def _run_crossed(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        if not batch.sights:
+        if not batch.cross_attention_spans:
             return x_TD
         cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._openings)
-        x_TD += self.cross.run(self.norm1.run(x_TD), batch.sights) * cross_gate
+        x_TD += self.cross.run(self.norm1.run(x_TD), batch.cross_attention_spans) * cross_gate
         fed = self._feed(self.norm2.run(x_TD)) * ffn_gate
-        for sight in batch.sights:
-            if not sight.is_before:
-                rows = slice(sight.first, sight.first + sight.count)
+        for span in batch.cross_attention_spans:
+            if not span.is_before:
+                rows = slice(span.first, span.first + span.count)
                 x_TD[rows] += fed[rows]
         return x_TD
 
 
 class ThirdBranchBlock(BlockLayer):
-    """A block of layout "pre" that attends to rows of a tower between its two branches; a text
+    """A block of layout "pre" that attends to rows of an encoder between its two branches; a text
     without any goes past that."""
 
     def __init__(
@@ -138,9 +138,9 @@ class ThirdBranchBlock(BlockLayer):
         self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Sequence[Angles]
     ) -> Joining:
         x_TD += self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
-        if batch.sights:
-            seen_TD = self.cross.run(self.norm2.run(x_TD), batch.sights)
-            for sight in batch.sights:
-                rows = slice(sight.first, sight.first + sight.count)
+        if batch.cross_attention_spans:
+            seen_TD = self.cross.run(self.norm2.run(x_TD), batch.cross_attention_spans)
+            for span in batch.cross_attention_spans:
+                rows = slice(span.first, span.first + span.count)
                 x_TD[rows] += seen_TD[rows]
         return x_TD, self._feed(self.norm3.run(x_TD))

@@ -1,4 +1,4 @@
-"""Towers of checkpoints that have names of their own, in the class that has the same layers; see
+"""Encoders of checkpoints that have names of their own, in the class that has the same layers; see
 ``arch/families/media_layouts.py``."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def config_of(original: Original, raw: Any, folder: Path, transformers: Any) -> 
         values = original.config(original.completed(raw, folder))
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
+        raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
 
 
 def _add_norms(projector: Any, dtype: torch.dtype) -> None:
@@ -39,7 +39,7 @@ def _has_tower(names: Iterable[str]) -> bool:
 def fill(
     model: Any, original: Original, folder: Path, dtype: torch.dtype, beside: Path | None = None
 ) -> dict[str, list[Any]]:
-    """Load the towers' tensors into ``model``, first those of ``beside``; what is missing or
+    """Load the encoders' tensors into ``model``, first those of ``beside``; what is missing or
     misshapen."""
     if getattr(getattr(model, "config", None), "has_projector_norms", False):
         _add_norms(model.multi_modal_projector, dtype)
@@ -55,7 +55,7 @@ def fill(
                 is_row = part.shape == (1, *shape)  # a table of places, of a batch of one
                 given[key] = (part[0] if is_row else part).to(dtype)
     if _has_tower(wanted) and not _has_tower(given):
-        message = "holds no weights of its vision tower, nor does a folder of the tower's name"
+        message = "holds no weights of its vision encoder, nor does a folder of the encoder's name"
         raise CheckpointError(f"{folder}: {message} inside it or beside it")
     wrong = {k: v for k, v in given.items() if k in wanted and v.shape != wanted[k].shape}
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}

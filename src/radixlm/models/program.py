@@ -74,7 +74,9 @@ class StepProgram:
     def accepts(self, batch: ForwardBatch) -> bool:
         """Whether the step asks for nothing that the program cannot do."""
         is_plain = batch.rope_ids_3T is None and batch.deep_LTD is None and not batch.extras
-        is_plain = is_plain and not batch.mutual and batch.max_kv_len <= self._num_positions
+        is_plain = (
+            is_plain and not batch.bidirectional_spans and batch.max_kv_len <= self._num_positions
+        )
         return is_plain and (batch.embeds_TD is None or self._takes_embeds)
 
     def hidden(self, batch: ForwardBatch) -> Tensor:

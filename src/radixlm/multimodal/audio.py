@@ -1,4 +1,4 @@
-"""A sound's bytes as one channel of numbers, at the rate that a model hears.
+"""An audio clip's bytes as one channel of numbers, at the rate that a model hears.
 
 WAV is read by the standard library; soundfile, where it is installed, reads FLAC, OGG and MP3 too.
 """
@@ -22,9 +22,9 @@ BLOCK_S, AROUND_S = 60, 1  # seconds that are resampled at once, and what is hea
 Samples = NDArray[np.float32]
 
 
-def read_sound(data: bytes, rate: int, where: str) -> Samples:
+def read_audio(data: bytes, rate: int, where: str) -> Samples:
     """float32 [samples] in -1..1, the mean of the channels, ``rate`` samples a second;
-    InvalidRequest for what is no sound, or too short or long."""
+    InvalidRequest for what is no audio, or too short or long."""
     samples, found = _wave(data, where) if data[:4] == b"RIFF" else _soundfile(data, where)
     seconds = len(samples) / found
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
@@ -64,19 +64,21 @@ def _check_size(num_samples: int, rate: int, where: str) -> None:
 
 
 def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
-    soundfile = extra("soundfile", where, "WAV is read; other sounds need soundfile on the server")
+    soundfile = extra(
+        "soundfile", where, "WAV is read; other audio clips need soundfile on the server"
+    )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_size(len(file), file.samplerate, where)
             samples = file.read(dtype="float32", always_2d=True)
             return np.asarray(samples, np.float32), int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-        raise InvalidRequest(f"{where} is no sound that can be read: {error}", where) from None
+        raise InvalidRequest(f"{where} is no audio that can be read: {error}", where) from None
 
 
 def resample(samples: Samples, rate: int, wanted: int) -> Samples:
-    """The same sound at another rate. A long one in blocks, each heard with what is around it: the
-    memory does not grow with the sound."""
+    """The same audio at another rate. A long one in blocks, each heard with what is around it: the
+    memory does not grow with the audio."""
     block = BLOCK_S * rate
     if rate == wanted or len(samples) <= block:
         return _resampled(samples, rate, wanted)

@@ -1,4 +1,4 @@
-"""What ropes turn by where the crops of a picture lie on one plane: the whole picture stretched
+"""What ropes turn by where the crops of an image lie on one plane: the whole image stretched
 over it, its slices on their places, the marks between them on corners and edges (MiniCPM-V 4.7).
 
 Rows of the result are time, row and column. Text counts on in all three.
@@ -30,7 +30,7 @@ class Crop:
 
 @dataclass(slots=True)
 class _Frame:
-    """A whole picture and its slices; ``end``: behind the marks that close it."""
+    """A whole image and its slices; ``end``: behind the marks that close it."""
 
     whole: Crop
     slices: list[Crop] = field(default_factory=list)
@@ -107,7 +107,7 @@ def _put(out: Ids, frame: _Frame, origin: int) -> int:
 
 
 def canvas_ids(ids: Ids, crops: Sequence[Crop], canvas: Canvas) -> Ids:
-    """int32 [3, T] for the tokens of a prompt; ``crops`` in order, the whole of a picture before
+    """int32 [3, T] for the tokens of a prompt; ``crops`` in order, the whole of an image before
     its slices."""
     out = np.empty((3, len(ids)), np.int32)
     at = value = 0

@@ -1,7 +1,7 @@
 """The processor of a checkpoint folder, also where torchvision is not installed.
 
 Several processors of Hugging Face cannot be made without a video processor, which needs
-torchvision. They are made here with a stand-in that reads no videos; pictures are then read by
+torchvision. They are made here with a stand-in that reads no videos; images are then read by
 Pillow.
 """
 
@@ -17,8 +17,8 @@ from radixlm.arch.families.composite_newer import joined_layers
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.multimodal.built import reader_of
-from radixlm.multimodal.ears import ears_of, one_by_one
+from radixlm.multimodal.audio_processors import load_audio_processor, single_audio_processor
+from radixlm.multimodal.image_processors import load_custom_processor
 from radixlm.multimodal.original import make_processor, original_of
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -43,10 +43,10 @@ def load_processor(folder: Path) -> Any:
     try:
         import transformers  # noqa: PLC0415  (2 s that text models need not wait)
     except ImportError:
-        raise ConfigError("pictures need transformers and Pillow: install them") from None
+        raise ConfigError("images need transformers and Pillow: install them") from None
     transformers.logging.set_verbosity_error()
     raw = object_or_empty(folder / "config.json")
-    reader = reader_of(raw, folder, transformers)
+    reader = load_custom_processor(raw, folder, transformers)
     if reader is not None:
         return reader
     original = original_of(raw)
@@ -56,16 +56,16 @@ def load_processor(folder: Path) -> Any:
             return make_processor(original, raw, folder, transformers, NoVideos())
         except ImportError as error:
             raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
-    ears = ears_of(raw, folder, transformers)
+    ears = load_audio_processor(raw, folder, transformers)
     if ears is not None:
         return ears
     try:
-        return one_by_one(raw, transformers.AutoProcessor.from_pretrained(folder))
+        return single_audio_processor(raw, transformers.AutoProcessor.from_pretrained(folder))
     except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
         made = _by_hand(folder, transformers)
         if made is None:
             raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
-        return one_by_one(raw, made)
+        return single_audio_processor(raw, made)
 
 
 def load_image_processor(folder: Path) -> Any:
@@ -73,7 +73,7 @@ def load_image_processor(folder: Path) -> Any:
     try:
         import transformers  # noqa: PLC0415  (2 s that text models need not wait)
     except ImportError:
-        raise ConfigError("pictures need transformers and Pillow: install them") from None
+        raise ConfigError("images need transformers and Pillow: install them") from None
     transformers.logging.set_verbosity_error()
     try:
         return _image_processor(folder, transformers)
@@ -138,7 +138,7 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
 
 
 def num_deep_layers(folder: Path) -> int:
-    """How many layers of the decoder get rows of their own from the tower (DeepStack)."""
+    """How many layers of the decoder get rows of their own from the encoder (DeepStack)."""
     raw = unwrapped(object_or_empty(folder / "config.json"))
     if layers := joined_layers(raw):
         return len([layer for layer in layers if layer])

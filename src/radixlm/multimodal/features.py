@@ -1,4 +1,4 @@
-"""Pictures that a client has read itself: what its processor made, or the rows of the tower.
+"""Images that a client has read itself: what its processor made, or the rows of the encoder.
 
 Arrays come as nested lists, as base64 of a .npy or of a safetensors file, in a program also as
 arrays or tensors. Nothing is unpickled.
@@ -26,8 +26,8 @@ NOT_ARRAYS = frozenset(
     "pad_value uuid".split()
 )
 FORMATS = ("processor_output", "precomputed_embedding")
-MAX_BYTES = 1 << 30  # of all arrays of one picture
-MAX_SIDE = 100_000  # of sizes and grids: a tower makes room for what they say
+MAX_BYTES = 1 << 30  # of all arrays of one image
+MAX_SIDE = 100_000  # of sizes and grids: an encoder makes room for what they say
 # what a processor calls that which a client may call "feature"
 _MAIN = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _DTYPES = {
@@ -39,22 +39,22 @@ AnyArray = NDArray[Any]
 
 
 class Features(Record):
-    """``rows``: float32 [1 + L, N, D], what the tower would make; None: ``arrays`` are what a
-    processor made, for the tower. ``num_places``: how many places they fill, None: that is not
+    """``rows``: float32 [1 + L, N, D], what the encoder would make; None: ``arrays`` are what a
+    processor made, for the encoder. ``num_placeholders``: how many places they fill, None: that is not
     known. ``where`` is the field that errors name."""
 
     kind: str
     arrays: Mapping[str, AnyArray]
     rows: AnyArray | None
-    num_places: int | None
+    num_placeholders: int | None
     where: str
 
 
 def is_features(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a part of a request holds features instead of a picture's address."""
+    """Whether a part of a request holds features instead of an image's address."""
     if not isinstance(value, Mapping) or "url" in value:
         return False
-    known = value.get("format") in FORMATS  # of a sound it is "wav"
+    known = value.get("format") in FORMATS  # of an audio clip it is "wav"
     return known or any(name in value for name in (*ROW_NAMES, *_MAIN.values()))
 
 
@@ -210,20 +210,20 @@ def shared_out(
 ) -> list[tuple[Features, int]]:
     """How many of the ``places`` of a prompt each fills, in order. InvalidRequest with both counts
     where they do not fit."""
-    known = [one.num_places for one in features]
+    known = [one.num_placeholders for one in features]
     if len(known) == 1 and known[0] is None:
         return [(features[0], len(places))]
     where = features[0].where
     if None in known:
         raise InvalidRequest(
-            f"{where}: give what the processor made of all pictures as one, or with its grids",
+            f"{where}: give what the processor made of all images as one, or with its grids",
             where,
         )
     counts = [count for count in known if count is not None]
     if sum(counts) != len(places):
         raise InvalidRequest(
             f"{where}: {sum(counts)} rows for {len(places)} places of the prompt; a prompt has one "
-            "placeholder for each row, or for each picture",
+            "placeholder for each row, or for each image",
             where,
         )
     return list(zip(features, counts, strict=True))
@@ -232,8 +232,8 @@ def shared_out(
 def spread(
     ids: NDArray[np.int32], places: NDArray[np.int64], features: Sequence[Features]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """A prompt with one placeholder for each picture as one with a placeholder for each row."""
-    counts = [one.num_places or 1 for one in features]
+    """A prompt with one placeholder for each image as one with a placeholder for each row."""
+    counts = [one.num_placeholders or 1 for one in features]
     if len(places) != len(counts) or sum(counts) == len(places):
         return ids, places
     repeats = np.ones(len(ids), np.int64)

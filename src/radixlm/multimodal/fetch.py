@@ -1,4 +1,4 @@
-"""Bytes of a picture that a request names: data URI, base64, http(s), file; within limits.
+"""Bytes of an image that a request names: data URI, base64, http(s), file; within limits.
 
 Server-side requests on behalf of a client are how a server attacks its own network: addresses that
 are not public are refused (each redirect anew, and the address that was checked is the one that is

@@ -1,4 +1,4 @@
-"""A picture's bytes as Pillow's image."""
+"""An image's bytes as Pillow's image."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError, InvalidRequest
 
-MAX_PIXELS = 64 << 20  # of one picture: a few bytes may unpack to gigabytes
-# Pillow would run other programs for some of what it knows (EPS), or open what is no picture
+MAX_PIXELS = 64 << 20  # of one image: a few bytes may unpack to gigabytes
+# Pillow would run other programs for some of what it knows (EPS), or open what is no image
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "QOI")
-# heights that processors take for a number of channels, and by how much such pictures are enlarged
+# heights that processors take for a number of channels, and by how much such images are enlarged
 _LIKE_CHANNELS, _ENLARGED = (1, 3), 4
 # what Pillow raises for bytes that break off, lie or do not fit together
 _BROKEN = (
@@ -21,13 +21,13 @@ _BROKEN = (
 )  # fmt: skip
 
 
-def open_picture(data: bytes, where: str) -> Any:
-    """A picture in RGB, upright, of a film its first; InvalidRequest for what is none or too
+def open_image(data: bytes, where: str) -> Any:
+    """An image in RGB, upright, of a video its first; InvalidRequest for what is none or too
     large."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415  (an extra)
     except ImportError:
-        raise ConfigError("pictures need Pillow: install it") from None
+        raise ConfigError("images need Pillow: install it") from None
     Image.init()
     known = [name for name in FORMATS if name in Image.OPEN]
     try:
@@ -38,7 +38,7 @@ def open_picture(data: bytes, where: str) -> Any:
             )
         return _enlarged(_rgb(ImageOps.exif_transpose(image)))
     except UnidentifiedImageError:
-        raise InvalidRequest(f"{where} is no picture that can be read", where) from None
+        raise InvalidRequest(f"{where} is no image that can be read", where) from None
     except (*_BROKEN, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidRequest(f"{where} cannot be read: {error}", where) from None
 

@@ -19,11 +19,11 @@ def original_of(raw: Mapping[str, Any]) -> Original | None:
     return found if found is not None and found.processor else None
 
 
-def _films(original: Original, raw: Mapping[str, Any], transformers: Any) -> Any | None:
+def _videos(original: Original, raw: Mapping[str, Any], transformers: Any) -> Any | None:
     """The video processor; None where it needs a package that is not installed."""
-    if original.films is None:
+    if original.videos is None:
         return None
-    name, options = original.films(raw)
+    name, options = original.videos(raw)
     try:
         return getattr(transformers, name)(**options)
     except ImportError:
@@ -33,7 +33,7 @@ def _films(original: Original, raw: Mapping[str, Any], transformers: Any) -> Any
 def make_processor(
     original: Original, raw: Mapping[str, Any], folder: Path, transformers: Any, no_videos: Any
 ) -> Any:
-    """CheckpointError where the tokenizer lacks the tokens of pictures."""
+    """CheckpointError where the tokenizer lacks the tokens of images."""
     raw = original.completed(raw, folder)
     processor, reader_name = original.processor, original.reader
     if original.classes is not None:
@@ -60,7 +60,7 @@ def make_processor(
     parts = {
         "image_processor": reader(**original.reader_options(raw)),
         "tokenizer": tokenizer,
-        "video_processor": _films(original, raw, transformers) or no_videos,
+        "video_processor": _videos(original, raw, transformers) or no_videos,
         **{part: getattr(transformers, name)() for part, name in (original.parts or {}).items()},
     }
     known = {name: parts[name] for name in kind.get_attributes()}

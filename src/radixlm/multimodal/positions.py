@@ -1,6 +1,6 @@
 """What a rope with sections turns by: time, row and column of each place (Qwen2-VL's M-RoPE).
 
-Text counts on in all three; a picture's places have its corner plus their own row and column; the
+Text counts on in all three; an image's places have its corner plus their own row and column; the
 text behind goes on from the largest.
 """
 
@@ -42,7 +42,7 @@ def rope_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
 
 
 def numbered_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
-    """int32 [3, num_tokens]: text counts on through the pictures, a picture's places have its
+    """int32 [3, num_tokens]: text counts on through the images, an image's places have its
     number, their row and their column."""
     ids = np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
     for number, grid in enumerate(grids):

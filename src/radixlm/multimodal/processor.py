@@ -1,6 +1,6 @@
 """The checkpoint's own processor: text with placeholders, and media -> token ids and arrays.
 
-The processor of Hugging Face decides how many places a picture takes and what its tower reads.
+The processor of Hugging Face decides how many places an image takes and what its encoder reads.
 Media are read one by one where that gives the same, so that each is cached by its content.
 """
 
@@ -18,25 +18,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.media_facts import MediaFacts
+from radixlm.arch.families.media_facts import MultimodalSpec
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.base.record import Record
 from radixlm.multimodal import image
-from radixlm.multimodal.audio import Samples, read_sound
+from radixlm.multimodal.audio import Samples, read_audio
 from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
-from radixlm.multimodal.image import open_picture
+from radixlm.multimodal.image import open_image
 from radixlm.multimodal.positions import Grid, numbered_ids, rope_ids
-from radixlm.multimodal.video import Film, read_film, read_frames
+from radixlm.multimodal.video import Video, read_frames, read_video
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
 log = logging.getLogger(__name__)
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
-MAX_PIXELS = 4 * image.MAX_PIXELS  # of all pictures of a prompt
-FILM_FPS = 2.0  # frames a second that are looked at
+MAX_PIXELS = 4 * image.MAX_PIXELS  # of all images of a prompt
+VIDEO_FPS = 2.0  # frames a second that are looked at
 DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not say
 Ids = NDArray[np.int32]
 # what a processor makes of the text
@@ -53,9 +53,9 @@ _TOKENS = {
 }
 
 
-class Given(Record):
-    """One piece of media as a client sent it: a file's bytes, or a film's frames, each a file; a
-    sound may have been read already (``MediaProcessor.read_sound``)."""
+class RawMedia(Record):
+    """One piece of media as a client sent it: a file's bytes, or a video's frames, each a file; an
+    audio clip may have been read already (``MediaProcessor.read_audio``)."""
 
     kind: Kind
     data: bytes | tuple[bytes, ...] | Samples
@@ -84,14 +84,14 @@ class _Piece(Record):
 
     @property
     def num_pixels(self) -> int:
-        """Of a picture; films have a limit of their own."""
+        """Of an image; videos have a limit of their own."""
         return int(self.value.width * self.value.height) if self.kind == "image" else 0
 
 
 class MediaProcessor:
     """One checkpoint's processor. Thread-safe: one prompt at a time."""
 
-    def __init__(self, folder: Path, facts: MediaFacts, has_sections: bool) -> None:
+    def __init__(self, folder: Path, facts: MultimodalSpec, has_sections: bool) -> None:
         """``has_sections``: whether the model's ropes turn by time, row and column."""
         self._merge = facts.merge if has_sections else 0
         self._folder, self._facts = folder, facts
@@ -112,14 +112,16 @@ class MediaProcessor:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What the checkpoint has tokens for."""
-        has_frames = self._facts.has_frames
-        named = tuple(k for k in KINDS if k in self._facts.tokens or (k == "video" and has_frames))
-        return named or (("image", "video") if self._facts.has_films else ("image",))
+        video_as_images = self._facts.video_as_images
+        named = tuple(
+            k for k in KINDS if k in self._facts.tokens or (k == "video" and video_as_images)
+        )
+        return named or (("image", "video") if self._facts.reads_video else ("image",))
 
     @property
-    def gives_vector(self) -> bool:
-        """Whether a picture is read by ``read_vector``."""
-        return self._facts.gives_vector
+    def embeds_images(self) -> bool:
+        """Whether an image is read by ``read_vector``."""
+        return self._facts.embeds_images
 
     def token(self, kind: Kind) -> str:
         """The text that stands for a piece of media in a prompt."""
@@ -132,7 +134,7 @@ class MediaProcessor:
 
     @cached_property
     def _processor(self) -> Any:
-        if self._facts.gives_vector:
+        if self._facts.embeds_images:
             return load_image_processor(self._folder)
         return load_processor(self._folder)
 
@@ -147,7 +149,11 @@ class MediaProcessor:
         }
 
     def read(
-        self, text: str, given: Sequence[Given], add_special_tokens: bool, where: str = "messages"
+        self,
+        text: str,
+        given: Sequence[RawMedia],
+        add_special_tokens: bool,
+        where: str = "messages",
     ) -> Prompt:
         """The prompt of ``text``, which names its media in order by their placeholders.
 
@@ -168,7 +174,7 @@ class MediaProcessor:
         self, prompt: str | Sequence[int], given: Sequence[Features], add_special_tokens: bool
     ) -> Prompt:
         """The prompt of a text or of token ids with a placeholder for each row of ``given``, or for
-        each picture. InvalidRequest where the two do not fit."""
+        each image. InvalidRequest where the two do not fit."""
         if isinstance(prompt, str):
             tokenizer = self._processor.tokenizer
             with self._lock:
@@ -188,32 +194,32 @@ class MediaProcessor:
                 made = dict(one.arrays)
                 if one.rows is not None:
                     made[ROWS] = one.rows.copy()
-                    made[ROWS][0] *= self._facts.row_scale
+                    made[ROWS][0] *= self._facts.embed_scale
                 media.append(self._one(kind, made, places[at : at + count], ids))
                 at += count
         return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))
 
     def _check_features(self, given: Sequence[Features]) -> None:
         for one in given:
-            if one.rows is not None and self._facts.is_crossed:
-                message = f"{one.where}: this model attends to pictures; send a processor's output"
+            if one.rows is not None and self._facts.uses_cross_attention:
+                message = f"{one.where}: this model attends to images; send a processor's output"
                 raise InvalidRequest(message, one.where)
             name = self._size_name(one.kind)
             if self._merge and one.kind != "audio" and name not in one.arrays:
                 raise InvalidRequest(f"{one.where}: this model needs {name} besides", one.where)
 
     def _size_name(self, kind: str) -> str:
-        """What a processor calls the sizes of pictures or films."""
+        """What a processor calls the sizes of images or videos."""
         if not self._facts.canvas:
             return f"{kind}_grid_thw"
         return "target_sizes_videos" if kind == "video" else "target_sizes"
 
-    def read_vector(self, given: Given) -> Prompt:
-        """The prompt of a picture that its tower makes a vector of: one place."""
-        picture = self._piece(given).value
+    def read_vector(self, given: RawMedia) -> Prompt:
+        """The prompt of an image that its encoder makes a vector of: one place."""
+        image = self._piece(given).value
         with self._lock:
             try:
-                made = self._processor(images=[picture], return_tensors="np")
+                made = self._processor(images=[image], return_tensors="np")
             except (ValueError, IndexError, TypeError, KeyError) as error:
                 message = f"{given.where}: cannot be read here: {error}"
                 raise InvalidRequest(message, given.where) from None
@@ -227,22 +233,24 @@ class MediaProcessor:
 
     def _prompt(self, ids: Ids, media: tuple[Media, ...]) -> Prompt:
         """With ids of the content in the places of media."""
-        rule = self._facts.mutual
-        most = self._facts.most_places
-        large = next((one for one in media if most and one.num_places > most), None)
+        rule = self._facts.bidirectional
+        most = self._facts.max_image_tokens
+        large = next((one for one in media if most and one.num_placeholders > most), None)
         if large is not None:
-            message = f"a {large.kind} has {large.num_places} places, this model takes {most}"
+            message = f"a {large.kind} has {large.num_placeholders} places, this model takes {most}"
             raise InvalidRequest(f"messages: {message}", "messages")
         media = _mutual(media, len(ids), rule)
-        if self._facts.is_crossed and media and media[0].spans[0][0]:
-            media = tuple(msgspec.structs.replace(one, is_seen_before=True) for one in media)
+        if self._facts.uses_cross_attention and media and media[0].spans[0][0]:
+            media = tuple(
+                msgspec.structs.replace(one, affects_earlier_tokens=True) for one in media
+            )
         # where a whole prompt sees itself, nothing but the same prompt may share its cache
         seal = b"".join((ids.tobytes(), *(one.digest for one in media)))
         plain, ids = ids, ids.copy()
         for one in media:
             at = 0
             name = content_digest(one.digest, seal) if rule == "prompt" else one.digest
-            keys = media_ids(name, one.num_places)
+            keys = media_ids(name, one.num_placeholders)
             for start, count in one.spans:
                 ids[start : start + count] = keys[at : at + count]
                 at += count
@@ -257,43 +265,43 @@ class MediaProcessor:
 
     @property
     def window_s(self) -> float | None:
-        """The longest sound that is heard at once; None: as long as the context allows."""
+        """The longest audio that is heard at once; None: as long as the context allows."""
         found: float | None = getattr(self._processor, "window_s", None)
         return found
 
-    def read_sound(self, data: bytes, where: str) -> Samples:
+    def read_audio(self, data: bytes, where: str) -> Samples:
         """A file as the model hears it; InvalidRequest."""
-        return read_sound(data, self.rate, where)
+        return read_audio(data, self.rate, where)
 
-    def _piece(self, given: Given) -> _Piece:
+    def _piece(self, given: RawMedia) -> _Piece:
         where, data = given.where, given.data
         if given.kind == "image":
             assert isinstance(data, bytes)
-            return _Piece("image", open_picture(data, where))
+            return _Piece("image", open_image(data, where))
         if given.kind == "audio":
             assert not isinstance(data, tuple)
             return _Piece(
-                "audio", self.read_sound(data, where) if isinstance(data, bytes) else data
+                "audio", self.read_audio(data, where) if isinstance(data, bytes) else data
             )
         assert not isinstance(data, np.ndarray)
         if isinstance(data, bytes):
-            return _Piece("video", read_film(data, FILM_FPS, where))
-        return _Piece("video", read_frames(data, FILM_FPS, where))
+            return _Piece("video", read_video(data, VIDEO_FPS, where))
+        return _Piece("video", read_frames(data, VIDEO_FPS, where))
 
     def _call(
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
         given: dict[str, Any] = {}
-        if self._facts.is_single and len(pieces) > 1:
-            raise InvalidRequest(f"{where}: this model reads one picture a prompt", where)
-        if self._facts.is_before:
+        if self._facts.single_image and len(pieces) > 1:
+            raise InvalidRequest(f"{where}: this model reads one image a prompt", where)
+        if self._facts.image_first:
             text = text.replace(self.token("image"), "")
         for piece in pieces:
             value = piece.value.frames if piece.kind == "video" else piece.value
             given.setdefault(_ARGUMENTS[piece.kind], []).append(value)
-        films = [piece.value for piece in pieces if piece.kind == "video"]
-        if films:
-            given["video_metadata"] = [_metadata(film) for film in films]
+        videos = [piece.value for piece in pieces if piece.kind == "video"]
+        if videos:
+            given["video_metadata"] = [_metadata(video) for video in videos]
             given |= {"do_sample_frames": False, "return_metadata": True}
         if "image" in self.kinds:
             given.setdefault("images", None)
@@ -316,13 +324,13 @@ class MediaProcessor:
     ) -> tuple[Media, ...]:
         """One media a piece if each alone gives as many places, else one of all of a kind."""
         kinds = [kind for kind in KINDS if any(piece.kind == kind for piece in pieces)]
-        kinds = ["image"] if self._facts.has_frames else kinds
+        kinds = ["image"] if self._facts.video_as_images else kinds
         media: list[Media] = []
         for kind in kinds if pieces else ():
             places = self._places(made, kind)
             if not len(places):
                 raise InvalidRequest(f"{where}: the text has no place for its {kind}", where)
-            own = [p for p in pieces if p.kind == kind or self._facts.has_frames]
+            own = [p for p in pieces if p.kind == kind or self._facts.video_as_images]
             parts, counts = [made], [len(places)]
             if len(pieces) > 1:
                 alone = [self._call(self._alone(p.kind), [p], False, where) for p in own]
@@ -337,13 +345,13 @@ class MediaProcessor:
     def _alone(self, kind: Kind) -> str:
         """The text of a single piece."""
         text = self.token(kind)
-        if self._facts.is_numbered:  # which its processor takes between marks only
+        if self._facts.rope_by_image_index:  # which its processor takes between marks only
             text = text.join((self._processor.image_start_token, self._processor.image_end_token))
         return text
 
     def _in_order(self, text: str, pieces: Sequence[_Piece]) -> Sequence[_Piece]:
-        """Pictures and films as the text names them, where both make the same places."""
-        if not self._facts.has_frames or len({piece.kind for piece in pieces}) < 2:
+        """Images and videos as the text names them, where both make the same places."""
+        if not self._facts.video_as_images or len({piece.kind for piece in pieces}) < 2:
             return pieces
         kind_of: dict[str, Kind] = {self.token("image"): "image", self.token("video"): "video"}
         named = [kind_of[one] for one in re.findall("|".join(map(re.escape, kind_of)), text)]
@@ -351,13 +359,13 @@ class MediaProcessor:
         return [piece for kind in named for piece in [next(left[kind], None)] if piece is not None]
 
     def _places(self, made: dict[str, Any], kind: Kind) -> NDArray[np.int64]:
-        """Where the tower's rows go."""
-        wanted = [self._ids[kind], *self._facts.indicators]
-        if self._facts.has_marks:
+        """Where the encoder's rows go."""
+        wanted = [self._ids[kind], *self._facts.visual_indicator_tokens]
+        if self._facts.adds_to_embeddings:
             wanted = self._processor.image_token_ids
         ids = made["input_ids"].reshape(-1)
         found = np.isin(ids, [token for token in wanted if token is not None])
-        if "mm_token_type_ids" in made and kind != "audio":  # frames may bear a picture's id
+        if "mm_token_type_ids" in made and kind != "audio":  # frames may bear an image's id
             is_frame = made["mm_token_type_ids"].reshape(-1) == _TYPE_OF_FRAMES
             found = is_frame if kind == "video" else found & ~is_frame
         return np.flatnonzero(found)
@@ -368,7 +376,7 @@ class MediaProcessor:
             for name, value in sorted(made.items())
             if name not in _OF_TEXT and value.dtype.kind not in "OUS"
         }
-        if self._facts.by_forward or self._facts.keeps_ids:
+        if self._facts.uses_class_forward or self._facts.needs_token_ids:
             inputs["input_ids"] = Array.of(ids[places].astype(np.int64)[None])
         parts = [
             p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)
@@ -378,7 +386,7 @@ class MediaProcessor:
     def _turns(self, ids: Ids, media: tuple[Media, ...]) -> Ids:
         """int32 [3, T]: what a rope with sections turns by."""
         canvas = self._facts.canvas
-        if self._facts.is_numbered:
+        if self._facts.rope_by_image_index:
             return numbered_ids(len(ids), (g for one in media for g in _rows(one, self._merge)))
         if canvas is None:
             return rope_ids(len(ids), self._grids(media))
@@ -386,7 +394,7 @@ class MediaProcessor:
         for one in media:
             sizes = one.inputs[self._size_name(one.kind)].read().reshape(-1, 2).tolist()
             if len(sizes) != len(one.spans):
-                message = f"{len(sizes)} crops of a picture for {len(one.spans)} runs of places"
+                message = f"{len(sizes)} crops of an image for {len(one.spans)} runs of places"
                 raise InvalidRequest(f"messages: {message}", "messages")
             for (start, count), (rows, columns) in zip(one.spans, sizes, strict=True):
                 size = (rows // canvas.merge, columns // canvas.merge)
@@ -397,13 +405,13 @@ class MediaProcessor:
         return canvas_ids(ids, crops, canvas)
 
     def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
-        """Each picture's first place and its grid of places."""
-        rate = self._facts.places_per_second
+        """Each image's first place and its grid of places."""
+        rate = self._facts.tokens_per_second
         return [grid for one in media for grid in _boxes(one, self._merge, rate)]
 
 
 def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
-    """A box for each picture and film; for each frame of films whose frames stand apart."""
+    """A box for each image and video; for each frame of videos whose frames stand apart."""
     held = media.inputs.get(f"{media.kind}_grid_thw")
     places = [place for start, count in media.spans for place in range(start, start + count)]
     seconds = media.inputs.get("second_per_grid_ts")
@@ -420,7 +428,7 @@ def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
 
 
 def _rows(media: Media, merge: int) -> Iterator[Grid]:
-    """Each picture's places without the mark before and the one behind; a mark ends each row."""
+    """Each image's places without the mark before and the one behind; a mark ends each row."""
     grids = media.inputs["image_grid_thw"].read().reshape(-1, 3).tolist()
     for (start, _), (_, rows, columns) in zip(media.spans, grids, strict=True):
         yield Grid(start + 1, 1, rows // merge, columns // merge + 1)
@@ -433,29 +441,30 @@ def _array(value: Any) -> NDArray[Any]:
     return np.asarray(value)
 
 
-def _metadata(film: Film) -> dict[str, Any]:
+def _metadata(video: Video) -> dict[str, Any]:
     """What a processor wants to know of frames that are sampled already."""
-    count = len(film.frames)
+    count = len(video.frames)
     return {
         "total_num_frames": count,
-        "fps": film.fps,
-        "duration": count / film.fps,
+        "fps": video.fps,
+        "duration": count / video.fps,
         "frames_indices": list(range(count)),
-        "height": film.frames.shape[1],
-        "width": film.frames.shape[2],
+        "height": video.frames.shape[1],
+        "width": video.frames.shape[2],
     }
 
 
 def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media, ...]:
-    """With the places that see one another forwards: each picture's own, or the whole prompt's,
+    """With the places that see one another forwards: each image's own, or the whole prompt's,
     which the first media names."""
     replace = msgspec.structs.replace
     if rule == "media":
         return tuple(
-            one if one.kind == "audio" else replace(one, mutual=one.spans) for one in media
+            one if one.kind == "audio" else replace(one, bidirectional_spans=one.spans)
+            for one in media
         )
     if rule == "prompt" and media:
-        return (replace(media[0], mutual=((0, num_tokens),)), *media[1:])
+        return (replace(media[0], bidirectional_spans=((0, num_tokens),)), *media[1:])
     return media
 
 

@@ -1,4 +1,4 @@
-"""A film's bytes as frames, by PyAV."""
+"""A video's bytes as frames, by PyAV."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from numpy.typing import NDArray
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
 from radixlm.multimodal.extras import extra
-from radixlm.multimodal.image import open_picture
+from radixlm.multimodal.image import open_image
 
-MAX_FRAMES = 768  # that are kept of a film: more are left out evenly
+MAX_FRAMES = 768  # that are kept of a video: more are left out evenly
 MAX_READ = 36_000  # frames that are looked at
 MAX_PIXELS = 1 << 28  # of all kept frames together
 
 
-class Film(Record):
+class Video(Record):
     """``frames``: uint8 [T, rows, columns, 3], evenly spaced; ``fps`` of these."""
 
     frames: NDArray[np.uint8]
     fps: float
 
 
-def read_film(data: bytes, fps: float, where: str) -> Film:
-    """About ``fps`` frames a second; InvalidRequest for what is no film or too large, and where
+def read_video(data: bytes, fps: float, where: str) -> Video:
+    """About ``fps`` frames a second; InvalidRequest for what is no video or too large, and where
     PyAV is not installed."""
-    needs = "films need PyAV on the server (pip install av); send a list of frames"
+    needs = "videos need PyAV on the server (pip install av); send a list of frames"
     av = extra("av", where, needs)
     try:
         with av.open(io.BytesIO(data)) as container:
             return _sampled(container, fps, where)
     except (av.FFmpegError, IndexError, ValueError) as error:
-        raise InvalidRequest(f"{where} is no film that can be read: {error}", where) from None
+        raise InvalidRequest(f"{where} is no video that can be read: {error}", where) from None
 
 
-def _sampled(container: Any, fps: float, where: str) -> Film:
+def _sampled(container: Any, fps: float, where: str) -> Video:
     stream = container.streams.video[0]
     rate = float(stream.average_rate or 24)
     every = max(1.0, rate / fps)
@@ -50,24 +50,24 @@ def _sampled(container: Any, fps: float, where: str) -> Film:
             frames.append(frame.to_ndarray(format="rgb24"))
             if len(frames) * frame.width * frame.height > MAX_PIXELS or len(frames) == MAX_FRAMES:
                 frames, every = frames[::2], every * 2
-    return make_film(frames, rate / every, where)
+    return make_video(frames, rate / every, where)
 
 
-def read_frames(files: Sequence[bytes], fps: float, where: str) -> Film:
-    """A film of pictures; InvalidRequest for what is none, and for too many pixels together."""
+def read_frames(files: Sequence[bytes], fps: float, where: str) -> Video:
+    """A video of images; InvalidRequest for what is none, and for too many pixels together."""
     frames, left = [], MAX_PIXELS
     for data in files:
-        frames.append(np.asarray(open_picture(data, where)))
+        frames.append(np.asarray(open_image(data, where)))
         left -= frames[-1].shape[0] * frames[-1].shape[1]
         if left < 0:
             raise InvalidRequest(f"{where}: more than {MAX_PIXELS} pixels in all frames", where)
-    return make_film(frames, fps, where)
+    return make_video(frames, fps, where)
 
 
-def make_film(frames: list[NDArray[np.uint8]], fps: float, where: str) -> Film:
+def make_video(frames: list[NDArray[np.uint8]], fps: float, where: str) -> Video:
     """Of frames, all of the size of the first; InvalidRequest for none."""
     if not frames:
         raise InvalidRequest(f"{where} has no frame", where)
     if any(frame.shape != frames[0].shape for frame in frames):
         raise InvalidRequest(f"{where}: frames differ in size", where)
-    return Film(np.stack(frames), fps)
+    return Video(np.stack(frames), fps)

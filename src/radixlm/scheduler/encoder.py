@@ -1,4 +1,4 @@
-"""How many places of media one step may have encoded: a tower runs whole when a chunk reaches the
+"""How many places of media one step may have encoded: an encoder runs whole when a chunk reaches the
 first place of its media, however few of the places the chunk holds."""
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class EncoderBudget:
             first = _first_from(media, request.num_cached)
             if not request.computed <= first < end or media.digest in self._begun:
                 continue
-            if media.num_places > self._left and self._begun:
+            if media.num_placeholders > self._left and self._begun:
                 return first
-            self._left -= media.num_places
+            self._left -= media.num_placeholders
             self._begun.add(media.digest)
         return end
 

@@ -115,7 +115,7 @@ class KvLedger:
         """The cached prefix; it does not end inside of places that see one another."""
         found = self.cache.match(request.ids[:limit], request.key)
         for media in request.wire.media:
-            for start, count in media.mutual:
+            for start, count in media.bidirectional_spans:
                 if start < found.num_tokens < start + count:
                     return self._match(request, start)
         return found
@@ -134,7 +134,7 @@ class KvLedger:
         if self.window is None or self.window.is_state:
             return 0
         table = self.window.table
-        runs = (run for media in request.wire.media for run in media.mutual)
+        runs = (run for media in request.wire.media for run in media.bidirectional_spans)
         return max((table.num_live_pages(*run) for run in runs), default=0)
 
     def take(self, request: Request, num_tokens: int) -> bool:

@@ -185,7 +185,7 @@ class Scheduler:
 
     def _request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
         rope, key = self.limits.rope, wire.extra_key
-        seen = [media.digest.hex() for media in wire.media if media.is_seen_before]
+        seen = [media.digest.hex() for media in wire.media if media.affects_earlier_tokens]
         if seen:
             key = "\0".join((key or "", *seen))
         if rope is None:

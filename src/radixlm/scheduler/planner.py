@@ -389,7 +389,7 @@ class Planner:
         run, most = self.ledger.run_pages(request), self.ledger.num_window_pages
         if run > most:
             return InvalidRequest(
-                f"a picture of this prompt needs {run} pages of the window layers' cache at once, "
+                f"an image of this prompt needs {run} pages of the window layers' cache at once, "
                 f"which has {most}: raise --max-total-tokens or --swa-full-tokens-ratio",
                 param="messages",
             )
@@ -400,7 +400,7 @@ def _uncut(request: Request, end: int) -> int:
     """Where a chunk that was to end there ends: not inside of places that see one another. Those
     are computed in one step, even where they are more than its budget."""
     for media in request.wire.media:
-        for start, count in media.mutual:
+        for start, count in media.bidirectional_spans:
             if start < end < start + count:
                 return start if start > request.computed else start + count
     return end

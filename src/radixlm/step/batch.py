@@ -38,7 +38,9 @@ class AttentionSite(Record):
     chunk: int = 0  # a token sees only its own chunk of so many positions
     slopes: Tensor | None = None  # float32 [heads]: slope * (key - query position) joins a score
     stores: bool = True  # False: reads what another layer has stored
-    looks_ahead: bool = True  # False: causal even in the runs of ``ForwardBatch.mutual``
+    looks_ahead: bool = (
+        True  # False: causal even in the runs of ``ForwardBatch.bidirectional_spans``
+    )
 
 
 class AttentionRunner(Protocol):
@@ -77,24 +79,24 @@ class PreparingRunner(AttentionRunner, Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Picture:
-    """What layers that attend to a picture need of it: ``rows()`` of its tower, float32 [N, D], in
-    ``num_parts`` equal parts of which the first ``num_true`` show something; and what each layer
+class EncoderOutput:
+    """What layers that attend to an image need of it: ``rows()`` of its encoder, float32 [N, D], in
+    ``num_tiles`` equal parts of which the first ``num_used_tiles`` show something; and what each layer
     has made of them."""
 
     rows: Callable[[], Tensor]
-    num_true: int
-    num_parts: int
+    num_used_tiles: int
+    num_tiles: int
     made: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
 
-class Sight(Record):
-    """Tokens [first, first + count) of the step and the pictures that they see: their true rows, or
+class CrossAttentionSpan(Record):
+    """Tokens [first, first + count) of the step and the images that they see: their true rows, or
     all rows where the tokens stand ``before`` them."""
 
     first: int
     count: int
-    pictures: tuple[Picture, ...]
+    images: tuple[EncoderOutput, ...]
     is_before: bool
 
 
@@ -135,8 +137,10 @@ class ForwardBatch:
     deep_LTD: Tensor | None = None  # joins the stream behind L layers
     # runs (first token in T, count) whose tokens see one another forwards too (in the layers that
     # look ahead), in order; a run is never cut by the end of a step
-    mutual: tuple[tuple[int, int], ...] = ()
-    sights: tuple[Sight, ...] = ()  # of the tokens whose prompts have pictures to attend to
+    bidirectional_spans: tuple[tuple[int, int], ...] = ()
+    cross_attention_spans: tuple[
+        CrossAttentionSpan, ...
+    ] = ()  # of the tokens whose prompts have images to attend to
     extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook
     preparing: PreparingRunner | None = None  # ``attn``, where it is one
     is_decode: bool = False  # one token a sequence; the host knows no more than an upper length

@@ -32,7 +32,7 @@ def with_own_adapter(folder: Path, source: TensorSource) -> TensorSource:
     if not (folder / _WEIGHTS).is_file():
         log.warning("%s: config.json speaks of an adapter, there is no %s", folder, _WEIGHTS)
         return source
-    log.info("%s: its adapter is part of the weights, for texts without sounds too", folder)
+    log.info("%s: its adapter is part of the weights, for texts without audios too", folder)
     return _Merged(source, folder)
 
 

@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds of a prompt, as they travel from intake to the executor."""
+"""Images, videos and audio clips of a prompt, as they travel from intake to the executor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 # Token ids from here on stand for media in a prompt: two prompts share a cached prefix where their
 # media are the same. No vocabulary reaches so far.
 FIRST_MEDIA_ID = 1 << 30
-# among a media's inputs: the rows themselves, float32 [1 + L, N, D], which no tower need make
+# among a media's inputs: the rows themselves, float32 [1 + L, N, D], which no encoder need make
 ROWS = "rows"
 _DTYPES = ("float32", "float16", "int64", "int32", "uint8", "bool")
 
@@ -42,13 +42,13 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Media(msgspec.Struct, frozen=True):
-    """One or several media that a tower reads in one call.
+    """One or several media that an encoder reads in one call.
 
     ``kind``: "image", "video" or "audio". ``spans``: (first place in the prompt, number of places)
-    in order; together they are filled by the rows that the tower makes of ``inputs``, the arrays
-    that the checkpoint's processor has made. ``digest`` names the content. ``mutual``: runs (first
+    in order; together they are filled by the rows that the encoder makes of ``inputs``, the arrays
+    that the checkpoint's processor has made. ``digest`` names the content. ``bidirectional_spans``: runs (first
     place, number of places) whose tokens see one another forwards too; a step computes a run whole.
-    ``is_seen_before``: tokens before it depend on it: only a prompt with the same media may share
+    ``affects_earlier_tokens``: tokens before it depend on it: only a prompt with the same media may share
     its cache.
     """
 
@@ -56,17 +56,17 @@ class Media(msgspec.Struct, frozen=True):
     digest: bytes
     spans: tuple[tuple[int, int], ...]
     inputs: dict[str, Array]
-    mutual: tuple[tuple[int, int], ...] = ()
-    is_seen_before: bool = False
+    bidirectional_spans: tuple[tuple[int, int], ...] = ()
+    affects_earlier_tokens: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video", "audio") or len(self.digest) != 32:
             raise ValueError(f"media of kind {self.kind!r:.40}, digest of {len(self.digest)} bytes")
-        if any(start < 0 or count < 1 for start, count in (*self.spans, *self.mutual)):
+        if any(start < 0 or count < 1 for start, count in (*self.spans, *self.bidirectional_spans)):
             raise ValueError("media with an empty span")
 
     @property
-    def num_places(self) -> int:
+    def num_placeholders(self) -> int:
         """Places of the prompt."""
         return sum(count for _, count in self.spans)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.fakes.http import Face
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.speech.formats import Span, Transcript, srt, verbose_json, vtt
 from radixlm.entrypoints.http.speech.languages import LANGUAGES, code_of
-from radixlm.entrypoints.http.speech.scribes import PlainReader, TaggedReader
-from radixlm.entrypoints.http.speech.writing import Span, Transcript, srt, verbose_json, vtt
+from radixlm.entrypoints.http.speech.transcribers import PlainReader, TaggedReader
 
 
 @pytest.mark.parametrize(

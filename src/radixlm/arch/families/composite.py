@@ -1,5 +1,5 @@
-"""Language models behind towers: what the checkpoint says of its text model, described by that
-model's own family. The towers and the processor are Hugging Face's (``models/towers.py``)."""
+"""Language models behind encoders: what the checkpoint says of its text model, described by that
+model's own family. The encoders and the processor are Hugging Face's (``models/mm_encoder.py``)."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ ADAPTED = ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
 
 @family(*ADAPTED)
 def adapted(c: Config) -> Decoder:
-    """The text model; its adapters for pictures and speech are left out."""
+    """The text model; its adapters for images and speech are left out."""
     decoder = composite(c)
     attn, mlp = LAYER + "self_attn.", LAYER + "mlp."
     bases: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Further language models behind towers, as data for ``composite.py`` and ``media_facts.py``."""
+"""Further language models behind encoders, as data for ``composite.py`` and ``media_facts.py``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from radixlm.arch.names import LAYER, SPLIT_QKV, AnyOf, Names
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 
-# what begins, fills and ends pictures and films, beside the text model's config
+# what begins, fills and ends images and videos, beside the text model's config
 MARKS = tuple(
     f"{kind}_{part}token_id" for kind in ("image", "video") for part in ("", "start_", "end_")
 )
 # what joins the stream before which layers, beside the text model's config
 JOINS = ("deepstack_layer_map", "spatial_target_layers")
-# whose text model has other experts for the places of pictures
+# whose text model has other experts for the places of images
 ERNIES = (
     "Ernie4_5_VLMoeForConditionalGeneration",
     "Ernie4_5_VL_MoeForConditionalGeneration",
 )
-# whose processors put a prompt's only picture before the text
+# whose processors put a prompt's only image before the text
 BEFORE = (
     *("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration"),
     "FuyuForCausalLM",
 )
-# whose pictures are added to the embeddings of their tokens, and see one another and their marks
+# whose images are added to the embeddings of their tokens, and see one another and their marks
 MARKED = ("Molmo2ForConditionalGeneration",)
 # whose layers read the tokens in the places of media
 KEEPING = ("Qwen4ExpForConditionalGeneration", *MARKED)
@@ -102,7 +102,7 @@ NEWER_TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attention_multiplier": 0.015625,
     },
 }
-# whose ropes turn by a picture's number beside row and column
+# whose ropes turn by an image's number beside row and column
 NUMBERED = ("HunYuanVLForConditionalGeneration",)
 # whose class weaves the sections of its ropes whatever the config says, and names of its weights
 WOVEN = ("Cosmos3EdgeForConditionalGeneration",)
@@ -113,9 +113,9 @@ WOVEN_NAMES: Names = {
     "ffn.up": AnyOf(_MLP + "up_proj", _MLP + "fc1"),
     "ffn.down": AnyOf(_MLP + "down_proj", _MLP + "fc2"),
 }
-# whose towers' rows join before many layers
+# whose encoders' rows join before many layers
 JOINING = ("Granite4VisionForConditionalGeneration",)
-# whose text model multiplies all that comes in, the rows of towers too; and by what if it is not
+# whose text model multiplies all that comes in, the rows of encoders too; and by what if it is not
 # said
 _SCALED = {
     "GraniteSpeechForConditionalGeneration": 1.0,
@@ -125,7 +125,7 @@ _SCALED = {
 
 
 def joined_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers before which a tower's rows join the stream, in order; () if the config names none."""
+    """Layers before which an encoder's rows join the stream, in order; () if the config names none."""
     pairs = raw.get("deepstack_layer_map")
     if not pairs:
         return ()
@@ -133,8 +133,8 @@ def joined_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted({*(int(layer) for _, layer in pairs), *(int(one) for one in further)}))
 
 
-def row_scale(architecture: str, raw: Mapping[str, Any]) -> float:
-    """By what the text model of a config.json multiplies what the towers make."""
+def embed_scale(architecture: str, raw: Mapping[str, Any]) -> float:
+    """By what the text model of a config.json multiplies what the encoders make."""
     text = raw.get("text_config")
     if architecture not in _SCALED or not isinstance(text, Mapping):
         return 1.0
@@ -142,31 +142,31 @@ def row_scale(architecture: str, raw: Mapping[str, Any]) -> float:
     return float(_SCALED[architecture] if found is None else found)
 
 
-# whose places of a picture may see one another, and whether they do if the config does not say
+# whose places of an image may see one another, and whether they do if the config does not say
 _MAY_LOOK_AHEAD = {
     "Gemma4ForConditionalGeneration": None,
     "Gemma4UnifiedForConditionalGeneration": "vision",
 }
 
 
-def pictures_see_themselves(architecture: str, raw: Mapping[str, Any]) -> bool:
-    """Whether the config says that the places of a picture see one another."""
+def images_see_themselves(architecture: str, raw: Mapping[str, Any]) -> bool:
+    """Whether the config says that the places of an image see one another."""
     if architecture not in _MAY_LOOK_AHEAD:
         return False
     said = (raw.get("text_config") or {}).get("use_bidirectional_attention", "")
     return bool((said if said != "" else _MAY_LOOK_AHEAD[architecture]) == "vision")
 
 
-def most_places(architecture: str, raw: Mapping[str, Any]) -> int:
-    """Of a picture whose places see one another also beyond the window; 0: any number."""
+def max_image_tokens(architecture: str, raw: Mapping[str, Any]) -> int:
+    """Of an image whose places see one another also beyond the window; 0: any number."""
     is_wider = architecture == "Gemma4UnifiedForConditionalGeneration"
-    if not is_wider or not pictures_see_themselves(architecture, raw):
+    if not is_wider or not images_see_themselves(architecture, raw):
         return 0
     return int((raw.get("text_config") or {}).get("sliding_window") or 1024)
 
 
 class Canvas(Record):
-    """Where the crops of a picture lie on one plane: ids of the marks around them, and how many
+    """Where the crops of an image lie on one plane: ids of the marks around them, and how many
     rows and columns of patches make a place."""
 
     slice_start: int

@@ -1,4 +1,4 @@
-"""Decoders some of whose layers attend to pictures and not to the text (Llama 3.2 Vision)."""
+"""Decoders some of whose layers attend to images and not to the text (Llama 3.2 Vision)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES: Names = {
     "block.cross_gate": LAYER + "cross_attn_attn_gate",
     "block.ffn_gate": LAYER + "cross_attn_mlp_gate",
 }
-# tokens of pictures and the like have rows behind those of the vocabulary
+# tokens of images and the like have rows behind those of the vocabulary
 NUM_UNSPOKEN = 8
 
 

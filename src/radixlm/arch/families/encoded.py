@@ -1,4 +1,4 @@
-"""Decoders that attend to what an encoder makes of a sound (Whisper)."""
+"""Decoders that attend to what an encoder makes of an audio clip (Whisper)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _seeing_form(raw: dict[str, Any]) -> dict[str, Any]:
 
 @family(*ERNIES)
 def ernie_seeing(c: Config) -> Decoder:
-    """Text and pictures have a router and experts each, and share the shared ones."""
+    """Text and images have a router and experts each, and share the shared ones."""
     position = _attention(c).rope
     assert position is not None
     rows, columns, times = c.rope_parameters.get("mrope_section") or _SECTIONS

@@ -239,7 +239,7 @@ def _experts_beside(c: Config) -> tuple[Moe | None, Names]:
 
 @family("Gemma4ForCausalLM")
 def gemma4(c: Config) -> Decoder:
-    """Only in sliding layers may the places of a picture see one another."""
+    """Only in sliding layers may the places of an image see one another."""
     return _fourth(c, is_full_causal=True)
 
 

@@ -9,9 +9,9 @@ from radixlm.arch.families.pools import (
     labels,
     pooled,
     scores,
-    seeing_all,
     sees_all,
     vectors,
+    with_bidirectional_attention,
 )
 from radixlm.arch.names import AnyOf
 from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
@@ -42,7 +42,7 @@ def body(base: str, c: Config) -> Decoder:
     token sees all others."""
     values = {key: c.get(key) for key in c} | {"use_bidirectional_attention": False}
     decoder = FAMILIES[base](Config(values, c.source, {key for key in c if c.is_given(key)}))
-    return seeing_all(c, decoder) if sees_all(c) else decoder
+    return with_bidirectional_attention(c, decoder) if sees_all(c) else decoder
 
 
 def _vectors(base: str) -> Family:
@@ -72,7 +72,7 @@ family("LlamaEmbeddingModel")(_vectors("LlamaForCausalLM"))
 @family("LlamaBidirectionalModel")
 def llama_bidirectional(c: Config) -> Decoder:
     pooling = {"avg": "mean", "cls": "cls", "last": "last"}.get(c.get("pooling", "avg"), "mean")
-    return vectors(c, seeing_all(c, body("LlamaForCausalLM", c)), pooling)
+    return vectors(c, with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling)
 
 
 @family("Gemma3TextModel", "EmbeddingGemmaModel")

@@ -1,4 +1,4 @@
-"""Language models behind towers that hear; the towers are Hugging Face's."""
+"""Language models behind encoders that hear; the encoders are Hugging Face's."""
 
 from __future__ import annotations
 

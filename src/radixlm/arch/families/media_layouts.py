@@ -1,4 +1,4 @@
-"""Checkpoints whose towers have names of their own and no class in transformers under their
+"""Checkpoints whose encoders have names of their own and no class in transformers under their
 architecture, as those of a class that has the same layers: config keys, names, the processor."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Rules = tuple[tuple[str, str], ...]
 
 class Original(Record):
     """``config``: config.json -> that of the class, with its model_type and, of its text model,
-    what the towers need to know. ``names``: patterns and replacements of the towers' tensors, the
+    what the encoders need to know. ``names``: patterns and replacements of the encoders' tensors, the
     first that fits counts; "[a|b|c]" in a replacement cuts a tensor's rows into equal parts.
     ``processor``: the class of the processor, ``reader`` that of the image processor without its
     suffix; ``options`` make the arguments of the one, ``reader_options`` of the other; ``tokens``:
     attribute of the tokenizer -> token. ``parts``: the processor's attribute -> class of what it
     needs besides. ``completed``: config.json with what it takes from elsewhere. ``classes``: of the
     processor and the reader where the config tells them. ``beside``: another folder with weights of
-    the towers. ``adds_tokens``: the tokenizer gets the ``tokens`` that it lacks, behind its own.
-    ``films``: the class of the video processor and its arguments."""
+    the encoders. ``adds_tokens``: the tokenizer gets the ``tokens`` that it lacks, behind its own.
+    ``videos``: the class of the video processor and its arguments."""
 
     config: Callable[[Raw], dict[str, Any]]
     names: Rules
@@ -34,15 +34,15 @@ class Original(Record):
     reader_options: Callable[[Raw], dict[str, Any]] = lambda raw: {}
     tokens: Mapping[str, str] | None = None
     parts: Mapping[str, str] | None = None
-    unused: str = r"$."  # pattern of what the class has and the towers here have not
+    unused: str = r"$."  # pattern of what the class has and the encoders here have not
     completed: Callable[[Raw, Path], Raw] = lambda raw, folder: raw
     classes: Callable[[Raw], tuple[str, str]] | None = None
     beside: Callable[[Raw, Path], Path | None] = lambda raw, folder: None
     adds_tokens: bool = False
-    films: Callable[[Raw], tuple[str, dict[str, Any]]] | None = None
+    videos: Callable[[Raw], tuple[str, dict[str, Any]]] | None = None
 
     def renamed(self, name: str) -> list[str]:
-        """The class's names of a checkpoint's tensor; [] if it is not one of the towers'."""
+        """The class's names of a checkpoint's tensor; [] if it is not one of the encoders'."""
         for pattern, replacement in self.names:
             if re.match(pattern, name):
                 new = re.sub(pattern, replacement, name, count=1)
@@ -93,7 +93,7 @@ def _internvl(raw: Raw) -> dict[str, Any]:
         *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
         *("hidden_act", "norm_type", "layer_norm_eps", "num_channels"),
     )
-    tower = {key: vision[key] for key in kept if key in vision}
+    encoder = {key: vision[key] for key in kept if key in vision}
     size, patch = vision.get("image_size", 448), vision.get("patch_size", 14)
     return {
         "model_type": "internvl",
@@ -101,7 +101,7 @@ def _internvl(raw: Raw) -> dict[str, Any]:
         "vision_feature_layer": raw.get("select_layer", -1),
         "text_config": stub(int(llm["hidden_size"])),
         "vision_config": {
-            **tower,
+            **encoder,
             "image_size": [size, size],
             "patch_size": [patch, patch],
             "attention_bias": vision.get("qkv_bias", False),
@@ -151,7 +151,7 @@ _PHI4: Rules = (
 
 
 def _phi4(raw: Raw) -> dict[str, Any]:
-    """The tower is always the same one, SigLIP of 448 pixels; speech is not looked at."""
+    """The encoder is always the same one, SigLIP of 448 pixels; speech is not looked at."""
     text = {"hidden_size": raw["hidden_size"], "vocab_size": 2, "pad_token_id": 0}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 2}
     ears = {"hidden_size": 8, "num_blocks": 0, "num_attention_heads": 1, "intermediate_size": 2}

@@ -1,4 +1,4 @@
-"""Checkpoints that hear: where their text model is told of, and published names of their towers."""
+"""Checkpoints that hear: where their text model is told of, and published names of their encoders."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ AUDIO_LAYOUTS: dict[str, Original] = {
     **dict.fromkeys(OMNIS, Original(_thinker, _OMNI, unused="language_model")),
     "Qwen3ASRForConditionalGeneration": Original(_asr, _ASR, unused="language_model"),
 }
-# whose processor takes one sound a text, though the model hears several
+# whose processor takes one audio clip a text, though the model hears several
 ONE_BY_ONE = ("GlmAsrForConditionalGeneration", "Qwen3ASRForConditionalGeneration")
-# whose processor is our own (``multimodal/ears.py``)
+# whose processor is our own (``multimodal/audio_processors.py``)
 EARS = {
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "encoder",
     "GraniteSpeechForConditionalGeneration": "granite",
 }
-# how a transcript is asked for and read (``entrypoints/http/speech/scribes.py``); others are asked
-SCRIBES = {
+# how a transcript is asked for and read (``entrypoints/http/speech/transcribers.py``); others are asked
+TRANSCRIBERS = {
     "WhisperForConditionalGeneration": "tokens",
     "VoxtralForConditionalGeneration": "marked",
     "Qwen3ASRForConditionalGeneration": "tagged",
@@ -104,7 +104,7 @@ INSTRUCTIONS = {
     "GlmAsrForConditionalGeneration": "Please transcribe this audio into text",
     "GraniteSpeechForConditionalGeneration": "can you transcribe the speech into a written format?",
 }
-# whose processor needs torchvision: sounds are read without
+# whose processor needs torchvision: audio clips are read without
 SOUNDS_ALONE = ("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_Omni_Reasoning_V3")
 # whose class goes by another model_type
 RETYPED = dict.fromkeys(SOUNDS_ALONE, "nemotron_h_omni")

@@ -1,5 +1,5 @@
 """LLaVA as its authors publish it, Intern-S1 and Janus-Pro: further rows beside those of
-``media_layouts.py``. LLaVA's config has its text model's keys at the top and names its tower, whose
+``media_layouts.py``. LLaVA's config has its text model's keys at the top and names its encoder, whose
 sizes and often whose weights are in another folder."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LLAVA_TEXTS = {
     "YiVLForCausalLM": "LlamaForCausalLM",
     "LlavaVidForCausalLM": "LlamaForCausalLM",
 }
-# which of them watch films, whose tokens their configs do not name
+# which of them watch videos, whose tokens their configs do not name
 WATCHING = ("LlavaVidForCausalLM",)
 _CLIP = {
     "model_type": "clip_vision_model",
@@ -46,7 +46,7 @@ _CLIP = {
     "patch_size": 14,
     "projection_dim": 768,
 }
-# the towers that were used, for a checkpoint that has their weights and not their folder
+# the encoders that were used, for a checkpoint that has their weights and not their folder
 _TOWERS: Mapping[str, Mapping[str, Any]] = {
     "clip-vit-large-patch14": {**_CLIP, "image_size": 224},
     "clip-vit-large-patch14-336": {**_CLIP, "image_size": 336},
@@ -81,7 +81,7 @@ def llava(c: Config) -> Decoder:
     return FAMILIES[LLAVA_TEXTS[c.architecture]](c)
 
 
-def tower_folder(raw: Raw, folder: Path) -> Path | None:
+def vision_encoder_folder(raw: Raw, folder: Path) -> Path | None:
     """The folder that ``mm_vision_tower`` names, inside the checkpoint's or beside it, by its whole
     name or the last part of it; None if there is none."""
     name = str(raw.get("mm_vision_tower") or "")
@@ -93,23 +93,25 @@ def tower_folder(raw: Raw, folder: Path) -> Path | None:
 
 
 def _weights_beside(raw: Raw, folder: Path) -> Path | None:
-    """``tower_folder`` where it holds more than the sizes."""
-    beside = tower_folder(raw, folder)
+    """``vision_encoder_folder`` where it holds more than the sizes."""
+    beside = vision_encoder_folder(raw, folder)
     kinds = ("*.safetensors", "*.bin")
     return beside if beside is not None and any(any(beside.glob(k)) for k in kinds) else None
 
 
 def _with_tower(raw: Raw, folder: Path) -> Raw:
-    """The config with the sizes of the tower that it names under ``vision_config``. CheckpointError
+    """The config with the sizes of the encoder that it names under ``vision_config``. CheckpointError
     if they are not known."""
     name = str(raw.get("mm_vision_tower") or "")
-    beside = tower_folder(raw, folder)
+    beside = vision_encoder_folder(raw, folder)
     sizes = _TOWERS.get(name.rpartition("/")[2])
     if beside is not None:
         sizes = read_object(beside / "config.json")
         sizes = sizes.get("vision_config", sizes)
     if sizes is None:
-        message = f"mm_vision_tower = {name!r}: put the folder of that tower beside the checkpoint"
+        message = (
+            f"mm_vision_tower = {name!r}: put the folder of that encoder beside the checkpoint"
+        )
         raise CheckpointError(f"{folder}/config.json: {message}")
     kind = "siglip" if "siglip" in str(sizes.get("model_type")) else "clip"
     sizes = {**sizes, "model_type": f"{kind}_vision_model"}
@@ -124,7 +126,7 @@ def _is_siglip(raw: Raw) -> bool:
 
 
 def _strategy(raw: Raw) -> str:
-    """Whether the first row of the tower, its class token, is left away."""
+    """Whether the first row of the encoder, its class token, is left away."""
     has_class = not _is_siglip(raw)
     return "default" if has_class and raw.get("mm_vision_select_feature") != "cls_patch" else "full"
 
@@ -134,7 +136,7 @@ def _is_tiled(raw: Raw) -> bool:
 
 
 def _pinpoints(raw: Raw) -> list[list[int]]:
-    """Sizes that a picture is cut to; "(1x1),...,(6x6)" means all of so many tiles each way."""
+    """Sizes that an image is cut to; "(1x1),...,(6x6)" means all of so many tiles each way."""
     given = raw["image_grid_pinpoints"]
     if isinstance(given, list):
         return [[int(height), int(width)] for height, width in given]
@@ -226,7 +228,7 @@ _LLAVA_LAYOUT = Original(
 
 
 def _llava_vid(raw: Raw) -> dict[str, Any]:
-    """Frames of films in squares of four patches. ValueError for pictures that are not cut to
+    """Frames of videos in squares of four patches. ValueError for images that are not cut to
     tiles, which the class has no rule for, and for other squares, which its processor has none."""
     stride, mode = raw.get("mm_spatial_pool_stride", 2), raw.get("mm_spatial_pool_mode", "average")
     if not _is_tiled(raw) or "_max_" in str(raw["image_aspect_ratio"]) or stride != 2:
@@ -236,7 +238,7 @@ def _llava_vid(raw: Raw) -> dict[str, Any]:
     return {**_llava(raw), **own}
 
 
-def _llava_vid_films(raw: Raw) -> tuple[str, dict[str, Any]]:
+def _llava_vid_videos(raw: Raw) -> tuple[str, dict[str, Any]]:
     side = _side(raw)
     square = {"height": side, "width": side}
     options: dict[str, Any] = {"size": {"shortest_edge": side}, "crop_size": square}
@@ -250,7 +252,7 @@ _LLAVA_VID = replace(
     config=_llava_vid,
     classes=lambda raw: ("LlavaNextVideoProcessor", "LlavaNext"),
     tokens={"image_token": "<image>", "video_token": "<video>"},
-    films=_llava_vid_films,
+    videos=_llava_vid_videos,
 )
 
 # ---- Intern-S1 ----------------------------------------------------------------------------------
@@ -267,14 +269,14 @@ _INTERN_S1_TOWER = (
 def _intern_s1(raw: Raw) -> dict[str, Any]:
     """The layers and names of InternVL as transformers has it."""
     vision = raw["vision_config"]
-    tower = {key: vision[key] for key in _INTERN_S1_TOWER if key in vision}
+    encoder = {key: vision[key] for key in _INTERN_S1_TOWER if key in vision}
     sides = {key: _pair(vision[key]) for key in ("image_size", "patch_size")}
     kept = ("downsample_ratio", "projector_hidden_act", "vision_feature_layer")
     return {
         "model_type": "internvl",
         **{key: raw[key] for key in kept if key in raw},
         "text_config": stub(int(raw["text_config"]["hidden_size"])),
-        "vision_config": {**tower, **sides, "use_mask_token": False},
+        "vision_config": {**encoder, **sides, "use_mask_token": False},
     }
 
 
@@ -300,7 +302,7 @@ def _intern_s1_reader(raw: Raw) -> dict[str, Any]:
     }
 
 
-# ---- Janus and Janus-Pro, what reads pictures ---------------------------------------------------
+# ---- Janus and Janus-Pro, what reads images ---------------------------------------------------
 
 _BLOCK, _LAYER = r"vision_model\.vision_tower\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."
 _JANUS: Rules = (
@@ -325,18 +327,18 @@ _JANUS_SIZES = {"width": 1024, "layers": 24, "heads": 16, "patch_size": 16, "mlp
 
 
 def _janus_tower(raw: Raw) -> dict[str, Any]:
-    """``params`` of the tower with the sizes of the one that all of them have; ValueError for
+    """``params`` of the encoder with the sizes of the one that all of them have; ValueError for
     another."""
     params = raw["vision_config"]["params"]
     name = params.get("model_name", "siglip_large_patch16_384")
     if name != "siglip_large_patch16_384":
-        raise ValueError(f"the tower {name!r} is not supported")
+        raise ValueError(f"the encoder {name!r} is not supported")
     return {**_JANUS_SIZES, "image_size": 384, **params}
 
 
 def _janus(raw: Raw) -> dict[str, Any]:
-    """Pictures are read, not made: what would make them is as small as it can be."""
-    tower, aligner = _janus_tower(raw), raw["aligner_config"]["params"]
+    """Images are read, not made: what would make them is as small as it can be."""
+    encoder, aligner = _janus_tower(raw), raw["aligner_config"]["params"]
     depth = int(aligner.get("depth", 1))
     if aligner.get("projector_type", "mlp_gelu") != "mlp_gelu" or depth != 2:
         raise ValueError("only an aligner of two layers is supported")
@@ -347,21 +349,21 @@ def _janus(raw: Raw) -> dict[str, Any]:
         "text_config": stub(int(aligner["n_embed"])),
         "vq_config": {**maker, **small, "image_token_embed_dim": 2, "num_hidden_layers": 1},
         "vision_config": {
-            "hidden_size": tower["width"],
-            "num_hidden_layers": tower["layers"],
-            "num_attention_heads": tower["heads"],
-            "mlp_ratio": tower["mlp_ratio"],
-            "image_size": tower["image_size"],
-            "patch_size": tower["patch_size"],
-            "num_image_tokens": _janus_places(tower),
+            "hidden_size": encoder["width"],
+            "num_hidden_layers": encoder["layers"],
+            "num_attention_heads": encoder["heads"],
+            "mlp_ratio": encoder["mlp_ratio"],
+            "image_size": encoder["image_size"],
+            "patch_size": encoder["patch_size"],
+            "num_image_tokens": _janus_places(encoder),
             "projection_dim": int(aligner["n_embed"]),
             "depth": depth,
         },
     }
 
 
-def _janus_places(tower: Mapping[str, Any]) -> int:
-    return (int(tower["image_size"]) // int(tower["patch_size"])) ** 2
+def _janus_places(encoder: Mapping[str, Any]) -> int:
+    return (int(encoder["image_size"]) // int(encoder["patch_size"])) ** 2
 
 
 def _janus_reader(raw: Raw) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Checkpoints with towers that no class of transformers has as a whole: the modules are in
-``models/built_towers.py``, their processors in ``multimodal/built.py``."""
+"""Checkpoints with encoders that no class of transformers has as a whole: the modules are in
+``models/custom_encoders.py``, their processors in ``multimodal/image_processors.py``."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _SIGLIP = {
 def _minicpm(raw: Raw) -> dict[str, Any]:
     """Of a MiniCPM-V or -o from 2.6 to 4.5."""
     said = raw.get("vision_config") or {}
-    tower = {**_SIGLIP, **{key: said[key] for key in _SIGLIP_KEYS if key in said}}
+    encoder = {**_SIGLIP, **{key: said[key] for key in _SIGLIP_KEYS if key in said}}
     if raw.get("drop_vision_last_layer", True):
-        tower["num_hidden_layers"] -= 1
+        encoder["num_hidden_layers"] -= 1
     return {
-        "vision_config": tower,
+        "vision_config": encoder,
         "hidden_size": int(raw["hidden_size"]),
         "num_queries": int(raw.get("query_num", 64)),
     }
@@ -66,17 +66,17 @@ _KIMI: Rules = (
 
 
 def _kimi(raw: Raw) -> dict[str, Any]:
-    """Of Kimi-VL, whose tower is Kimi K2.5's without frames."""
+    """Of Kimi-VL, whose encoder is Kimi K2.5's without frames."""
     said = raw["vision_config"]
     kept = (
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("patch_size", "merge_kernel_size"),
     )
-    tower = {key: said[key] for key in kept if key in said}
-    tower["pos_emb_height"] = said.get("init_pos_emb_height", 64)
-    tower["pos_emb_width"] = said.get("init_pos_emb_width", 64)
+    encoder = {key: said[key] for key in kept if key in said}
+    encoder["pos_emb_height"] = said.get("init_pos_emb_height", 64)
+    encoder["pos_emb_width"] = said.get("init_pos_emb_width", 64)
     return {
-        "vision_config": tower,
+        "vision_config": encoder,
         "hidden_size": int(raw["text_config"]["hidden_size"]),
         "projection_hidden_size": said.get("hidden_size", 1152),
     }
@@ -95,7 +95,7 @@ _DEEPSEEK: Rules = (
     (r"projector\.layers\.", "projector."),
     (r"(image_newline|view_seperator)", r"\1"),
 )
-# of the towers that go by a name; what the config says besides wins
+# of the encoders that go by a name; what the config says besides wins
 _NAMED_TOWERS = {"siglip_so400m_patch14_384": {"image_size": 384, "heads": 16}}
 
 
@@ -108,7 +108,7 @@ def _deepseek(raw: Raw) -> dict[str, Any]:
     default = _NAMED_TOWERS.get(str(eye.get("model_name", "siglip_so400m_patch14_384")), {})
     eye = {"width": 1152, "layers": 27, "patch_size": 14, "mlp_ratio": 3.7362, **default, **eye}
     dim = int(raw["language_config"]["hidden_size"])
-    tower = {
+    encoder = {
         "hidden_size": eye["width"],
         "intermediate_size": int(eye["width"] * eye["mlp_ratio"]),
         "num_hidden_layers": eye["layers"],
@@ -119,7 +119,7 @@ def _deepseek(raw: Raw) -> dict[str, Any]:
         "layer_norm_eps": 1e-6,
     }
     return {
-        "vision_config": tower,
+        "vision_config": encoder,
         "hidden_size": dim,
         "inner": int(dim * hand.get("mlp_ratio", 1)),
         "depth": int(hand.get("depth", 2)),
@@ -147,7 +147,7 @@ def vila_merge(raw: Raw) -> int:
 
 
 def _vila(raw: Raw) -> dict[str, Any]:
-    """Of VILA and NVILA-Lite. The tower's last layers, those behind the one that is read, are left
+    """Of VILA and NVILA-Lite. The encoder's last layers, those behind the one that is read, are left
     away."""
     eye = {**_VILA_TOWER, **{k: v for k, v in raw["vision_config"].items() if k in _SIGLIP_KEYS}}
     behind = -1 - int(raw.get("mm_vision_select_layer", -2))

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR as published: its towers, SAM below CLIP, are those of Unlimited-OCR's class."""
+"""DeepSeek-OCR as published: its encoders, SAM below CLIP, are those of Unlimited-OCR's class."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _options(raw: Raw) -> dict[str, Any]:
 
 
 def _reader(raw: Raw) -> dict[str, Any]:
-    """Pictures larger than a tile are also cut into two to nine of them."""
+    """Images larger than a tile are also cut into two to nine of them."""
     side = _side(raw)
     return {
         "size": {"height": side, "width": side},

@@ -51,7 +51,7 @@ def sees_all(c: Config) -> bool:
     return c.get("is_causal") is False or bool(c.get("use_bidirectional_attention"))
 
 
-def seeing_all(c: Config, decoder: Decoder) -> Decoder:
+def with_bidirectional_attention(c: Config, decoder: Decoder) -> Decoder:
     """The decoder as an encoder; CheckpointError where its attention cannot look ahead."""
     mixers = [block.mixer for block in decoder.blocks]
     if not all(isinstance(m, Attention) and not m.sinks and m.more is None for m in mixers):

@@ -139,7 +139,7 @@ def _names(c: Config) -> Names:
 
 @family("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 def qwen4_exp(c: Config) -> Decoder:
-    """Also of a whole with a tower, whose ropes have sections."""
+    """Also of a whole with an encoder, whose ropes have sections."""
     if c.architecture == "Qwen4ExpForConditionalGeneration":
         share = c.rope_parameters.get("partial_rotary_factor", 1.0)
         pairs = min(int(head_dim(c) * share) // 2, 32)  # of the class's 11, 11, 10 those that are

@@ -1,4 +1,4 @@
-"""Language models behind towers that do more than to put rows in their places."""
+"""Language models behind encoders that do more than to put rows in their places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from radixlm.base.record import replace
 
 @family(*JOINING)
 def joining(c: Config) -> Decoder:
-    """A tower's rows join before many layers."""
+    """An encoder's rows join before many layers."""
     layers = joined_layers({key: c.get(key) for key in c})
     if not layers or not 0 <= layers[0] <= layers[-1] < c.num_hidden_layers:
         raise c.error("deepstack_layer_map", f"and spatial_target_layers name {layers or 'none'}")
@@ -36,7 +36,7 @@ def joining(c: Config) -> Decoder:
 
 @family("ChameleonForConditionalGeneration")
 def chameleon(c: Config) -> Decoder:
-    """Pictures are tokens of its own vocabulary, which it reads but never says."""
+    """Images are tokens of its own vocabulary, which it reads but never says."""
     bias, norm = c.attention_bias, Norm(1e-5, "layer", bias=True)
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="each", qk_norm_spec=norm)
     words = (c.get("vocabulary_map") or {}).items()

@@ -224,16 +224,16 @@ def _is_begun(message: Mapping[str, Any]) -> bool:
 
 
 def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
-    """Tool results become messages of their own, texts and pictures one message."""
+    """Tool results become messages of their own, texts and images one message."""
     texts: list[str] = []
-    pictures: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         here = f"{where}[{place}]"
         if isinstance(block, Mapping) and block.get("type") == "image":
             if texts:
-                pictures.append({"type": "text", "text": "\n".join(texts)})
+                images.append({"type": "text", "text": "\n".join(texts)})
             texts = []
-            pictures.append(_picture(block, here))
+            images.append(_image(block, here))
         elif isinstance(block, Mapping) and block.get("type") == "tool_result":
             content = "\n".join(_texts(block.get("content") or "", f"{here}.content"))
             if block.get("is_error"):
@@ -242,14 +242,14 @@ def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": call_id, "content": content}
         else:
             texts += _texts([block], here)
-    if pictures and texts:
-        pictures.append({"type": "text", "text": "\n".join(texts)})
-    if pictures or texts:
-        yield {"role": role, "content": pictures or "\n".join(texts)}
+    if images and texts:
+        images.append({"type": "text", "text": "\n".join(texts)})
+    if images or texts:
+        yield {"role": role, "content": images or "\n".join(texts)}
 
 
-def _picture(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A picture's block in OpenAI's form."""
+def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An image's block in OpenAI's form."""
     source = block.get("source")
     held = source if isinstance(source, Mapping) else {}
     url = held.get("url")

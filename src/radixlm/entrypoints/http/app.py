@@ -193,7 +193,7 @@ def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
         state.media.warm()
     media = state.media.placeholders if state.media is not None else None
     facts = state.info.media
-    if facts is not None and facts.is_encoded and serve.chat_template is None:
+    if facts is not None and facts.is_encoder_decoder and serve.chat_template is None:
         return  # a decoder of transcripts: it has learnt no conversations
     template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
     state.template = template

@@ -252,7 +252,7 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_images(text: Any, images: list[Any] | None) -> Any:
-    """A content with its pictures, base64 texts, before its text."""
+    """A content with its images, base64 texts, before its text."""
     if not images:
         return text
     parts = [{"type": "image_url", "image_url": {"url": one}} for one in images]

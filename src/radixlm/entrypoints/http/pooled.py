@@ -17,10 +17,10 @@ from radixlm.entrypoints.http.body import read_body
 from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.pooling import (
+    MultimodalPrompt,
     Pair,
     Pooled,
     Prompt,
-    Sight,
     as_prompts,
     cut,
     need_scores,
@@ -38,7 +38,7 @@ router = APIRouter(tags=["pooled"])
 
 
 class TextInput(Body):
-    """An input as an object: a text, a picture (URL, data URI, base64), a film, or of these
+    """An input as an object: a text, an image (URL, data URI, base64), a video, or of these
     together what a user would send."""
 
     text: str | None = None
@@ -91,7 +91,7 @@ class EncodeRequest(Body):
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest))
 async def embeddings(request: Request) -> Response:
-    """Vectors of texts and pictures."""
+    """Vectors of texts and images."""
     body = await read_body(request, EmbeddingRequest)
     return json_response(await until_gone(request, answer_embeddings(state_of(request), body)))
 
@@ -121,10 +121,10 @@ def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
     sources = tuple(Source(value, f"{where}.{kind}", kind) for kind, value in named if value)
     if not sources and one.text is None:
         raise InvalidRequest(f"{where}: needs a text, an image or a video", where)
-    writes = state.media is not None and not state.media.gives_vector
+    writes = state.media is not None and not state.media.embeds_images
     if one.text is not None and not sources and not writes:
         return one.text
-    return Sight(one.text, sources)
+    return MultimodalPrompt(one.text, sources)
 
 
 @router.post("/v1/classify", openapi_extra=documented(ClassifyRequest))
@@ -188,7 +188,7 @@ def _with_media(body: EncodeRequest, prompts: list[Prompt], is_list: bool) -> li
         sources = tuple(media_of(fields, index, is_list))
         if sources and not isinstance(prompt, str):
             raise InvalidRequest(f"{sources[0].where} needs texts", sources[0].where)
-        made.append(Sight(str(prompt), sources, True) if sources else prompt)
+        made.append(MultimodalPrompt(str(prompt), sources, True) if sources else prompt)
     return made
 
 

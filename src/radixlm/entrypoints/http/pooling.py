@@ -22,7 +22,7 @@ from radixlm.wire.requests import PoolingNeed
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_INPUTS = 2048
-# what clients of the reference send beside a picture for want of a text
+# what clients of the reference send beside an image for want of a text
 _NO_TEXT = (None, "", "padding")
 
 
@@ -35,7 +35,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class MultimodalPrompt:
     """Media, with a text or without. ``is_written``: the text is a prompt whose placeholders the
     client has written; else both are a user's message for the chat template."""
 
@@ -44,7 +44,7 @@ class Sight:
     is_written: bool = False
 
 
-Prompt = str | list[int] | Pair | Sight
+Prompt = str | list[int] | Pair | MultimodalPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ async def pool(
         where = f"{param}[{index}]"
         ids: list[int] | None = None
         made, first_len = None, 0
-        if isinstance(prompt, Sight):
+        if isinstance(prompt, MultimodalPrompt):
             made = await _seen(state, prompt, where)
         else:
             ids, first_len = await _ids(state, prompt, where, param, before)
@@ -141,21 +141,21 @@ def _pooled(output: Output) -> Pooled:
     return Pooled(output.pooled, output)
 
 
-async def _seen(state: ServerState, sight: Sight, where: str) -> SeenPrompt:
+async def _seen(state: ServerState, mm_prompt: MultimodalPrompt, where: str) -> SeenPrompt:
     """The prompt of media; InvalidRequest names the field."""
     reader = state.media
-    text, sources = sight.text, sight.sources
+    text, sources = mm_prompt.text, mm_prompt.sources
     if reader is None:
         first = sources[0].where if sources else where
         raise InvalidRequest(f"{first}: this model reads text only", first)
     for one in sources:
         if one.kind not in reader.kinds:
             raise InvalidRequest(f"{one.where}: this model does not read it", one.where)
-    if reader.gives_vector:
+    if reader.embeds_images:
         if len(sources) != 1 or text not in _NO_TEXT:
-            raise InvalidRequest(f"{where}: a vector is of a text or of one picture", where)
+            raise InvalidRequest(f"{where}: a vector is of a text or of one image", where)
         return await reader.vector(sources[0])
-    if sight.is_written:
+    if mm_prompt.is_written:
         return await reader.prompt(text or "", sources, True)
     await reader.ready()
     parts: list[dict[str, Any]] = [{"type": one.kind} for one in sources]

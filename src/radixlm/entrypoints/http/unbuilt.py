@@ -54,7 +54,7 @@ UNBUILT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/list_external_corpora", ("GET",), _CORPUS),
     ("/set_trace_level", _GET_POST, _TRACE),
     ("/v1/audio/speech", _POST, "no model that speaks is supported"),
-    ("/v1/realtime", ("GET",), "sounds are read whole: POST /v1/audio/transcriptions"),
+    ("/v1/realtime", ("GET",), "audio clips are read whole: POST /v1/audio/transcriptions"),
     ("/v1/moderations", _POST, "this server does not moderate"),
     ("/dumper/{method}", _POST, "dumping tensors is not built"),
     ("/v1/images/generations", _POST, "no image model is supported"),

@@ -323,7 +323,7 @@ async def _set_prompt(
     prompt: str,
     sources: Sequence[Source],
 ) -> None:
-    """Token ids of the written prompt, with its pictures in their places."""
+    """Token ids of the written prompt, with its images in their places."""
     adds = state.need_template().adds_special_tokens
     if body.input_ids is not None:
         request.input_ids = body.input_ids

@@ -242,7 +242,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
-    """A text; or parts, if there are pictures among them."""
+    """A text; or parts, if there are images among them."""
     parts = content if isinstance(content, list) else []
     kinds = [part.get("type") if isinstance(part, Mapping) else None for part in parts]
     if "input_image" not in kinds:

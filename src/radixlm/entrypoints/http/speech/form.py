@@ -56,11 +56,11 @@ class Form:
 async def read_form(request: Request, into_english: bool) -> Form:
     """InvalidRequest names the field."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise InvalidRequest("send the sound as multipart/form-data", "file")
+        raise InvalidRequest("send the audio as multipart/form-data", "file")
     async with request.form(max_files=2, max_fields=32) as sent:
         file = sent.get("file")
         if not isinstance(file, UploadFile):
-            raise InvalidRequest("file: send the sound in the form field 'file'", "file")
+            raise InvalidRequest("file: send the audio in the form field 'file'", "file")
         form = Form(await file.read(), into_english=into_english)
         for name, value in sent.multi_items():
             if name != "file":

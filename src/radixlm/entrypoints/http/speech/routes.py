@@ -19,15 +19,15 @@ from radixlm.entrypoints.http.disconnect import until_gone
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import run
 from radixlm.entrypoints.http.openai.sampling import check
-from radixlm.entrypoints.http.speech import writing
+from radixlm.entrypoints.http.speech import formats
 from radixlm.entrypoints.http.speech.form import FORMATS, Form, read_form
-from radixlm.entrypoints.http.speech.scribes import (
+from radixlm.entrypoints.http.speech.formats import Span, Transcript
+from radixlm.entrypoints.http.speech.transcribers import (
     Ask,
-    Scribe,
-    TokenScribe,
-    scribe_of,
+    TokenTranscriber,
+    Transcriber,
+    transcriber_of,
 )
-from radixlm.entrypoints.http.speech.writing import Span, Transcript
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.media import MediaReader
 from radixlm.intake.records import GenerateRequest, Output
@@ -37,17 +37,17 @@ from radixlm.wire.sampling_params import SamplingParams
 
 router = APIRouter(tags=["openai"])
 
-MAX_AT_ONCE = 8  # windows of one sound
+MAX_AT_ONCE = 8  # windows of one audio clip
 PROCESSOR = "transcript"
 
 
 @dataclass(slots=True)
 class Call:
-    """One sound, read and cut into windows: (where it begins in seconds, samples)."""
+    """One audio clip, read and cut into windows: (where it begins in seconds, samples)."""
 
     state: ServerState
     media: MediaReader
-    scribe: Scribe
+    transcriber: Transcriber
     form: Form
     model: str
     sampling: SamplingParams
@@ -98,21 +98,21 @@ def _documented(*left_out: str) -> dict[str, Any]:
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_documented())
 async def transcriptions(request: Request) -> Response:
-    """What is said in a sound."""
+    """What is said in an audio clip."""
     return await _answer(request, into_english=False)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_documented("language"))
 async def translations(request: Request) -> Response:
-    """What is said in a sound, in English."""
+    """What is said in an audio clip, in English."""
     return await _answer(request, into_english=True)
 
 
 async def _answer(request: Request, into_english: bool) -> Response:
     state = state_of(request)
-    scribe = scribe_of(state)
+    transcriber = transcriber_of(state)
     form = await read_form(request, into_english)
-    call = await _call(state, scribe, form)
+    call = await _call(state, transcriber, form)
     if form.stream:
         return await stream_response(request, _events(call))
     made = await until_gone(request, _transcript(call))
@@ -120,51 +120,51 @@ async def _answer(request: Request, into_english: bool) -> Response:
         case "text":
             return PlainTextResponse(made.text + "\n")
         case "srt":
-            return PlainTextResponse(writing.srt(made))
+            return PlainTextResponse(formats.srt(made))
         case "vtt":
-            return PlainTextResponse(writing.vtt(made), media_type="text/vtt")
+            return PlainTextResponse(formats.vtt(made), media_type="text/vtt")
         case "verbose_json":
-            return json_response(writing.verbose_json(made, call.sampling.temperature))
+            return json_response(formats.verbose_json(made, call.sampling.temperature))
         case _:
-            return json_response(writing.plain_json(made))
+            return json_response(formats.plain_json(made))
 
 
-async def _call(state: ServerState, scribe: Scribe, form: Form) -> Call:
-    """Check the form and read the sound."""
+async def _call(state: ServerState, transcriber: Transcriber, form: Form) -> Call:
+    """Check the form and read the audio."""
     assert state.media is not None
     model = state.check_model(form.model)
-    scribe.check(form)
+    transcriber.check(form)
     base = SamplingParams(temperature=0.0, max_new_tokens=None)
     sampling = SamplingParams.from_dict(form.sampling, base)
     check(state, sampling)
     await state.media.ready()
-    samples = await state.media.sound(form.data, "file")
+    samples = await state.media.audio(form.data, "file")
     longest_s = state.media.window_s or math.inf
     duration_s = len(samples) / state.media.rate
     is_short = duration_s <= longest_s
     windows = [(0.0, samples)] if is_short else cut(samples, state.media.rate, longest_s)
-    call = Call(state, state.media, scribe, form, model, sampling, windows, duration_s)
+    call = Call(state, state.media, transcriber, form, model, sampling, windows, duration_s)
     call.language = form.language or ""
     return call
 
 
-async def _probe(call: Call, scribe: TokenScribe, index: int) -> tuple[str, float]:
+async def _probe(call: Call, transcriber: TokenTranscriber, index: int) -> tuple[str, float]:
     """The language of a window, and how likely it is that nobody speaks."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-    need = LogprobNeed(token_ids=(scribe.no_speech,))
-    request = await call.request(scribe.probe(), call.windows[index][1], sampling, need)
+    need = LogprobNeed(token_ids=(transcriber.no_speech,))
+    request = await call.request(transcriber.probe(), call.windows[index][1], sampling, need)
     [[output]] = await run.collect(call.state, [request])
     asked = output.logprobs.asked[0] if output.logprobs and output.logprobs.asked else None
     silence = math.exp(asked[0][0]) if asked and asked[0][0] is not None else 0.0
-    return scribe.language_of(output.token_ids[0]), silence
+    return transcriber.language_of(output.token_ids[0]), silence
 
 
 async def _find_language(call: Call) -> None:
-    scribe = call.scribe
-    if call.language or not isinstance(scribe, TokenScribe):
+    transcriber = call.transcriber
+    if call.language or not isinstance(transcriber, TokenTranscriber):
         return
-    if scribe.finds_language:
-        call.language, _ = await _probe(call, scribe, 0)
+    if transcriber.finds_language:
+        call.language, _ = await _probe(call, transcriber, 0)
     else:
         call.language = "en"  # the only one that such a model knows
 
@@ -172,11 +172,11 @@ async def _find_language(call: Call) -> None:
 async def _transcript(call: Call) -> Transcript:
     """The whole answer."""
     await _find_language(call)
-    is_timed = call.form.is_timed and call.scribe.knows_times
+    is_timed = call.form.is_timed and call.transcriber.knows_times
     need = LogprobNeed() if call.form.wants_logprobs or is_timed else None
     outputs: list[Output] = []
     for first in range(0, len(call.windows), MAX_AT_ONCE):
-        ask = call.scribe.ask(call.form, call.language)
+        ask = call.transcriber.ask(call.form, call.language)
         some = call.windows[first : first + MAX_AT_ONCE]
         requests = [await call.request(ask, one, call.sampling, need) for _, one in some]
         outputs += [one for [one] in await run.collect(call.state, requests)]
@@ -195,20 +195,20 @@ async def _transcript(call: Call) -> Transcript:
 def _text(call: Call, outputs: list[Output], made: Transcript) -> str:
     text = ""
     for output in outputs:
-        reader = call.scribe.reader()
+        reader = call.transcriber.reader()
         text += reader.feed(output.text) + reader.finish()
         made.language = made.language or reader.language
     return text.strip()
 
 
 async def _spans(call: Call, outputs: list[Output]) -> list[Span]:
-    scribe = call.scribe
-    assert isinstance(scribe, TokenScribe)
+    transcriber = call.transcriber
+    assert isinstance(transcriber, TokenTranscriber)
     spans = []
     for index, output in enumerate(outputs):
-        found = scribe.spans(_words(call, output), call.windows[index][0], call.end_s(index))
-        wants_more = call.form.response_format == "verbose_json" and scribe.finds_language
-        silence = (await _probe(call, scribe, index))[1] if wants_more else 0.0
+        found = transcriber.spans(_words(call, output), call.windows[index][0], call.end_s(index))
+        wants_more = call.form.response_format == "verbose_json" and transcriber.finds_language
+        silence = (await _probe(call, transcriber, index))[1] if wants_more else 0.0
         chosen = [one[0] or 0.0 for one in (output.logprobs.chosen if output.logprobs else [])]
         for span in found:
             span.avg_logprob = sum(chosen) / max(len(chosen), 1)
@@ -242,10 +242,10 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
     text = ""
     await _find_language(call)
     for _, samples in call.windows:
-        ask = call.scribe.ask(call.form, call.language)
+        ask = call.transcriber.ask(call.form, call.language)
         need = LogprobNeed() if call.form.wants_logprobs else None
         request = await call.request(ask, samples, call.sampling, need)
-        reader = call.scribe.reader()
+        reader = call.transcriber.reader()
         async with aclosing(run.stream(call.state, [request])) as deltas:
             async for _, output in deltas:
                 new = reader.feed(output.text)
@@ -256,7 +256,7 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
                     logprobs = _logprobs(call, output) if need else None
                     yield event(_delta(call, new, logprobs))
     done = {"type": "transcript.text.done", "text": text.strip()}
-    yield event(_chunk(call, {}, "stop") | done | {"usage": writing.usage_of(call.duration_s)})
+    yield event(_chunk(call, {}, "stop") | done | {"usage": formats.usage_of(call.duration_s)})
     yield DONE
 
 

@@ -1,4 +1,4 @@
-"""Processors of checkpoints that hear, where Hugging Face's reads one sound a text or needs a
+"""Processors of checkpoints that hear, where Hugging Face's reads one audio clip a text or needs a
 package that knows its chat format."""
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from radixlm.multimodal.placeholders import check_parts, ids_of
 Arrays = dict[str, NDArray[Any]]
 
 
-class Ears:
-    """A processor of sounds: ``read`` and ``mark`` are a family's own, the rest is common."""
+class AudioProcessor:
+    """A processor of audio clips: ``read`` and ``mark`` are a family's own, the rest is common."""
 
-    audio_token: str  # what stands for a sound in a text
+    audio_token: str  # what stands for an audio clip in a text
     place: str  # the token in each of its places
 
     def __init__(self, tokenizer: Any, feature_extractor: Any) -> None:
@@ -43,13 +43,13 @@ class Ears:
         return_tensors: str = "np",
         images: Any = None,
     ) -> Arrays:
-        """The ids of ``text[0]``; of one sound also its arrays, several are read one by one.
-        ValueError where text and sounds do not fit, ImportError for pictures."""
+        """The ids of ``text[0]``; of one audio clip also its arrays, several are read one by one.
+        ValueError where text and audio clips do not fit, ImportError for images."""
         if images is not None:
-            raise ImportError("pictures of this model need torchvision")
-        parts, sounds = self._split(text[0]), list(audio or ())
-        check_parts(parts, len(sounds), "sounds")
-        read = [self.read(sound) for sound in sounds]
+            raise ImportError("images of this model need torchvision")
+        parts, audios = self._split(text[0]), list(audio or ())
+        check_parts(parts, len(audios), "sounds")
+        read = [self.read(audio) for audio in audios]
         marks = [self.mark(count) for _, count in read]
         made = ids_of(self.tokenizer, parts, marks, add_special_tokens)
         return made | (read[0][0] if len(read) == 1 else {})
@@ -57,36 +57,36 @@ class Ears:
     def _split(self, text: str) -> list[str]:
         return text.split(self.audio_token)
 
-    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
-        """What the tower is given, and how many places it fills."""
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """What the encoder is given, and how many places it fills."""
         raise NotImplementedError
 
-    def mark(self, num_places: int) -> str:
-        """What stands in the text for a sound."""
-        return self.place * num_places
+    def mark(self, num_placeholders: int) -> str:
+        """What stands in the text for an audio clip."""
+        return self.place * num_placeholders
 
 
-class OneByOne(Ears):
-    """A processor of Hugging Face that wants one sound a text."""
+class SingleAudioProcessor(AudioProcessor):
+    """A processor of Hugging Face that wants one audio clip a text."""
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
         self.audio_token = self.place = str(whole.audio_token)
         super().__init__(whole.tokenizer, whole.feature_extractor)
 
-    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
-        made = self._whole(text=[self.place], audio=[sound], return_tensors="pt")
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
+        made = self._whole(text=[self.place], audio=[audio], return_tensors="pt")
         arrays = {name: np.asarray(value) for name, value in made.items()}
         places = int((arrays.pop("input_ids") == self.audio_token_id).sum())
         arrays.pop("attention_mask", None)
         return arrays, places
 
 
-class VoxtralEars(Ears):
-    """Mel bands of whole windows (30 s), each of which the tower reads by itself."""
+class VoxtralAudioProcessor(AudioProcessor):
+    """Mel bands of whole windows (30 s), each of which the encoder reads by itself."""
 
     audio_token, place = "[BEGIN_AUDIO][AUDIO]", "[AUDIO]"
-    _MERGE = 8  # frames of a place: the tower halves them, four of its rows make one
+    _MERGE = 8  # frames of a place: the encoder halves them, four of its rows make one
 
     def __init__(self, tokenizer: Any, feature_extractor: Any) -> None:
         super().__init__(tokenizer, feature_extractor)
@@ -97,21 +97,21 @@ class VoxtralEars(Ears):
     def _split(self, text: str) -> list[str]:
         return re.split(r"(?:\[BEGIN_AUDIO\])?\[AUDIO\]", text)
 
-    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [windows, bands, frames]."""
         ears = self.feature_extractor
         made = ears(
-            sound, sampling_rate=ears.sampling_rate, padding=True, truncation=False,
+            audio, sampling_rate=ears.sampling_rate, padding=True, truncation=False,
             pad_to_multiple_of=ears.n_samples, return_tensors="np",
         )["input_features"]  # fmt: skip
         bands = made.reshape(ears.feature_size, -1, ears.nb_max_frames).transpose(1, 0, 2)
         return {"input_features": bands}, bands.shape[0] * ears.nb_max_frames // self._MERGE
 
-    def mark(self, num_places: int) -> str:
-        return self._begin + self.place * num_places
+    def mark(self, num_placeholders: int) -> str:
+        return self._begin + self.place * num_placeholders
 
 
-class EncoderEars(Ears):
+class WhisperAudioProcessor(AudioProcessor):
     """Mel bands of one window (30 s) for an encoder; the token that starts a text stands for them,
     and is put there where the text has none."""
 
@@ -128,44 +128,44 @@ class EncoderEars(Ears):
         return_tensors: str = "np",
         images: Any = None,
     ) -> Arrays:
-        """As of ``Ears``; what a tokenizer would add is a prompt of its own making."""
+        """As of ``AudioProcessor``; what a tokenizer would add is a prompt of its own making."""
         whole = text[0] if self.place in text[0] or not audio else self.place + text[0]
         return super().__call__([whole], audio, False, return_tensors, images)
 
-    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, bands, frames]."""
         ears = self.feature_extractor
-        if len(sound) > ears.n_samples:
+        if len(audio) > ears.n_samples:
             longest = f"{self.window_s:g} s; /v1/audio/transcriptions cuts longer ones"
-            raise ValueError(f"a sound of more than {longest}")
-        made = ears(sound, sampling_rate=ears.sampling_rate, return_tensors="np")
+            raise ValueError(f"an audio clip of more than {longest}")
+        made = ears(audio, sampling_rate=ears.sampling_rate, return_tensors="np")
         return {"input_features": np.asarray(made["input_features"])}, 1
 
 
-class ParakeetEars(Ears):
-    """Mel bands of a sound, of which the tower makes a row out of eight; marks around it."""
+class ParakeetAudioProcessor(AudioProcessor):
+    """Mel bands of an audio clip, of which the encoder makes a row out of eight; marks around it."""
 
     audio_token = place = "<so_embedding>"
     _HALVINGS = 3
 
-    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, frames, bands] and which frames count."""
         ears = self.feature_extractor
-        made = ears([sound], sampling_rate=ears.sampling_rate, return_tensors="pt")
+        made = ears([audio], sampling_rate=ears.sampling_rate, return_tensors="pt")
         arrays = {
             "input_features": np.asarray(made["input_features"]),
             "input_features_mask": np.asarray(made["attention_mask"]),
         }
-        count = 1 + len(sound) // ears.hop_length
+        count = 1 + len(audio) // ears.hop_length
         for _ in range(self._HALVINGS):
             count = (count - 1) // 2 + 1
         return arrays, max(1, count)
 
-    def mark(self, num_places: int) -> str:
-        return f"<so_start>{self.place * num_places}<so_end>"
+    def mark(self, num_placeholders: int) -> str:
+        return f"<so_start>{self.place * num_placeholders}<so_end>"
 
 
-class GraniteBands:
+class GraniteFeatureExtractor:
     """Mel bands as torchaudio makes them: two frames stacked, the loudest 80 dB."""
 
     def __init__(self, said: Raw) -> None:
@@ -178,10 +178,10 @@ class GraniteBands:
         self.rows = self.block // int(held.get("projector_downsample_rate", 5))
         self._filters = _triangles(self._size // 2 + 1, bands, self.sampling_rate)
 
-    def __call__(self, sound: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
+    def __call__(self, audio: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
         """[1, pairs of frames, 2 * bands] and how many rows a projector makes of them."""
         around = self._size // 2
-        padded = np.pad(sound.astype(np.float64), around, mode="reflect")
+        padded = np.pad(audio.astype(np.float64), around, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, self._size)[:: self._hop]
         window = np.zeros(self._size)
         first = (self._size - self._width) // 2
@@ -204,24 +204,24 @@ def _triangles(bins: int, bands: int, rate: int) -> NDArray[np.float64]:
     return np.maximum(0.0, np.minimum(rising, falling))
 
 
-class GraniteEars(Ears):
+class GraniteAudioProcessor(AudioProcessor):
     """Two mel frames a row, which a projector makes fewer of, block by block."""
 
     audio_token = place = "<|audio|>"
 
-    def read(self, sound: NDArray[np.float32]) -> tuple[Arrays, int]:
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, rows, bands]."""
-        features, num_places = self.feature_extractor(sound)
-        return {"input_features": features}, num_places
+        features, num_placeholders = self.feature_extractor(audio)
+        return {"input_features": features}, num_placeholders
 
 
-_EARS: dict[str, Callable[[Any, Any], Ears]] = {
-    "voxtral": VoxtralEars,
-    "parakeet": ParakeetEars,
+_EARS: dict[str, Callable[[Any, Any], AudioProcessor]] = {
+    "voxtral": VoxtralAudioProcessor,
+    "parakeet": ParakeetAudioProcessor,
 }
 
 
-def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
+def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProcessor | None:
     """The processor of a config.json, if it is one of these; CheckpointError where the folder has
     not what it needs."""
     architecture = architecture_of(raw)
@@ -234,15 +234,17 @@ def ears_of(raw: Raw, folder: Path, transformers: Any) -> Ears | None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if name == "granite":
             said = read_object(folder / "preprocessor_config.json")
-            return GraniteEars(tokenizer, GraniteBands(said))
+            return GraniteAudioProcessor(tokenizer, GraniteFeatureExtractor(said))
         hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
         if name == "encoder":
-            return EncoderEars(tokenizer, hears, int(unwrapped(raw)["decoder_start_token_id"]))
+            return WhisperAudioProcessor(
+                tokenizer, hears, int(unwrapped(raw)["decoder_start_token_id"])
+            )
         return _EARS[name](tokenizer, hears)
     except (KeyError, TypeError, ValueError, OSError, ImportError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 
 
-def one_by_one(raw: Raw, processor: Any) -> Any:
-    """The processor of a folder, which is asked for each sound where it takes no more."""
-    return OneByOne(processor) if architecture_of(raw) in ONE_BY_ONE else processor
+def single_audio_processor(raw: Raw, processor: Any) -> Any:
+    """The processor of a folder, which is asked for each audio where it takes no more."""
+    return SingleAudioProcessor(processor) if architecture_of(raw) in ONE_BY_ONE else processor

@@ -16,7 +16,7 @@ from radixlm.entrypoints.offline import Engine
 
 transformers = pytest.importorskip("transformers")
 
-from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
+from tests.multimodal.test_families import IMAGES, encoded  # noqa: E402
 from tests.multimodal.tiny import save  # noqa: E402
 from tests.multimodal.tiny_audio import AUDIO, NEEDS, inputs_of  # noqa: E402
 
@@ -24,7 +24,7 @@ NUM_NEW = 12
 RATE = 16_000
 
 
-def sound(seed: int, seconds: float) -> np.ndarray[Any, Any]:
+def audio(seed: int, seconds: float) -> np.ndarray[Any, Any]:
     """16 bit samples of noise."""
     return np.random.default_rng(seed).integers(-9000, 9000, int(seconds * RATE), np.int16)
 
@@ -40,7 +40,7 @@ def wav(samples: np.ndarray[Any, Any]) -> str:
 
 
 QUICK = ("qwen2_audio", "qwen2_5_omni", "gemma3n", "voxtral")
-SOUNDS = (sound(1, 0.7), sound(2, 1.3), sound(3, 0.4))
+AUDIOS = (audio(1, 0.7), audio(2, 1.3), audio(3, 0.4))
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     sees = "<|vision_bos|>" in tiny.processor.tokenizer.get_vocab()
     try:
-        for chosen, picture in (([0], False), ([1, 2], False), ([1], sees)):
+        for chosen, image in (([0], False), ([1, 2], False), ([1], sees)):
             text = "hear " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            heard = [SOUNDS[i].astype(np.float32) / 32768 for i in chosen]
+            heard = [AUDIOS[i].astype(np.float32) / 32768 for i in chosen]
             given: dict[str, Any] = {}
             more: dict[str, Any] = {}
-            if picture:
+            if image:
                 text += " <|vision_bos|><|IMAGE|><|vision_eos|> beside"
-                given["images"], more["image_data"] = [PICTURES[1]], [encoded(PICTURES[1])]
+                given["images"], more["image_data"] = [IMAGES[1]], [encoded(IMAGES[1])]
             inputs = inputs_of(tiny, text, heard, **given)
             num_prompt = inputs["input_ids"].shape[1]
             with torch.no_grad():
@@ -80,7 +80,7 @@ def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
                 got = engine.generate(
                     text,
                     {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
-                    audio_data=[wav(SOUNDS[i]) for i in chosen],
+                    audio_data=[wav(AUDIOS[i]) for i in chosen],
                     return_logprob=True,
                     **more,
                 )

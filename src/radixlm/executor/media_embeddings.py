@@ -1,6 +1,6 @@
-"""Pictures whose tower makes the request's vector: the text model takes no part in it.
+"""Images whose encoder makes the request's vector: the text model takes no part in it.
 
-A step with such a picture computes one token that stands for it, whose hidden state nobody reads.
+A step with such an image computes one token that stands for it, whose hidden state nobody reads.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.executor.media import MediaRows, Tower, caught
+from radixlm.executor.media import MediaRows, MultimodalEncoder, caught
 from radixlm.executor.pooling import Head, Pooler
 from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
@@ -16,14 +16,14 @@ from radixlm.step.plan import Item, StepPlan
 
 
 class MediaVectors(MediaRows):
-    """Keeps the vector of each picture of a step until it is asked for."""
+    """Keeps the vector of each image of a step until it is asked for."""
 
-    def __init__(self, tower: Tower) -> None:
-        super().__init__(tower)
+    def __init__(self, encoder: MultimodalEncoder) -> None:
+        super().__init__(encoder)
         self._vectors: dict[str, Tensor] = {}
 
     def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> dict[str, str]:
-        """Run the tower; the batch stays as it is. Request id -> why it has no vector."""
+        """Run the encoder; the batch stays as it is. Request id -> why it has no vector."""
         failed: dict[str, str] = {}
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
@@ -37,7 +37,7 @@ class MediaVectors(MediaRows):
 
 
 class VectorPooler(Pooler):
-    """A picture's vector is its tower's at unit length, a text's is what ``Pooler`` makes."""
+    """An image's vector is its encoder's at unit length, a text's is what ``Pooler`` makes."""
 
     def __init__(self, head: Head | None, vectors: MediaVectors) -> None:
         super().__init__(head)

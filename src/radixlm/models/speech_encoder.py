@@ -17,7 +17,7 @@ from radixlm.wire.media import Media
 _LAYER_KEYS = ("decoder_layers", "decoder_num_hidden_layers")
 
 
-class EncoderTower:
+class SpeechEncoder:
     """What hears. CheckpointError if its weights do not load; ConfigError without transformers."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -54,7 +54,7 @@ class EncoderTower:
 
     @torch.inference_mode()
     def rows(self, media: Media) -> Tensor:
-        """float32 [1, N, D] of a sound's bands."""
+        """float32 [1, N, D] of an audio clip's bands."""
         given = {}
         for name, array in media.inputs.items():
             if name in self._known:

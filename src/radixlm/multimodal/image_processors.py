@@ -1,5 +1,5 @@
 """Processors of checkpoints whose own are code beside the weights: text with placeholders and
-pictures -> token ids, patches and grids. Pictures only."""
+images -> token ids, patches and grids. Images only."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _BICUBIC = 3  # as Pillow counts
 _HALF = [0.5, 0.5, 0.5]
 
 
-def patches_of(picture: Any, size: int, mean: Sequence[float], std: Sequence[float]) -> Any:
-    """float32 [rows * columns, 3, size, size] of a picture in whole patches of ``size``."""
-    values = np.asarray(picture.convert("RGB"), np.float32) / 255
+def patches_of(image: Any, size: int, mean: Sequence[float], std: Sequence[float]) -> Any:
+    """float32 [rows * columns, 3, size, size] of an image in whole patches of ``size``."""
+    values = np.asarray(image.convert("RGB"), np.float32) / 255
     values = ((values - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)).transpose(
         2, 0, 1
     )
-    rows, columns = picture.height // size, picture.width // size
+    rows, columns = image.height // size, image.width // size
     cut = values.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
     return np.ascontiguousarray(cut.reshape(rows * columns, 3, size, size))
 
 
-class Reader:
+class CustomProcessor:
     """What ``MediaProcessor`` needs of a processor."""
 
-    image_token = ""  # stands for a picture in a text
+    image_token = ""  # stands for an image in a text
     place = ""  # the token of each of its places
 
     def __init__(self, tokenizer: Any, folder: Path) -> None:
@@ -54,26 +54,26 @@ class Reader:
         add_special_tokens: bool = True,
         **options: Any,
     ) -> dict[str, NDArray[Any]]:
-        """ValueError where text and pictures do not fit."""
+        """ValueError where text and images do not fit."""
         parts = text[0].split(self.image_token)
-        pictures = list(images or ())
-        check_parts(parts, len(pictures), "pictures")
-        read = [self.read(picture, len(pictures)) for picture in pictures]
+        images = list(images or ())
+        check_parts(parts, len(images), "images")
+        read = [self.read(image, len(images)) for image in images]
         marks = [self.marks(index, arrays) for index, arrays in enumerate(read)]
         made = ids_of(self.tokenizer, parts, marks, add_special_tokens)
         return made | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
 
-    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
-        """The arrays of one picture of so many."""
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
+        """The arrays of one image of so many."""
         raise NotImplementedError
 
     def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """What stands in the text for the picture of that number."""
+        """What stands in the text for the image of that number."""
         raise NotImplementedError
 
 
-class MiniCpmReader(Reader):
-    """The whole picture and, of a large one, slices of about ``scale_resolution`` squared."""
+class MiniCpmProcessor(CustomProcessor):
+    """The whole image and, of a large one, slices of about ``scale_resolution`` squared."""
 
     image_token = "(<image>./</image>)"
 
@@ -90,9 +90,9 @@ class MiniCpmReader(Reader):
         self._mean = said.get("norm_mean") or said.get("image_mean") or _HALF
         self._std = said.get("norm_std") or said.get("image_std") or _HALF
 
-    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``tgt_sizes`` of the slices; ``grid`` columns and rows of them."""
-        slices, grid = self._slices(picture)
+        slices, grid = self._slices(image)
         cut = [patches_of(one, self._patch, self._mean, self._std) for one in slices]
         sizes = [(one.height // self._patch, one.width // self._patch) for one in slices]
         return {
@@ -102,23 +102,23 @@ class MiniCpmReader(Reader):
         }
 
     def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """Number, picture, then its slices, a line for each row."""
+        """Number, image, then its slices, a line for each row."""
         places = self.place * self._num_queries
         number = f"<image_id>{index}</image_id>" if self._has_number else ""
         columns, rows = arrays["grid"][0].tolist()
         row = f"<slice>{places}</slice>" * columns
         return f"{number}<image>{places}</image>" + "\n".join([row] * rows)
 
-    def _slices(self, picture: Any) -> tuple[list[Any], Size]:
-        grid = self._grid(picture.size)
-        whole = picture.resize(self._fit(picture.size, grid is None), _BICUBIC)
+    def _slices(self, image: Any) -> tuple[list[Any], Size]:
+        grid = self._grid(image.size)
+        whole = image.resize(self._fit(image.size, grid is None), _BICUBIC)
         if grid is None:
             return [whole], (0, 0)
         columns, rows = grid
-        width, height = (self._even(n, parts) for n, parts in zip(picture.size, grid, strict=True))
+        width, height = (self._even(n, parts) for n, parts in zip(image.size, grid, strict=True))
         tile = self._fit((width / columns, height / rows), True)
         size = (tile[0] * columns, tile[1] * rows)
-        large = picture.resize(size, _BICUBIC)
+        large = image.resize(size, _BICUBIC)
         boxes = [
             (tile[0] * x, tile[1] * y, tile[0] * (x + 1), tile[1] * (y + 1))
             for y in range(rows)
@@ -127,7 +127,7 @@ class MiniCpmReader(Reader):
         return [whole, *(large.crop(box) for box in boxes)], grid
 
     def _grid(self, size: Size) -> Size | None:
-        """Columns and rows nearest to the picture's shape, of about as many slices as it is large;
+        """Columns and rows nearest to the image's shape, of about as many slices as it is large;
         None for a small one."""
         width, height = size
         wanted = min(math.ceil(width * height / self._side**2), self._most)
@@ -152,8 +152,8 @@ class MiniCpmReader(Reader):
         return max(round(length / divisor) * divisor, divisor)
 
 
-class KimiReader(Reader):
-    """Pictures in their own size, in patches of which four make a place."""
+class KimiProcessor(CustomProcessor):
+    """Images in their own size, in patches of which four make a place."""
 
     image_token = place = "<|media_pad|>"
 
@@ -168,12 +168,12 @@ class KimiReader(Reader):
         self._mean = said.get("image_mean") or _HALF
         self._std = said.get("image_std") or _HALF
 
-    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``image_grid_thw``. ValueError for more than 511 patches a side."""
-        whole = self._even(self._small(picture.convert("RGB")))
+        whole = self._even(self._small(image.convert("RGB")))
         grid = [1, whole.height // self._patch, whole.width // self._patch]
         if max(grid) >= 512:
-            raise ValueError("a picture of more than 511 patches a side")
+            raise ValueError("an image of more than 511 patches a side")
         return {
             "pixel_values": patches_of(whole, self._patch, self._mean, self._std),
             "image_grid_thw": np.asarray([grid], np.int64),
@@ -184,33 +184,33 @@ class KimiReader(Reader):
         num_patches = int(arrays["image_grid_thw"].prod())
         return self.place * (num_patches // (self._merge[0] * self._merge[1]))
 
-    def _small(self, picture: Any) -> Any:
-        patches = (picture.width // self._patch) * (picture.height // self._patch)
+    def _small(self, image: Any) -> Any:
+        patches = (image.width // self._patch) * (image.height // self._patch)
         if patches <= self._most:
-            return picture
+            return image
         scale = math.sqrt(self._most / patches)
-        size = (int(picture.width * scale), int(picture.height * scale))
-        return picture.resize(size, _BICUBIC)
+        size = (int(image.width * scale), int(image.height * scale))
+        return image.resize(size, _BICUBIC)
 
-    def _even(self, picture: Any) -> Any:
+    def _even(self, image: Any) -> Any:
         """Whole squares of patches: black at the right and below, or the middle of it."""
         down, across = (self._patch * merge for merge in self._merge)
         if self._pads:
             width, height = (
                 math.ceil(n / unit) * unit
-                for n, unit in ((picture.width, across), (picture.height, down))
+                for n, unit in ((image.width, across), (image.height, down))
             )
-            return picture.crop((0, 0, width, height))
-        width, height = picture.width // across * across, picture.height // down * down
+            return image.crop((0, 0, width, height))
+        width, height = image.width // across * across, image.height // down * down
         if not width or not height:
-            raise ValueError(f"a picture smaller than {across} x {down} pixels")
-        left, top = round((picture.width - width) / 2), round((picture.height - height) / 2)
-        return picture.crop((left, top, left + width, top + height))
+            raise ValueError(f"an image smaller than {across} x {down} pixels")
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        return image.crop((left, top, left + width, top + height))
 
 
-class DeepseekReader(Reader):
-    """The whole picture in a square and, of at most two pictures, tiles of the size that fits the
-    picture best; each padded with the mean."""
+class DeepseekVl2Processor(CustomProcessor):
+    """The whole image in a square and, of at most two images, tiles of the size that fits the
+    image best; each padded with the mean."""
 
     image_token = place = "<image>"
 
@@ -226,18 +226,18 @@ class DeepseekReader(Reader):
         self._mean = said.get("image_mean") or _HALF
         self._std = said.get("image_std") or _HALF
 
-    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` of the whole and of its tiles, ``images_spatial_crop`` columns and rows
         of these."""
-        picture, side = picture.convert("RGB"), self._side
-        size = self._best(picture.size) if num_pictures <= 2 else (side, side)
-        large = self._padded(picture, size)
+        image, side = image.convert("RGB"), self._side
+        size = self._best(image.size) if num_images <= 2 else (side, side)
+        large = self._padded(image, size)
         boxes = [
             (x, y, x + side, y + side)
             for y in range(0, size[1], side)
             for x in range(0, size[0], side)
         ]
-        tiles = [self._padded(picture, (side, side)), *(large.crop(box) for box in boxes)]
+        tiles = [self._padded(image, (side, side)), *(large.crop(box) for box in boxes)]
         return {
             "pixel_values": np.concatenate(
                 [patches_of(tile, side, self._mean, self._std) for tile in tiles]
@@ -252,7 +252,7 @@ class DeepseekReader(Reader):
         return self.place * (self._row * (self._row + 1) + 1 + tiles)
 
     def _best(self, size: Size) -> Size:
-        """The first size that shows most of the picture's pixels and wastes least."""
+        """The first size that shows most of the image's pixels and wastes least."""
 
         def worth(one: Size) -> tuple[int, int]:
             scale = min(one[0] / size[0], one[1] / size[1])
@@ -261,15 +261,15 @@ class DeepseekReader(Reader):
 
         return max(self._sizes, key=worth)
 
-    def _padded(self, picture: Any, size: Size) -> Any:
+    def _padded(self, image: Any, size: Size) -> Any:
         from PIL import ImageOps  # noqa: PLC0415  (an extra)
 
         color = tuple(int(share * 255) for share in self._mean)
-        return ImageOps.pad(picture, size, method=_BICUBIC, color=color)
+        return ImageOps.pad(image, size, method=_BICUBIC, color=color)
 
 
-class VilaReader(Reader):
-    """A prompt's only picture in up to twelve tiles and as a whole, several each as a whole. Behind
+class VilaProcessor(CustomProcessor):
+    """A prompt's only image in up to twelve tiles and as a whole, several each as a whole. Behind
     the places of a tile stands the end of a line."""
 
     image_token = place = "<image>"
@@ -302,22 +302,22 @@ class VilaReader(Reader):
         made.pop("is_only", None)
         return made
 
-    def read(self, picture: Any, num_pictures: int = 1) -> dict[str, NDArray[Any]]:
-        """``pixel_values`` of the tiles; ``is_only``: whether there is no other picture."""
-        picture, side = picture.convert("RGB"), self._side
-        square = picture.resize((side, side), _BICUBIC)
-        tiles = self._tiles(picture) if num_pictures == 1 else []
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` of the tiles; ``is_only``: whether there is no other image."""
+        image, side = image.convert("RGB"), self._side
+        square = image.resize((side, side), _BICUBIC)
+        tiles = self._tiles(image) if num_images == 1 else []
         parts = [*tiles, square] if len(tiles) != 1 else tiles
         cut = [patches_of(one, side, self._mean, self._std) for one in parts]
-        return {"pixel_values": np.concatenate(cut), "is_only": np.asarray([num_pictures == 1])}
+        return {"pixel_values": np.concatenate(cut), "is_only": np.asarray([num_images == 1])}
 
     def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """A tile's places and its end; of an only picture one end more, in the text."""
+        """A tile's places and its end; of an only image one end more, in the text."""
         tile = self.place * (self._count + 1)
         return (tile + "\n" * bool(arrays["is_only"][0])) * len(arrays["pixel_values"])
 
-    def _tiles(self, picture: Any) -> list[Any]:
-        """Of the grid whose shape is nearest to the picture's; a picture that is larger than half
+    def _tiles(self, image: Any) -> list[Any]:
+        """Of the grid whose shape is nearest to the image's; an image that is larger than half
         of a grid takes the larger of equal shapes."""
         most, side = self._most, self._side
         grids = sorted(
@@ -326,24 +326,24 @@ class VilaReader(Reader):
         )
         best, difference = (1, 1), math.inf
         for grid in grids:
-            found = abs(picture.width / picture.height - grid[0] / grid[1])
-            is_large = picture.width * picture.height > 0.5 * side**2 * grid[0] * grid[1]
+            found = abs(image.width / image.height - grid[0] / grid[1])
+            is_large = image.width * image.height > 0.5 * side**2 * grid[0] * grid[1]
             if found < difference or (found == difference and is_large):
                 best, difference = grid, found
-        large = picture.resize((side * best[0], side * best[1]), _BICUBIC)
+        large = image.resize((side * best[0], side * best[1]), _BICUBIC)
         corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
         return [large.crop((x, y, x + side, y + side)) for x, y in corners]
 
 
-_READERS: dict[str, Callable[[Raw, Raw, Path, Any], Reader]] = {
-    "minicpm": MiniCpmReader,
-    "kimi": KimiReader,
-    "deepseek": DeepseekReader,
-    "vila": VilaReader,
+_READERS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
+    "minicpm": MiniCpmProcessor,
+    "kimi": KimiProcessor,
+    "deepseek": DeepseekVl2Processor,
+    "vila": VilaProcessor,
 }
 
 
-def reader_of(raw: Raw, folder: Path, transformers: Any) -> Reader | None:
+def load_custom_processor(raw: Raw, folder: Path, transformers: Any) -> CustomProcessor | None:
     """The processor of a config.json, if it is one of these. CheckpointError for a tokenizer that
     lacks its tokens and for sizes that make no sense."""
     built = BUILT.get(architecture_of(raw))

@@ -19,34 +19,34 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import save as safetensors_of
 
-from radixlm.models.towers import HfTower
+from radixlm.models.mm_encoder import TransformersEncoder
 from radixlm.wire.media import Media
-from tests.multimodal.served import PARTS, PLACE, Served, part, picture, served, uri, user
+from tests.multimodal.served import PARTS, PLACE, Served, make_image, part, served, uri, user
 from tests.multimodal.test_image import FILES, file_of, header, noise
 from tests.multimodal.tiny import qwen2_vl, save
 
-PICTURE = picture(42, 42)
+IMAGE = make_image(42, 42)
 
 
 class Watched:
-    """The tower: counts its runs and makes one row less when told so."""
+    """The encoder: counts its runs and makes one row less when told so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs, self.is_wrong = 0, False
-        whole = HfTower.rows
+        whole = TransformersEncoder.rows
 
-        def rows(tower: HfTower, media: Media) -> torch.Tensor:
+        def rows(encoder: TransformersEncoder, media: Media) -> torch.Tensor:
             self.runs += 1
-            return whole(tower, media)[:, int(self.is_wrong) :]
+            return whole(encoder, media)[:, int(self.is_wrong) :]
 
-        monkeypatch.setattr(HfTower, "rows", rows)
+        monkeypatch.setattr(TransformersEncoder, "rows", rows)
 
 
 class Case:
-    """A server on a tiny Qwen2-VL, its oracle and its tower."""
+    """A server on a tiny Qwen2-VL, its oracle and its encoder."""
 
-    def __init__(self, server: Served, tiny: Any, model: Any, tower: Watched) -> None:
-        self.server, self.tiny, self.model, self.tower = server, tiny, model, tower
+    def __init__(self, server: Served, tiny: Any, model: Any, encoder: Watched) -> None:
+        self.server, self.tiny, self.model, self.encoder = server, tiny, model, encoder
 
     async def say(self, *parts: Any, **fields: Any) -> Any:
         fields = {"max_tokens": 4, **fields}
@@ -84,45 +84,47 @@ async def odd(case: Case) -> None:
 
 
 async def much(case: Case) -> None:
-    """Sixteen times the same picture that nobody has seen yet."""
-    before, one = case.tower.runs, part(picture(56, 42, seed=5))
+    """Sixteen times the same image that nobody has seen yet."""
+    before, one = case.encoder.runs, part(make_image(56, 42, seed=5))
     texts = await asyncio.gather(*(case.text(one, f"say {i}") for i in range(16)))
-    assert case.tower.runs == before + 1
+    assert case.encoder.runs == before + 1
     assert texts[3] == await case.text(one, "say 3")
 
 
 async def too_long(case: Case) -> None:
-    answer = await case.say(*(part(picture(112, 112, seed=i)) for i in range(40)), "tell")
+    answer = await case.say(*(part(make_image(112, 112, seed=i)) for i in range(40)), "tell")
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert error["code"] == "context_length_exceeded" and "of them of pictures" in error["message"]
+    assert error["code"] == "context_length_exceeded" and "of them of images" in error["message"]
 
 
 async def cancelled(case: Case) -> None:
-    want = await case.text(part(PICTURE), "go on", max_tokens=8)
+    want = await case.text(part(IMAGE), "go on", max_tokens=8)
     server = case.server
-    task = asyncio.ensure_future(case.say(part(PICTURE), "go on", max_tokens=600, rid="gone"))
+    task = asyncio.ensure_future(case.say(part(IMAGE), "go on", max_tokens=600, rid="gone"))
     while "gone" not in server.engine.intake.live:
         await asyncio.sleep(0)
     assert (await server.post("/abort_request", rid="gone")).status_code == 200
     answer = await task
     assert answer.status_code != 200 or answer.json()["choices"][0]["finish_reason"] == "abort"
-    task = asyncio.ensure_future(case.say(part(picture(70, 70)), "go", max_tokens=600, rid="left"))
+    task = asyncio.ensure_future(
+        case.say(part(make_image(70, 70)), "go", max_tokens=600, rid="left")
+    )
     while "left" not in server.engine.intake.live:
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not server.engine.intake.live
-    assert await case.text(part(PICTURE), "go on", max_tokens=8) == want
+    assert await case.text(part(IMAGE), "go on", max_tokens=8) == want
 
 
 async def wrong_rows(case: Case) -> None:
-    """A tower at fault ends its request alone, and what was computed is not shared."""
-    fresh = part(picture(42, 42, seed=9))
+    """An encoder at fault ends its request alone, and what was computed is not shared."""
+    fresh = part(make_image(42, 42, seed=9))
     facts = case.server.engine.intake.engine_facts  # another object once the engine is renewed
-    case.tower.is_wrong = True
+    case.encoder.is_wrong = True
     bad, other = await asyncio.gather(case.say("look ", fresh), case.say("only a text"))
-    case.tower.is_wrong = False
+    case.encoder.is_wrong = False
     assert bad.status_code == 500 and "rows of image for" in bad.text
     assert other.status_code == 200
     assert case.server.engine.intake.engine_facts is facts
@@ -142,10 +144,10 @@ def npy(array: Any, **options: Any) -> str:
 
 
 async def features(case: Case) -> None:
-    """The same answer, whoever runs processor and tower."""
-    want = await case.text(part(PICTURE), "tell", max_tokens=6)
+    """The same answer, whoever runs processor and encoder."""
+    want = await case.text(part(IMAGE), "tell", max_tokens=6)
     place, processor = case.tiny.placeholder, case.tiny.processor
-    made = processor(text=[text_of(place, "tell")], images=[PICTURE], return_tensors="pt")
+    made = processor(text=[text_of(place, "tell")], images=[IMAGE], return_tensors="pt")
     ids, grid = made["input_ids"][0].tolist(), made["image_grid_thw"]
     with torch.no_grad():
         rows = case.model.model.visual(made["pixel_values"].float(), grid_thw=grid)
@@ -173,7 +175,7 @@ async def features(case: Case) -> None:
         assert want == await case.text(held, "tell", max_tokens=6)
     raw = await case.server.post(
         "/generate", input_ids=case.tiny.processor.tokenizer(text_of(place, "tell"))["input_ids"],
-        image_data=uri(file_of(PICTURE)), sampling_params=params,
+        image_data=uri(file_of(IMAGE)), sampling_params=params,
     )  # fmt: skip
     assert raw.json()["text"] == want
 
@@ -202,9 +204,9 @@ async def bad_features(case: Case) -> None:
     answer = await case.server.post("/generate", input_ids=[1 << 40], image_data=[good])
     assert answer.status_code == 400
     mixed = await case.server.post(
-        "/generate", text=case.tiny.placeholder * 2, image_data=[good, uri(file_of(PICTURE))]
+        "/generate", text=case.tiny.placeholder * 2, image_data=[good, uri(file_of(IMAGE))]
     )
-    assert mixed.status_code == 400 and "either pictures or features" in mixed.text
+    assert mixed.status_code == 400 and "either images or features" in mixed.text
     misfit = {**pixels, "format": "processor_output"}
     misfit["pixel_values"] = npy(np.zeros((36, 5), np.float32))
     answer = await case.server.post(
@@ -213,7 +215,7 @@ async def bad_features(case: Case) -> None:
         image_data=misfit,
         sampling_params={"max_new_tokens": 1},
     )
-    assert answer.status_code == 500 and "cannot be read by its tower" in answer.text
+    assert answer.status_code == 500 and "cannot be read by its encoder" in answer.text
 
 
 CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
@@ -222,16 +224,16 @@ CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
 
 
 @pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_pictures_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One engine for all of it: to start one takes longer than the rest."""
     tiny = qwen2_vl()
     model = save(tiny, tmp_path)
-    tower = Watched(monkeypatch)
+    encoder = Watched(monkeypatch)
 
     async def run() -> None:
         async with served(tmp_path, PARTS.replace(PLACE, tiny.placeholder)) as server:
             for case in CASES:
-                await case(Case(server, tiny, model, tower))
+                await case(Case(server, tiny, model, encoder))
             assert (await server.engine.intake.control("flush_cache")).ok  # nothing runs
 
     asyncio.run(run())

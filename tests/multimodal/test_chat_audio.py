@@ -1,4 +1,4 @@
-"""Families that hear through /v1/chat/completions, with sounds as base64 and as data URIs, and
+"""Families that hear through /v1/chat/completions, with audio clips as base64 and as data URIs, and
 through /v1/audio/transcriptions, against Hugging Face's generate of the same prompt."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("transformers")
 
 from tests.multimodal.served import PARTS, PLACE, Served, served, user
-from tests.multimodal.test_sounds import SOUNDS, wav
+from tests.multimodal.test_audio_models import AUDIOS, wav
 from tests.multimodal.tiny import save
 from tests.multimodal.tiny_audio import AUDIO, NEEDS, inputs_of
 
@@ -48,8 +48,8 @@ class Oracle:
 
     def answer(self, text: str, chosen: list[int]) -> tuple[list[int], list[int], float]:
         """(prompt ids, greedy tokens, log-probability of the first)."""
-        sounds = [SOUNDS[i].astype(np.float32) / 32768 for i in chosen]
-        given = inputs_of(self.tiny, text.replace(PLACE, self.tiny.placeholder), sounds)
+        audios = [AUDIOS[i].astype(np.float32) / 32768 for i in chosen]
+        given = inputs_of(self.tiny, text.replace(PLACE, self.tiny.placeholder), audios)
         prompt = given["input_ids"]
         with torch.no_grad():
             made = self.model.generate(
@@ -59,8 +59,8 @@ class Oracle:
         first = made.scores[0][0].log_softmax(-1).max().item()
         return prompt[0].tolist(), made.sequences[0, prompt.shape[1] :].tolist(), first
 
-    def num_places(self, ids: list[int]) -> int:
-        """Tokens of the prompt that sounds fill."""
+    def num_placeholders(self, ids: list[int]) -> int:
+        """Tokens of the prompt that audio clips fill."""
         raw = self.tiny.config.to_dict()
         raw = raw.get("thinker_config", raw)
         token = raw.get("audio_token_id", raw.get("audio_token_index"))
@@ -68,19 +68,19 @@ class Oracle:
 
 
 def by_base64(index: int) -> dict[str, Any]:
-    data = wav(SOUNDS[index]).partition(",")[2]
+    data = wav(AUDIOS[index]).partition(",")[2]
     assert base64.b64decode(data)[:4] == b"RIFF"
     return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
 
 
 def by_uri(index: int) -> dict[str, Any]:
-    return {"type": "audio_url", "audio_url": {"url": wav(SOUNDS[index])}}
+    return {"type": "audio_url", "audio_url": {"url": wav(AUDIOS[index])}}
 
 
 async def compare(
     server: Served, oracle: Oracle, messages: list[dict[str, Any]], text: str, chosen: list[int]
 ) -> tuple[str, int, int]:
-    """Prompt, tokens and the first log-probability; (answer, cached tokens, sounds' tokens)."""
+    """Prompt, tokens and the first log-probability; (answer, cached tokens, audios' tokens)."""
     prompt, want, first = oracle.answer(text, chosen)
     answer = await server.chat(
         messages, max_tokens=NUM_NEW, logprobs=True, return_token_ids=True,
@@ -92,7 +92,7 @@ async def compare(
     assert (got["prompt_token_ids"], got["token_ids"]) == (prompt, want)
     assert got["logprobs"]["content"][0]["logprob"] == pytest.approx(first, abs=1e-4)
     cached = made["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return got["message"]["content"], cached, oracle.num_places(prompt)
+    return got["message"]["content"], cached, oracle.num_placeholders(prompt)
 
 
 async def streamed(server: Served, messages: list[dict[str, Any]]) -> str:
@@ -111,13 +111,13 @@ async def converse(server: Served, oracle: Oracle) -> None:
     await compare(server, oracle, [two], f"<user>this {PLACE} or {PLACE}?\n<assistant>", [0, 2])
     again = [one, {"role": "assistant", "content": said}, user("and then?")]
     text = f"{first_text}{said}\n<user>and then?\n<assistant>"
-    _, cached, num_places = await compare(server, oracle, again, text, [1])
-    assert cached > num_places > 0
+    _, cached, num_placeholders = await compare(server, oracle, again, text, [1])
+    assert cached > num_placeholders > 0
     assert await streamed(server, [one]) == said
 
 
 async def transcribe(server: Served, oracle: Oracle, asked: tuple[str, str]) -> None:
-    data = base64.b64decode(wav(SOUNDS[0]).partition(",")[2])
+    data = base64.b64decode(wav(AUDIOS[0]).partition(",")[2])
     for text, fields in zip(asked, ({}, {"language": "de"}), strict=True):
         _, want, _ = oracle.answer(text.replace("{}", PLACE), [0])
         answer = await server.client.post(

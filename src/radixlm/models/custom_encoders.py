@@ -1,7 +1,7 @@
-"""Towers of checkpoints that transformers has no class for, from its layers and a few of our own.
+"""Encoders of checkpoints that transformers has no class for, from its layers and a few of our own.
 
-Legend: N rows of one picture, D channels of the decoder, C of the tower, P a patch's side, S slices
-of a picture.
+Legend: N rows of one image, D channels of the decoder, C of the encoder, P a patch's side, S slices
+of an image.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _SLOWEST = 10_000.0  # of its sines
 def build(
     built: Built, raw: dict[str, Any], folder: Path, dtype: torch.dtype
 ) -> tuple[nn.Module, int]:
-    """The towers with their weights, and the decoder's width. CheckpointError for a config that
+    """The encoders with their weights, and the decoder's width. CheckpointError for a config that
     cannot be understood and for weights that are missing or misshapen."""
     try:
         config = built.layout.config(raw)
         with torch.device("cpu"):
             module = _MODULES[built.kind](config).to(dtype)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise CheckpointError(f"config.json: its towers cannot be understood: {error}") from error
+        raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
     report = fill(module, built.layout, folder, dtype)
-    check_report(report, folder, "the towers")
-    check_numbers(module, folder, "the towers")
+    check_report(report, folder, "the encoders")
+    check_numbers(module, folder, "the encoders")
     return module, int(config["hidden_size"])
 
 
@@ -61,7 +61,7 @@ def buckets(count: int, side: int) -> Tensor:
 
 
 class _Patches(nn.Module):
-    """Patches and their places, which are shares of a picture's sides."""
+    """Patches and their places, which are shares of an image's sides."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -102,11 +102,11 @@ class _Eye(nn.Module):
 class _Resampler(nn.Module):
     """Learned queries that attend once to a slice's patches."""
 
-    def __init__(self, num_queries: int, dim: int, tower_dim: int) -> None:
+    def __init__(self, num_queries: int, dim: int, encoder_dim: int) -> None:
         super().__init__()
         self.query = nn.Parameter(torch.zeros(num_queries, dim))
-        has_own_width = tower_dim != dim
-        self.kv_proj = nn.Linear(tower_dim, dim, bias=False) if has_own_width else nn.Identity()
+        has_own_width = encoder_dim != dim
+        self.kv_proj = nn.Linear(encoder_dim, dim, bias=False) if has_own_width else nn.Identity()
         self.attn = nn.MultiheadAttention(dim, dim // _HEAD_DIM, batch_first=True)
         self.ln_q, self.ln_kv, self.ln_post = (nn.LayerNorm(dim, eps=1e-6) for _ in range(3))
         self.proj = nn.Parameter(torch.zeros(dim, dim))
@@ -121,13 +121,13 @@ class _Resampler(nn.Module):
 
 
 class MiniCpm(nn.Module):
-    """Tower and resampler, under the published names."""
+    """MultimodalEncoder and resampler, under the published names."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.vpm = _Eye(config["vision_config"])
-        tower_dim = config["vision_config"]["hidden_size"]
-        self.resampler = _Resampler(config["num_queries"], config["hidden_size"], tower_dim)
+        encoder_dim = config["vision_config"]["hidden_size"]
+        self.resampler = _Resampler(config["num_queries"], config["hidden_size"], encoder_dim)
 
     def get_image_features(self, pixel_values: Tensor, tgt_sizes: Tensor) -> Tensor:
         """[patches of all slices, 3, P, P], int64 [S, 2] rows and columns -> [S * queries, D]."""
@@ -170,7 +170,7 @@ class Kimi(nn.Module):
         super()._load_from_state_dict(state, *args)
 
     def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
-        """[patches of all pictures, 3, P, P], int64 [pictures, 3] -> [N, D]."""
+        """[patches of all images, 3, P, P], int64 [images, 3] -> [N, D]."""
         made = self.vision_tower(pixel_values, grid_thw=image_grid_thw)
         rows: Tensor = self.mm_projector(made.pooler_output).squeeze(1)
         return rows
@@ -204,7 +204,7 @@ class _SquareEye(nn.Module):
 
 
 class Deepseek(nn.Module):
-    """A whole picture and its tiles, put side by side, with a vector at the end of each row and one
+    """A whole image and its tiles, put side by side, with a vector at the end of each row and one
     between the two."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class Deepseek(nn.Module):
         self.view_seperator = nn.Parameter(torch.zeros(dim))
 
     def get_image_features(self, pixel_values: Tensor, images_spatial_crop: Tensor) -> Tensor:
-        """[all tiles, 3, side, side], int64 [pictures, 2] columns and rows -> [N, D]."""
+        """[all tiles, 3, side, side], int64 [images, 2] columns and rows -> [N, D]."""
         tiles, at, made = self._projected(pixel_values), 0, []
         for columns, rows in images_spatial_crop.tolist():
             own = tiles[at + 1 : at + 1 + rows * columns]

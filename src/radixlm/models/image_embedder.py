@@ -1,4 +1,4 @@
-"""A picture -> one vector beside the text model's (CLIP): the Hugging Face module of the checkpoint
+"""An image -> one vector beside the text model's (CLIP): the Hugging Face module of the checkpoint
 without its text side."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
 
-class VectorTower:
+class ImageEmbedder:
     """In float32. CheckpointError if the weights do not load; ConfigError without transformers."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class VectorTower:
         try:
             import transformers  # noqa: PLC0415  (2 s that text models need not wait)
         except ImportError:
-            message = "a model with a vision tower needs transformers: install it"
+            message = "a model with a vision encoder needs transformers: install it"
             raise ConfigError(message) from None
         transformers.logging.set_verbosity_error()
         try:
@@ -33,12 +33,12 @@ class VectorTower:
                 output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(f"{folder}: its tower cannot be loaded: {error}") from error
-        check_report(report, folder, "the tower", lambda name: not name.startswith("text_"))
+            raise CheckpointError(f"{folder}: its encoder cannot be loaded: {error}") from error
+        check_report(report, folder, "the encoder", lambda name: not name.startswith("text_"))
         for name in ("text_model", "text_projection"):
             if hasattr(model, name):
                 delattr(model, name)
-        check_numbers(model, folder, "the tower")
+        check_numbers(model, folder, "the encoder")
         self._model: Any = model.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

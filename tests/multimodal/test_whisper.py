@@ -13,7 +13,7 @@ from radixlm.entrypoints.offline import Engine
 
 transformers = pytest.importorskip("transformers")
 
-from tests.multimodal.test_sounds import SOUNDS, wav  # noqa: E402
+from tests.multimodal.test_audio_models import AUDIOS, wav  # noqa: E402
 from tests.multimodal.tiny_whisper import START, save_whisper  # noqa: E402
 
 NUM_NEW = 24
@@ -23,11 +23,11 @@ PROMPTS = (
 )
 
 
-def expected(model: Any, folder: Path, text: str, sound: Any) -> tuple[list[int], float]:
+def expected(model: Any, folder: Path, text: str, audio: Any) -> tuple[list[int], float]:
     """Greedy tokens of the raw model, and the log-probability of the first."""
     tok = transformers.AutoTokenizer.from_pretrained(folder)
     hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
-    bands = hears(sound, sampling_rate=16_000, return_tensors="pt")["input_features"]
+    bands = hears(audio, sampling_rate=16_000, return_tensors="pt")["input_features"]
     ids = tok(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     first, made = 0.0, []
     with torch.no_grad():
@@ -43,7 +43,7 @@ def expected(model: Any, folder: Path, text: str, sound: Any) -> tuple[list[int]
 def heard(engine: Engine, text: str, index: int) -> Any:
     return engine.generate(
         text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
-        audio_data=[wav(SOUNDS[index])], return_logprob=True,
+        audio_data=[wav(AUDIOS[index])], return_logprob=True,
     )["meta_info"]  # fmt: skip
 
 
@@ -65,8 +65,8 @@ def test_a_decoder_hears_its_encoder(more: dict[str, Any], tmp_path: Path) -> No
         seen = set()
         for text in PROMPTS:
             for index in (0, 1):
-                sound = SOUNDS[index].astype(np.float32) / 32768
-                want, first = expected(model, tmp_path, text, sound)
+                audio = AUDIOS[index].astype(np.float32) / 32768
+                want, first = expected(model, tmp_path, text, audio)
                 for turn in range(2):
                     meta = heard(engine, text, index)
                     found = [token for _, token, *_ in meta["output_token_logprobs"]]
@@ -75,6 +75,6 @@ def test_a_decoder_hears_its_encoder(more: dict[str, Any], tmp_path: Path) -> No
                     whole = (meta["prompt_tokens"] - 1) // 16 * 16
                     assert meta["cached_tokens"] == (whole if turn else 0)
                 seen.add(tuple(want))
-        assert len(seen) == 4  # sounds and prompts both count
+        assert len(seen) == 4  # audios and prompts both count
     finally:
         engine.shutdown()

@@ -1,7 +1,7 @@
-"""Vision and audio towers: the Hugging Face module of the checkpoint, without its language model.
+"""Vision and audio encoders: the Hugging Face module of the checkpoint, without its language model.
 
 The class of config.json is made with no decoder layer and loads its own weights; what is left is
-the tower, the projector and the rule by which they are joined (``get_image_features``). Where the
+the encoder, the projector and the rule by which they are joined (``get_image_features``). Where the
 rule is written into the class's forward, that runs, with a stand-in for the language model which
 keeps what it is given.
 
@@ -20,13 +20,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from radixlm.arch.families.composite_newer import row_scale
+from radixlm.arch.families.composite_newer import embed_scale
 from radixlm.arch.families.media_layouts_audio import RETYPED, speaks
 from radixlm.arch.families.media_layouts_llava import LAYOUTS
 from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.arch.json_file import read_object
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.models.built_towers import build
+from radixlm.models.custom_encoders import build
 from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.original import config_of, fill
 from radixlm.quant.checkpoint import checkpoint_quant
@@ -40,9 +40,9 @@ _METHODS = {
     "video": "get_video_features",
     "audio": "get_audio_features",
 }
-# what a processor calls what its tower has another name for
+# what a processor calls what its encoder has another name for
 _OLD_NAMES = {"image_patches": "pixel_values"}
-_NUMBERS = ("num_local_patches", "patches_grid")  # which a tower takes as a list
+_NUMBERS = ("num_local_patches", "patches_grid")  # which an encoder takes as a list
 # decoder layers, and the lists that must be as long as there are
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 # names of the language model's own weights
@@ -50,22 +50,26 @@ _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head|embed_tokens)\.
 _AUTO = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
 
 
-class HfTower:
-    """The towers of one checkpoint, in float32 on a CPU."""
+class TransformersEncoder:
+    """The encoders of one checkpoint, in float32 on a CPU."""
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, by_forward: bool = False
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        uses_class_forward: bool = False,
     ) -> None:
-        """``by_forward``: the class's forward joins what its towers make. CheckpointError if the
+        """``uses_class_forward``: the class's forward joins what its encoders make. CheckpointError if the
         weights do not load; ConfigError without transformers."""
         self._device, self._dtype = device, dtype
         model, dim, self._scale = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)
         self._model = model
         self._forward: _Extended | _Forward | None = None
-        if by_forward and hasattr(model, "embed_tokens_extend"):
+        if uses_class_forward and hasattr(model, "embed_tokens_extend"):
             self._forward = _Extended(model, dim)
-        elif by_forward:
+        elif uses_class_forward:
             self._forward = _Forward(model, dim)
         self._methods = {
             kind: getattr(model, name) for kind, name in _METHODS.items() if hasattr(model, name)
@@ -73,14 +77,14 @@ class HfTower:
 
     @torch.inference_mode()
     def rows(self, media: Media) -> Tensor:
-        """float32 [1 + L, N, D]; ValueError for a kind that the checkpoint has no tower for."""
+        """float32 [1 + L, N, D]; ValueError for a kind that the checkpoint has no encoder for."""
         if self._forward is not None:
             return self._forward.rows(self._arguments(self._forward.model.forward, media))
         method = self._methods.get(media.kind)
         if method is None and media.kind == "image" and hasattr(self._model, "vision_model"):
             return self._beside(media)
         if method is None:
-            raise ValueError(f"this model has no tower for {media.kind}")
+            raise ValueError(f"this model has no encoder for {media.kind}")
         made = method(**self._arguments(method, media))
         deep = getattr(made, "deepstack_features", None) or ()
         if deep and isinstance(deep[0][0], int):  # (layer before which they join, rows)
@@ -110,21 +114,21 @@ class HfTower:
         return given
 
 
-class AmongMarks:
-    """A tower's rows among those of the marks in its places, to which it adds nothing."""
+class BoundaryTokenEncoder:
+    """An encoder's rows among those of the marks in its places, to which it adds nothing."""
 
-    def __init__(self, tower: HfTower, token: int) -> None:
-        """``token``: the id in the places of the tower's own rows."""
-        self._tower, self._token = tower, token
+    def __init__(self, encoder: TransformersEncoder, token: int) -> None:
+        """``token``: the id in the places of the encoder's own rows."""
+        self._encoder, self._token = encoder, token
 
     def rows(self, media: Media) -> Tensor:
-        """float32 [1, N, D] for the N ``input_ids``; ValueError where the tower made more or less
+        """float32 [1, N, D] for the N ``input_ids``; ValueError where the encoder made more or less
         than they have places for."""
         ids = media.inputs["input_ids"].read()[0]
-        made = self._tower.rows(media)
+        made = self._encoder.rows(media)
         own = torch.from_numpy(ids == self._token).to(made.device)
         if int(own.sum()) != made.shape[1]:
-            raise ValueError(f"the tower made {made.shape[1]} rows for {int(own.sum())} places")
+            raise ValueError(f"the encoder made {made.shape[1]} rows for {int(own.sum())} places")
         rows = made.new_zeros(made.shape[0], len(ids), made.shape[2])
         rows[:, own] = made
         return rows
@@ -163,7 +167,7 @@ class _StandIn(nn.Module):
 
 
 class _Forward:
-    """Towers and their joining as the class's forward does them."""
+    """Encoders and their joining as the class's forward does them."""
 
     def __init__(self, model: nn.Module, dim: int) -> None:
         self.model = model
@@ -182,7 +186,7 @@ class _Forward:
 
 
 class _Extended:
-    """Towers of a class that has them in its embedding."""
+    """Encoders of a class that has them in its embedding."""
 
     def __init__(self, model: Any, dim: int) -> None:
         self.model, self._dim = model.embed_tokens_extend, dim
@@ -200,13 +204,15 @@ def _pooled(made: Any) -> Any:
     for name in ("pooler_output", "last_hidden_state"):
         found = getattr(made, name, None)
         if found is not None:
-            mask = getattr(made, "attention_mask", None)  # of a sound: which rows are no padding
+            mask = getattr(
+                made, "attention_mask", None
+            )  # of an audio clip: which rows are no padding
             return found if mask is None else found[mask.bool()]
     return made
 
 
 def _joined(rows: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """[N, D] of one tensor of any rank, or of one for each picture."""
+    """[N, D] of one tensor of any rank, or of one for each image."""
     parts = [rows] if isinstance(rows, Tensor) else list(rows)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -222,7 +228,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
     try:
         import transformers  # noqa: PLC0415  (2 s that text models need not wait)
     except ImportError:
-        raise ConfigError("a model with a vision tower needs transformers: install it") from None
+        raise ConfigError("a model with a vision encoder needs transformers: install it") from None
     transformers.logging.set_verbosity_error()
     try:
         raw = read_object(folder / "config.json")
@@ -251,15 +257,15 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: its towers cannot be loaded: {error}") from error
-    check_report(report, folder, "the towers", lambda name: _OF_TEXT.search(name) is None)
+        raise CheckpointError(f"{folder}: its encoders cannot be loaded: {error}") from error
+    check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
     inner = getattr(model, "model", model)
     own = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
     for name in ("language_model", "lm_head", *own):  # an embedding is left in it
         if hasattr(inner, name):
             delattr(inner, name)
-    check_numbers(inner, folder, "the towers")
-    return inner, int(config.get_text_config().hidden_size), row_scale(architecture, raw)
+    check_numbers(inner, folder, "the encoders")
+    return inner, int(config.get_text_config().hidden_size), embed_scale(architecture, raw)
 
 
 def _config(transformers: Any, architecture: str, folder: Path) -> Any:
@@ -275,7 +281,7 @@ def _auto(transformers: Any, config: Any) -> Any:
         auto = getattr(transformers, name, None)
         if auto is not None and type(config) in auto._model_mapping:
             return auto
-    raise ValueError(f"transformers has no model with towers for {config.model_type!r}")
+    raise ValueError(f"transformers has no model with encoders for {config.model_type!r}")
 
 
 def _without_layers(config: Any) -> None:

@@ -13,7 +13,7 @@ from radixlm.entrypoints.http.speech.languages import LANGUAGES
 
 @dataclass(slots=True)
 class Span:
-    """What is said from ``start_s`` to ``end_s`` of the sound. ``seek``: hundredths of a second at
+    """What is said from ``start_s`` to ``end_s`` of the audio. ``seek``: hundredths of a second at
     which the window begins that it was heard in."""
 
     start_s: float

@@ -1,6 +1,6 @@
 """How a model is asked for a transcript, and how its answer is read.
 
-tokens: a prompt of marks, one a language and a task (Whisper). marked: a mark behind the sound
+tokens: a prompt of marks, one a language and a task (Whisper). marked: a mark behind the audio
 (Voxtral). tagged: a tag between the language and the transcript (Qwen3-ASR). asked: in words.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from radixlm.arch.families.media_layouts_audio import INSTRUCTIONS, SCRIBES
+from radixlm.arch.families.media_layouts_audio import INSTRUCTIONS, TRANSCRIBERS
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.speech.form import Form
+from radixlm.entrypoints.http.speech.formats import Span
 from radixlm.entrypoints.http.speech.languages import LANGUAGES, code_of
-from radixlm.entrypoints.http.speech.writing import Span
 from radixlm.entrypoints.http.state import ServerState
 
 _MARK = re.compile(r"<\|\d+\.\d\d\|>")
@@ -26,7 +26,7 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt with a placeholder for the sound; ``options``: of the logit processor."""
+    """A prompt with a placeholder for the audio; ``options``: of the logit processor."""
 
     text: str
     options: Options | None = None
@@ -94,7 +94,7 @@ class TaggedReader:
             self.language = ""
 
 
-class Scribe:
+class Transcriber:
     """In words, by the model's chat format."""
 
     knows_times = False
@@ -112,7 +112,7 @@ class Scribe:
             )
 
     def ask(self, form: Form, language: str) -> Ask:
-        """The prompt for a sound; ``language`` is a code or ""."""
+        """The prompt for an audio clip; ``language`` is a code or ""."""
         wanted = "Translate the audio into English text." if form.into_english else None
         own = INSTRUCTIONS.get(self._state.info.architecture)
         text = wanted or own or "Transcribe the audio into text."
@@ -128,8 +128,8 @@ class Scribe:
         return PlainReader()
 
 
-class TaggedScribe(Scribe):
-    """The sound alone is asked about; a language given is written before the answer."""
+class TaggedTranscriber(Transcriber):
+    """The audio alone is asked about; a language given is written before the answer."""
 
     def check(self, form: Form) -> None:
         super().check(form)
@@ -147,8 +147,8 @@ class TaggedScribe(Scribe):
         return TaggedReader()
 
 
-class MarkedScribe(Scribe):
-    """A mark behind the sound; the model takes no prompt with it."""
+class MarkedTranscriber(Transcriber):
+    """A mark behind the audio; the model takes no prompt with it."""
 
     def check(self, form: Form) -> None:
         super().check(form)
@@ -162,7 +162,7 @@ class MarkedScribe(Scribe):
         return Ask(f"<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{said}[TRANSCRIBE]")
 
 
-class TokenScribe(Scribe):
+class TokenTranscriber(Transcriber):
     """A prompt of tokens: what was said before, the start, the language, the task, no times."""
 
     knows_times = True
@@ -220,7 +220,7 @@ class TokenScribe(Scribe):
         return self.no_times - 1
 
     def spans(self, ids: list[int], began_s: float, ended_s: float) -> list[Span]:
-        """Segments of an answer with times about [began_s, ended_s) of the sound."""
+        """Segments of an answer with times about [began_s, ended_s) of the audio."""
         tokenizer, seek = self._state.need_tokenizer(), round(began_s * 100)
         spans: list[Span] = []
         start_s, held = began_s, list[int]()
@@ -278,20 +278,20 @@ def _known(ids: Any, vocab: int) -> list[int]:
     return [i for i in ids or () if isinstance(i, int) and 0 <= i < vocab]
 
 
-_KINDS: dict[str, type[Scribe]] = {
-    "tokens": TokenScribe,
-    "marked": MarkedScribe,
-    "tagged": TaggedScribe,
+_KINDS: dict[str, type[Transcriber]] = {
+    "tokens": TokenTranscriber,
+    "marked": MarkedTranscriber,
+    "tagged": TaggedTranscriber,
 }
 
 
-def scribe_of(state: ServerState) -> Scribe:
+def transcriber_of(state: ServerState) -> Transcriber:
     """The model's; InvalidRequest for a model that does not hear."""
     if state.media is None or "audio" not in state.media.kinds:
         raise InvalidRequest("this model does not hear: serve one that does", "model")
-    found = state.extras.get(Scribe)
+    found = state.extras.get(Transcriber)
     if found is None:
-        kind = SCRIBES.get(state.info.architecture, "")
-        found = state.extras[Scribe] = _KINDS.get(kind, Scribe)(state)
-    scribe: Scribe = found
-    return scribe
+        kind = TRANSCRIBERS.get(state.info.architecture, "")
+        found = state.extras[Transcriber] = _KINDS.get(kind, Transcriber)(state)
+    transcriber: Transcriber = found
+    return transcriber

@@ -18,12 +18,12 @@ from tests.multimodal.tiny import (
     SIGLIP,
     SQUARE,
     Tiny,
-    pictures,
+    image_processor,
     processor,
     text,
     tokenizer,
 )
-from tests.multimodal.tiny_more import quick_pictures
+from tests.multimodal.tiny_more import quick_images
 
 AREA = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
 
@@ -40,21 +40,23 @@ def hunyuan_vl_plain() -> Tiny:
 
 def _hunyuan(rope: dict[str, Any]) -> Tiny:
     tok = tokenizer(image_token="<image>", image_start_token="<im>", image_end_token="</im>")
-    tower = {
+    encoder = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "patch_size": 7,
         "num_attention_heads": 2, "out_hidden_size": 64, "max_image_size": 112,
         "img_max_token_num": 64,
     }  # fmt: skip
     config = tf.HunYuanVLConfig(
-        vision_config=tower, text_config=text("hunyuan_vl_text", head_dim=16, rope_parameters=rope),
+        vision_config=encoder, text_config=text("hunyuan_vl_text", head_dim=16, rope_parameters=rope),
         image_token_id=tok.convert_tokens_to_ids("<image>"), tie_word_embeddings=True,
     )  # fmt: skip
-    reader = pictures("HunYuanVL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA)
+    reader = image_processor(
+        "HunYuanVL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA
+    )
     return Tiny(config, tf.HunYuanVLProcessor(reader, tok), "<im><image></im>")
 
 
 def granite4_vision() -> Tiny:
-    tower = {**SIGLIP, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3}
+    encoder = {**SIGLIP, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3}
     scales = {
         "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
         "attention_multiplier": 0.2, "num_hidden_layers": 5,
@@ -64,12 +66,14 @@ def granite4_vision() -> Tiny:
         "cross_attention_frequency": 1, "use_qformer_text_input": False,
     }  # fmt: skip
     config = tf.Granite4VisionConfig(
-        vision_config=tower, text_config=text("granite4_vision_text", **scales),
+        vision_config=encoder, text_config=text("granite4_vision_text", **scales),
         qformer_config=former, downsample_rate="1/2", deepstack_layer_map=[[1, 0], [-1, 2]],
         spatial_target_layers=[1, 2, 3, 4], image_token_id=257, image_grid_pinpoints=PINPOINTS,
         vision_feature_select_strategy="full",
     )  # fmt: skip
-    reader = pictures("LlavaNext", size=SQUARE, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS)
+    reader = image_processor(
+        "LlavaNext", size=SQUARE, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS
+    )
     whole = tf.Granite4VisionProcessor(
         reader, tokenizer("<image>"), patch_size=7, vision_feature_select_strategy="full",
         downsample_rate="1/2",
@@ -91,7 +95,7 @@ def _chameleon(**more: Any) -> Tiny:
         vocabulary_map={"<image>": tok.convert_tokens_to_ids("<image>"), **words},
     )  # fmt: skip
     square = {"height": 16, "width": 16}
-    reader = pictures("Chameleon", size={"shortest_edge": 16}, crop_size=square)
+    reader = image_processor("Chameleon", size={"shortest_edge": 16}, crop_size=square)
     return Tiny(config, tf.ChameleonProcessor(reader, tok, image_seq_length=64), "<image>")
 
 
@@ -119,7 +123,7 @@ def blip_2() -> Tiny:
         vision_config=EYE, qformer_config=FORMER, text_config=held, num_query_tokens=20,
         image_token_index=257,
     )  # fmt: skip
-    reader = pictures("Blip", size=SQUARE)
+    reader = image_processor("Blip", size=SQUARE)
     return Tiny(config, tf.Blip2Processor(reader, tokenizer("<image>"), num_query_tokens=20), "")
 
 
@@ -129,7 +133,7 @@ def instructblip() -> Tiny:
         image_token_index=257,
     )  # fmt: skip
     whole = tf.InstructBlipProcessor(
-        pictures("Blip", size=SQUARE), tokenizer("<image>"), tokenizer(), num_query_tokens=20
+        image_processor("Blip", size=SQUARE), tokenizer("<image>"), tokenizer(), num_query_tokens=20
     )
     return Tiny(config, whole, "")
 
@@ -162,7 +166,7 @@ def fuyu() -> Tiny:
         text_config=text("persimmon", qk_layernorm=True, num_key_value_heads=4, hidden_act="relu2"),
         patch_size=14, image_token_id=256,
     )  # fmt: skip
-    reader = quick_pictures(
+    reader = quick_images(
         "Fuyu", size={"height": 56, "width": 84}, patch_size={"height": 14, "width": 14}
     )
     return Tiny(config, FuyuProcessor(reader, tok), "")
@@ -184,15 +188,15 @@ def deepseek_ocr2() -> Tiny:
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 8,
     }  # fmt: skip
-    tower = {"sam_config": {**SAM, "downsample_channels": [16, 32]}, "encoder_config": eye}
-    config = tf.DeepseekOcr2Config(vision_config=tower, text_config=held, image_token_id=257)
-    reader = pictures("DeepseekOcr2", size={"height": 64, "width": 64}, tile_size=48)
+    encoder = {"sam_config": {**SAM, "downsample_channels": [16, 32]}, "encoder_config": eye}
+    config = tf.DeepseekOcr2Config(vision_config=encoder, text_config=held, image_token_id=257)
+    reader = image_processor("DeepseekOcr2", size={"height": 64, "width": 64}, tile_size=48)
     whole = tf.DeepseekOcr2Processor(reader, tokenizer("<image>"), patch_size=1)
     return Tiny(config, whole, "<image>")
 
 
 def deepseek_ocr() -> Tiny:
-    """Of the class that has its towers, and a window that nothing leaves."""
+    """Of the class that has its encoders, and a window that nothing leaves."""
     held = text(
         "unlimited_ocr_text", num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=4,
         num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, sliding_window=4096,
@@ -200,9 +204,9 @@ def deepseek_ocr() -> Tiny:
     )  # fmt: skip
     eye = {**EYE, "image_size": 112, "intermediate_size": 128}
     sam = {**SAM, "downsample_channels": [16, 32], "mlp_dim": 64, "window_size": 14}
-    tower = {"sam_config": sam, "encoder_config": eye}
-    config = tf.UnlimitedOcrConfig(vision_config=tower, text_config=held, image_token_id=257)
-    reader = quick_pictures(
+    encoder = {"sam_config": sam, "encoder_config": eye}
+    config = tf.UnlimitedOcrConfig(vision_config=encoder, text_config=held, image_token_id=257)
+    reader = quick_images(
         "UnlimitedOcr", size={"height": 64, "width": 64}, tile_size=40, max_patches=9
     )
     whole = tf.UnlimitedOcrProcessor(reader, tokenizer("<image>"), patch_size=1)
@@ -216,16 +220,18 @@ def qwen4() -> Tiny:
         "mrope_interleaved": True, "partial_rotary_factor": 0.5,
     }  # fmt: skip
     own = {**NEWEST_SHAPES["Qwen4ExpForCausalLM"], "rope_parameters": rope, "eos_token_id": 256}
-    tower = {
+    encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "spatial_merge_size": 2,
         "temporal_patch_size": 2, "out_hidden_size": 64, "intermediate_size": 48,
         "num_position_embeddings": 64,
     }  # fmt: skip
     config = tf.Qwen4ExpConfig(
-        vision_config=tower, text_config=text("qwen4_exp_text", **{"num_hidden_layers": 3, **own}),
+        vision_config=encoder, text_config=text("qwen4_exp_text", **{"num_hidden_layers": 3, **own}),
         image_token_id=257, video_token_id=258, vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
-    reader = pictures("Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA)
+    reader = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=AREA
+    )
     whole = processor(tf.Qwen3VLProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
 
@@ -248,9 +254,7 @@ def _molmo2(**more: Any) -> Tiny:
         image_start_token_id=260, low_res_image_start_token_id=261, image_end_token_id=263,
         frame_start_token_id=262, frame_end_token_id=264,
     )  # fmt: skip
-    reader = quick_pictures(
-        "Molmo2", size=SQUARE, patch_size=7, max_crops=4, overlap_margins=[1, 1]
-    )
+    reader = quick_images("Molmo2", size=SQUARE, patch_size=7, max_crops=4, overlap_margins=[1, 1])
     whole = processor(tf.Molmo2Processor, reader, NoVideos(), tok)
     return Tiny(config, whole, "<|image|>")
 
@@ -288,11 +292,11 @@ def as_deepseek_ocr(folder: Path) -> None:
     sam = {"width": 16, "layers": 2, "heads": 2, "patch_size": 1, "output_channels": 8}
     sam |= {"downsample_channels": [16, 32], "global_attn_indexes": [1]}
     clip = {"width": 32, "layers": 2, "heads": 2, "image_size": 112, "patch_size": 7}
-    tower = {"image_size": 64, "width": {"clip-l-14-224": clip, "sam_vit_b": sam}}
+    encoder = {"image_size": 64, "width": {"clip-l-14-224": clip, "sam_vit_b": sam}}
     whole = {
         "architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseek_vl_v2",
         "language_config": text, "projector_config": {"projector_type": "linear"},
-        "vision_config": tower, "tile_tag": "2D", "global_view_pos": "head",
+        "vision_config": encoder, "tile_tag": "2D", "global_view_pos": "head",
     }  # fmt: skip
     path.write_text(json.dumps(whole))
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -308,8 +312,8 @@ SEEING: dict[str, Callable[[], Tiny]] = {
 }  # fmt: skip
 # whose processors need a package that is not always there
 SEEING_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after", "deepseek_ocr"), "torchvision")
-# that read one picture a prompt
-ONE_PICTURE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
+# that read one image a prompt
+ONE_IMAGE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
 # checkpoints that have other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {
     "hunyuan_vl": as_hunyuan_ocr, "deepseek_ocr": as_deepseek_ocr,

@@ -15,13 +15,13 @@ from radixlm.entrypoints.offline import Engine
 pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
-from tests.multimodal.test_sounds import NUM_NEW, SOUNDS, wav
+from tests.multimodal.test_audio_models import AUDIOS, NUM_NEW, wav
 from tests.multimodal.tiny import save
 from tests.multimodal.tiny_audio import AUDIO, inputs_of
 
 
 def _asr(folder: Path) -> None:
-    """Qwen3-ASR as published: all of it inside a thinker, the projector inside the tower."""
+    """Qwen3-ASR as published: all of it inside a thinker, the projector inside the encoder."""
     tensors = load_file(folder / "model.safetensors")
     named = {}
     for name, tensor in tensors.items():
@@ -99,7 +99,7 @@ def test_published_names_answer_as_the_class_does(name: str, publish: Any, tmp_p
     model = tiny.processor.model = getattr(model, "thinker", model)
     publish(tmp_path, model)
     text = f"hear {tiny.placeholder} and tell"
-    inputs = inputs_of(tiny, text, [SOUNDS[1].astype(np.float32) / 32768])
+    inputs = inputs_of(tiny, text, [AUDIOS[1].astype(np.float32) / 32768])
     with torch.no_grad():
         made = model.generate(**inputs, max_new_tokens=NUM_NEW, do_sample=False)
     engine = Engine(
@@ -108,7 +108,7 @@ def test_published_names_answer_as_the_class_does(name: str, publish: Any, tmp_p
     try:
         got = engine.generate(
             text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
-            audio_data=[wav(SOUNDS[1])], return_logprob=True,
+            audio_data=[wav(AUDIOS[1])], return_logprob=True,
         )["meta_info"]  # fmt: skip
         found = [token for _, token, *_ in got["output_token_logprobs"]]
         assert found == made[0, inputs["input_ids"].shape[1] :].tolist()

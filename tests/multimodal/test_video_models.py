@@ -13,14 +13,14 @@ import torch
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.offline import Engine
-from radixlm.multimodal.video import MAX_FRAMES, read_film
+from radixlm.multimodal.video import MAX_FRAMES, read_video
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
 
 from PIL import Image  # noqa: E402
 
-from tests.multimodal.test_families import PICTURES, encoded  # noqa: E402
+from tests.multimodal.test_families import IMAGES, encoded  # noqa: E402
 from tests.multimodal.tiny import FAMILIES, SQUARE, Tiny, save  # noqa: E402
 from tests.multimodal.tiny_later import LATER  # noqa: E402
 from tests.multimodal.tiny_more import MORE  # noqa: E402
@@ -30,12 +30,12 @@ NUM_NEW = 10
 FPS = 2.0
 
 
-def film(seed: int, count: int, width: int, height: int) -> np.ndarray[Any, Any]:
+def video(seed: int, count: int, width: int, height: int) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(seed)
     return rng.integers(0, 255, (count, height, width, 3), np.uint8)
 
 
-FILMS = (film(1, 4, 40, 28), film(2, 6, 28, 56))
+VIDEOS = (video(1, 4, 40, 28), video(2, 6, 28, 56))
 
 
 def qwen(kind: str, step: int = 2) -> Any:
@@ -57,7 +57,7 @@ SMOL = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 SCALED = {"scale_resolution": 56, "patch_size": 14}
 QWEN = "<|vision_start|><|video_pad|><|vision_end|>"
 GLM = "<|begin_of_video|><|video|><|end_of_video|>"
-# family: its video processor, and what stands for a film in a text
+# family: its video processor, and what stands for a video in a text
 WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
     "qwen2_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
     "qwen2_5_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
@@ -91,7 +91,7 @@ WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
 QUICK = ("qwen2_vl", "qwen3_vl", "qwen4", "muse_glimmer", "minicpmv4_7", "llava_onevision")
 
 
-# Hugging Face itself reads no picture beside a film, and no films of different lengths together
+# Hugging Face itself reads no image beside a video, and no videos of different lengths together
 CASES = {
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), (([0], False), ([1, 0], False))),
     "llava_onevision": (([0], False), ([1, 1], False), ([1], True)),
@@ -109,9 +109,9 @@ def metadata(frames: np.ndarray[Any, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def expected(tiny: Tiny, model: Any, text: str, films: list[Any], more: dict[str, Any]) -> Any:
+def expected(tiny: Tiny, model: Any, text: str, videos: list[Any], more: dict[str, Any]) -> Any:
     given = tiny.processor(
-        text=[text], videos=films, video_metadata=[metadata(f) for f in films],
+        text=[text], videos=videos, video_metadata=[metadata(f) for f in videos],
         do_sample_frames=False, return_tensors="pt", return_metadata=True, **more,
     )  # fmt: skip
     given.pop("video_metadata", None)
@@ -139,18 +139,18 @@ def test_a_family_watches_as_hugging_face_does(name: str, tmp_path: Path) -> Non
         chunked_prefill_size=48,
     )  # fmt: skip
     try:
-        for chosen, has_picture in CASES.get(name, (([0], False), ([1, 0], False), ([1], True))):
+        for chosen, has_image in CASES.get(name, (([0], False), ([1, 0], False), ([1], True))):
             text = "watch " + " and ".join(stand for _ in chosen) + " now tell"
-            films, more, sent = [FILMS[i] for i in chosen], {}, {}
-            if has_picture:
+            videos, more, sent = [VIDEOS[i] for i in chosen], {}, {}
+            if has_image:
                 text += f" {tiny.placeholder} beside"
-                more["images"], sent["image_data"] = [PICTURES[1]], [encoded(PICTURES[1])]
-            num_prompt, want = expected(tiny, model, text, films, more)
+                more["images"], sent["image_data"] = [IMAGES[1]], [encoded(IMAGES[1])]
+            num_prompt, want = expected(tiny, model, text, videos, more)
             for turn in range(2):
                 got = engine.generate(
                     text,
                     {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
-                    video_data=[[encoded(Image.fromarray(f)) for f in one] for one in films],
+                    video_data=[[encoded(Image.fromarray(f)) for f in one] for one in videos],
                     return_logprob=True,
                     **sent,
                 )
@@ -176,10 +176,10 @@ def test_a_file_gives_its_frames() -> None:
             packets = stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24"))
             container.mux(packets)
         container.mux(stream.encode())
-    made = read_film(data.getvalue(), 2.0, "here")
+    made = read_video(data.getvalue(), 2.0, "here")
     assert made.frames.shape == (6, 16, 32, 3) and made.fps == 2.0
     means = made.frames.reshape(6, -1).mean(1)
     assert np.abs(means - np.arange(0, 30, 5) * 8).max() < 12
     assert len(means) < MAX_FRAMES
     with pytest.raises(InvalidRequest, match=r"^here"):
-        read_film(data.getvalue()[:100], 2.0, "here")
+        read_video(data.getvalue()[:100], 2.0, "here")

@@ -30,7 +30,7 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def picture(colour: str, shape: str = "circle", seed: int = 1) -> str:
+def image(colour: str, shape: str = "circle", seed: int = 1) -> str:
     """PNG of one shape, base64."""
     drawn = images.shapes(Random(seed), [(shape, colour)])
     data = io.BytesIO()
@@ -44,7 +44,7 @@ def turn(*parts: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def url(colour: str, **kind: Any) -> dict[str, Any]:
-    data = f"data:image/png;base64,{picture(colour, **kind)}"
+    data = f"data:image/png;base64,{image(colour, **kind)}"
     return {"type": "image_url", "image_url": {"url": data}}
 
 
@@ -69,7 +69,7 @@ def test_colours_are_named(server: RunningServer) -> None:
     assert sum(colour == answer for colour, answer in seen.items()) >= 3, seen
 
 
-def test_a_second_turn_reuses_the_picture(server: RunningServer) -> None:
+def test_a_second_turn_reuses_the_image(server: RunningServer) -> None:
     first = turn(url("red", seed=7), "What colour is the shape?")
     answer = chat(server, [first])
     again = [
@@ -80,7 +80,7 @@ def test_a_second_turn_reuses_the_picture(server: RunningServer) -> None:
     assert chat(server, again)["usage"]["prompt_tokens_details"]["cached_tokens"] > 64
 
 
-def test_pictures_that_differ_share_nothing(server: RunningServer) -> None:
+def test_images_that_differ_share_nothing(server: RunningServer) -> None:
     ask = "Which shape is it?"
     chat(server, [turn(url("blue", seed=8), ask)])
     other = chat(server, [turn(url("green", seed=8), ask)])
@@ -99,7 +99,7 @@ def test_the_openai_client_streams_it(server: RunningServer) -> None:
 
 
 def test_every_face_reads_the_same(server: RunningServer) -> None:
-    ask, data = "What colour is the shape?", picture("red", seed=5)
+    ask, data = "What colour is the shape?", image("red", seed=5)
     want = text_of(chat(server, [turn(url("red", seed=5), ask)]))
     source = {"type": "base64", "media_type": "image/png", "data": data}
     claude = server.post(
@@ -144,7 +144,7 @@ def test_every_face_reads_the_same(server: RunningServer) -> None:
     "source",
     ["http://127.0.0.1:1/x.png", "file:///etc/passwd", "/etc/passwd", "not base64!", "AAAA", ""],
 )
-def test_what_is_no_picture_is_refused_by_name(server: RunningServer, source: str) -> None:
+def test_what_is_no_image_is_refused_by_name(server: RunningServer, source: str) -> None:
     part = {"type": "image_url", "image_url": {"url": source}}
     answer = server.post("/v1/chat/completions", messages=[turn(part, "What is it?")])
     assert answer.status_code == 400, answer.text
