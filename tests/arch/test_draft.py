@@ -170,7 +170,7 @@ def test_what_the_modules_are() -> None:
     assert found["Qwen3NextForCausalLM"].embed_norm.offset == 1.0
     assert found["MiMoForCausalLM"].order == "hidden embed"
     assert found["MiMoForCausalLM"].blanks_first
-    assert block["LlamaForCausalLMEagle"].layout == "bare"
+    assert block["LlamaForCausalLMEagle"].layout == "prenorm_ffn_only"
     third = found["LlamaForCausalLMEagle3"]
     assert (third.taps, third.is_projected, third.has_vocab_map) == (3, False, True)
     assert third.decoder.vocab == 40

@@ -44,7 +44,7 @@ def test_more_experts_a_token_than_there_are(architecture: str, settings: dict[s
 def test_experts_that_hand_their_input_through_count_too() -> None:
     shape = {**SHAPE, "n_routed_experts": 3, "zero_expert_num": 4}
     common = {"architectures": ["LongcatFlashForCausalLM"], **shape}
-    sides = [block.side for block in describe({**common, "moe_topk": 7}).blocks]
+    sides = [block.deferred_moe for block in describe({**common, "moe_topk": 7}).blocks]
     assert {side.top_k for side in sides if side is not None} == {7}
     with pytest.raises(CheckpointError, match="'num_experts_per_tok' exceeds 'num_experts'"):
         describe({**common, "moe_topk": 8})

@@ -13,7 +13,7 @@ from tests.fakes.paged_runner import CPU, PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope, Skip
+from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope, SkipConnection
 from radixlm.kernels.dispatch import bind
 from radixlm.layers.block import JOINED, BlockLayer, joined
 from radixlm.models.build import build_model
@@ -31,7 +31,7 @@ MODELS = {
     "layer norms": Block(PLAIN, DENSE, LAYER),
     "factor": Block(PLAIN, EXPERTS, RMS, residual=0.4),
     "sandwich": Block(PLAIN, DENSE, BARE, "sandwich"),
-    "beside": Block(PLAIN, DENSE, RMS, "sandwich", beside=EXPERTS),
+    "beside": Block(PLAIN, DENSE, RMS, "sandwich", parallel_moe=EXPERTS),
     "parallel": Block(PLAIN, DENSE, LAYER, "parallel"),
     "parallel2": Block(PLAIN, DENSE, RMS, "parallel2"),
     "post": Block(PLAIN, DENSE, RMS, "post"),
@@ -71,7 +71,9 @@ def test_sums_that_wait_have_the_same_bits(name: str, tmp_path: Any) -> None:
 def test_what_is_read_between_blocks_is_whole(tmp_path: Any) -> None:
     """A skip, and vectors that join behind a layer, find the residual with its sum."""
     blocks = (MODELS["pre"],) * 4
-    decoders = [Decoder(70, 48, blocks, RMS, 64, skips=s) for s in ((), (Skip(1, 3, 0.25),))]
+    decoders = [
+        Decoder(70, 48, blocks, RMS, 64, skips=s) for s in ((), (SkipConnection(1, 3, 0.25),))
+    ]
     models = [build_model(d, CPU, torch.float32, bind("cpu")) for d in decoders]
     for model in models:
         load_weights(model, tmp_path, "dummy", progress=False)

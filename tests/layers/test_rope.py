@@ -66,7 +66,7 @@ def test_tables_stand_in_the_order_of_the_ropes() -> None:
 
 
 def test_channels_of_a_pair_turn_by_axes_of_their_own() -> None:
-    rope = Rope(8, 10000.0, sections=(1, 1, 1, 1), is_by_channel=True)
+    rope = Rope(8, 10000.0, mrope_sections=(1, 1, 1, 1), mrope_by_channel=True)
     batch: Any = Batch([5], [6])
     batch.rope_ids_3T = torch.tensor([[2], [7], [9]])  # number, row, column
     (table,) = RopeTables([rope], KERNELS, CPU).angles(batch)

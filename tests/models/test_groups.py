@@ -5,13 +5,13 @@ from __future__ import annotations
 from radixlm.arch.spec import (
     Attention,
     Block,
+    CompressedSparseAttention,
     Decoder,
+    KVCompression,
     LatentAttention,
     Mlp,
     Norm,
     Rope,
-    SummedAttention,
-    Sums,
 )
 from radixlm.base.record import replace
 from radixlm.models.groups import entry_places, kv_groups, pool_places
@@ -65,8 +65,8 @@ def test_latent_groups_hold_one_vector_a_token() -> None:
 
 def test_sums_of_tokens_have_rows_of_their_own_that_tokens_share() -> None:
     rope, norm = Rope(4, 1e4), Norm(1e-6)
-    sums = SummedAttention(4, 8, rope, 7, 6, norm, 2, 3, Sums(12, True, 2, 4, 3))
-    alone = SummedAttention(4, 8, rope, 7, 6, norm, 2, 3)
+    sums = CompressedSparseAttention(4, 8, rope, 7, 6, norm, 2, 3, KVCompression(12, True, 2, 4, 3))
+    alone = CompressedSparseAttention(4, 8, rope, 7, 6, norm, 2, 3)
     blocks = tuple(Block(one, Mlp(16, "silu"), norm) for one in (sums, alone, sums))
     groups = kv_groups(Decoder(10, 12, blocks, norm, 64))
     shapes = {g.name + str(g.every): (g.layers, g.head_dim, g.window) for g in groups if g.every}

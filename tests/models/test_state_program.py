@@ -12,22 +12,22 @@ from tests.models.test_decoder import relative_error
 
 from radixlm.arch.spec import (
     Attention,
+    AttentionExtras,
     Block,
     Decoder,
     DeltaNet,
     LatentAttention,
     LayerInputs,
+    LogNScaling,
     Mamba1,
     Mamba2,
     Mlp,
     Moe,
     Norm,
-    Pair,
+    ParallelHybrid,
     Rope,
     ShortConv,
     StateMixer,
-    Temperature,
-    Variant,
 )
 from radixlm.base.record import replace
 from radixlm.kernels import cpu
@@ -59,14 +59,18 @@ STATES: dict[str, StateMixer] = {
     "delta with a floor": replace(DELTA, channel_decay=True, low_rank=False, decay_floor=-5.0),
 }
 VARIANTS = {
-    "slopes": Variant(slopes=(0.5, 0.25, 0.125, 0.0625), clip=0.7),
-    "chunks": Variant(chunk=6, temperature=Temperature(0.1, 4.0, 1)),
-    "power": Variant(temperature=Temperature(0.3, 8.0, is_power=True), k_scale=0.5),
-    "norms elsewhere": Variant(norm_after_rope=True, v_norm=RMS, v_scale=0.7),
-    "channel gate": Variant(gate="channel", out_norm=RMS, clip=0.9, clips_normed=True),
-    "head gate": Variant(gate="head", gate_act="softplus", out_norm=RMS, out_norm_heads=True),
-    "twice": Variant(gate="head", gate_act="sigmoid2", gate_bias=True, v_dim=20),
-    "values are keys": Variant(v_is_k=True, v_norm=RMS),
+    "slopes": AttentionExtras(alibi_slopes=(0.5, 0.25, 0.125, 0.0625), clip_qkv=0.7),
+    "chunks": AttentionExtras(attention_chunk_size=6, logn_scaling=LogNScaling(0.1, 4.0, 1)),
+    "power": AttentionExtras(logn_scaling=LogNScaling(0.3, 8.0, is_power=True), k_scale=0.5),
+    "norms elsewhere": AttentionExtras(norm_after_rope=True, v_norm=RMS, v_scale=0.7),
+    "channel gate": AttentionExtras(
+        gate="channel", out_norm=RMS, clip_qkv=0.9, clip_after_norm=True
+    ),
+    "head gate": AttentionExtras(
+        gate="head", gate_act="softplus", out_norm=RMS, out_norm_heads=True
+    ),
+    "twice": AttentionExtras(gate="head", gate_act="sigmoid2", gate_bias=True, v_dim=20),
+    "values are keys": AttentionExtras(k_is_v=True, v_norm=RMS),
 }
 LENGTHS = (37, 1, 5, 22)
 
@@ -140,7 +144,7 @@ def test_every_processor(isa: str, tmp_path: Path) -> None:
     try:
         mixers = (STATES[name] for name in ("short conv", "mamba", "mamba 2", "delta by channel"))
         blocks = tuple(Block(mixer, DENSE, RMS) for mixer in mixers)
-        variant = replace(PLAIN, more=VARIANTS["head gate"])
+        variant = replace(PLAIN, extras=VARIANTS["head gate"])
         check(Decoder(70, 48, (*blocks, Block(variant, DENSE, RMS)), RMS, 64), tmp_path)
     finally:
         native().select_isa(before)
@@ -148,7 +152,7 @@ def test_every_processor(isa: str, tmp_path: Path) -> None:
 
 def test_branches_alone_and_together(tmp_path: Path) -> None:
     """A mixer or a feed-forward alone, attention beside a recurrence, a norm of the embeddings."""
-    pair = Pair(PLAIN, SSD)
+    pair = ParallelHybrid(PLAIN, SSD)
     blocks = (
         Block(SSD, None, RMS, residual=0.5),
         Block(None, DENSE, RMS),
@@ -156,7 +160,7 @@ def test_branches_alone_and_together(tmp_path: Path) -> None:
         Block(pair, DENSE, RMS, "post"),
         Block(None, Moe(6, 2, 20, "silu", shared=DENSE, shared_gate=True), RMS, residual=0.7),
     )
-    decoder = Decoder(70, 48, blocks, RMS, 64, embed_norm=LAYER, unsaid=(3, 60))
+    decoder = Decoder(70, 48, blocks, RMS, 64, embed_norm=LAYER, suppressed_tokens=(3, 60))
     check(decoder, tmp_path)
     last = replace(decoder, blocks=(*blocks[:2], Block(pair, None, RMS)))
     assert check(last, tmp_path).decoder.blocks[-1].ffn is None
@@ -165,17 +169,21 @@ def test_branches_alone_and_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("norm", ["", "head"])
 def test_variants_of_attention(name: str, norm: str, tmp_path: Path) -> None:
-    more = VARIANTS[name]
-    mixer = replace(PLAIN, more=more)
+    extras = VARIANTS[name]
+    mixer = replace(PLAIN, extras=extras)
     if norm == "head":
-        has_gate = not more.v_dim and not more.clips_normed
+        has_gate = not extras.v_dim and not extras.clip_after_norm
         gate = "head" if has_gate else ""
         mixer = replace(mixer, qk_norm="head", qk_norm_spec=RMS, gate=gate)
     reader = replace(
-        PLAIN, more=Variant(kv_from=2), rope=Rope(12, 1e5), qk_norm="head", qk_norm_spec=RMS
+        PLAIN,
+        extras=AttentionExtras(kv_from=2),
+        rope=Rope(12, 1e5),
+        qk_norm="head",
+        qk_norm_spec=RMS,
     )
     blocks = (
-        Block(mixer, DENSE, RMS, "bare"),
+        Block(mixer, DENSE, RMS, "prenorm_ffn_only"),
         Block(mixer, replace(DENSE, sub_norm=RMS), RMS, "sandwich", weights=(0.9, 0.8, 1.1, 0.7)),
         Block(PLAIN, DENSE, RMS, out_scale=True),
         Block(reader, DENSE, RMS),
@@ -193,7 +201,9 @@ FFNS = {
     "without a gate": Moe(4, 2, 20, "relu2", gated=False, expert_scale=True),
     "one after another": Moe(6, 2, 20, "silu", score="sparsemixer", jitter=0.4),
     "experts that pass": Moe(4, 3, 20, "silu", zero_experts=2, correction=True, scale=1.5),
-    "experts that give nothing": Moe(4, 3, 20, "silu", zero_experts=2, zero_gives=False),
+    "experts that give nothing": Moe(
+        4, 3, 20, "silu", zero_experts=2, zero_experts_are_identity=False
+    ),
 }
 
 
@@ -207,33 +217,33 @@ def test_mixtures(ffn: str, layout: str, tmp_path: Path) -> None:
 def test_inputs_of_each_layer_and_experts_beside(tmp_path: Path) -> None:
     """What Gemma 4 is made of."""
     beside = Moe(4, 2, 20, "gelu_tanh", router_norm=RMS, expert_scale=True, renorm=True)
-    reader = replace(PLAIN, more=Variant(kv_from=0))
+    reader = replace(PLAIN, extras=AttentionExtras(kv_from=0))
     blocks = (
         Block(PLAIN, DENSE, RMS, "sandwich", out_scale=True),
-        Block(reader, DENSE, RMS, "sandwich", beside=beside),
-        Block(PLAIN, DENSE, RMS, "sandwich", beside=beside, out_scale=True),
+        Block(reader, DENSE, RMS, "sandwich", parallel_moe=beside),
+        Block(PLAIN, DENSE, RMS, "sandwich", parallel_moe=beside, out_scale=True),
     )
     for inputs in (LayerInputs(12, 60, "gelu_tanh"), LayerInputs(12, 0, "silu")):
-        check(Decoder(70, 48, blocks, RMS, 64, layer_inputs=inputs, unspoken=5), tmp_path)
+        check(Decoder(70, 48, blocks, RMS, 64, layer_inputs=inputs, extra_vocab_rows=5), tmp_path)
 
 
 def test_latents_beside_other_parts(tmp_path: Path) -> None:
     """What LongCat, Mistral 4 and Kimi Linear are made of."""
     side = Moe(4, 3, 20, "silu", zero_experts=2, correction=True, scale=1.5)
-    hot = replace(LATENT, temperature=Temperature(0.1, 4.0), gate="head")
+    hot = replace(LATENT, logn_scaling=LogNScaling(0.1, 4.0), gate="head")
     kimi = replace(DELTA, channel_decay=True, gate_act="sigmoid")
     blocks = (
-        Block(LATENT, DENSE, RMS, side=side),
+        Block(LATENT, DENSE, RMS, deferred_moe=side),
         Block(hot, DENSE, RMS),
         Block(kimi, Moe(4, 2, 20, "silu", shared=DENSE), RMS),
-        Block(replace(LATENT, gate="channel", q_rank=0), DENSE, RMS, side=side),
+        Block(replace(LATENT, gate="channel", q_rank=0), DENSE, RMS, deferred_moe=side),
         Block(replace(LATENT, rope=None), DENSE, RMS),
     )
     check(Decoder(70, 48, blocks, RMS, 64), tmp_path)
 
 
 def test_too_long_for_its_table_runs_by_layers(tmp_path: Path) -> None:
-    mixer = replace(PLAIN, more=Variant(temperature=Temperature(0.1, 4.0)))
+    mixer = replace(PLAIN, extras=AttentionExtras(logn_scaling=LogNScaling(0.1, 4.0)))
     model = make(Decoder(70, 48, (Block(mixer, DENSE, RMS),), RMS, 20), tmp_path, bind("cpu"))
     runner = PagedRunner(model, "cpu", 16)
     runner.prefill({0: list(range(20))})

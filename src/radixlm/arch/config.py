@@ -59,7 +59,7 @@ class Config:
         """The same config with other values of some keys."""
         return Config({**self._values, **values}, self.source, self._given)
 
-    def is_given(self, key: str) -> bool:
+    def is_explicit(self, key: str) -> bool:
         """Whether the checkpoint itself has ``key`` and not only the defaults."""
         return key in self._given
 

@@ -39,9 +39,10 @@ ModernBERT, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT, GPT-
 rows). Refused by name: states and attentions of their own (RWKV, xLSTM, CPM-Ant, GPT-Neo), masks
 of their own (Doge), places counted otherwise (RoBERTa as a decoder).
 
-Layers that choose what they read (`Index`, `BlockIndex`) or that read sums of tokens
-(`SummedAttention`: DeepSeek V4, whose sums are kept apart from the tokens that made them, which go
-as the window passes) gather keys sequence by sequence in plain torch: exact, not fast.
+Layers that choose what they read (`Indexer`, `BlockIndexer`) or that read sums of
+tokens (`CompressedSparseAttention`: DeepSeek V4, whose sums are kept apart from the tokens that
+made them, which go as the window passes) gather keys sequence by sequence in plain torch: exact,
+not fast.
 """
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers

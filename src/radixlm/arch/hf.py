@@ -13,8 +13,8 @@ from typing import Any
 
 from radixlm.arch import defaults as hf_defaults
 from radixlm.arch import defaults_custom, defaults_encoder, defaults_more
-from radixlm.arch.check import check
 from radixlm.arch.config import Config, is_number
+from radixlm.arch.config_values import check_config_values
 from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
 from radixlm.arch.families.builders import common_form
@@ -25,7 +25,7 @@ from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.json_file import read_object
 from radixlm.arch.registry import FAMILIES, find
 from radixlm.arch.spec import Decoder
-from radixlm.arch.words import check_words
+from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import load
 
@@ -104,7 +104,7 @@ def eos_token_ids(c: Config, generation: Mapping[str, Any]) -> tuple[int, ...]:
     of the model's class counts only where neither file says anything."""
     found: list[int] = []
     said = generation.get("eos_token_id")
-    own = c.get("eos_token_id") if said is None or c.is_given("eos_token_id") else None
+    own = c.get("eos_token_id") if said is None or c.is_explicit("eos_token_id") else None
     for value in (said, own):
         ids = [] if value is None else value if isinstance(value, list) else [value]
         found += [i for i in ids if isinstance(i, int) and i >= 0 and i not in found]
@@ -231,7 +231,7 @@ def _check(values: Mapping[str, Any], source: str) -> None:
     most = (experts or 0) + (values.get("zero_expert_num") or 0)
     if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > most:
         raise CheckpointError(f"{source}: 'num_experts_per_tok' exceeds 'num_experts'")
-    check_words(values, source)
+    check_config_values(values, source)
     kinds = values.get("layer_types")
     if kinds is not None and len(kinds) != values["num_hidden_layers"]:
         raise CheckpointError(

@@ -215,7 +215,7 @@ _EXPERT_OF = re.compile(r"\.experts\.(\d+)\.")
 
 def _num_experts(decoder: Decoder) -> float:
     """Experts with weights, where there are others without; else no bound."""
-    sides = [block.side for block in decoder.blocks if block.side is not None]
+    sides = [block.deferred_moe for block in decoder.blocks if block.deferred_moe is not None]
     return max((moe.experts for moe in sides if moe.zero_experts), default=math.inf)
 
 
@@ -260,7 +260,7 @@ def _is_shared_copy(name: str, decoder: Decoder) -> bool:
     share nothing all have the changes of each other's calls."""
     found = _SHARED_COPIES.search(name)
     layer = int(found[1]) if found else len(decoder.blocks)
-    asks = decoder.blocks[layer].asks if layer < len(decoder.blocks) else None
+    asks = decoder.blocks[layer].shared_block if layer < len(decoder.blocks) else None
     is_anothers = not decoder.tied and "_adapter_list." in name
     return asks is not None and (asks.call > 0 or is_anothers)
 

@@ -17,7 +17,7 @@ Cat = Callable[[Sequence[Any], int], Any]
 Recipe = Callable[[Any, Cat], Any]
 
 
-class OneRow(Record):
+class SelectRow(Record):
     """One row of a matrix."""
 
     index: int
@@ -71,12 +71,12 @@ def flat(tensor: Any, cat: Cat) -> Any:
     return tensor.reshape(-1)
 
 
-def heads_joined(tensor: Any, cat: Cat) -> Any:
+def merge_heads(tensor: Any, cat: Cat) -> Any:
     """[heads, channels, ...] -> [heads * channels, ...]."""
     return tensor.reshape(-1, *tensor.shape[2:])
 
 
-class Upright(Record):
+class TransposeExperts(Record):
     """Experts stored [experts, in, out] or [experts, out, in] -> the latter; ``width`` is in."""
 
     width: int
@@ -163,7 +163,7 @@ class GroupedParts(Record):
         return cat(found, 0) if len(found) > 1 else found[0]
 
 
-class RowScaled(Record):
+class ScaleRows(Record):
     """Runs of rows (count, factor), each times its factor."""
 
     runs: tuple[tuple[int, float], ...]
@@ -176,7 +176,7 @@ class RowScaled(Record):
         return cat(parts, 0)
 
 
-class Repeated(Record):
+class RepeatInterleave(Record):
     """Every number of a vector ``times`` times in a row."""
 
     times: int
@@ -205,7 +205,7 @@ class ZeroRows(Record):
         return cat([tensor[: self.at], zeros, tensor[self.at :]], 0)
 
 
-def unit_rows(tensor: Any, cat: Cat) -> Any:
+def normalize_rows(tensor: Any, cat: Cat) -> Any:
     """Every row [in] divided by its length."""
     return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)
 

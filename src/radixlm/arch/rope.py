@@ -34,8 +34,8 @@ def inv_freq(rope: Rope, seq_len: int = 0) -> tuple[Frequencies, float]:
 
     ``seq_len``: tokens of the sequence, only read where ``rope.depends_on_length``.
     """
-    if rope.backward:
-        frequencies, factor = inv_freq(replace(rope, backward=False), seq_len)
+    if rope.negative_angles:
+        frequencies, factor = inv_freq(replace(rope, negative_angles=False), seq_len)
         return -frequencies, factor
     if rope.scaling is None:
         return _plain(rope.theta, rope.dim), 1.0

@@ -17,7 +17,15 @@ Activation = Literal[
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
 ]
 Layout = Literal[
-    "pre", "post", "post_sum", "sandwich", "parallel", "parallel2", "bare", "carried", "crossed"
+    "pre",
+    "post",
+    "post_sum",
+    "sandwich",
+    "parallel",
+    "parallel2",
+    "prenorm_ffn_only",
+    "scaled_post",
+    "gated_cross",
 ]
 
 
@@ -51,15 +59,15 @@ class Rope(Record):
     theta: float
     scaling: RopeScaling | None = None
     interleaved: bool = False  # rotate (0,1)(2,3).. instead of (0,d/2)(1,d/2+1)..
-    backward: bool = False  # the other way round
+    negative_angles: bool = False  # the other way round
     # frequencies that turn by the time, the row and the column of an image's place: so many of
-    # each one after another, or dealt out in turn (``is_woven``)
-    sections: tuple[int, ...] = ()
-    is_woven: bool = False
-    is_paired: bool = False  # rows and columns take turns, and the time has the last ones
+    # each one after another, or dealt out in turn (``mrope_interleaved``)
+    mrope_sections: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
+    mrope_paired: bool = False  # rows and columns take turns, and the time has the last ones
     # columns, rows and the image's number, before them the place in the prompt if there are four;
     # each has twice as many of the channels, one after another: a pair's two may differ
-    is_by_channel: bool = False
+    mrope_by_channel: bool = False
 
     @property
     def depends_on_length(self) -> bool:
@@ -67,7 +75,7 @@ class Rope(Record):
         return self.scaling is not None and self.scaling.kind in ("dynamic", "longrope")
 
 
-class Temperature(Record):
+class LogNScaling(Record):
     """Queries grow with their position: times 1 + beta * log(1 + floor((position + offset) /
     period)), or times (1 + (position + offset) / period) ** beta."""
 
@@ -77,7 +85,7 @@ class Temperature(Record):
     is_power: bool = False
 
 
-class Blocks(Record):
+class BlockSparse(Record):
     """A token sees its own and the ``local`` - 1 blocks of ``size`` tokens before, and of the
     earlier ones every ``stride``-th; the choice moves on by ``step`` blocks from head to head."""
 
@@ -87,7 +95,7 @@ class Blocks(Record):
     step: int
 
 
-class BlockIndex(Record):
+class BlockIndexer(Record):
     """Which blocks of ``size`` tokens are read: each of ``heads`` queries, which stands for as many
     attention heads, takes the ``top`` blocks whose best key scores highest, the ``local`` newest
     before all others. The keys of ``dim`` numbers are kept in the cache beside K, a part with each
@@ -103,16 +111,18 @@ class BlockIndex(Record):
     # by the mean of its keys, and what follows the last whole block
 
 
-class Variant(Record):
+class AttentionExtras(Record):
     """What few attentions do besides. None of it is known to the fused kernels."""
 
     v_dim: int = 0  # channels of a value head; 0 = head_dim
-    slopes: tuple[float, ...] = ()  # ALiBi: slope * (key position - query position), a head each
-    chunk: int = 0  # a token sees only its own chunk of so many positions
-    clip: float = 0.0  # q, k and v are clamped to +- clip
-    clips_normed: bool = False  # after the norms of q and k, not before
+    alibi_slopes: tuple[
+        float, ...
+    ] = ()  # ALiBi: slope * (key position - query position), a head each
+    attention_chunk_size: int = 0  # a token sees only its own chunk of so many positions
+    clip_qkv: float = 0.0  # q, k and v are clamped to +- clip
+    clip_after_norm: bool = False  # after the norms of q and k, not before
     norm_after_rope: bool = False
-    temperature: Temperature | None = None
+    logn_scaling: LogNScaling | None = None
     out_norm: Norm | None = None  # of the heads' output, before the o projection
     out_norm_heads: bool = False  # every head alone, weights [head_dim]
     v_norm: Norm | None = None  # of every value head
@@ -121,17 +131,21 @@ class Variant(Record):
     kv_from: int | None = (
         None  # reads the keys and values of this earlier layer, has none of its own
     )
-    v_is_k: bool = False  # values are the keys before their norm and rotation
+    k_is_v: bool = False  # values are the keys before their norm and rotation
     gate: Literal["", "channel", "head"] = ""  # a projection that gates the output: all channels,
     # or one number a head
     gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: times two
     gate_bias: bool = False
-    blocks: Blocks | None = None
-    index: BlockIndex | None = None
-    differs: float = 0.0  # of two attentions, each of half the heads with the other half's values
+    block_sparse: BlockSparse | None = None
+    indexer: BlockIndexer | None = None
+    diff_lambda_init: float = (
+        0.0  # of two attentions, each of half the heads with the other half's values
+    )
     # too, a learned share of the second is taken from the first (arXiv:2410.05258), which starts
     # at this number
-    keeps: int = 0  # scores gain exp(a * softplus(.)) of a learned map of the token's values, a
+    dynamic_mask_topk: int = (
+        0  # scores gain exp(a * softplus(.)) of a learned map of the token's values, a
+    )
     # number a KV head; a query reads so many tokens with the largest ones; 0 = nothing of it
     experts: int = 0  # of the q and o projections, of which a token takes heads / kv_heads ones
     q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
@@ -156,16 +170,16 @@ class Attention(Record):
     softcap: float = 0.0
     sinks: bool = False  # one learned logit a head joins the softmax
     gate: Literal["", "head"] = ""  # sigmoid output gate from a second half of q
-    more: Variant | None = None
+    extras: AttentionExtras | None = None
 
     @property
     def v_dim(self) -> int:
-        return (self.more.v_dim if self.more else 0) or self.head_dim
+        return (self.extras.v_dim if self.extras else 0) or self.head_dim
 
     @property
     def k_row(self) -> int:
         """Numbers a token and KV head in the cache, those of the value apart."""
-        index = self.more.index if self.more else None
+        index = self.extras.indexer if self.extras else None
         return self.head_dim + (-(-index.dim // self.kv_heads) if index else 0)
 
     @property
@@ -173,7 +187,7 @@ class Attention(Record):
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
-class Index(Record):
+class Indexer(Record):
     """Which tokens a latent attention reads: the ``top_k`` whose keys of ``dim`` numbers, kept in
     the cache beside the latent, score best over ``heads`` light queries (DeepSeek-V3.2). The first
     channels turn as those of the attention do. ``is_shared``: the choice of the last layer that
@@ -185,7 +199,7 @@ class Index(Record):
     interleaved: bool
     norm: Norm
     is_shared: bool = False
-    turns_last: bool = False  # the last channels turn, not the first
+    rope_on_tail: bool = False  # the last channels turn, not the first
     pool: int = 0  # tokens are chosen by whole pools of so many, those behind the last one always
 
     @property
@@ -197,7 +211,7 @@ class Index(Record):
 class LatentAttention(Record):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); the cache holds
     ``kv_rank + rope_dim`` numbers a token. ``sinks`` and ``window`` as in ``Attention``, ``gate``
-    as in ``Variant``."""
+    as in ``AttentionExtras``."""
 
     heads: int
     nope_dim: int
@@ -209,23 +223,23 @@ class LatentAttention(Record):
     norm: Norm
     scale: float  # already holds yarn's mscale squared
     bias: bool = False
-    index: Index | None = None
+    indexer: Indexer | None = None
     window: int = 0
     sinks: bool = False
     gate: Literal["", "channel", "head"] = ""
     rope_norm: Norm | None = None  # of the key that all heads share, before it turns
-    temperature: Temperature | None = None
-    gates_by_q: bool = False  # the second q projection reads both sides of the norm before it, and
+    logn_scaling: LogNScaling | None = None
+    gate_from_q: bool = False  # the second q projection reads both sides of the norm before it, and
     # gives each head's gate, a channel of its value each, behind its query
 
     @property
     def row(self) -> int:
         """Numbers a token in the cache."""
-        own = self.index.row if self.index and not self.index.is_shared else 0
+        own = self.indexer.row if self.indexer and not self.indexer.is_shared else 0
         return self.kv_rank + self.rope_dim + own
 
 
-class Sums(Record):
+class KVCompression(Record):
     """Entries that each sum up ``rate`` neighbouring tokens (with ``overlaps`` the ``rate`` before
     them too), channel by channel with learned shares; an entry is normed and turns as at the first
     of its tokens. A query reads the entries of all whole runs up to it, or the ``top_k`` that an
@@ -242,7 +256,7 @@ class Sums(Record):
         return 2 * dim * (2 if self.overlaps else 1)
 
 
-class SummedAttention(Record):
+class CompressedSparseAttention(Record):
     """Attention to the ``window`` newest tokens, each one key that is its value too, and to sums of
     earlier ones (DeepSeek-V4). The last channels turn; the output turns back at the query's place
     and is projected in ``groups`` of heads to ``group_rank`` numbers each, then all together."""
@@ -250,12 +264,12 @@ class SummedAttention(Record):
     heads: int
     head_dim: int
     rope: Rope
-    own_window: int
+    sliding_window: int
     q_rank: int
     norm: Norm
     groups: int
     group_rank: int
-    sums: Sums | None = None
+    sums: KVCompression | None = None
 
     @property
     def row(self) -> int:
@@ -272,7 +286,7 @@ class SummedAttention(Record):
     def window(self) -> int:
         """Tokens that are kept: those that are read and those that are summed up."""
         runs = 0 if self.sums is None else 2 if self.sums.overlaps else 1
-        return max(self.own_window, runs * self.sums.rate if self.sums else 0)
+        return max(self.sliding_window, runs * self.sums.rate if self.sums else 0)
 
 
 State = tuple[tuple[int, ...], bool]  # shape a sequence, and whether it sums up the whole past
@@ -418,7 +432,7 @@ class RgLru(Record):
         return ((self.channels, self.width - 1), False), ((self.channels,), True)
 
 
-class CompressedAttention(Record):
+class CompressedConvAttention(Record):
     """Attention whose queries and keys pass two convolutions, a channel and a head each, of
     ``widths`` tokens, beside a mean of both, and half of whose values are the token's before
     (arXiv:2510.04476). Each head of q and k has unit size, keys times a learned number."""
@@ -504,14 +518,16 @@ class MatrixLstm(Record):
         return ((self.heads, self.v_dim + 1, self.k_dim), True), ((self.heads,), True)
 
 
-Convolved = CompressedAttention | RelativeAttention  # mixers that attend and keep a state at once
+ConvAttention = (
+    CompressedConvAttention | RelativeAttention
+)  # mixers that attend and keep a state at once
 Rwkv = RwkvTime | RwkvChannel
 StateMixer = (
-    ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | Convolved | Rwkv | MatrixLstm
+    ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | ConvAttention | Rwkv | MatrixLstm
 )
 
 
-class Pair(Record):
+class ParallelHybrid(Record):
     """Attention and a state mixer on the same input; their outputs are added."""
 
     attention: Attention
@@ -535,7 +551,7 @@ class CrossAttention(Record):
         return self.heads * self.head_dim, self.kv_heads * self.head_dim
 
 
-class Straight(Record):
+class SquareLinear(Record):
     """One square matrix in place of a mixer or a feed-forward."""
 
     bias: bool = False
@@ -588,7 +604,7 @@ class Moe(Record):
     gated: bool = True
     scale_input: bool = False  # the weight multiplies an expert's input, not its output
     zero_experts: int = 0  # further experts that hand their input through
-    zero_gives: bool = True  # or that give nothing
+    zero_experts_are_identity: bool = True  # or that give nothing
     out_bias: bool = False  # of the sum of all experts
     out_norm: Norm | None = None  # of the sum of all experts
     jitter: float = 0.0  # of sparsemixer
@@ -603,7 +619,7 @@ class Moe(Record):
     width: int = 0  # channels of the experts' inputs and outputs, to and from which x is projected
     width_norm: Norm | None = None  # of the projected input
     expert_norm: Norm | None = None  # of each expert's output, before its weight
-    by_token: int = 0  # the experts are looked up in a table of so many tokens, not chosen
+    hash_vocab: int = 0  # the experts are looked up in a table of so many tokens, not chosen
     vision: Moe | None = None  # router and experts of the places of media, and of ``marks``
     marks: tuple[int, ...] = ()  # tokens that belong to media: what begins and ends them
 
@@ -632,22 +648,29 @@ class Block(Record):
     mixer: (
         Attention
         | LatentAttention
-        | SummedAttention
+        | CompressedSparseAttention
         | StateMixer
-        | Pair
+        | ParallelHybrid
         | CrossAttention
-        | Straight
+        | SquareLinear
         | None
     )
-    ffn: Mlp | Moe | Straight | None  # only layout "pre" may lack the one or the other, or both
+    ffn: Mlp | Moe | SquareLinear | None  # only layout "pre" may lack the one or the other, or both
     norm: Norm
     layout: Layout = "pre"
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
-    side: Moe | None = None  # more experts on the feed-forward's input, added one block later
-    beside: Moe | None = None  # of layout sandwich: experts on the residual, through norms of
+    deferred_moe: Moe | None = (
+        None  # more experts on the feed-forward's input, added one block later
+    )
+    parallel_moe: Moe | None = None  # of layout sandwich: experts on the residual, through norms of
     # their own, join the feed-forward's normed output before the last norm
-    carried: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout "carried":
+    post_scales: tuple[float, float, float, float] = (
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+    )  # of layout "scaled_post":
     # factors of the mixer's normed input and its output, then of the feed-forward's
     weights: tuple[float, float, float, float] | None = None  # of layout sandwich: factors of the
     # residual and the mixer's branch, then of the residual and the feed-forward's
@@ -661,22 +684,28 @@ class Block(Record):
     # scaled by learned numbers a channel before they are added
     gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how
     # much of the residual and how much of the branch is kept
-    asks: SharedLayer | None = None  # of layout pre without a feed-forward: what it gives, through
+    shared_block: SharedLayer | None = (
+        None  # of layout pre without a feed-forward: what it gives, through
+    )
     # a matrix of the block's own, joins what the mixer reads, and nothing else
 
     @property
-    def attention(self) -> Attention | LatentAttention | SummedAttention | None:
+    def attention(self) -> Attention | LatentAttention | CompressedSparseAttention | None:
         """What attends, if anything does."""
-        if self.asks is not None:
-            return self.asks.attention
+        if self.shared_block is not None:
+            return self.shared_block.attention
         mixer = self.mixer
-        mixer = mixer.attention if isinstance(mixer, Pair | Convolved) else mixer
-        return mixer if isinstance(mixer, Attention | LatentAttention | SummedAttention) else None
+        mixer = mixer.attention if isinstance(mixer, ParallelHybrid | ConvAttention) else mixer
+        return (
+            mixer
+            if isinstance(mixer, Attention | LatentAttention | CompressedSparseAttention)
+            else None
+        )
 
     @property
     def state(self) -> StateMixer | None:
         """What keeps a state, if anything does."""
-        mixer = self.mixer.state if isinstance(self.mixer, Pair) else self.mixer
+        mixer = self.mixer.state if isinstance(self.mixer, ParallelHybrid) else self.mixer
         return mixer if isinstance(mixer, StateMixer) else None
 
 
@@ -752,7 +781,7 @@ class AltUp(Record):
     scales: bool = True  # a learned factor of the corrected stream
 
 
-class Streams(Record):
+class HyperConnections(Record):
     """Hyper-connections (arXiv:2409.19606): each branch reads a weighted sum of ``count`` residual
     streams, and its output joins each with a weight of up to ``gain``; weights are made of all
     streams of the token. With ``rounds`` the streams also mix by a matrix that so many rounds of
@@ -781,7 +810,7 @@ class LayerInputs(Record):
     act: Activation
 
 
-class GatedStreams(Record):
+class GatedHyperConnections(Record):
     """``count`` residual streams. A branch reads their mean, each normed and every channel gated
     by all of them through ``rank`` channels, and joins each with a weight of its own. Blocks have
     layout pre, and norms of kind "none"."""
@@ -791,7 +820,7 @@ class GatedStreams(Record):
     norm: Norm
 
 
-class Cycles(Record):
+class HierarchicalRecurrence(Record):
     """Two stacks of ``size`` blocks that run again and again (arXiv:2506.21734) over two streams,
     the second of which begins as a learned vector. ``outer`` times: ``inner`` times the first stack
     remakes the second stream from the sum of both, then the second stack remakes the first. Every
@@ -809,7 +838,7 @@ class Cycles(Record):
         return ((0,) * self.inner + (1,)) * self.outer
 
 
-class Skip(Record):
+class SkipConnection(Record):
     """Before block ``at`` the residual becomes ``share`` of what it was before block ``source``,
     which is no later one, and the rest of itself."""
 
@@ -843,20 +872,22 @@ class Decoder(Record):
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
     embed_affine: bool = False  # embeddings are moved and scaled by learned numbers a channel
-    norms_table: bool = False  # ... of the token table's alone: what encoders make passes it by
+    embed_norm_text_only: bool = (
+        False  # ... of the token table's alone: what encoders make passes it by
+    )
     altup: AltUp | None = None
-    streams: Streams | None = None
+    streams: HyperConnections | None = None
     layer_inputs: LayerInputs | None = None
-    sinusoids: bool = False  # the position table is sines then cosines, not learned
+    sinusoidal_positions: bool = False  # the position table is sines then cosines, not learned
     sinusoid_steps: int = 0  # frequency i is 10000 ** (-i / steps); 0 = half the width - 1
     head_layer: HeadLayer | None = None
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
-    cycles: Cycles | None = None
-    gated_streams: GatedStreams | None = None
-    unspoken: int = 0  # rows of the token table beyond the vocabulary: only ever read
-    unsaid: tuple[int, ...] = ()  # tokens that are never the next one
-    skips: tuple[Skip, ...] = ()
-    adds_rows: bool = False  # what encoders make is added to the embeddings of its tokens
+    cycles: HierarchicalRecurrence | None = None
+    gated_streams: GatedHyperConnections | None = None
+    extra_vocab_rows: int = 0  # rows of the token table beyond the vocabulary: only ever read
+    suppressed_tokens: tuple[int, ...] = ()  # tokens that are never the next one
+    skips: tuple[SkipConnection, ...] = ()
+    add_media_embeds: bool = False  # what encoders make is added to the embeddings of its tokens
     # behind which layers rows of an encoder's own join, in order; () = behind the first ones
     deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None

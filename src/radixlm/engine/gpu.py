@@ -10,10 +10,10 @@ from functools import partial
 from radixlm.arch.spec import (
     Attention,
     Block,
+    CompressedSparseAttention,
     CrossAttention,
     LatentAttention,
     Moe,
-    SummedAttention,
 )
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError, InvariantError
@@ -65,7 +65,7 @@ def why_no_graphs(
     if any(rope.depends_on_length for rope in model.ropes.ropes):
         return "a rope depends on lengths that the host must know"
     blocks = model.decoder.blocks
-    has_experts = any(isinstance(b.ffn, Moe) or b.side or b.beside for b in blocks)
+    has_experts = any(isinstance(b.ffn, Moe) or b.deferred_moe or b.parallel_moe for b in blocks)
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
         return "the reference of mixtures of experts counts tokens on the host"
     return next((why for block in blocks if (why := reads_on_host(block))), "")
@@ -76,15 +76,17 @@ def reads_on_host(block: Block) -> str:
     attention = block.attention
     if isinstance(block.mixer, CrossAttention) or block.cross is not None:
         return "what sees images is put together on the host"
-    is_chosen = isinstance(attention, SummedAttention) or (
-        isinstance(attention, LatentAttention) and attention.index is not None
+    is_chosen = isinstance(attention, CompressedSparseAttention) or (
+        isinstance(attention, LatentAttention) and attention.indexer is not None
     )
-    more = attention.more if isinstance(attention, Attention) else None
-    if is_chosen or (more is not None and (more.blocks or more.index or more.keeps)):
+    extras = attention.extras if isinstance(attention, Attention) else None
+    if is_chosen or (
+        extras is not None and (extras.block_sparse or extras.indexer or extras.dynamic_mask_topk)
+    ):
         return "layers that choose what they read gather it on the host"
-    if more is not None and more.experts:
+    if extras is not None and extras.experts:
         return "attention of experts is told on the host which tokens are theirs"
-    ffns = (block.ffn, block.side, block.beside)
+    ffns = (block.ffn, block.deferred_moe, block.parallel_moe)
     moes = [f for f in ffns if isinstance(f, Moe)]
     if any(moe.limit or moe.expert_norm for moe in moes):
         return "experts with limits or norms are told on the host which tokens are theirs"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.media_facts import MultimodalSpec, multimodal_spec
-from radixlm.arch.families.pools import sees_all, vectors, with_bidirectional_attention
+from radixlm.arch.families.pools import is_bidirectional, vectors, with_bidirectional_attention
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.gguf import first_parts
 from radixlm.arch.hf import (
@@ -20,7 +20,11 @@ from radixlm.arch.hf import (
 )
 from radixlm.arch.json_file import read_object
 from radixlm.arch.registry import UnknownArchitecture
-from radixlm.arch.sentence import Sentence, read_sentence, with_modules
+from radixlm.arch.sentence_transformers import (
+    SentenceTransformersConfig,
+    read_sentence_transformers,
+    with_modules,
+)
 from radixlm.arch.spec import Decoder, Moe, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
@@ -45,7 +49,7 @@ class ModelInfo(Record):
     context_len: int
     eos_ids: tuple[int, ...]
     generation: dict[str, Any]
-    sentence: Sentence | None = None
+    sentence: SentenceTransformersConfig | None = None
     media: MultimodalSpec | None = None  # of a model with encoders
     is_foreign: bool = False  # runs by transformers
 
@@ -150,17 +154,19 @@ def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
 
 def _pooling(
     config: ServerConfig, c: Config, decoder: Decoder, folder: Path
-) -> tuple[Decoder, Sentence | None]:
+) -> tuple[Decoder, SentenceTransformersConfig | None]:
     """The model with the head of a sentence-transformers folder, or of --is-embedding."""
-    sentence = read_sentence(folder)
+    sentence = read_sentence_transformers(folder)
     if decoder.pool is None and (sentence is not None or config.model.is_embedding):
-        decoder = vectors(c, with_bidirectional_attention(c, decoder) if sees_all(c) else decoder)
+        decoder = vectors(
+            c, with_bidirectional_attention(c, decoder) if is_bidirectional(c) else decoder
+        )
     if sentence is not None:
         decoder = with_modules(decoder, sentence, str(folder / "modules.json"))
     return decoder, sentence
 
 
-def _text_len(c: Config, decoder: Decoder, sentence: Sentence | None) -> int:
+def _text_len(c: Config, decoder: Decoder, sentence: SentenceTransformersConfig | None) -> int:
     """Tokens that the model reads: an encoder has only so many places, and a folder of
     sentence-transformers may say that it was made for fewer."""
     length = min(context_len(c), decoder.max_positions) if decoder.encoder else context_len(c)

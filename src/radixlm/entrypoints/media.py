@@ -160,7 +160,7 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     folders = tuple(Path(folder) for folder in config.media.allow_local_media or ())
     rules = FetchRules(allow_private=Path("/") in folders, folders=folders)
     assert info.media is not None
-    has_sections = any(r.sections for r in info.ropes)
+    has_sections = any(r.mrope_sections for r in info.ropes)
     row = info.decoder.dim, num_deep_layers(info.folder), info.media.merge
     return MediaReader(
         MediaProcessor(info.folder, info.media, has_sections), rules, row, info.decoder.vocab

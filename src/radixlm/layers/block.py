@@ -17,18 +17,18 @@ from torch import Tensor
 from radixlm.arch.spec import (
     Attention,
     Block,
-    Convolved,
+    CompressedSparseAttention,
+    ConvAttention,
     LatentAttention,
     LayerInputs,
     MatrixLstm,
     Moe,
     Norm,
-    Pair,
+    ParallelHybrid,
     RelativeAttention,
     RwkvChannel,
     RwkvTime,
-    Straight,
-    SummedAttention,
+    SquareLinear,
 )
 from radixlm.base.record import replace
 from radixlm.layers.attention import AttentionLayer
@@ -57,9 +57,9 @@ NUM_NORMS = {
     "sandwich": 4,
     "parallel": 1,
     "parallel2": 2,
-    "bare": 1,
-    "carried": 2,
-    "crossed": 2,
+    "prenorm_ffn_only": 1,
+    "scaled_post": 2,
+    "gated_cross": 2,
 }
 
 
@@ -67,7 +67,7 @@ def num_norms(spec: Block) -> int:
     """Norms of a block: one for each branch that it has, or what the layout says."""
     if None in (spec.ffn, spec.mixer):
         return int(spec.ffn is not spec.mixer)
-    return NUM_NORMS[spec.layout] + 3 * (spec.beside is not None) + (spec.cross is not None)
+    return NUM_NORMS[spec.layout] + 3 * (spec.parallel_moe is not None) + (spec.cross is not None)
 
 
 LEAST_KEPT = 1e-3  # of the square of the residual's factor
@@ -94,7 +94,7 @@ def joined(x_TD: Tensor, fed_TD: Tensor | None) -> Tensor:
 
 
 def make_attention(
-    spec: Attention | LatentAttention | SummedAttention,
+    spec: Attention | LatentAttention | CompressedSparseAttention,
     dim: int,
     context: LayerContext,
     rope: int,
@@ -103,18 +103,18 @@ def make_attention(
     """The layer of an attention's record."""
     if isinstance(spec, LatentAttention):
         return LatentAttentionLayer(spec, dim, context, rope, pool)
-    if isinstance(spec, SummedAttention):
+    if isinstance(spec, CompressedSparseAttention):
         return SummedAttentionLayer(spec, dim, context, rope, pool)
-    if spec.more is not None and spec.more.experts:
+    if spec.extras is not None and spec.extras.experts:
         return ExpertAttentionLayer(spec, dim, context, rope, pool)
-    kind = AttentionLayer if spec.more is None else VariantAttentionLayer
+    kind = AttentionLayer if spec.extras is None else VariantAttentionLayer
     return kind(spec, dim, context, rope, pool)
 
 
 class StraightLayer(Module):
     """One matrix where others have a mixer or a feed-forward."""
 
-    def __init__(self, spec: Straight, dim: int, context: LayerContext) -> None:
+    def __init__(self, spec: SquareLinear, dim: int, context: LayerContext) -> None:
         self.matrix = context.linear(dim, dim, spec.bias)
 
     def run(self, x_TD: Tensor, *_: object) -> Tensor:
@@ -200,14 +200,14 @@ class BlockLayer(Module):
         if isinstance(spec.ffn, Moe):
             kind = MoeLayer if spec.ffn.vision is None else MoeOfKinds
             self.ffn = kind(spec.ffn, dim, context)
-        elif isinstance(spec.ffn, Straight):
+        elif isinstance(spec.ffn, SquareLinear):
             self.ffn = StraightLayer(spec.ffn, dim, context)
         elif spec.ffn is not None:
             self.ffn = MlpLayer(spec.ffn, dim, context)
-        if spec.side is not None:
-            self.side = MoeLayer(spec.side, dim, context)
-        if spec.beside is not None:
-            self.beside = MoeLayer(spec.beside, dim, context)
+        if spec.deferred_moe is not None:
+            self.deferred_moe = MoeLayer(spec.deferred_moe, dim, context)
+        if spec.parallel_moe is not None:
+            self.parallel_moe = MoeLayer(spec.parallel_moe, dim, context)
         for index in range(num_norms(spec)):
             own = spec.post_norms[index // 2] if spec.post_norms and index % 2 else spec.norm
             rank = spec.norm_ranks[index] if index < 2 else 0
@@ -255,7 +255,7 @@ class BlockLayer(Module):
         self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
     ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | ConvolvedLayer | Rwkv | None:
         mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
-        if isinstance(mixer, Convolved):
+        if isinstance(mixer, ConvAttention):
             return make_convolved(mixer, dim, context, rope, pool, row)
         if isinstance(mixer, MatrixLstm):
             return MatrixLstmLayer(mixer, dim, context, row)
@@ -265,9 +265,9 @@ class BlockLayer(Module):
             return RwkvChannelLayer(mixer, dim, context, row)
         attention = make_attention(attends, dim, context, rope, pool) if attends else None
         state = make_state_layer(keeps, dim, context, row) if keeps else None
-        if isinstance(mixer, Straight):
+        if isinstance(mixer, SquareLinear):
             return StraightLayer(mixer, dim, context)
-        if isinstance(mixer, Pair) and attention is not None and state is not None:
+        if isinstance(mixer, ParallelHybrid) and attention is not None and state is not None:
             return PairLayer(attention, state)
         return attention or state
 
@@ -338,8 +338,10 @@ class BlockLayer(Module):
         h = self.norm1.add_run(x_TD, fed_TD)
         return x_TD, self._feed(h) if self.mixer is None else self._mix(h, batch, angles)
 
-    def _run_carried(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        kept, mixed, kept2, fed = self.spec.carried
+    def _run_scaled_post(
+        self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]
+    ) -> Tensor:
+        kept, mixed, kept2, fed = self.spec.post_scales
         h = self.norm1.run(x_TD)
         x_TD = h * kept + self._mix(h, batch, angles) * mixed
         h = self.norm2.run(x_TD)
@@ -349,7 +351,7 @@ class BlockLayer(Module):
         """As pre; the side experts' sum waits in the batch for the end of the next block."""
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
         h = self.norm2.run(x_TD := x_TD + mixed)
-        before, batch.side_TD = batch.side_TD, self.side.run(h)
+        before, batch.side_TD = batch.side_TD, self.deferred_moe.run(h)
         x_TD += self._feed(h)
         return x_TD if before is None else x_TD + before
 
@@ -374,7 +376,9 @@ class BlockLayer(Module):
         x_TD += self._feed(x_TD)
         return self.norm2.run(x_TD)
 
-    def _run_bare(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+    def _run_prenorm_ffn_only(
+        self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]
+    ) -> Tensor:
         x_TD += self._feed(self.norm1.add_run(x_TD, self._mix(x_TD, batch, angles)))
         return x_TD
 
@@ -426,7 +430,7 @@ class BlockLayer(Module):
     ) -> Joining:
         mixed = self.norm2.run(self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles))
         fed = self.norm5.run(self._feed(self.norm3.add_run(x_TD, mixed)))
-        fed += self.norm7.run(self.beside.run(self.norm6.run(x_TD), x_TD))
+        fed += self.norm7.run(self.parallel_moe.run(self.norm6.run(x_TD), x_TD))
         return x_TD, self.norm4.run(fed)
 
     def _run_parallel(
@@ -453,8 +457,8 @@ def _layout(spec: Block) -> str:
         "kept": spec.residual_channels,
         "gated": spec.gate_temperature > 0,
         "weighted": spec.weights is not None,
-        "beside": spec.beside is not None,
-        "sided": spec.side is not None,
+        "beside": spec.parallel_moe is not None,
+        "sided": spec.deferred_moe is not None,
     }
     return next((name for name, is_it in special.items() if is_it), spec.layout)
 

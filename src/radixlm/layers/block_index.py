@@ -1,4 +1,4 @@
-"""The index of an attention that reads some blocks of tokens (``spec.BlockIndex``).
+"""The index of an attention that reads some blocks of tokens (``spec.BlockIndexer``).
 
 Legend: T tokens, D model channels, G index heads, I channels of one, K KV heads, C channels of K;
 of a piece (``layers/gathered``): Q queries, N tokens of its sequence, B blocks.
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.rope import inv_freq
-from radixlm.arch.spec import Attention, BlockIndex
+from radixlm.arch.spec import Attention, BlockIndexer
 from radixlm.kernels.ops.rope import rope_angles
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import Choose, Piece
@@ -25,7 +25,7 @@ class BlockIndexLayer(Module):
     """Queries and keys of the index, and the choice that they make."""
 
     def __init__(
-        self, attention: Attention, index: BlockIndex, dim: int, context: LayerContext
+        self, attention: Attention, index: BlockIndexer, dim: int, context: LayerContext
     ) -> None:
         self._attention, self._index, self._rotate = attention, index, context.kernels.rope
         kernels, device = context.kernels, context.device
@@ -94,7 +94,7 @@ class MeanIndexLayer(BlockIndexLayer):
     always read."""
 
     def __init__(
-        self, attention: Attention, index: BlockIndex, dim: int, context: LayerContext
+        self, attention: Attention, index: BlockIndexer, dim: int, context: LayerContext
     ) -> None:
         super().__init__(attention, index, dim, context)
         self._inv_freq: Tensor | None = None
@@ -102,7 +102,7 @@ class MeanIndexLayer(BlockIndexLayer):
         if attention.rope is not None:
             frequencies, self._factor = inv_freq(attention.rope)
             self._inv_freq = torch.from_numpy(frequencies).to(context.device)
-            if attention.rope.sections:
+            if attention.rope.mrope_sections:
                 self._axis_2R = axes_of(attention.rope).to(context.device).repeat(2)
 
     def _key(self, x_TD: Tensor, turn: Angles | None) -> Tensor:

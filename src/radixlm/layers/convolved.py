@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import CompressedAttention, Convolved, RelativeAttention
+from radixlm.arch.spec import CompressedConvAttention, ConvAttention, RelativeAttention
 from radixlm.layers.attention import qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import Piece, attend_gathered
@@ -52,7 +52,7 @@ class CompressedAttentionLayer(Module):
 
     def __init__(
         self,
-        spec: CompressedAttention,
+        spec: CompressedConvAttention,
         dim: int,
         context: LayerContext,
         rope: int,
@@ -204,7 +204,7 @@ ConvolvedLayer = CompressedAttentionLayer | RelativeAttentionLayer
 
 
 def make_convolved(
-    spec: Convolved, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
+    spec: ConvAttention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
 ) -> ConvolvedLayer:
     """The layer of the record; ``row`` is its place in the state pool."""
     if isinstance(spec, RelativeAttention):

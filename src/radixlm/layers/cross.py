@@ -92,7 +92,7 @@ class CrossAttentionLayer(Module):
 
 
 class CrossBlock(BlockLayer):
-    """A block of layout "crossed"; the stream passes by where no prompt has images."""
+    """A block of layout "gated_cross"; the stream passes by where no prompt has images."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, layer: int) -> None:
         assert isinstance(spec.mixer, CrossAttention)
@@ -104,7 +104,9 @@ class CrossBlock(BlockLayer):
         super().finish()
         self._openings = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
 
-    def _run_crossed(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+    def _run_gated_cross(
+        self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]
+    ) -> Tensor:
         if not batch.cross_attention_spans:
             return x_TD
         cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._openings)

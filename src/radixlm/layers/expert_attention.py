@@ -30,15 +30,15 @@ class ExpertAttentionLayer(Module):
         self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
     ) -> None:
         """``rope`` indexes the model's RopeTables, ``pool`` is (group, row)."""
-        assert spec.more is not None
+        assert spec.extras is not None
         self.spec, self._rope, self._pool = spec, rope, pool
         self._prepare = context.kernels.prepare_qk
         width = spec.kv_heads * spec.head_dim
         self._top = spec.heads // spec.kv_heads
-        self.router = context.plain_linear(dim, spec.more.experts)
+        self.router = context.plain_linear(dim, spec.extras.experts)
         self.kv = context.linear(dim, 2 * width, False, Shard(0, (width, width)))
-        self.q_experts = Param((spec.more.experts, width, dim))
-        self.o_experts = Param((spec.more.experts, dim, width))
+        self.q_experts = Param((spec.extras.experts, width, dim))
+        self.o_experts = Param((spec.extras.experts, dim, width))
         self.bias = Param((dim,), "float32")
 
     def finish(self) -> None:

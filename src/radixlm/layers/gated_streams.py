@@ -1,5 +1,5 @@
-"""Residual streams that branches read through a gate (``spec.GatedStreams``), and what hashed runs
-of tokens add to them (``spec.Ngrams``).
+"""Residual streams that branches read through a gate
+(``spec.GatedHyperConnections``), and what hashed runs of tokens add to them (``spec.Ngrams``).
 
 Legend: T tokens, N streams, D model channels, E channels of all hashed runs, G heads of hashes, B
 sequences of a segment, L tokens of each.
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Block, DeltaNet, GatedStreams, Ngrams, Norm
+from radixlm.arch.spec import Block, DeltaNet, GatedHyperConnections, Ngrams, Norm
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved import through
@@ -47,7 +47,9 @@ class StreamNorm(Module):
 class StreamReader(Module):
     """What a branch reads, and how it joins; the last one has nothing to join."""
 
-    def __init__(self, spec: GatedStreams, dim: int, context: LayerContext, joins: bool) -> None:
+    def __init__(
+        self, spec: GatedHyperConnections, dim: int, context: LayerContext, joins: bool
+    ) -> None:
         self._count, self._joins = spec.count, joins
         wide = spec.count * dim
         self.norm = StreamNorm(spec.norm, spec.count, dim)
@@ -73,7 +75,7 @@ class GatedStreamBlock(BlockLayer):
     def __init__(
         self,
         spec: Block,
-        streams: GatedStreams,
+        streams: GatedHyperConnections,
         dim: int,
         context: LayerContext,
         rope: int,
@@ -106,7 +108,7 @@ def _joined(x_TC: Tensor, y_TD: Tensor, weights_TN: Tensor | None) -> Tensor:
 class GatedStreamEnds(Module):
     """What stands before the first and behind the last block."""
 
-    def __init__(self, spec: GatedStreams, dim: int, context: LayerContext) -> None:
+    def __init__(self, spec: GatedHyperConnections, dim: int, context: LayerContext) -> None:
         self._count = spec.count
         self.reader = StreamReader(spec, dim, context, False)
 

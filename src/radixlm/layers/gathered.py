@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Blocks
+from radixlm.arch.spec import BlockSparse
 from radixlm.base.record import Record
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -107,7 +107,7 @@ def _attend(
     return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
 
 
-def in_blocks(spec: Blocks, heads: int) -> Choose:
+def in_blocks(spec: BlockSparse, heads: int) -> Choose:
     """The choice that a layer of sparse blocks makes."""
 
     def choose(piece: Piece) -> Tensor:

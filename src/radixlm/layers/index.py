@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Index, LatentAttention
+from radixlm.arch.spec import Indexer, LatentAttention
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import Choose, Piece
 from radixlm.layers.module import Module
@@ -23,7 +23,7 @@ class IndexLayer(Module):
     """Scores of all tokens for each query: a weighted sum over heads of relu(q . k)."""
 
     def __init__(
-        self, spec: LatentAttention, index: Index, dim: int, context: LayerContext
+        self, spec: LatentAttention, index: Indexer, dim: int, context: LayerContext
     ) -> None:
         self._index, self._turned, self._rotate = index, spec.rope_dim, context.kernels.rope
         self.q = context.plain_linear(spec.q_rank, index.heads * index.dim)
@@ -63,7 +63,7 @@ class IndexLayer(Module):
 
     def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
         if turn is not None:
-            first = self._index.dim - self._turned if self._index.turns_last else 0
+            first = self._index.dim - self._turned if self._index.rope_on_tail else 0
             turned = x_THI[..., first : first + self._turned]
             self._rotate(turned, turn, self._index.interleaved)
 
@@ -73,7 +73,7 @@ class PooledIndexLayer(IndexLayer):
     its keys whose weights are learned; the tokens behind the last whole pool are always read."""
 
     def __init__(
-        self, spec: LatentAttention, index: Index, dim: int, context: LayerContext
+        self, spec: LatentAttention, index: Indexer, dim: int, context: LayerContext
     ) -> None:
         super().__init__(spec, index, dim, context)
         self.share = context.plain_linear(dim, index.dim)

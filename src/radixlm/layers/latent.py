@@ -43,8 +43,8 @@ class LatentAttentionLayer(Module):
         if spec.q_rank:
             self.q_a = context.linear(dim, spec.q_rank, spec.bias)
             self.q_a_norm = NormLayer(spec.norm, (spec.q_rank,), kernels, device)
-            read = spec.q_rank * (1 + spec.gates_by_q)
-            gates = spec.heads * spec.v_dim * spec.gates_by_q
+            read = spec.q_rank * (1 + spec.gate_from_q)
+            gates = spec.heads * spec.v_dim * spec.gate_from_q
             self.q_b = context.linear(read, query_rows + gates, shard=Shard(0))
         else:
             self.q = context.linear(dim, query_rows, shard=Shard(0))
@@ -59,9 +59,9 @@ class LatentAttentionLayer(Module):
         if spec.gate:
             width = spec.heads * (spec.v_dim if spec.gate == "channel" else 1)
             self.gate = context.linear(dim, width, shard=Shard(0))
-        if spec.index is not None and not spec.index.is_shared:
-            kind = PooledIndexLayer if spec.index.pool else IndexLayer
-            self.index = kind(spec, spec.index, dim, context)
+        if spec.indexer is not None and not spec.indexer.is_shared:
+            kind = PooledIndexLayer if spec.indexer.pool else IndexLayer
+            self.index = kind(spec, spec.indexer, dim, context)
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
@@ -93,12 +93,12 @@ class LatentAttentionLayer(Module):
             rotate(k_TR[:, None], turn, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
-        if spec.temperature is not None:
-            grown_T = temperatures(spec.temperature, batch.positions_T)
+        if spec.logn_scaling is not None:
+            grown_T = temperatures(spec.logn_scaling, batch.positions_T)
             q_THC = q_THC * grown_T[:, None, None].to(q_THC.dtype)
-        if spec.index is None:
+        if spec.indexer is None:
             out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
-        elif spec.index.is_shared:
+        elif spec.indexer.is_shared:
             out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, chosen_before(batch))
         else:
             k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, turn)[:, None]), -1)
@@ -116,7 +116,7 @@ class LatentAttentionLayer(Module):
             return x_TD, self.q.run(x_TD).view(-1, spec.heads, width), None
         raw_TQ = self.q_a.run(x_TD)
         low_TQ = self.q_a_norm.run(raw_TQ)
-        if not spec.gates_by_q:
+        if not spec.gate_from_q:
             return low_TQ, self.q_b.run(low_TQ).view(-1, spec.heads, width), None
         both = self.q_b.run(torch.cat((low_TQ, raw_TQ), -1))
         q_THC, gate_THV = both.view(-1, spec.heads, width + spec.v_dim).split_with_sizes(

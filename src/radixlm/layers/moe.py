@@ -78,8 +78,8 @@ class MoeLayer(Module):
             if norm is not None:
                 layer = NormLayer(norm, (channels,), context.kernels, context.device)
                 setattr(self, name, layer)
-        if spec.by_token:
-            self.experts_of_token = Param((spec.by_token, spec.top_k), "int64")
+        if spec.hash_vocab:
+            self.experts_of_token = Param((spec.hash_vocab, spec.top_k), "int64")
         if spec.out_bias:
             self.out_bias = Param((wide,), "float32")
         if spec.expert_scale:
@@ -125,7 +125,7 @@ class MoeLayer(Module):
             sinks = [p.borrow() if copies else p.take() for p in (self.sink_up, self.sink_down)]
             self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)
             self._weight_scale = self.weight_scale.take()
-        if self.spec.by_token:
+        if self.spec.hash_vocab:
             self._experts_of_token = table = self.experts_of_token.take()
             if int(table.min()) < 0 or int(table.max()) >= self.spec.experts:
                 raise CheckpointError(
@@ -155,7 +155,7 @@ class MoeLayer(Module):
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
         if self.spec.sinks:
             return self._run_with_sinks(x_TD, logits_TE)
-        if self.spec.by_token:
+        if self.spec.hash_vocab:
             assert batch is not None
             chosen_TK = self._experts_of_token[batch.token_ids_T]
             weights_TK, ids_TK = route(logits_TE, None, self.spec, chosen_TK=chosen_TK)
@@ -209,7 +209,7 @@ class MoeLayer(Module):
         is_real = ids_TK < spec.experts
         passed = weights_TK.masked_fill(is_real, 0.0).sum(-1, keepdim=True)
         ids = ids_TK.clamp(max=spec.experts - 1)
-        if not spec.zero_gives:
+        if not spec.zero_experts_are_identity:
             return self.experts.run(x_TD, weights_TK * is_real, ids)
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
 

@@ -26,17 +26,17 @@ FIRST_ROWS = 4096  # tables grow by doubling
 def axes_of(rope: Rope) -> Tensor:
     """The axis (0 time, 1 row, 2 column, 3 the place itself) that each of the R frequencies of a
     rope turns by; of each of the 2R channels where those are dealt out."""
-    sections = torch.tensor(rope.sections)
-    if rope.is_by_channel:
+    sections = torch.tensor(rope.mrope_sections)
+    if rope.mrope_by_channel:
         return torch.arange(len(sections)).flip(0).repeat_interleave(2 * sections)
-    if rope.is_paired:
-        pairs = torch.tensor((1, 2)).repeat(rope.sections[1])
-        return torch.cat((pairs, torch.zeros(rope.sections[0], dtype=torch.int64)))
-    if not rope.is_woven:
+    if rope.mrope_paired:
+        pairs = torch.tensor((1, 2)).repeat(rope.mrope_sections[1])
+        return torch.cat((pairs, torch.zeros(rope.mrope_sections[0], dtype=torch.int64)))
+    if not rope.mrope_interleaved:
         return torch.arange(3).repeat_interleave(sections)
     axes = torch.zeros(rope.dim // 2, dtype=torch.int64)
     for axis in (1, 2):  # dealt out in threes as long as an axis has some left; the rest is time
-        axes[axis : 3 * rope.sections[axis] : 3] = axis
+        axes[axis : 3 * rope.mrope_sections[axis] : 3] = axis
     return axes
 
 
@@ -45,8 +45,8 @@ class StaticRope:
 
     def __init__(self, rope: Rope, kernels: Kernels, device: torch.device) -> None:
         frequencies, self._factor = inv_freq(rope, 0)
-        self._axis_A = axes_of(rope).to(device) if rope.sections else None
-        self._places = len(rope.sections) > 3
+        self._axis_A = axes_of(rope).to(device) if rope.mrope_sections else None
+        self._places = len(rope.mrope_sections) > 3
         self._inv_freq_R = torch.from_numpy(frequencies).to(device)
         self._kernels = kernels
         self.table_N2R = self._inv_freq_R.new_empty(0, 2 * len(frequencies))

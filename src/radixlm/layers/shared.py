@@ -130,7 +130,7 @@ class AskingBlock(BlockLayer):
     """A block whose mixer also reads what a shared layer says."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, state_row: int) -> None:
-        super().__init__(replace(spec, asks=None), dim, context, -1, (-1, -1), state_row)
+        super().__init__(replace(spec, shared_block=None), dim, context, -1, (-1, -1), state_row)
         assert spec.layout == "pre" and spec.ffn is None and spec.mixer is not None
         self.asked = context.linear(dim, dim)
         self.run = self._run_asking
@@ -157,7 +157,7 @@ def make_banks(
     calls: dict[int, list[SharedLayer]] = {}
     rope_of: dict[int, int] = {}
     for block, rope in zip(blocks, ropes, strict=True):
-        if block.asks is not None:
-            calls.setdefault(block.asks.bank, []).append(block.asks)
-            rope_of[block.asks.bank] = rope
+        if block.shared_block is not None:
+            calls.setdefault(block.shared_block.bank, []).append(block.shared_block)
+            rope_of[block.shared_block.bank] = rope
     return [Bank(calls[bank], dim, context, rope_of[bank]) for bank in sorted(calls)]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Block, Streams
+from radixlm.arch.spec import Block, HyperConnections
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -34,7 +34,7 @@ class Weights(Module):
     """A map of all streams to few numbers: scale * (fn . norm(streams)) + base."""
 
     def __init__(
-        self, spec: Streams, rows: int, num_scales: int, dim: int, context: LayerContext
+        self, spec: HyperConnections, rows: int, num_scales: int, dim: int, context: LayerContext
     ) -> None:
         self.spec, self._pack = spec, context.kernels.pack_linear
         self.fn = Param((rows, spec.count * dim), "float32")
@@ -54,7 +54,7 @@ class Weights(Module):
 class BranchWeights(Weights):
     """The weights of one branch of a block."""
 
-    def __init__(self, spec: Streams, dim: int, context: LayerContext) -> None:
+    def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:
         super().__init__(spec, spec.rows, 3 if spec.rounds else 2, dim, context)
 
     def run(self, x_TND: Tensor) -> Mixed:
@@ -95,7 +95,7 @@ class StreamBlock(BlockLayer):
     def __init__(
         self,
         spec: Block,
-        streams: Streams,
+        streams: HyperConnections,
         dim: int,
         context: LayerContext,
         rope: int,
@@ -112,7 +112,7 @@ class StreamBlock(BlockLayer):
         x_TND = join(x_TND, self._mix(self.norm1.run(mixed.x_TD), batch, angles), mixed)
         mixed = self.streams2.run(x_TND)
         h = self.norm2.run(mixed.x_TD)
-        if isinstance(self.ffn, MoeLayer) and self.ffn.spec.by_token:
+        if isinstance(self.ffn, MoeLayer) and self.ffn.spec.hash_vocab:
             fed = self.ffn.run(h, batch=batch)
         else:
             fed = self._feed(h)
@@ -122,7 +122,7 @@ class StreamBlock(BlockLayer):
 class EndWeights(Weights):
     """The weights of the streams behind the last block."""
 
-    def __init__(self, spec: Streams, dim: int, context: LayerContext) -> None:
+    def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:
         super().__init__(spec, spec.count, 1, dim, context)
 
     def run(self, x_TND: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class EndWeights(Weights):
 class StreamEnds(Module):
     """What stands before the first and behind the last block."""
 
-    def __init__(self, spec: Streams, dim: int, context: LayerContext) -> None:
+    def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:
         self.spec = spec
         if spec.ends == "weighted":
             self.end_weights = EndWeights(spec, dim, context)

@@ -1,4 +1,4 @@
-"""Attention to the newest tokens and to sums of earlier ones (``spec.SummedAttention``).
+"""Attention to the newest tokens and to sums of earlier ones (``spec.CompressedSparseAttention``).
 
 Two groups of the cache hold it: a row a token, what each gives to keys and sums, which goes as the
 window passes; and the sums, each in the row of the last of its tokens, of which few share a page.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.rope import inv_freq
-from radixlm.arch.spec import Norm, SummedAttention, Sums
+from radixlm.arch.spec import CompressedSparseAttention, KVCompression, Norm
 from radixlm.base.record import Record
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered import MAX_SCORES
@@ -53,7 +53,9 @@ def spans(batch: ForwardBatch) -> Iterator[Span]:
 class SumsLayer(Module):
     """What tokens give to sums of ``width`` channels, and the sums."""
 
-    def __init__(self, sums: Sums, width: int, norm: Norm, dim: int, context: LayerContext) -> None:
+    def __init__(
+        self, sums: KVCompression, width: int, norm: Norm, dim: int, context: LayerContext
+    ) -> None:
         self._sums, self._width = sums, width
         half = sums.raw(width) // 2
         self.kv = context.plain_linear(dim, half)
@@ -93,7 +95,7 @@ class SumsLayer(Module):
 class SumsIndexLayer(Module):
     """Which sums a query reads: those whose own sums score best over light queries."""
 
-    def __init__(self, spec: SummedAttention, dim: int, context: LayerContext) -> None:
+    def __init__(self, spec: CompressedSparseAttention, dim: int, context: LayerContext) -> None:
         assert spec.sums is not None
         self.spec, sums = spec.sums, spec.sums
         self.sums = SumsLayer(sums, sums.dim, spec.norm, dim, context)
@@ -129,7 +131,7 @@ class SummedAttentionLayer(Module):
 
     def __init__(
         self,
-        spec: SummedAttention,
+        spec: CompressedSparseAttention,
         dim: int,
         context: LayerContext,
         rope: int,
@@ -168,7 +170,7 @@ class SummedAttentionLayer(Module):
             head_dim=spec.row,
             v_dim=spec.head_dim,
             scale=spec.head_dim**-0.5,
-            window=spec.own_window,
+            window=spec.sliding_window,
             sinks=self._sinks_H,
             latent=True,
         )
@@ -216,7 +218,7 @@ class SummedAttentionLayer(Module):
             parts.append(self.index.sums.raw(x_TD, positions_T))
         return torch.cat(parts, -1)
 
-    def _store_entries(self, span: Span, sums: Sums, batch: ForwardBatch) -> None:
+    def _store_entries(self, span: Span, sums: KVCompression, batch: ForwardBatch) -> None:
         """Store the sums of the runs that the step makes whole."""
         first_run, end_run = span.first // sums.rate, span.length // sums.rate
         if first_run == end_run:
@@ -242,7 +244,7 @@ class SummedAttentionLayer(Module):
     def _attend(self, span: Span, asked: Asked, batch: ForwardBatch, out_THC: Tensor) -> None:
         """Fill the rows of one sequence, some queries at a time."""
         spec = self.spec
-        low = max(0, span.first - spec.own_window + 1)
+        low = max(0, span.first - spec.sliding_window + 1)
         own_NC = self._read(batch, span, low, span.length)[:, : spec.head_dim]
         entries_ER = self._entries(batch, span) if spec.sums is not None else None
         width = own_NC.shape[0] + (0 if entries_ER is None else entries_ER.shape[0])
@@ -253,7 +255,7 @@ class SummedAttentionLayer(Module):
                 rows.start - span.start, rows.stop - span.start, device=own_NC.device
             )
             away_QN = place_Q[:, None] - torch.arange(low, span.length, device=own_NC.device)
-            keys, seen = own_NC, (away_QN >= 0) & (away_QN < spec.own_window)
+            keys, seen = own_NC, (away_QN >= 0) & (away_QN < spec.sliding_window)
             if entries_ER is not None:
                 keys = torch.cat((keys, entries_ER[:, : spec.head_dim]))
                 seen = torch.cat((seen, self._seen(entries_ER, asked, rows, place_Q)), -1)

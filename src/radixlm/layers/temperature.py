@@ -1,14 +1,14 @@
-"""Queries that grow with their position (``spec.Temperature``). Legend: T tokens."""
+"""Queries that grow with their position (``spec.LogNScaling``). Legend: T tokens."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Temperature
+from radixlm.arch.spec import LogNScaling
 
 
-def temperatures(spec: Temperature, positions_T: Tensor) -> Tensor:
+def temperatures(spec: LogNScaling, positions_T: Tensor) -> Tensor:
     """Factor of each token's query: float32 [T]."""
     periods = (positions_T.float() + spec.offset) / spec.period
     if spec.is_power:

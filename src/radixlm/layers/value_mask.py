@@ -1,5 +1,5 @@
 """Scores that gain by what a token's values say, and the tokens that are read for it
-(``spec.Variant.keeps``, arXiv:2508.02124).
+(``spec.AttentionExtras.dynamic_mask_topk``, arXiv:2508.02124).
 
 Legend: Q query tokens of a piece, N tokens of its sequence, H query heads, K KV heads, V channels.
 """

@@ -1,5 +1,5 @@
-"""Attention with what few models add to it (``spec.Variant``): slopes, clamps, chunks, other
-value widths, gates of their own, norms elsewhere, keys and values of an earlier layer.
+"""Attention with what few models add to it (``spec.AttentionExtras``): slopes, clamps, chunks,
+other value widths, gates of their own, norms elsewhere, keys and values of an earlier layer.
 
 Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q and k, V of v.
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Norm, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Norm
 from radixlm.base.record import replace
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
 from radixlm.layers.block_index import BlockIndexLayer, MeanIndexLayer
@@ -38,8 +38,8 @@ class VariantAttentionLayer(Module):
         self, spec: Attention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int]
     ) -> None:
         """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
-        assert spec.more is not None
-        self.spec, self.more, self.rope_index, self._pool = spec, spec.more, rope, pool
+        assert spec.extras is not None
+        self.spec, self.extras, self.rope_index, self._pool = spec, spec.extras, rope, pool
         self._kernels, self._device = context.kernels, context.device
         self._make_projections(dim, context)
         if spec.qk_norm:
@@ -48,96 +48,100 @@ class VariantAttentionLayer(Module):
             self.q_norm = self._norm(spec.qk_norm_spec, shapes[0])
             if not self._reads:
                 self.k_norm = self._norm(spec.qk_norm_spec, shapes[1])
-        if self.more.v_norm is not None and not self._reads:
-            self.v_norm = self._norm(self.more.v_norm, (spec.v_dim,))
-        if self.more.out_norm is not None:
-            width = spec.v_dim if self.more.out_norm_heads else spec.heads * spec.v_dim
-            self.out_norm = self._norm(self.more.out_norm, (width,))
+        if self.extras.v_norm is not None and not self._reads:
+            self.v_norm = self._norm(self.extras.v_norm, (spec.v_dim,))
+        if self.extras.out_norm is not None:
+            width = spec.v_dim if self.extras.out_norm_heads else spec.heads * spec.v_dim
+            self.out_norm = self._norm(self.extras.out_norm, (width,))
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
-        if self.more.keeps:
-            self.values = ValueMask(spec, self.more.keeps, context)
-        if self.more.index is not None:
-            made = MeanIndexLayer if self.more.index.is_mean else BlockIndexLayer
-            self.index: BlockIndexLayer = made(spec, self.more.index, dim, context)
+        if self.extras.dynamic_mask_topk:
+            self.values = ValueMask(spec, self.extras.dynamic_mask_topk, context)
+        if self.extras.indexer is not None:
+            made = MeanIndexLayer if self.extras.indexer.is_mean else BlockIndexLayer
+            self.index: BlockIndexLayer = made(spec, self.extras.indexer, dim, context)
 
     @property
     def _own_v_dim(self) -> int:
         """Channels of a projected value; two of them are one value where attentions differ."""
-        return self.spec.v_dim // 2 if self.more.differs else self.spec.v_dim
+        return self.spec.v_dim // 2 if self.extras.diff_lambda_init else self.spec.v_dim
 
     @property
     def _reads(self) -> bool:
         """Whether keys and values are another layer's."""
-        return self.more.kv_from is not None
+        return self.extras.kv_from is not None
 
     def _norm(self, spec: Norm, shape: tuple[int, ...]) -> NormLayer:
         return NormLayer(spec, shape, self._kernels, self._device)
 
     def _make_projections(self, dim: int, context: LayerContext) -> None:
-        spec, more = self.spec, self.more
+        spec, extras = self.spec, self.extras
         rows: tuple[int, ...] = (spec.heads * spec.head_dim * (2 if spec.gate else 1),)
-        if more.q_rank:
-            assert more.q_rank_norm is not None, "q_rank needs q_rank_norm"
-            self.q_a = context.linear(dim, more.q_rank)
-            self.q_a_norm = self._norm(more.q_rank_norm, (more.q_rank,))
-            self.q_b = context.linear(more.q_rank, rows[0], shard=Shard(0))
+        if extras.q_rank:
+            assert extras.q_rank_norm is not None, "q_rank needs q_rank_norm"
+            self.q_a = context.linear(dim, extras.q_rank)
+            self.q_a_norm = self._norm(extras.q_rank_norm, (extras.q_rank,))
+            self.q_b = context.linear(extras.q_rank, rows[0], shard=Shard(0))
             rows = ()
         if not self._reads:
             rows += (spec.kv_heads * spec.head_dim,)
-            rows += () if more.v_is_k else (spec.kv_heads * self._own_v_dim,)
+            rows += () if extras.k_is_v else (spec.kv_heads * self._own_v_dim,)
         self.rows = rows
         linear = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows))
         # the role, and with it the checkpoint's names, says which of q, k, v there are
-        roles = {1: "q", 2: "kv" if more.q_rank else "qk", 3: "qkv"}
+        roles = {1: "q", 2: "kv" if extras.q_rank else "qk", 3: "qkv"}
         setattr(self, roles[len(rows)], linear)
         self._project = linear
         self.o = context.linear(spec.heads * self._own_v_dim, dim, spec.o_bias, Shard(1))
-        if more.differs:
+        if extras.diff_lambda_init:
             for name in LAMBDAS:
                 setattr(self, name, Param((spec.head_dim,), "float32"))
-        if more.gate:
-            width = spec.heads * (spec.v_dim if more.gate == "channel" else 1)
-            self.gate = context.linear(dim, width, more.gate_bias, Shard(0))
+        if extras.gate:
+            width = spec.heads * (spec.v_dim if extras.gate == "channel" else 1)
+            self.gate = context.linear(dim, width, extras.gate_bias, Shard(0))
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """``_project`` is another name of a child."""
         return ((name, child) for name, child in super().children() if name != "_project")
 
     def finish(self) -> None:
-        spec, more = self.spec, self.more
-        self._choose = in_blocks(more.blocks, spec.heads) if more.blocks else None
-        if more.differs:
+        spec, extras = self.spec, self.extras
+        self._choose = in_blocks(extras.block_sparse, spec.heads) if extras.block_sparse else None
+        if extras.diff_lambda_init:
             q1, k1, q2, k2 = (vars(self)[name].take() for name in LAMBDAS)
-            self._lambda = ((q1 * k1).sum().exp() - (q2 * k2).sum().exp()).item() + more.differs
+            self._lambda = (
+                (q1 * k1).sum().exp() - (q2 * k2).sum().exp()
+            ).item() + extras.diff_lambda_init
         norms = None
         if spec.qk_norm and spec.qk_norm_spec is not None:
             norms = (self.q_norm, self.q_norm if self._reads else self.k_norm)
         self.qk_norm = qk_norm_of(spec, norms)
         self.site = replace(
             site_of(spec, self._pool, self.sinks.take() if spec.sinks else None),
-            chunk=more.chunk,
-            slopes=torch.tensor(more.slopes, device=self._device) if more.slopes else None,
+            chunk=extras.attention_chunk_size,
+            slopes=torch.tensor(extras.alibi_slopes, device=self._device)
+            if extras.alibi_slopes
+            else None,
             stores=not self._reads,
-            looks_ahead=not more.is_causal,
+            looks_ahead=not extras.is_causal,
         )
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
-        more = self.more
+        extras = self.extras
         q, k, v, gate = self._heads(x_TD)
         turn = angles[self.rope_index] if self.rope_index >= 0 else None
         # without keys of its own the layer turns a copy of q in their place
         self._turn(q, q[:, :0] if k is None else k, turn)
-        if more.temperature is not None:
-            q = q * temperatures(more.temperature, batch.positions_T)[:, None, None]
-        if more.k_scale != 1.0 and k is not None:
-            k = k * more.k_scale
+        if extras.logn_scaling is not None:
+            q = q * temperatures(extras.logn_scaling, batch.positions_T)[:, None, None]
+        if extras.k_scale != 1.0 and k is not None:
+            k = k * extras.k_scale
         choose = self._choose
-        if more.index is not None and k is not None:
+        if extras.indexer is not None and k is not None:
             k = self.index.beside(k, x_TD, turn)
             choose = self.index.chooser(x_TD, turn, batch)
-        if more.keeps:
+        if extras.dynamic_mask_topk:
             mask = self.values
             out = attend_gathered(q, k, v, self.site, batch, mask.choose, mask.bias)
         elif choose is None:
@@ -148,12 +152,12 @@ class VariantAttentionLayer(Module):
 
     def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """q [T, H, C], k [T, K, C], v [T, K, V] and the gate [T, H * C] of a doubled q."""
-        spec, more = self.spec, self.more
+        spec, extras = self.spec, self.extras
         projected = self._project.run(x_TD)
-        if more.clip and not more.clips_normed:
-            projected = projected.clamp(-more.clip, more.clip)
+        if extras.clip_qkv and not extras.clip_after_norm:
+            projected = projected.clamp(-extras.clip_qkv, extras.clip_qkv)
         kv = list(projected.split_with_sizes(self.rows, -1))
-        q = self._low_rank(x_TD) if more.q_rank else kv.pop(0)
+        q = self._low_rank(x_TD) if extras.q_rank else kv.pop(0)
         gate = None
         if spec.gate:
             q, gate = q.view(-1, spec.heads, 2 * spec.head_dim).chunk(2, -1)
@@ -162,15 +166,17 @@ class VariantAttentionLayer(Module):
         if not kv:
             return q, None, None, gate
         k = kv[0].reshape(-1, spec.kv_heads, spec.head_dim)
-        v = k.clone() if more.v_is_k else kv[1].reshape(-1, spec.kv_heads, self._own_v_dim)
-        if more.differs:  # each half of the heads has the other half's values beside its own
+        v = k.clone() if extras.k_is_v else kv[1].reshape(-1, spec.kv_heads, self._own_v_dim)
+        if (
+            extras.diff_lambda_init
+        ):  # each half of the heads has the other half's values beside its own
             halves = v.chunk(2, 1)
             v = torch.cat([half.repeat(1, 2, 1) for half in halves], -1)
-        if more.v_norm is not None:
+        if extras.v_norm is not None:
             v = self.v_norm.run(v.contiguous())
-        if more.clips_normed:
-            v = v.clamp(-more.clip, more.clip)
-        return q, k, v if more.v_scale == 1.0 else v * more.v_scale, gate
+        if extras.clip_after_norm:
+            v = v.clamp(-extras.clip_qkv, extras.clip_qkv)
+        return q, k, v if extras.v_scale == 1.0 else v * extras.v_scale, gate
 
     def _low_rank(self, x_TD: Tensor) -> Tensor:
         """q by way of few channels: [T, H * C]."""
@@ -182,16 +188,16 @@ class VariantAttentionLayer(Module):
         if self._reads:
             k = q.new_empty(q.shape[0], 1, q.shape[2]) if self.spec.qk_norm != "row" else q.clone()
             k.zero_()
-        if self.more.norm_after_rope:
+        if self.extras.norm_after_rope:
             if turn is not None and turn.shape[1] > q.shape[2]:
                 self._turn_by_channel(q, k, turn)
             else:
                 prepare(q, k, None, turn, interleaved)
             prepare(q, k, self.qk_norm, None, False)
-        elif self.more.clips_normed:
+        elif self.extras.clip_after_norm:
             prepare(q, k, self.qk_norm, None, False)
             for tensor in (q, k):
-                tensor.clamp_(-self.more.clip, self.more.clip)
+                tensor.clamp_(-self.extras.clip_qkv, self.extras.clip_qkv)
             prepare(q, k, None, turn, interleaved)
         else:
             prepare(q, k, self.qk_norm, turn, interleaved)
@@ -208,27 +214,27 @@ class VariantAttentionLayer(Module):
 
     def _finished(self, out_TE: Tensor, x_TD: Tensor, own_gate: Tensor | None) -> Tensor:
         """Norm and gates of the heads' output, [T, H * V]."""
-        spec, more = self.spec, self.more
-        if more.differs:
+        spec, extras = self.spec, self.extras
+        if extras.diff_lambda_init:
             first, second = out_TE.view(-1, spec.heads, spec.v_dim).chunk(2, 1)
             out_TE = (first - self._lambda * second).flatten(1)
-        if more.out_norm is not None:
-            width = spec.v_dim if more.out_norm_heads else spec.heads * spec.v_dim
+        if extras.out_norm is not None:
+            width = spec.v_dim if extras.out_norm_heads else spec.heads * spec.v_dim
             out_TE = self.out_norm.run(out_TE.reshape(-1, width)).view(out_TE.shape)
-        if more.differs:
-            out_TE = out_TE * (1 - more.differs)
+        if extras.diff_lambda_init:
+            out_TE = out_TE * (1 - extras.diff_lambda_init)
         if own_gate is not None:
             out_TE = out_TE * self._kernels.sigmoid(own_gate)
-        if more.gate:
-            gate = _gate(self.gate.run(x_TD), more)
+        if extras.gate:
+            gate = _gate(self.gate.run(x_TD), extras)
             heads = out_TE.view(-1, spec.heads, spec.v_dim)
-            gate = gate.view(-1, spec.heads, 1 if more.gate == "head" else spec.v_dim)
+            gate = gate.view(-1, spec.heads, 1 if extras.gate == "head" else spec.v_dim)
             out_TE = (heads * gate).flatten(1)
         return out_TE
 
 
-def _gate(raw: Tensor, more: Variant) -> Tensor:
-    if more.gate_act == "softplus":
+def _gate(raw: Tensor, extras: AttentionExtras) -> Tensor:
+    if extras.gate_act == "softplus":
         return F.softplus(raw.float()).to(raw.dtype)
     gate = torch.sigmoid(raw)
-    return gate * 2 if more.gate_act == "sigmoid2" else gate
+    return gate * 2 if extras.gate_act == "sigmoid2" else gate

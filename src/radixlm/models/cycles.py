@@ -1,4 +1,4 @@
-"""Stacks of blocks that run again and again over two streams (``spec.Cycles``).
+"""Stacks of blocks that run again and again over two streams (``spec.HierarchicalRecurrence``).
 
 Legend: T packed tokens, D model channels.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from radixlm.arch.spec import Cycles
+from radixlm.arch.spec import HierarchicalRecurrence
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.module import Module
 from radixlm.layers.rope import Angles
@@ -23,7 +23,7 @@ class CycleRunner(Module):
     """Runs the stacks; a run after a stack's first has its weights, and a place in the cache of
     its own."""
 
-    def __init__(self, spec: Cycles, dim: int) -> None:
+    def __init__(self, spec: HierarchicalRecurrence, dim: int) -> None:
         self.spec = spec
         self.start = Param((dim,), "float32")
 

@@ -76,12 +76,12 @@ class DecoderModel(Module):
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
         width = decoder.embed_dim or dim
         self.embed = Embedding(
-            decoder.vocab + decoder.unspoken, width, context, decoder.embed_scale, tied_fmt
+            decoder.vocab + decoder.extra_vocab_rows, width, context, decoder.embed_scale, tied_fmt
         )
         if decoder.embed_dim:
             self.embed_in = context.plain_linear(width, dim)
             self.embed_out = context.plain_linear(dim, width)
-        if decoder.positions is not None and not decoder.sinusoids:
+        if decoder.positions is not None and not decoder.sinusoidal_positions:
             self.positions = Embedding(decoder.positions[0], dim, context)
         if decoder.embed_norm is not None:
             self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
@@ -139,7 +139,7 @@ class DecoderModel(Module):
             return CrossBlock(spec, dim, context, layer)
         if spec.cross is not None:
             return ThirdBranchBlock(spec, dim, context, rope, place, layer)
-        if spec.asks is not None:
+        if spec.shared_block is not None:
             return AskingBlock(spec, dim, context, state)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
@@ -156,11 +156,13 @@ class DecoderModel(Module):
         head = self.embed.tied if self.decoder.tied else self.head.packed
         self.packed_head, self._run_head = head, head.run
         # on the device: a list would be copied there in each step
-        self._unsaid = torch.tensor(self.decoder.unsaid, device=self.context.device).long()
+        self._suppressed_tokens = torch.tensor(
+            self.decoder.suppressed_tokens, device=self.context.device
+        ).long()
         if self.decoder.cycles is not None:
             self.cycles.bind(self.blocks, self._places)
         for layer, block in enumerate(self.blocks):
-            asks = self.decoder.blocks[layer].asks
+            asks = self.decoder.blocks[layer].shared_block
             if asks is not None and isinstance(block, AskingBlock):
                 block.bind(self.banks[asks.bank].call(asks.call, self._places[layer]))
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
@@ -257,13 +259,13 @@ class DecoderModel(Module):
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         x_TD = self.embed.run(batch.token_ids_T)
-        if self.decoder.norms_table:
+        if self.decoder.embed_norm_text_only:
             x_TD = self.embed_norm.run(x_TD)
         if self.decoder.embed_dim:
             x_TD = self.embed_in.run(x_TD)
         if batch.embeds_TD is not None:
             given = batch.embeds_TD.to(x_TD.dtype)
-            if self.decoder.adds_rows and batch.media_T is not None:
+            if self.decoder.add_media_embeds and batch.media_T is not None:
                 given = torch.where(batch.media_T[:, None], given + x_TD, given)
             if batch.embeds_mask_T is not None:
                 given = torch.where(batch.embeds_mask_T[:, None], given, x_TD)
@@ -272,11 +274,11 @@ class DecoderModel(Module):
             x_TD += self._positions(batch.positions_T + self.decoder.positions[1])
         if self.decoder.embed_affine:
             x_TD = self.embed_affine.run(x_TD)
-        norm_comes = self.decoder.embed_norm is not None and not self.decoder.norms_table
+        norm_comes = self.decoder.embed_norm is not None and not self.decoder.embed_norm_text_only
         return self.embed_norm.run(x_TD) if norm_comes else x_TD
 
     def _positions(self, rows_T: Tensor) -> Tensor:
-        if self.decoder.sinusoids:
+        if self.decoder.sinusoidal_positions:
             return sinusoids(rows_T, self.decoder.dim, self.decoder.sinusoid_steps)
         return self.positions.run(rows_T)
 
@@ -294,6 +296,6 @@ class DecoderModel(Module):
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:
             logits_RV = self.context.kernels.softcap(logits_RV, decoder.logit_softcap)
-        if decoder.unsaid:
-            logits_RV.index_fill_(1, self._unsaid, -torch.inf)
+        if decoder.suppressed_tokens:
+            logits_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
         return logits_RV

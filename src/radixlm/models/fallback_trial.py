@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, Block, Decoder, Norm, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Block, Decoder, Norm
 from radixlm.attention.reference import Piece, attend
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
@@ -54,11 +54,11 @@ class Call(Record):
 
     def spec(self) -> Attention:
         """What the memory must know of it."""
-        more = Variant(v_dim=self.v_dim, chunk=self.chunk)
-        has_more = self.v_dim != self.head_dim or self.chunk
+        extras = AttentionExtras(v_dim=self.v_dim, attention_chunk_size=self.chunk)
+        has_extras = self.v_dim != self.head_dim or self.chunk
         return Attention(
             self.heads, self.kv_heads, self.head_dim, None, scale=self.scale,
-            window=self.window, more=more if has_more else None,
+            window=self.window, extras=extras if has_extras else None,
         )  # fmt: skip
 
 

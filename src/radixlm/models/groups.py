@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixlm.arch.spec import Attention, Decoder, LatentAttention, SummedAttention
+from radixlm.arch.spec import Attention, CompressedSparseAttention, Decoder, LatentAttention
 from radixlm.pools.group import KvGroup
 
 # window, KV heads, head dim, v dim, latent, of how many tokens a row is the sum (0: of none)
@@ -16,7 +16,7 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     window = 0 if merge_windows else mixer.window
     if isinstance(mixer, LatentAttention):
         return (window, 1, mixer.row, mixer.kv_rank, True, 0)
-    if isinstance(mixer, SummedAttention):
+    if isinstance(mixer, CompressedSparseAttention):
         return (window, 1, mixer.row, mixer.head_dim, True, 0)
     return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, 0)
 
@@ -24,7 +24,7 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
 def entry_key(decoder: Decoder, layer: int) -> Key | None:
     """The same of a layer's sums of tokens, which are kept apart; None where it has none."""
     mixer = decoder.blocks[layer].attention
-    if not isinstance(mixer, SummedAttention) or mixer.sums is None:
+    if not isinstance(mixer, CompressedSparseAttention) or mixer.sums is None:
         return None
     return (0, 1, mixer.entry, mixer.head_dim, True, mixer.sums.rate)
 
@@ -59,8 +59,8 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
 def source_of(decoder: Decoder, layer: int) -> int:
     """The layer whose keys and values this one reads: itself but for few."""
     mixer = decoder.blocks[layer].attention
-    more = mixer.more if isinstance(mixer, Attention) else None
-    return layer if more is None or more.kv_from is None else more.kv_from
+    extras = mixer.extras if isinstance(mixer, Attention) else None
+    return layer if extras is None or extras.kv_from is None else extras.kv_from
 
 
 def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from radixlm.arch.spec import (
     Attention,
+    AttentionExtras,
     Block,
     Decoder,
     DeltaNet,
@@ -13,9 +14,8 @@ from radixlm.arch.spec import (
     Mlp,
     Moe,
     Norm,
-    Pair,
+    ParallelHybrid,
     ShortConv,
-    Variant,
 )
 from radixlm.base.record import Record
 from radixlm.kernels.cpu.moe import SCORE_CODE
@@ -26,7 +26,7 @@ _MLP = ("sparsity", "limit", "out_scale")
 _MOE = (
     "router_softcap",
     "limit",
-    "by_token",
+    "hash_vocab",
     "width",
     "deep_router",
     "out_bias",
@@ -36,22 +36,22 @@ _MOE = (
 )
 _BLOCK = (
     *("cross", "gate_temperature", "affine_residual", "norm_ranks"),
-    *("residual_channels", "asks"),
+    *("residual_channels", "shared_block"),
 )
-_LATENT = ("index", "gates_by_q")
-_VARIANT = ("blocks", "index", "differs", "keeps", "experts", "q_rank")
+_LATENT = ("indexer", "gate_from_q")
+_VARIANT = ("block_sparse", "indexer", "diff_lambda_init", "dynamic_mask_topk", "experts", "q_rank")
 _DECODER = (
     "cycles",
     "gated_streams",
     "embed_affine",
-    "sinusoids",
+    "sinusoidal_positions",
     "altup",
     "streams",
     "embed_dim",
     "head_layer",
     "skips",
 )
-_LAYOUTS = ("pre", "post", "sandwich", "parallel", "parallel2", "bare")
+_LAYOUTS = ("pre", "post", "sandwich", "parallel", "parallel2", "prenorm_ffn_only")
 
 
 def is_plain(decoder: Decoder) -> bool:
@@ -60,7 +60,7 @@ def is_plain(decoder: Decoder) -> bool:
     is_usual = all(norm is None or _is_usual(norm) for norm in norms)
     return (
         is_usual
-        and not (decoder.unspoken and decoder.tied)
+        and not (decoder.extra_vocab_rows and decoder.tied)
         and (decoder.layer_inputs is None or decoder.norm.kind == "rms")
         and _has_defaults(decoder, _DECODER)
         and all(_is_plain(block) for block in decoder.blocks)
@@ -74,8 +74,8 @@ def _is_plain(block: Block) -> bool:
         and block.layout in _LAYOUTS
         and _has_defaults(block, _BLOCK)
         and (block.layout == "pre" or None not in (block.mixer, block.ffn))
-        and (block.side is None or _feeds_plainly(block.side))
-        and (block.beside is None or _feeds_plainly(block.beside))
+        and (block.deferred_moe is None or _feeds_plainly(block.deferred_moe))
+        and (block.parallel_moe is None or _feeds_plainly(block.parallel_moe))
         and (block.mixer is None or _mixes_plainly(block.mixer))
         and (block.ffn is None or _feeds_plainly(block.ffn))
     )
@@ -95,28 +95,28 @@ def _feeds_plainly(ffn: object) -> bool:
 
 
 def _mixes_plainly(mixer: object) -> bool:
-    if isinstance(mixer, Pair):
+    if isinstance(mixer, ParallelHybrid):
         return _mixes_plainly(mixer.attention) and _mixes_plainly(mixer.state)
     if isinstance(mixer, LatentAttention):
         norms = (mixer.norm, mixer.rope_norm)
         is_usual = all(norm is None or _is_usual(norm) for norm in norms)
         return is_usual and _has_defaults(mixer, _LATENT)
     if isinstance(mixer, Attention):
-        return mixer.more is None or _varies_plainly(mixer, mixer.more)
+        return mixer.extras is None or _varies_plainly(mixer, mixer.extras)
     return _recurs_plainly(mixer)
 
 
-def _varies_plainly(spec: Attention, more: Variant) -> bool:
-    v_norm, out_norm = more.v_norm, more.out_norm
-    heads_are_rms = not more.out_norm_heads or out_norm is None or out_norm.kind == "rms"
+def _varies_plainly(spec: Attention, extras: AttentionExtras) -> bool:
+    v_norm, out_norm = extras.v_norm, extras.out_norm
+    heads_are_rms = not extras.out_norm_heads or out_norm is None or out_norm.kind == "rms"
     return (
-        _has_defaults(more, _VARIANT)
-        and not (spec.gate and (spec.qk_norm == "row" or more.clips_normed))
-        and not (spec.rope is not None and spec.rope.is_by_channel)
+        _has_defaults(extras, _VARIANT)
+        and not (spec.gate and (spec.qk_norm == "row" or extras.clip_after_norm))
+        and not (spec.rope is not None and spec.rope.mrope_by_channel)
         and (v_norm is None or (_is_usual(v_norm) and v_norm.kind == "rms"))
         and (out_norm is None or (_is_usual(out_norm) and heads_are_rms))
         and (spec.qk_norm_spec is None or _is_usual(spec.qk_norm_spec))
-        and (not more.v_is_k or v_norm is not None)
+        and (not extras.k_is_v or v_norm is not None)
     )
 
 

@@ -59,8 +59,8 @@ class StepProgram:
         decoder = model.decoder
         self._dim, self._vocab = decoder.dim, decoder.vocab
         self._ropes = model.ropes
-        self._takes_embeds = decoder.positions is None and not decoder.norms_table
-        self._unsaid = torch.tensor(decoder.unsaid).long()
+        self._takes_embeds = decoder.positions is None and not decoder.embed_norm_text_only
+        self._suppressed_tokens = torch.tensor(decoder.suppressed_tokens).long()
         writer = ProgramWriter(model, pools, states)
         writer.write()
         self._program, self._keep = writer.program, writer.keep
@@ -91,8 +91,8 @@ class StepProgram:
         rows_R = batch.logits_rows_R.int()
         out_RV = torch.empty(rows_R.shape[0], self._vocab)
         self._run(batch, rows_R, out_RV, None)
-        if len(self._unsaid):
-            out_RV.index_fill_(1, self._unsaid, -torch.inf)
+        if len(self._suppressed_tokens):
+            out_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
         return out_RV
 
     def _run(

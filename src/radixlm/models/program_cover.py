@@ -32,7 +32,7 @@ def is_block_covered(block: BlockLayer) -> bool:
         if not is_mixer_covered(block.mixer):
             return False
         parts.append(block.mixer)
-    for name in ("ffn", "side", "beside", "layer_input"):
+    for name in ("ffn", "deferred_moe", "parallel_moe", "layer_input"):
         layer = getattr(block, name, None)
         if layer is None:
             continue

@@ -39,8 +39,8 @@ def attend_latents(ops: ProgramOps, layer: LatentAttentionLayer, source: int) ->
     ops.program.latent_store(
         queries, latents, absorbed, shape, *turn, site.group, _cache(ops, site)
     )
-    if spec.temperature is not None:
-        ops.grow_queries(spec.temperature, absorbed, (spec.heads, row, row))
+    if spec.logn_scaling is not None:
+        ops.grow_queries(spec.logn_scaling, absorbed, (spec.heads, row, row))
     averaged = ops.buffer("averaged", spec.heads * spec.kv_rank)
     ops.keep += [site, absorb, expand]
     _attend(ops, site, absorbed, averaged, row)
@@ -79,22 +79,22 @@ def attend_heads(ops: ProgramOps, layer: AttentionLayer, source: int) -> Branch:
 
 
 def attend_variant(ops: ProgramOps, layer: VariantAttentionLayer, source: int) -> Branch:
-    """As ``attend_heads``, with what ``spec.Variant`` says beside."""
-    spec, more, site = layer.spec, layer.more, layer.site
-    reads = more.kv_from is not None
+    """As ``attend_heads``, with what ``spec.AttentionExtras`` says beside."""
+    spec, extras, site = layer.spec, layer.extras, layer.site
+    reads = extras.kv_from is not None
     kv_rows = (spec.kv_heads * spec.head_dim, spec.kv_heads * spec.v_dim)
     step = spec.head_dim * (2 if spec.gate else 1)
     q_rows = spec.heads * step
     width = q_rows if reads else q_rows + sum(kv_rows)
     qkv = ops.linear(layer._project.packed, source, ops.buffer("qkv", width))
     offsets = [0, q_rows, q_rows + kv_rows[0]]
-    if more.clip and not more.clips_normed:
-        ops.program.scale(qkv, 0, sum(layer.rows), 1.0, more.clip, False, False)
+    if extras.clip_qkv and not extras.clip_after_norm:
+        ops.program.scale(qkv, 0, sum(layer.rows), 1.0, extras.clip_qkv, False, False)
     if not reads:
         _prepare_values(ops, layer, qkv, (offsets[1], offsets[2]))
     _turn_and_store(ops, layer, qkv, offsets)
-    if more.temperature is not None:
-        ops.grow_queries(more.temperature, qkv, (spec.heads, spec.head_dim, step))
+    if extras.logn_scaling is not None:
+        ops.grow_queries(extras.logn_scaling, qkv, (spec.heads, spec.head_dim, step))
     out_width = spec.heads * spec.v_dim
     out = ops.buffer("attended", out_width)
     ops.keep.append(site)
@@ -107,42 +107,42 @@ def _prepare_values(
     ops: ProgramOps, layer: VariantAttentionLayer, qkv: int, offsets: tuple[int, int]
 ) -> None:
     """``offsets`` of keys and of values, which may be the keys normed."""
-    spec, more = layer.spec, layer.more
-    if more.v_norm is not None:
-        weight, how = layer.v_norm.weight_D, Norming(more.v_norm.eps)
+    spec, extras = layer.spec, layer.extras
+    if extras.v_norm is not None:
+        weight, how = layer.v_norm.weight_D, Norming(extras.v_norm.eps)
         heads = (spec.kv_heads, spec.v_dim)
-        source = offsets[0] if more.v_is_k else offsets[1]
+        source = offsets[0] if extras.k_is_v else offsets[1]
         ops.norm_heads((qkv, source), (qkv, offsets[1]), heads, weight, how)
     numbers = spec.kv_heads * spec.v_dim
-    if more.clips_normed:
-        ops.program.scale(qkv, offsets[1], numbers, 1.0, more.clip, False, False)
-    if more.v_scale != 1.0:
-        ops.program.scale(qkv, offsets[1], numbers, more.v_scale, 0.0, False, False)
+    if extras.clip_after_norm:
+        ops.program.scale(qkv, offsets[1], numbers, 1.0, extras.clip_qkv, False, False)
+    if extras.v_scale != 1.0:
+        ops.program.scale(qkv, offsets[1], numbers, extras.v_scale, 0.0, False, False)
 
 
 def _turn_and_store(
     ops: ProgramOps, layer: VariantAttentionLayer, qkv: int, offsets: list[int]
 ) -> None:
     """Norm and rope in the record's order, what is between and behind them, the store."""
-    spec, more, site = layer.spec, layer.more, layer.site
-    reads = more.kv_from is not None
+    spec, extras, site = layer.spec, layer.extras, layer.site
+    reads = extras.kv_from is not None
     norm, turn = norm_fields(ops, layer.qk_norm), _turn(layer.rope_index, spec.rope)
     heads, last = (Q, Q) if reads else (Q | K, ALL)
     numbers = offsets[1] if reads else offsets[2]
     steps = [(norm, turn)]
-    if more.norm_after_rope:
+    if extras.norm_after_rope:
         steps = [(NO_NORM, turn), (norm, NO_TURN)]
-    elif more.clips_normed:
+    elif extras.clip_after_norm:
         steps = [(norm, NO_TURN), (NO_NORM, turn)]
-    if more.k_scale != 1.0 and not reads:
+    if extras.k_scale != 1.0 and not reads:
         steps.append((NO_NORM, NO_TURN))
     for i, (own_norm, own_turn) in enumerate(steps):
         is_last = i == len(steps) - 1
-        if i and more.clips_normed:
-            ops.program.scale(qkv, 0, numbers, 1.0, more.clip, False, False)
-        if is_last and more.k_scale != 1.0 and not reads:
+        if i and extras.clip_after_norm:
+            ops.program.scale(qkv, 0, numbers, 1.0, extras.clip_qkv, False, False)
+        if is_last and extras.k_scale != 1.0 and not reads:
             keys = offsets[2] - offsets[1]
-            ops.program.scale(qkv, offsets[1], keys, more.k_scale, 0.0, False, False)
+            ops.program.scale(qkv, offsets[1], keys, extras.k_scale, 0.0, False, False)
         parts = last if is_last else heads
         _store(ops, qkv, offsets, spec, site, own_norm, own_turn, parts)
 
@@ -151,18 +151,18 @@ def _finish_variant(
     ops: ProgramOps, layer: VariantAttentionLayer, source: int, qkv: int, out: int
 ) -> None:
     """Norm and gates of the heads' output."""
-    spec, more = layer.spec, layer.more
+    spec, extras = layer.spec, layer.extras
     heads = (spec.heads, spec.v_dim)
-    if more.out_norm is not None and more.out_norm_heads:
-        weight, how = layer.out_norm.weight_D, Norming(more.out_norm.eps)
+    if extras.out_norm is not None and extras.out_norm_heads:
+        weight, how = layer.out_norm.weight_D, Norming(extras.out_norm.eps)
         ops.norm_heads((out, 0), (out, 0), heads, weight, how)
-    elif more.out_norm is not None:
+    elif extras.out_norm is not None:
         ops.norm_in_place(layer.out_norm, out, spec.heads * spec.v_dim)
     if spec.gate:
         _gate_by_half(ops, spec, qkv, out)
-    if more.gate:
-        is_one = more.gate == "head"
-        _gate(ops, ops.project(layer.gate, source, "gates"), out, heads, more.gate_act, is_one)
+    if extras.gate:
+        is_one = extras.gate == "head"
+        _gate(ops, ops.project(layer.gate, source, "gates"), out, heads, extras.gate_act, is_one)
 
 
 def _gate(

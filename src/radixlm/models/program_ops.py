@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Temperature
+from radixlm.arch.spec import LogNScaling
 from radixlm.attention.cpu import CpuPool
 from radixlm.base.record import Record
 from radixlm.kernels.cpu.extension import address, native
@@ -69,7 +69,7 @@ class ProgramOps:
         self.num_positions = min(max_positions, MOST_POSITIONS)
         self.keep: list[object] = [pools, states]
         self._scratch: dict[tuple[str, int], int] = {}
-        self._growth: dict[Temperature, Tensor] = {}
+        self._growth: dict[LogNScaling, Tensor] = {}
         self.grown_positions = sys.maxsize  # longest sequence that queries' growth is known of
 
     def buffer(self, name: str, width: int = 0) -> int:
@@ -154,7 +154,7 @@ class ProgramOps:
         if scale != 1.0:
             self.program.scale(buffer, 0, self.dim, scale, 0.0, False, is_picked)
 
-    def grow_queries(self, how: Temperature, buffer: int, heads: tuple[int, int, int]) -> None:
+    def grow_queries(self, how: LogNScaling, buffer: int, heads: tuple[int, int, int]) -> None:
         """``heads``: count, width, numbers from one to the next."""
         self.grown_positions = self.num_positions
         if how not in self._growth:

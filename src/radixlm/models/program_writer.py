@@ -117,7 +117,7 @@ class ProgramWriter:
             None if tied is None else tied.handle,
             address(table),
             0 if table is None else dtype_code(table.dtype, "embedding"),
-            decoder.vocab + decoder.unspoken,
+            decoder.vocab + decoder.extra_vocab_rows,
             self._dim,
             decoder.embed_scale,
             address(positions),
@@ -198,7 +198,11 @@ class ProgramWriter:
         """Layouts whose branches go straight into the residual stream."""
         layout, scale, ops = block.spec.layout, block.spec.residual, self.ops
         assert block.mixer is not None and isinstance(block.ffn, MlpLayer | MoeLayer)
-        normed = rows.residual if layout == "bare" else ops.norm(block.norm1, rows.residual, "h")
+        normed = (
+            rows.residual
+            if layout == "prenorm_ffn_only"
+            else ops.norm(block.norm1, rows.residual, "h")
+        )
         branches = self._mix(block.mixer, normed)
         if is_last:
             branches, normed = self._pick(branches, rows, normed)
@@ -211,7 +215,7 @@ class ProgramWriter:
             self._feed_into(block.ffn, second, rows, scale)
         else:
             self._project_into(branches, rows, scale)
-            before = block.norm1 if layout == "bare" else block.norm2
+            before = block.norm1 if layout == "prenorm_ffn_only" else block.norm2
             second = ops.norm(before, rows.residual, "h", rows.is_picked)
             late, rows.late = rows.late, self._side(block, second, rows)
             self._feed_into(block.ffn, second, rows, scale)
@@ -220,11 +224,11 @@ class ProgramWriter:
 
     def _side(self, block: BlockLayer, source: int, rows: Rows) -> int:
         """What joins the residual stream one block later."""
-        if block.spec.side is None:
+        if block.spec.deferred_moe is None:
             return NOWHERE
         names = ("side", "other side")
         target = self.ops.buffer(names[rows.late == self.ops.buffer(names[0])])
-        self._feed_to(block.side, source, target, 1.0, rows.is_picked)
+        self._feed_to(block.deferred_moe, source, target, 1.0, rows.is_picked)
         return target
 
     def _normed_branches(self, block: BlockLayer, rows: Rows, is_last: bool) -> None:
@@ -243,7 +247,7 @@ class ProgramWriter:
         if is_sandwich:
             source = ops.norm(block.norm3, rows.residual, "h", picked)
         self._feed_to(block.ffn, source, branch, scale, picked)
-        if block.spec.beside is not None:
+        if block.spec.parallel_moe is not None:
             self._feed_beside(block, branch, rows)
         self._join(block.norm4 if is_sandwich else block.norm2, branch, rows, (kept2, fed))
 
@@ -252,7 +256,7 @@ class ProgramWriter:
         ops, picked = self.ops, rows.is_picked
         ops.norm_in_place(block.norm5, branch, self._dim, 0, picked)
         source, target = ops.norm(block.norm6, rows.residual, "g", picked), ops.buffer("beside")
-        self._mixture(block.beside, source, target, 1.0, picked, False, rows.residual)
+        self._mixture(block.parallel_moe, source, target, 1.0, picked, False, rows.residual)
         ops.norm_in_place(block.norm7, target, self._dim, 0, picked)
         ops.add(target, branch, 1.0, picked)
 
@@ -374,7 +378,7 @@ class ProgramWriter:
         )
         self.keep.append(experts)
         more = (
-            *(adds, spec.zero_experts, spec.zero_gives, spec.scale_input),
+            *(adds, spec.zero_experts, spec.zero_experts_are_identity, spec.scale_input),
             *(ops.held(layer._scale_E), spec.jitter),
         )
         self.program.moe(source, logits, target, experts.handle, route, scale, is_picked, more)

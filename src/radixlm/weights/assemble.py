@@ -14,7 +14,15 @@ from torch import Tensor
 
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
-from radixlm.arch.spec import Convolved, Decoder, Mlp, Moe, Pair, RwkvChannel, RwkvTime
+from radixlm.arch.spec import (
+    ConvAttention,
+    Decoder,
+    Mlp,
+    Moe,
+    ParallelHybrid,
+    RwkvChannel,
+    RwkvTime,
+)
 from radixlm.base.record import Record
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
@@ -98,9 +106,9 @@ class Resolver:
     def _mixer_key(self, layer: int, key: str) -> str:
         """Mixers that keep a state have roles of their own, "state" and not "mixer"."""
         block = self._decoder.blocks[layer]
-        if isinstance(block.mixer, Convolved):
+        if isinstance(block.mixer, ConvAttention):
             return key
-        if isinstance(block.mixer, Pair):
+        if isinstance(block.mixer, ParallelHybrid):
             return key.replace("mixer.attention", "mixer").replace("mixer.state", "state")
         if isinstance(block.mixer, RwkvTime | RwkvChannel):
             part = "state.time" if isinstance(block.mixer, RwkvTime) else "state.channel"
@@ -108,7 +116,7 @@ class Resolver:
         return key.replace("mixer", "state", 1) if block.state is not None else key
 
     def _ffn_key(self, layer: int, key: str) -> str:
-        for beside in ("side", "beside"):
+        for beside in ("deferred_moe", "parallel_moe"):
             if key == beside or key.startswith(beside + "."):
                 return "moe" + key.removeprefix(beside)
         ffn = self._decoder.blocks[layer].ffn
@@ -120,7 +128,7 @@ class Resolver:
 
     def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> Assembly:
         block = self._decoder.blocks[layer] if layer >= 0 else None
-        ffn = None if block is None else block.side or block.beside or block.ffn
+        ffn = None if block is None else block.deferred_moe or block.parallel_moe or block.ffn
         num_experts = ffn.experts if isinstance(ffn, Moe) else 0
         is_stacked = any("{e}" in one or "{past}" in one for one in named.templates)
         rows = tuple(

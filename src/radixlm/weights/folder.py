@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from radixlm.arch.gguf import first_parts
-from radixlm.arch.sentence import dense_folders
+from radixlm.arch.sentence_transformers import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.quant.checkpoint import GGUF, checkpoint_quant
 from radixlm.quant.integers import IntegerQuant

@@ -6,11 +6,11 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     rms,
     rope,
     window,
@@ -48,7 +48,7 @@ def afmoe(c: Config) -> Decoder:
         tuple(f"{_ATTENTION}{part}_proj" for part in ("q", "gate", "k", "v")),
         GatedQkv(c.num_attention_heads, head_dim(c)),
     )
-    return plain(
+    return build_decoder(
         c,
         mixer,
         lambda i: mlp(c) if i < c.num_dense_layers else sparse,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, family, plain
+from radixlm.arch.families.builders import activation, attention, build_decoder, family
 from radixlm.arch.names import Named, Names
 from radixlm.arch.recipes import GroupedQkv, transposed
-from radixlm.arch.spec import Decoder, Mlp, Norm, Variant
+from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Norm
 
 _H = "transformer.h.{i}."
 # GPT and GPT-2 call a linear map of [in, out] a convolution
@@ -36,12 +36,12 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 def bloom(c: Config) -> Decoder:
     c.refuse("apply_residual_connection_post_layernorm", False)
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
-    more = Variant(slopes=alibi_slopes(heads))
+    extras = AttentionExtras(alibi_slopes=alibi_slopes(heads))
     norm = Norm(c.layer_norm_epsilon, "layer", bias=True)
     mixer = attention(
-        c, kv_heads=heads, head_dim=dim, rope=None, qkv_bias=True, o_bias=True, more=more
+        c, kv_heads=heads, head_dim=dim, rope=None, qkv_bias=True, o_bias=True, extras=extras
     )
-    return plain(
+    return build_decoder(
         c,
         mixer,
         Mlp(4 * c.hidden_size, "gelu_tanh", gated=False, bias=True),
@@ -77,11 +77,11 @@ def mpt(c: Config) -> Decoder:
     if not how.get("alibi", True) or how.get("qk_ln") or how.get("prefix_lm"):
         raise c.error("attn_config", "asks for other positions than ALiBi, qk_ln or prefix_lm")
     heads = c.num_attention_heads
-    more = Variant(slopes=_mpt_slopes(heads), clip=_clip(how))
+    extras = AttentionExtras(alibi_slopes=_mpt_slopes(heads), clip_qkv=_clip(how))
     scale = how.get("softmax_scale")
-    return plain(
+    return build_decoder(
         c,
-        attention(c, kv_heads=heads, rope=None, scale=scale, more=more),
+        attention(c, kv_heads=heads, rope=None, scale=scale, extras=extras),
         Mlp(4 * c.hidden_size, "gelu", gated=False),
         norm=Norm(c.layer_norm_epsilon, "layer"),
         names={
@@ -106,14 +106,14 @@ def xglm(c: Config) -> Decoder:
     c.refuse("add_cross_attention", False)
     layer = "model.layers.{i}."
     mixer = attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         Mlp(c.ffn_dim, activation(c, "activation_function"), gated=False, bias=True),
         norm=Norm(1e-5, "layer", bias=True),
         embed_scale=c.hidden_size**0.5 if c.scale_embedding else 1.0,
         positions=(0, 2),
-        sinusoids=True,
+        sinusoidal_positions=True,
         names={
             "norm": "model.layer_norm",
             "norm1": layer + "self_attn_layer_norm",
@@ -130,7 +130,7 @@ def openai_gpt(c: Config) -> Decoder:
     # its "gelu" is the tanh approximation
     act = "gelu_tanh" if c.afn == "gelu" else activation(c, "afn")
     mixer = attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         Mlp(4 * c.hidden_size, act, gated=False, bias=True),

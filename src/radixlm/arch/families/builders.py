@@ -14,17 +14,17 @@ from radixlm.arch.spec import (
     Activation,
     Attention,
     Block,
+    CompressedSparseAttention,
     Decoder,
     LatentAttention,
     Layout,
     Mlp,
     Moe,
     Norm,
-    Pair,
+    ParallelHybrid,
     Rope,
     RopeScaling,
     StateMixer,
-    SummedAttention,
 )
 from radixlm.base.record import replace
 
@@ -64,7 +64,7 @@ class Lazy(Mapping[str, T]):
 FAMILIES: Lazy[Family] = Lazy(LINEAGES)
 FORMED: Lazy[Form] = Lazy(FORMS)
 
-Mixer = Attention | LatentAttention | SummedAttention | StateMixer | Pair
+Mixer = Attention | LatentAttention | CompressedSparseAttention | StateMixer | ParallelHybrid
 Ffn = Mlp | Moe
 
 
@@ -201,8 +201,8 @@ def rope(
         float(p["rope_theta"]),
         _scaling(c, p, dim),
         interleaved,
-        sections=tuple(sections),
-        is_woven=bool(p.get("mrope_interleaved")),
+        mrope_sections=tuple(sections),
+        mrope_interleaved=bool(p.get("mrope_interleaved")),
     )
 
 
@@ -234,7 +234,7 @@ def rms(c: Config, offset: float = 0.0) -> Norm:
     return Norm(c.rms_norm_eps, offset=offset)
 
 
-def in_whole(c: Config, decoder: Decoder) -> Decoder:
+def with_untied_head(c: Config, decoder: Decoder) -> Decoder:
     """The text model of a whole whose head is its own where the checkpoint has one: such classes
     do not look at what the text model's config says of it."""
     if not decoder.tied or not c.architecture.endswith("ForConditionalGeneration"):
@@ -261,7 +261,7 @@ def window(c: Config, layer: int) -> int:
     return int(c.sliding_window)
 
 
-def plain(
+def build_decoder(
     c: Config,
     mixer: Mixer | Callable[[int], Mixer] | None = None,
     ffn: Ffn | Callable[[int], Ffn] | None = None,

@@ -7,10 +7,10 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     moe,
-    plain,
     rope,
     window,
 )
@@ -32,7 +32,7 @@ def cohere(c: Config) -> Decoder:
         qk_norm="each" if c.use_qk_norm else "",
         qk_norm_spec=norm if c.use_qk_norm else None,
     )
-    return plain(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
+    return build_decoder(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
 
 
 @family("Cohere2ForCausalLM")
@@ -48,7 +48,7 @@ def cohere2(c: Config) -> Decoder:
         return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=span)
 
     norm = Norm(c.layer_norm_eps, "layer")
-    return plain(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
+    return build_decoder(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
 
 
 _SECTIONS = (24, 20, 20)  # of its ropes where the config says nothing
@@ -65,17 +65,17 @@ def cohere_compass(c: Config) -> Decoder:
         if kind not in c.rope_parameters:
             raise c.error("rope_parameters", f"has nothing for layers of type {kind!r}")
         position = rope(c, head_dim(c), kind) if c.rope_parameters[kind] else None
-        if position is not None and sees and not position.sections:
-            position = replace(position, sections=_SECTIONS)
+        if position is not None and sees and not position.mrope_sections:
+            position = replace(position, mrope_sections=_SECTIONS)
             if sum(_SECTIONS) != position.dim // 2:
                 raise c.error("rope_parameters", f"lacks 'mrope_section' at {kind!r}")
-        if position is not None and position.sections:
-            position = replace(position, is_woven=True)  # whatever the config says
+        if position is not None and position.mrope_sections:
+            position = replace(position, mrope_interleaved=True)  # whatever the config says
         return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=span)
 
     norm = Norm(c.layer_norm_eps, "layer")
     scale = c.get("logit_scale", 1.0)
-    return plain(c, mixer, norm=norm, layout="parallel", logit_scale=scale)
+    return build_decoder(c, mixer, norm=norm, layout="parallel", logit_scale=scale)
 
 
 @family("Cohere2MoeForCausalLM")
@@ -112,7 +112,7 @@ def cohere2_moe(c: Config) -> Decoder:
     down = Named((LAYER + "mlp.shared_experts.down_proj",), Scaled(part))
     eps = c.get("rms_norm_eps")
     norm = Norm(c.layer_norm_eps, "layer") if eps is None else Norm(eps)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         ffn,

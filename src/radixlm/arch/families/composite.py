@@ -19,7 +19,7 @@ from radixlm.arch.families.composite_newer import (
 )
 from radixlm.arch.families.media_layouts_more import DEEPSEEKS, VILAS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
-from radixlm.arch.recipes import Upright
+from radixlm.arch.recipes import TransposeExperts
 from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.record import replace
 
@@ -150,8 +150,12 @@ def composite(c: Config) -> Decoder:
         own["head"] = AnyOf(names["head"], names["embed"])
     sparse = next((b.ffn for b in decoder.blocks if isinstance(b.ffn, Moe)), None)
     if sparse is not None and "moe.up" not in own:  # the experts' axes may be the other way round
-        own["moe.up"] = Named(("model.layers.{i}.mlp.experts.gate_up_proj",), Upright(decoder.dim))
-        own["moe.down"] = Named(("model.layers.{i}.mlp.experts.down_proj",), Upright(sparse.inner))
+        own["moe.up"] = Named(
+            ("model.layers.{i}.mlp.experts.gate_up_proj",), TransposeExperts(decoder.dim)
+        )
+        own["moe.down"] = Named(
+            ("model.layers.{i}.mlp.experts.down_proj",), TransposeExperts(sparse.inner)
+        )
         own["moe.up"] = AnyOf(names["moe.up"].spellings[0], own["moe.up"])
         own["moe.down"] = AnyOf(names["moe.down"].spellings[0], own["moe.down"])
     return replace(decoder, names=own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, mlp, plain, rms
+from radixlm.arch.families.builders import attention, build_decoder, family, mlp, rms
 from radixlm.arch.names import LAYER, Names
 from radixlm.arch.spec import Block, CrossAttention, Decoder
 from radixlm.base.record import replace
@@ -19,19 +19,19 @@ NAMES: Names = {
     "block.ffn_gate": LAYER + "cross_attn_mlp_gate",
 }
 # tokens of images and the like have rows behind those of the vocabulary
-NUM_UNSPOKEN = 8
+NUM_EXTRA_ROWS = 8
 
 
 @family("MllamaForConditionalGeneration", "MllamaForCausalLM")
 def mllama(c: Config) -> Decoder:
     own = attention(c)
-    decoder = plain(c, own, mlp(c), names=NAMES, unspoken=NUM_UNSPOKEN)
+    decoder = build_decoder(c, own, mlp(c), names=NAMES, extra_vocab_rows=NUM_EXTRA_ROWS)
     layers = c.cross_attention_layers
     if not isinstance(layers, list) or not all(0 <= i < c.num_hidden_layers for i in layers):
         raise c.error("cross_attention_layers", f"= {layers!r} must be a list of layers")
     cross = CrossAttention(own.heads, own.kv_heads, own.head_dim, rms(c))
     blocks = tuple(
-        Block(cross, block.ffn, block.norm, "crossed") if i in layers else block
+        Block(cross, block.ffn, block.norm, "gated_cross") if i in layers else block
         for i, block in enumerate(decoder.blocks)
     )
     return replace(decoder, blocks=blocks, tied=False)

@@ -12,19 +12,19 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     rms,
     rope,
 )
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
-from radixlm.arch.recipes import GroupedQkv, unit_rows
-from radixlm.arch.spec import Decoder, Mlp, Norm, Rope, Variant
+from radixlm.arch.recipes import GroupedQkv, normalize_rows
+from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Norm, Rope
 from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
@@ -32,24 +32,24 @@ _H = "transformer.h.{i}."
 
 @family("XverseForCausalLM")
 def xverse(c: Config) -> Decoder:
-    return plain(c) if c.get("num_experts") is None else xverse_moe(c)
+    return build_decoder(c) if c.get("num_experts") is None else xverse_moe(c)
 
 
 @family("OrionForCausalLM")
 def orion(c: Config) -> Decoder:
     bias, norm = c.attention_bias, Norm(c.rms_norm_eps, "layer", bias=True)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
 
 
 @family("MiMoForCausalLM")
 def mimo(c: Config) -> Decoder:
-    return plain(c, attention(c, qkv_bias=c.attention_bias))
+    return build_decoder(c, attention(c, qkv_bias=c.attention_bias))
 
 
 @family("InternLMForCausalLM")
 def internlm(c: Config) -> Decoder:
     bias = c.get("bias", True)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias))
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias))
 
 
 @family("InternLM2ForCausalLM")
@@ -67,7 +67,7 @@ def internlm2(c: Config) -> Decoder:
         "ffn.up": (layer + "feed_forward.w1", layer + "feed_forward.w3"),
         "ffn.down": layer + "feed_forward.w2",
     }
-    return plain(c, mixer, names=names)
+    return build_decoder(c, mixer, names=names)
 
 
 @family("MiniCPMForCausalLM")
@@ -86,18 +86,20 @@ def minicpm(c: Config) -> Decoder:
 def baichuan(c: Config) -> Decoder:
     names: Names = {"mixer.qkv": LAYER + "self_attn.W_pack"}
     if c.vocab_size == 125696:  # the second generation multiplies by unit rows
-        names = {**names, "head": Named(("lm_head",), unit_rows)}
-    if c.is_given("max_position_embeddings"):
-        return plain(c, names=names)
-    more = Variant(slopes=alibi_slopes(c.num_attention_heads))  # the 13B checkpoints
-    described = plain(c, attention(c, rope=None, more=more), names=names)
+        names = {**names, "head": Named(("lm_head",), normalize_rows)}
+    if c.is_explicit("max_position_embeddings"):
+        return build_decoder(c, names=names)
+    extras = AttentionExtras(
+        alibi_slopes=alibi_slopes(c.num_attention_heads)
+    )  # the 13B checkpoints
+    described = build_decoder(c, attention(c, rope=None, extras=extras), names=names)
     return replace(described, max_positions=c.get("model_max_length", c.max_position_embeddings))
 
 
 @family("ExaoneForCausalLM")
 def exaone(c: Config) -> Decoder:
     attn = _H + "attn.attention."
-    return plain(
+    return build_decoder(
         c,
         ffn=mlp(c, act="activation_function"),
         norm=Norm(c.layer_norm_epsilon),
@@ -118,7 +120,7 @@ def exaone(c: Config) -> Decoder:
 def qwen1(c: Config) -> Decoder:
     bias, dim = not c.get("no_bias", True), c.get("kv_channels") or head_dim(c)
     position = Rope(int(dim * c.get("rotary_pct", 1.0)), float(c.get("rotary_emb_base", 10000)))
-    described = plain(
+    described = build_decoder(
         c,
         attention(c, head_dim=dim, rope=position, qkv_bias=True, o_bias=bias),
         Mlp(c.intermediate_size // 2, "silu", bias=bias),
@@ -148,7 +150,7 @@ def chatglm(c: Config) -> Decoder:
     dim = c.get("kv_channels", 128)
     kv_heads = c.multi_query_group_num if c.get("multi_query_attention") else None
     position = Rope(dim // 2, 10000.0 * c.get("rope_ratio", 1), interleaved=True)
-    return plain(
+    return build_decoder(
         c,
         attention(
             c,
@@ -174,7 +176,7 @@ def chatglm(c: Config) -> Decoder:
 
 
 def _bailing_names(c: Config) -> Names:
-    head: Names = {"head": Named(("lm_head",), unit_rows)} if c.get("norm_head") else {}
+    head: Names = {"head": Named(("lm_head",), normalize_rows)} if c.get("norm_head") else {}
     return {
         **head,
         "embed": "model.word_embeddings",
@@ -202,7 +204,7 @@ def bailing_moe(c: Config) -> Decoder:
         return mlp(c) if i < first else sparse
 
     mixer = attention(c, qkv_bias=c.get("use_qkv_bias", False), o_bias=bias)
-    return plain(c, mixer, ffn, names=_bailing_names(c))
+    return build_decoder(c, mixer, ffn, names=_bailing_names(c))
 
 
 @family("BailingMoeV2ForCausalLM")
@@ -228,4 +230,6 @@ def bailing_moe_v2(c: Config) -> Decoder:
         qk_norm_spec=rms(c) if is_normed else None,
     )
     first = c.get("first_k_dense_replace", 0)
-    return plain(c, mixer, lambda i: mlp(c) if i < first else sparse, names=_bailing_names(c))
+    return build_decoder(
+        c, mixer, lambda i: mlp(c) if i < first else sparse, names=_bailing_names(c)
+    )

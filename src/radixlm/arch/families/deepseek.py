@@ -11,16 +11,16 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     mlp,
     moe,
-    plain,
     rms,
     rope,
     window,
 )
 from radixlm.arch.names import LAYER, AnyOf
-from radixlm.arch.spec import Decoder, Index, LatentAttention, Mlp, Norm
+from radixlm.arch.spec import Decoder, Indexer, LatentAttention, Mlp, Norm
 from radixlm.arch.yarn import yarn_mscale
 from radixlm.base.record import replace
 
@@ -68,13 +68,13 @@ def deepseek_v2(c: Config) -> Decoder:
     groups = (c.n_group, c.topk_group) if grouped else (1, 1)
     # Hugging Face's V2 never renormalises, whatever norm_topk_prob says.
     ffn = routed(c, groups=groups, group_score="max", renorm=False, bias=c.mlp_bias)
-    return plain(c, latent(c, interleaved=True), ffn)
+    return build_decoder(c, latent(c, interleaved=True), ffn)
 
 
 @family("DeepseekV3ForCausalLM")
 def deepseek_v3(c: Config) -> Decoder:
     mixer = latent(c, interleaved=c.rope_interleave)
-    return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+    return build_decoder(c, mixer, routed(c, score="sigmoid", correction=True))
 
 
 def _by_kind(c: Config, **fields: Any) -> Callable[[int], Ffn]:
@@ -92,10 +92,10 @@ def _indexed(c: Config, *, interleaved: bool, shared: Callable[[int], bool]) -> 
     if c.index_head_dim < c.qk_rope_head_dim or not c.q_lora_rank:
         raise c.error("index_head_dim", "must hold 'qk_rope_head_dim', and 'q_lora_rank' be given")
     norm, mixer = Norm(1e-6, "layer", bias=True), latent(c, interleaved=True)
-    index = Index(c.index_n_heads, c.index_head_dim, c.index_topk, interleaved, norm)
-    return plain(
+    index = Indexer(c.index_n_heads, c.index_head_dim, c.index_topk, interleaved, norm)
+    return build_decoder(
         c,
-        lambda i: replace(mixer, index=replace(index, is_shared=shared(i))),
+        lambda i: replace(mixer, indexer=replace(index, is_shared=shared(i))),
         _by_kind(c),
     )
 
@@ -133,18 +133,18 @@ def axk1(c: Config) -> Decoder:
         return sparse if has_experts else mlp(c)
 
     names = {"moe.out_norm": AnyOf(LAYER + norm, f"{LAYER}mlp.{norm}")}
-    return plain(c, latent(c, interleaved=c.rope_interleave), ffn, names=names)
+    return build_decoder(c, latent(c, interleaved=c.rope_interleave), ffn, names=names)
 
 
 @family("YoutuForCausalLM")
 def youtu(c: Config) -> Decoder:
-    return plain(c, latent(c, interleaved=c.rope_interleave))
+    return build_decoder(c, latent(c, interleaved=c.rope_interleave))
 
 
 @family("MiniCPM3ForCausalLM")
 def minicpm3(c: Config) -> Decoder:
     depth = c.get("scale_depth") or c.num_hidden_layers**0.5
-    return plain(
+    return build_decoder(
         c,
         latent(c, interleaved=False),
         mlp(c, bias=c.mlp_bias),
@@ -159,7 +159,7 @@ def deepseek(c: Config) -> Decoder:
     """The first DeepSeek MoE: Llama's attention, softmax routing."""
     c.refuse("scoring_func", "softmax")
     ffn, step, bias = routed(c), c.get("moe_layer_freq", 1), c.attention_bias
-    return plain(
+    return build_decoder(
         c,
         attention(c, qkv_bias=bias, o_bias=bias),
         lambda i: ffn(i) if i % step == 0 else mlp(c),
@@ -175,7 +175,7 @@ def dots1(c: Config) -> Decoder:
             return window(c, i)
         return int(c.sliding_window or 0) if i >= c.max_window_layers else 0
 
-    return plain(
+    return build_decoder(
         c,
         lambda i: attention(
             c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c), window=span(i)

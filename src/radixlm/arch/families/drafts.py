@@ -104,9 +104,9 @@ def next_n(c: Config) -> Draft:
     where the model has some."""
     decoder, at = _target(c), f"model.layers.{STEP}."
     block = decoder.blocks[-1]
-    if isinstance(block.mixer, LatentAttention) and block.mixer.index is not None:
-        index = replace(block.mixer.index, is_shared=False)
-        block = replace(block, mixer=replace(block.mixer, index=index))
+    if isinstance(block.mixer, LatentAttention) and block.mixer.indexer is not None:
+        index = replace(block.mixer.indexer, is_shared=False)
+        block = replace(block, mixer=replace(block.mixer, indexer=index))
     names = _joint(
         decoder,
         at,
@@ -195,7 +195,7 @@ def _eagle(c: Config, decoder: Decoder) -> Draft:
     first, *rest = decoder.blocks
     if isinstance(first.mixer, LatentAttention):
         raise c.error("architectures", "latent attention has no published head of this kind")
-    blocks = (replace(first, layout="bare"), *rest)
+    blocks = (replace(first, layout="prenorm_ffn_only"), *rest)
     before, behind = names["norm1"], names["norm2"]
     module = replace(decoder, blocks=blocks, names={**names, "norm1": AnyOf(before, behind)})
     return Draft(module, join_bias=c.get("bias", True), owns_embed=True, owns_norm=False)
@@ -229,7 +229,7 @@ def llama_eagle3(c: Config) -> Draft:
         draft_taps="fc",
         draft_vocab="d2t",
     )
-    block = replace(decoder.blocks[0], layout="bare")
+    block = replace(decoder.blocks[0], layout="prenorm_ffn_only")
     vocab = c.get("draft_vocab_size", c.vocab_size)
     module = replace(decoder, blocks=(block,), names=names, vocab=vocab, tied=False)
     return Draft(

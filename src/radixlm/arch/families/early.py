@@ -7,14 +7,14 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     mlp,
     moe,
-    plain,
     rms,
 )
 from radixlm.arch.names import LAYER, Names
-from radixlm.arch.spec import Decoder, Mlp, Norm, Variant
+from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Norm
 from radixlm.base.record import replace
 
 _LAYER = "transformer.h.{i}."
@@ -33,7 +33,7 @@ def ctrl(c: Config) -> Decoder:
         "ffn.up1": _LAYER + "ffn.0",
         "ffn.down": _LAYER + "ffn.2",
     }
-    return plain(
+    return build_decoder(
         c,
         attention(c, rope=None, qkv_bias=True, o_bias=True),
         Mlp(c.dff, "relu", gated=False, bias=True),
@@ -41,7 +41,7 @@ def ctrl(c: Config) -> Decoder:
         final_norm=Norm(c.layer_norm_epsilon, "layer", bias=True),
         embed_scale=c.hidden_size**0.5,
         positions=(c.max_position_embeddings, 0),
-        sinusoids=True,
+        sinusoidal_positions=True,
         sinusoid_steps=c.hidden_size // 2,
         head_bias=True,
         names=names,
@@ -63,9 +63,11 @@ def jetmoe(c: Config) -> Decoder:
         "moe.down": mlp + "output_linear.weight",
         "moe.out_bias": mlp + "bias",
     }
-    return plain(
+    return build_decoder(
         c,
-        attention(c, heads=heads, head_dim=c.kv_channels, more=Variant(experts=c.num_experts)),
+        attention(
+            c, heads=heads, head_dim=c.kv_channels, extras=AttentionExtras(experts=c.num_experts)
+        ),
         moe(
             c,
             inner=c.intermediate_size,
@@ -94,7 +96,7 @@ def doge(c: Config) -> Decoder:
         o_bias=bias,
         qk_norm="head",
         qk_norm_spec=rms(c),
-        more=Variant(keeps=c.keep_window_size),
+        extras=AttentionExtras(dynamic_mask_topk=c.keep_window_size),
     )
     names: Names = {
         "mixer.values.step": attn + "dt_proj",
@@ -102,6 +104,6 @@ def doge(c: Config) -> Decoder:
         "block.kept1": LAYER + "input_residual",
         "block.kept2": LAYER + "post_attention_residual",
     }
-    described = plain(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
+    described = build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
     blocks = tuple(replace(block, residual_channels=True) for block in described.blocks)
     return replace(described, blocks=blocks)

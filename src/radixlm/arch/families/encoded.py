@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, family, plain
+from radixlm.arch.families.builders import activation, attention, build_decoder, family
 from radixlm.arch.names import AnyOf, Named
 from radixlm.arch.recipes import ZeroRows
 from radixlm.arch.spec import CrossAttention, Decoder, Mlp, Norm
@@ -21,7 +21,7 @@ def whisper(c: Config) -> Decoder:
     size = c.divide("hidden_size", "num_attention_heads")
     own = attention(c, kv_heads=heads, head_dim=size, rope=None, qkv_bias=True, o_bias=True)
     act = activation(c, "activation_function")
-    made = plain(
+    made = build_decoder(
         c,
         own,
         Mlp(c.intermediate_size, act, gated=False, bias=True),

@@ -10,11 +10,11 @@ from radixlm.arch.config import Config, is_number
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     is_sliding,
     mlp,
-    plain,
     rms,
     rope,
 )
@@ -74,7 +74,7 @@ def encoder(
     ``more`` are fields of Encoder."""
     norm = norm or layer_norm(c)
     more.setdefault("has_final_norm", layout != "post_sum")
-    decoder = plain(
+    decoder = build_decoder(
         c,
         mixer or attention(c, rope=None, qkv_bias=True, o_bias=True),
         ffn or mlp(c, gated=False, bias=True),
@@ -328,7 +328,7 @@ def _modernbert(c: Config) -> Decoder:
 
     ffn = mlp(c, act="hidden_activation", bias=c.mlp_bias)
     decoder = encoder(c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre")
-    first = replace(decoder.blocks[0], layout="bare")
+    first = replace(decoder.blocks[0], layout="prenorm_ffn_only")
     return replace(decoder, blocks=(first, *decoder.blocks[1:]))
 
 
@@ -479,7 +479,7 @@ def clip(c: Config) -> Decoder:
     mixer = attention(c, rope=None, qkv_bias=True, o_bias=True)
     ffn = mlp(c, gated=False, bias=True)
     rows = (c.max_position_embeddings, 0)
-    decoder = plain(c, mixer, ffn, layer_norm(c), positions=rows, names=names, tied=True)
+    decoder = build_decoder(c, mixer, ffn, layer_norm(c), positions=rows, names=names, tied=True)
     # configs from before the end token was right: it is the last of the vocabulary
     end = c.vocab_size - 1 if c.eos_token_id == 2 else c.eos_token_id
     head = (Dense(c.hidden_size, c.projection_dim, bias=False),)
@@ -527,7 +527,9 @@ def deberta_classifier(c: Config) -> Decoder:
 
 
 def _eurobert(c: Config) -> Decoder:
-    decoder = plain(c, attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias), mlp(c))
+    decoder = build_decoder(
+        c, attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias), mlp(c)
+    )
     return replace(decoder, encoder=Encoder(), norm=rms(c))
 
 

@@ -9,17 +9,17 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     published_form,
     rope,
 )
 from radixlm.arch.families.composite_newer import ERNIES, MARKS
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
-from radixlm.arch.recipes import OneRow, flat, transposed
+from radixlm.arch.recipes import SelectRow, flat, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp
 from radixlm.base.record import replace
 
@@ -31,7 +31,7 @@ def _attention(c: Config) -> Attention:
 
 @family("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
 def ernie(c: Config) -> Decoder:
-    return plain(c, _attention(c), mlp(c, bias=c.use_bias))
+    return build_decoder(c, _attention(c), mlp(c, bias=c.use_bias))
 
 
 @family("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM")
@@ -57,7 +57,7 @@ def ernie_moe(c: Config) -> Decoder:
         *(Named((f"{LAYER}{one}moe_statics.e_score_correction_bias",), flat) for one in at)
     )
     names = {"moe.correction": correction}
-    return plain(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
+    return build_decoder(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
 
 
 # ids of ``MARKS`` where the config is silent, and a class's sections: rows, columns, time
@@ -82,7 +82,7 @@ def ernie_seeing(c: Config) -> Decoder:
     rows, columns, times = c.rope_parameters.get("mrope_section") or _SECTIONS
     if rows != columns or not times or rows + columns + times != position.dim // 2:
         raise c.error("rope_parameters", "mrope_section must be as many rows as columns, and times")
-    position = replace(position, sections=(times, rows, columns), is_paired=True)
+    position = replace(position, mrope_sections=(times, rows, columns), mrope_paired=True)
     if position.scaling is not None:
         raise c.error("rope_parameters", "rope_type must be 'default'")
     bias, act = bool(c.use_bias), activation(c)
@@ -100,7 +100,7 @@ def ernie_seeing(c: Config) -> Decoder:
     if len(kinds) != c.num_hidden_layers or not set(kinds) <= {"dense", "sparse"}:
         raise c.error("mlp_layer_types", "must say dense or sparse for each layer")
     mixer = attention(c, rope=position, qkv_bias=bias, o_bias=bias)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         lambda i: sparse if kinds[i] == "sparse" else mlp(c, bias=bias),
@@ -112,8 +112,8 @@ _STATICS, _EXPERTS = LAYER + "mlp.moe_statics.e_score_correction_bias", LAYER + 
 _SEEING: Names = {
     "moe.router": Named((LAYER + "mlp.gate.weight",), transposed),
     "moe.vision.router": Named((LAYER + "mlp.gate.weight_1",), transposed),
-    "moe.correction": Named((_STATICS,), OneRow(0)),
-    "moe.vision.correction": Named((_STATICS,), OneRow(1)),
+    "moe.correction": Named((_STATICS,), SelectRow(0)),
+    "moe.vision.correction": Named((_STATICS,), SelectRow(1)),
     "moe.vision.up": tuple(_EXPERTS + "{past}." + one for one in ("gate_proj", "up_proj")),
     "moe.vision.down": _EXPERTS + "{past}.down_proj",
 }

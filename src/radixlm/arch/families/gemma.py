@@ -8,10 +8,10 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
-    plain,
     rms,
     rope,
     window,
@@ -21,19 +21,19 @@ from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import (
     AltUp,
     Attention,
+    AttentionExtras,
     Decoder,
     LayerInputs,
     Mlp,
     Moe,
     Norm,
-    Variant,
 )
 from radixlm.base.record import replace
 
 
 def _scaled(c: Config, **parts: Any) -> Decoder:
     c.refuse("use_bidirectional_attention", False)
-    return plain(c, norm=rms(c, offset=1.0), embed_scale=c.hidden_size**0.5, **parts)
+    return build_decoder(c, norm=rms(c, offset=1.0), embed_scale=c.hidden_size**0.5, **parts)
 
 
 @family("GemmaForCausalLM")
@@ -151,7 +151,7 @@ def gemma3n(c: Config) -> Decoder:
             window=c.sliding_window if kinds[i] == "sliding_attention" else 0,
             qk_norm="head",
             qk_norm_spec=rms(c),
-            more=Variant(v_norm=Norm(c.rms_norm_eps, affine=False), kv_from=source),
+            extras=AttentionExtras(v_norm=Norm(c.rms_norm_eps, affine=False), kv_from=source),
         )
 
     act = activation(c, "hidden_activation")
@@ -170,7 +170,7 @@ def gemma3n(c: Config) -> Decoder:
         act,
         c.altup_correct_scale,
     )
-    return plain(
+    return build_decoder(
         c,
         mixer,
         ffn,
@@ -274,9 +274,9 @@ def _fourth(c: Config, *, is_full_causal: bool) -> Decoder:
             window=0 if is_full else c.sliding_window,
             qk_norm="head",
             qk_norm_spec=norm,
-            more=Variant(
+            extras=AttentionExtras(
                 v_norm=Norm(c.rms_norm_eps, affine=False),
-                v_is_k=is_full and c.attention_k_eq_v and i < first_reader,
+                k_is_v=is_full and c.attention_k_eq_v and i < first_reader,
                 kv_from=before[-1] if i >= first_reader else None,
                 is_causal=is_full and is_full_causal,
             ),
@@ -285,7 +285,7 @@ def _fourth(c: Config, *, is_full_causal: bool) -> Decoder:
     act, width = activation(c, "hidden_activation"), c.get("hidden_size_per_layer_input", 0)
     wide = 2 if c.use_double_wide_mlp else 1
     beside, names = _experts_beside(c)
-    described = plain(
+    described = build_decoder(
         c,
         mixer,
         lambda i: Mlp(c.intermediate_size * (wide if i >= first_reader else 1), act),
@@ -295,7 +295,7 @@ def _fourth(c: Config, *, is_full_causal: bool) -> Decoder:
         layer_inputs=LayerInputs(width, c.vocab_size_per_layer_input, act) if width else None,
         names={**SANDWICH, **_INPUTS, **names, "block.out_scale": LAYER + "layer_scalar"},
     )
-    blocks = tuple(replace(b, out_scale=True, beside=beside) for b in described.blocks)
+    blocks = tuple(replace(b, out_scale=True, parallel_moe=beside) for b in described.blocks)
     return replace(described, blocks=blocks)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, head_dim, plain, rms, rope
+from radixlm.arch.families.builders import attention, build_decoder, family, head_dim, rms, rope
 from radixlm.arch.families.deepseek import latent, routed
 from radixlm.arch.names import FUSED_UP, LAYER
 from radixlm.arch.spec import Decoder
@@ -14,7 +14,7 @@ from radixlm.base.record import replace
 def glm(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True, interleaved=True)
     mixer = attention(c, rope=position, qkv_bias=c.attention_bias)
-    return plain(c, mixer, names={"ffn.up": FUSED_UP})
+    return build_decoder(c, mixer, names={"ffn.up": FUSED_UP})
 
 
 @family("Glm4ForCausalLM")
@@ -39,7 +39,7 @@ def glm4_moe(c: Config) -> Decoder:
         qk_norm="head" if c.use_qk_norm else "",
         qk_norm_spec=rms(c) if c.use_qk_norm else None,
     )
-    return plain(c, mixer, routed(c, score="sigmoid", correction=True))
+    return build_decoder(c, mixer, routed(c, score="sigmoid", correction=True))
 
 
 @family("Glm4MoeLiteForCausalLM")
@@ -49,10 +49,10 @@ def glm4_moe_lite(c: Config) -> Decoder:
     if kinds and kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
         raise c.error("mlp_layer_types", "must be dense layers, then sparse ones")
     ffn = routed(c, first=dense, score="sigmoid", correction=True)
-    return plain(c, latent(c, interleaved=c.rope_interleave), ffn)
+    return build_decoder(c, latent(c, interleaved=c.rope_interleave), ffn)
 
 
 @family("SolarOpenForCausalLM")
 def solar_open(c: Config) -> Decoder:
     mixer = attention(c, qkv_bias=c.attention_bias)
-    return plain(c, mixer, routed(c, first=0, score="sigmoid", correction=True))
+    return build_decoder(c, mixer, routed(c, first=0, score="sigmoid", correction=True))

@@ -9,11 +9,11 @@ from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     published_form,
     rope,
     window,
@@ -25,7 +25,7 @@ from radixlm.arch.recipes import (
     interleaved_transposed,
     transposed,
 )
-from radixlm.arch.spec import Attention, Decoder, HeadLayer, Layout, Mlp, Norm, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, HeadLayer, Layout, Mlp, Norm
 from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
@@ -43,7 +43,7 @@ def gpt2(c: Config) -> Decoder:
         return replace(base, head_dim=dim, scale=scale / shrink)
 
     inner = c.n_inner or 4 * c.hidden_size
-    return plain(
+    return build_decoder(
         c,
         mixer,
         Mlp(inner, activation(c, "activation_function"), gated=False, bias=True),
@@ -74,7 +74,7 @@ def gpt_neox(c: Config) -> Decoder:
     layer = "gpt_neox.layers.{i}."
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     bias = c.attention_bias
-    return plain(
+    return build_decoder(
         c,
         attention(
             c,
@@ -111,7 +111,7 @@ def falcon(c: Config) -> Decoder:
     layout, norms = _falcon_norms(c)
     # the slopes join the scores before they are scaled
     slopes = tuple(slope * dim**-0.5 for slope in alibi_slopes(c.num_attention_heads))
-    return plain(
+    return build_decoder(
         c,
         attention(
             c,
@@ -120,7 +120,7 @@ def falcon(c: Config) -> Decoder:
             rope=None if c.alibi else rope(c, dim),
             qkv_bias=c.bias,
             o_bias=c.bias,
-            more=Variant(slopes=slopes) if c.alibi else None,
+            extras=AttentionExtras(alibi_slopes=slopes) if c.alibi else None,
         ),
         Mlp(
             c.get("ffn_hidden_size") or 4 * c.hidden_size,
@@ -162,7 +162,7 @@ def opt(c: Config) -> Decoder:
     has_last = is_before and not c.get("_remove_final_layer_norm")
     top, layer = "model.decoder.", "model.decoder.layers.{i}."
     bias, dim = c.enable_bias, c.divide("hidden_size", "num_attention_heads")
-    return plain(
+    return build_decoder(
         c,
         attention(
             c,
@@ -247,7 +247,7 @@ def modernbert_decoder(c: Config) -> Decoder:
         "head_norm": "lm_head.norm",
         "head": "decoder",
     }
-    described = plain(
+    described = build_decoder(
         c,
         mixer,
         mlp(c, bias=c.mlp_bias, act="hidden_activation"),
@@ -258,7 +258,7 @@ def modernbert_decoder(c: Config) -> Decoder:
         names=names,
     )
     first, *rest = described.blocks
-    return replace(described, blocks=(replace(first, layout="bare"), *rest))
+    return replace(described, blocks=(replace(first, layout="prenorm_ffn_only"), *rest))
 
 
 @family("GptOssForCausalLM")
@@ -272,7 +272,7 @@ def gpt_oss(c: Config) -> Decoder:
         position = rope(c, head_dim(c))
         return attention(c, rope=position, qkv_bias=bias, o_bias=bias, sinks=True, window=span)
 
-    return plain(
+    return build_decoder(
         c,
         mixer,
         moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),

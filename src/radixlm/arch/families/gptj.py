@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, family, mlp, plain, rope
+from radixlm.arch.families.builders import activation, attention, build_decoder, family, mlp, rope
 from radixlm.arch.names import LAYER, Named
 from radixlm.arch.recipes import GroupedQkv, SlicedQkv
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope
@@ -23,7 +23,7 @@ def _inner(c: Config, key: str) -> Mlp:
 def gptj(c: Config) -> Decoder:
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     position = Rope(c.get("rotary_dim") or dim, 10000.0, interleaved=True)
-    return plain(
+    return build_decoder(
         c,
         attention(c, kv_heads=heads, head_dim=dim, rope=position),
         _inner(c, "n_inner"),
@@ -61,7 +61,7 @@ def gpt_bigcode(c: Config) -> Decoder:
         o_bias=True,
         scale=None if c.scale_attn_weights else 1.0,
     )
-    return plain(
+    return build_decoder(
         c,
         mixer,
         _inner(c, "n_inner"),
@@ -91,7 +91,7 @@ def gpt_neo(c: Config) -> Decoder:
         heads = c.num_attention_heads
         return attention(c, kv_heads=heads, rope=None, o_bias=True, scale=1.0, window=span)
 
-    return plain(
+    return build_decoder(
         c,
         mixer,
         _inner(c, "intermediate_size"),
@@ -112,7 +112,7 @@ def gpt_neo(c: Config) -> Decoder:
 def biogpt(c: Config) -> Decoder:
     layer = "biogpt.layers.{i}."
     mixer = attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         mlp(c, gated=False, bias=True),
@@ -138,7 +138,7 @@ def biogpt(c: Config) -> Decoder:
 def persimmon(c: Config) -> Decoder:
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     norm, layer = Norm(c.layer_norm_eps, "layer", bias=True), LAYER + "self_attn."
-    return plain(
+    return build_decoder(
         c,
         attention(
             c,
@@ -171,7 +171,7 @@ def gpt_neox_japanese(c: Config) -> Decoder:
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     position = rope(c, dim, partial=True)
     qkv = Named((layer + "attention.query_key_value",), GroupedQkv(heads, dim))
-    return plain(
+    return build_decoder(
         c,
         lambda i: attention(c, kv_heads=heads, head_dim=dim, rope=position, o_bias=i == last),
         Mlp(int(c.hidden_size * c.intermediate_multiple_size), activation(c), gated=False),

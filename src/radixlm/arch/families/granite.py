@@ -10,11 +10,11 @@ from radixlm.arch.families.builders import (
     Mixer,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     rope,
     window,
 )
@@ -28,7 +28,7 @@ def multiplied(
     c: Config, mixer: Mixer | Callable[[int], Mixer], ffn: Ffn, names: Names | None = None
 ) -> Decoder:
     """What Granite multiplies: the embedding, what joins the residual, and the logits."""
-    return plain(
+    return build_decoder(
         c,
         mixer,
         ffn,

@@ -6,10 +6,10 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.arch.families.pools import (
     dimensions,
+    is_bidirectional,
     labels,
     pooled,
     scores,
-    sees_all,
     vectors,
     with_bidirectional_attention,
 )
@@ -41,8 +41,8 @@ def body(base: str, c: Config) -> Decoder:
     """The decoder of the architecture ``base``, as an encoder where the config says that every
     token sees all others."""
     values = {key: c.get(key) for key in c} | {"use_bidirectional_attention": False}
-    decoder = FAMILIES[base](Config(values, c.source, {key for key in c if c.is_given(key)}))
-    return with_bidirectional_attention(c, decoder) if sees_all(c) else decoder
+    decoder = FAMILIES[base](Config(values, c.source, {key for key in c if c.is_explicit(key)}))
+    return with_bidirectional_attention(c, decoder) if is_bidirectional(c) else decoder
 
 
 def _vectors(base: str) -> Family:

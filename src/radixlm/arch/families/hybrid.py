@@ -11,19 +11,19 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     corrected_moe,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     published_form,
     rms,
     rope,
 )
 from radixlm.arch.families.granite import MOE_NAMES, multiplied
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
-from radixlm.arch.recipes import RowScaled, Scaled
+from radixlm.arch.recipes import Scaled, ScaleRows
 from radixlm.arch.spec import (
     Attention,
     Block,
@@ -32,11 +32,11 @@ from radixlm.arch.spec import (
     Mamba2,
     Mlp,
     Norm,
-    Pair,
+    ParallelHybrid,
     StateMixer,
 )
 
-Mixer = Attention | StateMixer | Pair
+Mixer = Attention | StateMixer | ParallelHybrid
 
 
 def mamba_names(prefix: str) -> Names:
@@ -157,7 +157,7 @@ def jamba(c: Config) -> Decoder:
         "moe.up": AnyOf(split, feed + "experts.gate_up_proj"),
         "moe.down": AnyOf(feed + "experts.{e}.down_proj", feed + "experts.down_proj"),
     }
-    return plain(c, mixer, ffn, names=names)
+    return build_decoder(c, mixer, ffn, names=names)
 
 
 def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
@@ -203,7 +203,7 @@ def bamba(c: Config) -> Decoder:
     def mixer(i: int) -> Mixer:
         return attends if _is_attention(c, i, i in listed) else state
 
-    return plain(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
+    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
 
 
 @family("GraniteMoeHybridForCausalLM")
@@ -258,16 +258,16 @@ def falcon_h1(c: Config) -> Decoder:
         **mamba_names(ssm),
         "norm": AnyOf("model.final_layernorm", "model.norm"),
         "norm2": LAYER + "pre_ff_layernorm",
-        "mixer.qkv": Named(tuple(f"{attn}{p}_proj" for p in "qkv"), RowScaled(qkv)),
+        "mixer.qkv": Named(tuple(f"{attn}{p}_proj" for p in "qkv"), ScaleRows(qkv)),
         "mixer.o": Named((attn + "o_proj",), Scaled(c.attention_out_multiplier)),
-        "state.inp": Named((ssm + "in_proj",), RowScaled(rows)),
+        "state.inp": Named((ssm + "in_proj",), ScaleRows(rows)),
         "state.out": Named((ssm + "out_proj",), Scaled(c.ssm_out_multiplier)),
-        "ffn.up": Named((feed + "gate_proj", feed + "up_proj"), RowScaled(up)),
+        "ffn.up": Named((feed + "gate_proj", feed + "up_proj"), ScaleRows(up)),
         "ffn.down": Named((feed + "down_proj",), Scaled(down)),
     }
-    return plain(
+    return build_decoder(
         c,
-        lambda i: Pair(attends, state),
+        lambda i: ParallelHybrid(attends, state),
         embed_scale=c.embedding_multiplier,
         logit_scale=c.lm_head_multiplier,
         names=names,

@@ -47,8 +47,8 @@ LINEAGES: Mapping[str, str] = {
         VideoLlama3ForConditionalGeneration VideoLlavaForConditionalGeneration
         VipLlavaForConditionalGeneration
     """,
-    "compressed": "DeepseekV4ForCausalLM Glm5NextForCausalLM",
-    "convolved": "InklingForCausalLM InklingForConditionalGeneration ZayaForCausalLM",
+    "deepseek_v4": "DeepseekV4ForCausalLM Glm5NextForCausalLM",
+    "conv_attention": "InklingForCausalLM InklingForConditionalGeneration ZayaForCausalLM",
     "cross": "MllamaForCausalLM MllamaForConditionalGeneration",
     "custom": """
         BaiChuanForCausalLM BaichuanForCausalLM BailingMoEForCausalLM BailingMoeForCausalLM
@@ -56,7 +56,7 @@ LINEAGES: Mapping[str, str] = {
         InternLM2ForCausalLM InternLMForCausalLM MiMoForCausalLM MiniCPMForCausalLM
         OrionForCausalLM QWenLMHeadModel XverseForCausalLM
     """,
-    "cycles": "HrmTextForCausalLM",
+    "hrm": "HrmTextForCausalLM",
     "deepseek": """
         AXK1ForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM
         DeepseekV3ForCausalLM Dots1ForCausalLM GlmMoeDsaForCausalLM MiniCPM3ForCausalLM
@@ -168,7 +168,7 @@ LINEAGES: Mapping[str, str] = {
         BambaForCausalLM FalconH1ForCausalLM FalconMambaForCausalLM GraniteMoeHybridForCausalLM
         JambaForCausalLM Mamba2ForCausalLM MambaForCausalLM NemotronHForCausalLM
     """,
-    "latents": "AXK2ForCausalLM BailingHybridForCausalLM Mistral4ForCausalLM",
+    "mla": "AXK2ForCausalLM BailingHybridForCausalLM Mistral4ForCausalLM",
     "linear": """
         KimiLinearForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM
         MiniMaxForCausalLM MiniMaxM1ForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM
@@ -191,7 +191,7 @@ LINEAGES: Mapping[str, str] = {
         YiVLForCausalLM
     """,
     "mixtral": "MiniMaxM2ForCausalLM MixtralForCausalLM QuantMixtralForCausalLM",
-    "mixtures": """
+    "moe": """
         AriaTextForCausalLM BeamForCausalLM DbrxForCausalLM FlintForCausalLM HYV3ForCausalLM
         Kolibri1ForCausalLM LagunaForCausalLM MiMoV2FlashForCausalLM PhiMoEForCausalLM
         PhimoeForCausalLM
@@ -224,7 +224,7 @@ LINEAGES: Mapping[str, str] = {
         DeepseekOcr2ForConditionalGeneration Granite4VisionForConditionalGeneration
         Molmo2ForConditionalGeneration
     """,
-    "sparse": """
+    "sparse_attention": """
         Dots3NoteForCausalLM HYV4ForCausalLM MiniMaxM3SparseForCausalLM MiniMaxM3VLForCausalLM
     """,
     "step": "Step3p5ForCausalLM Step3p7ForConditionalGeneration",
@@ -233,11 +233,11 @@ LINEAGES: Mapping[str, str] = {
 }
 # model types whose published config.json a module brings to the keys of its class
 FORMS: Mapping[str, str] = {
-    "convolved": "inkling_text zaya",
+    "conv_attention": "inkling_text zaya",
     "ernie": "ernie4_5_vl_moe ernie4_5_vl_moe_text",
     "gpt": "gpt_neox gpt_neox_japanese modernbert-decoder",
     "hybrid": "bamba nemotron_h",
-    "latents": "axk2 bailing_hybrid",
+    "mla": "axk2 bailing_hybrid",
     "linear": "kimi_linear",
     "llama4": "hunyuan_v1_moe llama4_text",
     "longcat": "longcat_flash",

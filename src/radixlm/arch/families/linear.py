@@ -11,12 +11,12 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     corrected_moe,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     published_form,
     rms,
     rope,
@@ -24,12 +24,13 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.mixtral import W1_W3_W2
-from radixlm.arch.families.mixtures import by_layer_type
+from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.families.qwen import sparse_layers
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts, flat
 from radixlm.arch.spec import (
     Attention,
+    AttentionExtras,
     Block,
     Decoder,
     DeltaNet,
@@ -40,7 +41,6 @@ from radixlm.arch.spec import (
     RgLru,
     ShortConv,
     StateMixer,
-    Variant,
 )
 from radixlm.base.record import replace
 
@@ -106,7 +106,7 @@ def gated_attention(c: Config) -> Attention:
 
 def _qwen(c: Config, ffn: Ffn | Callable[[int], Ffn], names: Names) -> Decoder:
     attends, state, is_full = gated_attention(c), delta_net(c), _full_at(c)
-    return plain(
+    return build_decoder(
         c, lambda i: attends if is_full(i) else state, ffn, rms(c, offset=1.0), names=names
     )
 
@@ -169,7 +169,7 @@ def olmo_hybrid(c: Config) -> Decoder:
             LAYER + "post_attention_layernorm",
         ),
     }
-    described = plain(c, lambda i: attends if is_full(i) else state, names=names)
+    described = build_decoder(c, lambda i: attends if is_full(i) else state, names=names)
     blocks = tuple(
         replace(block, layout="post") if is_full(i) else block
         for i, block in enumerate(described.blocks)
@@ -203,7 +203,7 @@ def kimi_linear(c: Config) -> Decoder:
     groups = (c.num_expert_group, c.topk_group)
     sparse = corrected_moe(c, Mlp(shared, activation(c)), renorm=c.moe_renormalize, groups=groups)
     kinds = c.layer_types
-    return plain(
+    return build_decoder(
         c,
         lambda i: attends if kinds[i] == "full_attention" else state,
         by_layer_type(c, sparse),
@@ -290,7 +290,7 @@ def minimax(c: Config) -> Decoder:
         keys = (f"{kind}_alpha_factor", f"{kind}_beta_factor", "mlp_alpha_factor")
         kept, mixed, kept2, fed = (float(c.get(k, 1.0)) for k in (*keys, "mlp_beta_factor"))
         mixer = attends if is_full(i) else lightning(i)
-        return Block(mixer, sparse, rms(c), "carried", carried=(kept, mixed, kept2, fed))
+        return Block(mixer, sparse, rms(c), "scaled_post", post_scales=(kept, mixed, kept2, fed))
 
     sparse = moe(c, inner=c.intermediate_size, renorm=True)
     names: Names = {
@@ -300,7 +300,7 @@ def minimax(c: Config) -> Decoder:
         "state.norm": _ATTENTION + "norm",
         "state.out": _ATTENTION + "out_proj",
     }
-    described = plain(c, attends, sparse, names=names)
+    described = build_decoder(c, attends, sparse, names=names)
     return replace(described, blocks=tuple(block(i) for i in range(count)))
 
 
@@ -344,7 +344,7 @@ def _lfm2(c: Config, ffn: Ffn | Callable[[int], Ffn]) -> Decoder:
         attends_here = kinds[i] != "conv" if kinds else listed is None or i in listed
         return attends if attends_here else state
 
-    return plain(c, mixer, ffn, norm, names=_LFM2)
+    return build_decoder(c, mixer, ffn, norm, names=_LFM2)
 
 
 @family("Lfm2ForCausalLM")
@@ -376,7 +376,7 @@ def lfm2_moe(c: Config) -> Decoder:
 def lfm3(c: Config) -> Decoder:
     """LFM2 with sandwiched norms, windows and a gate a head."""
     norm, bias = Norm(c.norm_eps), c.attention_bias
-    more = Variant(gate="head") if c.use_attention_gate else None
+    extras = AttentionExtras(gate="head") if c.use_attention_gate else None
     state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
     kinds = c.layer_types or [_lfm3_kind(i) for i in range(c.num_hidden_layers)]
     c = c.replace(layer_types=kinds)
@@ -386,7 +386,7 @@ def lfm3(c: Config) -> Decoder:
             return state
         fields: dict[str, Any] = {"rope": rope(c, head_dim(c), kinds[i]), "window": window(c, i)}
         fields |= {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "qk_norm_spec": norm}
-        return attention(c, more=more, **fields)
+        return attention(c, extras=extras, **fields)
 
     gate: Names = {"mixer.gate": AnyOf(_ATTENTION + "g_proj", _ATTENTION + "gate_proj")}
     sandwich: Names = {
@@ -396,9 +396,9 @@ def lfm3(c: Config) -> Decoder:
     }
     feed_forward = Mlp(c.intermediate_size, "silu")
     if not c.use_sandwich_norm:
-        return plain(c, mixer, feed_forward, norm, names={**_LFM2, **gate})
+        return build_decoder(c, mixer, feed_forward, norm, names={**_LFM2, **gate})
     names: Names = {**_LFM2, **sandwich, **gate}
-    return plain(c, mixer, feed_forward, norm, "sandwich", names=names)
+    return build_decoder(c, mixer, feed_forward, norm, "sandwich", names=names)
 
 
 def _lfm3_kind(i: int) -> str:
@@ -444,7 +444,7 @@ def recurrent_gemma(c: Config) -> Decoder:
         kind = pattern[i % len(pattern)]
         return attends if kind in ("attention", "sliding_attention") else state
 
-    return plain(
+    return build_decoder(
         c,
         mixer,
         Mlp(c.intermediate_size // 2, act, bias=True),

@@ -6,8 +6,16 @@ from __future__ import annotations
 import math
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain, rope, window
-from radixlm.arch.spec import Attention, Decoder, Norm, Variant
+from radixlm.arch.families.builders import (
+    attention,
+    build_decoder,
+    family,
+    head_dim,
+    mlp,
+    rope,
+    window,
+)
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Norm
 from radixlm.base.record import replace
 
 
@@ -17,32 +25,32 @@ from radixlm.base.record import replace
 )
 def llama(c: Config) -> Decoder:
     bias = c.attention_bias
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
 
 
 @family("MistralForCausalLM")
 def mistral(c: Config) -> Decoder:
-    return plain(c, attention(c, window=c.sliding_window or 0))
+    return build_decoder(c, attention(c, window=c.sliding_window or 0))
 
 
 @family("MinistralForCausalLM")
 def ministral(c: Config) -> Decoder:
     if c.layer_types is None:
         return mistral(c)
-    return plain(c, lambda i: attention(c, window=window(c, i)))
+    return build_decoder(c, lambda i: attention(c, window=window(c, i)))
 
 
 @family("ArceeForCausalLM")
 def arcee(c: Config) -> Decoder:
     bias = c.attention_bias
     feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward)
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward)
 
 
 @family("SeedOssForCausalLM")
 def seed_oss(c: Config) -> Decoder:
     mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_out_bias)
-    return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
 
 
 @family("SmolLM3ForCausalLM")
@@ -58,7 +66,7 @@ def smollm3(c: Config) -> Decoder:
         span = window(c, i) if c.layer_types else c.sliding_window if slides else 0
         return attention(c, qkv_bias=bias, o_bias=bias, rope=position, window=span)
 
-    return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
 
 
 @family("DiffLlamaForCausalLM")
@@ -70,10 +78,12 @@ def diff_llama(c: Config) -> Decoder:
     def mixer(i: int) -> Attention:
         first = 0.8 - 0.6 * math.exp(-0.3 * i)
         norm = Norm(c.rms_norm_eps, affine=False)
-        more = Variant(v_dim=2 * dim, differs=first, out_norm=norm, out_norm_heads=True)
-        return attention(c, qkv_bias=bias, o_bias=bias, more=more)
+        extras = AttentionExtras(
+            v_dim=2 * dim, diff_lambda_init=first, out_norm=norm, out_norm_heads=True
+        )
+        return attention(c, qkv_bias=bias, o_bias=bias, extras=extras)
 
-    return plain(c, mixer)
+    return build_decoder(c, mixer)
 
 
 @family("TeleFLMForCausalLM")
@@ -89,7 +99,9 @@ def teleflm(c: Config) -> Decoder:
 @family("HeliumForCausalLM")
 def helium(c: Config) -> Decoder:
     position = rope(c, head_dim(c), interleaved=True)
-    return plain(c, attention(c, rope=position, qkv_bias=c.attention_bias), mlp(c, bias=c.mlp_bias))
+    return build_decoder(
+        c, attention(c, rope=position, qkv_bias=c.attention_bias), mlp(c, bias=c.mlp_bias)
+    )
 
 
 @family("Jais2ForCausalLM")
@@ -97,7 +109,7 @@ def jais2(c: Config) -> Decoder:
     bias = c.attention_bias
     norm = Norm(c.layer_norm_eps, "layer", bias=True)
     feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward, norm=norm)
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward, norm=norm)
 
 
 @family("CwmForCausalLM")
@@ -106,10 +118,10 @@ def cwm(c: Config) -> Decoder:
         span = window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
         return attention(c, window=span or 0)
 
-    return plain(c, mixer, mlp(c, bias=c.mlp_bias))
+    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
 
 
 @family("InternLM3ForCausalLM")
 def internlm3(c: Config) -> Decoder:
     qkv_bias, bias = c.get("qkv_bias", c.attention_bias), c.get("bias", c.mlp_bias)
-    return plain(c, attention(c, qkv_bias=qkv_bias, o_bias=bias), mlp(c, bias=bias))
+    return build_decoder(c, attention(c, qkv_bias=qkv_bias, o_bias=bias), mlp(c, bias=bias))

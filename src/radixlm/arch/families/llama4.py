@@ -10,18 +10,18 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     published_form,
     rms,
     rope,
 )
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import transposed
-from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope, Temperature, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, LogNScaling, Mlp, Norm, Rope
 from radixlm.base.record import replace
 
 _FEED, _ATTENTION, _MLP = LAYER + "feed_forward.", LAYER + "self_attn.", LAYER + "mlp."
@@ -43,17 +43,17 @@ def llama4(c: Config) -> Decoder:
     every = c.interleave_moe_layer_step
     sparse_at = c.moe_layers if c.moe_layers is not None else range(every - 1, count, every)
     position = rope(c, head_dim(c), interleaved=True)
-    grows = Temperature(c.attn_scale, c.floor_scale, 1) if c.attn_temperature_tuning else None
+    grows = LogNScaling(c.attn_scale, c.floor_scale, 1) if c.attn_temperature_tuning else None
     bias = c.attention_bias
 
     def mixer(i: int) -> Attention:
         turns = bool(ropes[i])
         kinds = c.layer_types
         is_chunked = kinds[i] == "chunked_attention" if kinds else turns
-        more = Variant(
-            chunk=c.attention_chunk_size or 0 if is_chunked else 0,
+        extras = AttentionExtras(
+            attention_chunk_size=c.attention_chunk_size or 0 if is_chunked else 0,
             norm_after_rope=True,
-            temperature=None if turns else grows,
+            logn_scaling=None if turns else grows,
         )
         is_normed = c.use_qk_norm and turns
         return attention(
@@ -63,13 +63,13 @@ def llama4(c: Config) -> Decoder:
             o_bias=bias,
             qk_norm="head" if is_normed else "",
             qk_norm_spec=Norm(c.rms_norm_eps, affine=False) if is_normed else None,
-            more=more,
+            extras=extras,
         )
 
     shared = Mlp(c.intermediate_size, activation(c))
     sparse = moe(c, inner=c.intermediate_size, score="sigmoid", scale_input=True, shared=shared)
     dense = Mlp(c.intermediate_size_mlp, activation(c))
-    return plain(c, mixer, lambda i: sparse if i in sparse_at else dense, names=_LLAMA4)
+    return build_decoder(c, mixer, lambda i: sparse if i in sparse_at else dense, names=_LLAMA4)
 
 
 _LLAMA4: Names = {
@@ -87,26 +87,26 @@ _LLAMA4: Names = {
 def ministral3(c: Config) -> Decoder:
     p = c.rope_parameters
     beta, period = p.get("llama_4_scaling_beta"), p.get("original_max_position_embeddings")
-    more = Variant(temperature=Temperature(beta, float(period))) if beta else None
-    return plain(c, attention(c, window=c.sliding_window or 0, more=more))
+    extras = AttentionExtras(logn_scaling=LogNScaling(beta, float(period))) if beta else None
+    return build_decoder(c, attention(c, window=c.sliding_window or 0, extras=extras))
 
 
 @family("NanoChatForCausalLM")
 def nanochat(c: Config) -> Decoder:
     norm, bias = Norm(c.rms_norm_eps, affine=False), c.attention_bias
     turned = rope(c, head_dim(c))
-    more = Variant(norm_after_rope=True)
+    extras = AttentionExtras(norm_after_rope=True)
     mixer = attention(
         c,
-        rope=Rope(turned.dim, turned.theta, turned.scaling, backward=True),
+        rope=Rope(turned.dim, turned.theta, turned.scaling, negative_angles=True),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
         qk_norm_spec=norm,
-        more=more,
+        extras=extras,
     )
     names: Names = {"ffn.up1": _MLP + "fc1", "ffn.down": _MLP + "fc2"}
-    return plain(
+    return build_decoder(
         c,
         mixer,
         mlp(c, gated=False),
@@ -120,13 +120,13 @@ def nanochat(c: Config) -> Decoder:
 @family("BitNetForCausalLM")
 def bitnet(c: Config) -> Decoder:
     bias = c.attention_bias
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, more=Variant(out_norm=rms(c)))
+    mixer = attention(c, qkv_bias=bias, o_bias=bias, extras=AttentionExtras(out_norm=rms(c)))
     ffn = Mlp(c.intermediate_size, activation(c), sub_norm=rms(c))
     names: Names = {
         "mixer.out_norm": _ATTENTION + "attn_sub_norm",
         "ffn.sub_norm": _MLP + "ffn_sub_norm",
     }
-    return plain(c, mixer, ffn, names=names)
+    return build_decoder(c, mixer, ffn, names=names)
 
 
 @family("ApertusForCausalLM")
@@ -140,7 +140,7 @@ def apertus(c: Config) -> Decoder:
         **{f"ffn.act.{one}": f"{_MLP}act_fn.{one}" for one in ("alpha_p", "alpha_n", "beta")},
         "ffn.act.eps": _MLP + "act_fn.eps",
     }
-    return plain(c, mixer, Mlp(c.intermediate_size, "xielu", gated=False), names=names)
+    return build_decoder(c, mixer, Mlp(c.intermediate_size, "xielu", gated=False), names=names)
 
 
 def _hunyuan_attention(c: Config) -> Attention:
@@ -155,7 +155,7 @@ def _hunyuan_attention(c: Config) -> Attention:
     if sections and (len(sections) not in (3, 4) or 2 * sum(sections) != dim):
         raise c.error("rope_parameters", f"sections {sections} must be 3 or 4 parts of {dim // 2}")
     if sections:
-        position = replace(position, sections=sections, is_by_channel=True)
+        position = replace(position, mrope_sections=sections, mrope_by_channel=True)
     return attention(
         c,
         rope=position,
@@ -163,7 +163,7 @@ def _hunyuan_attention(c: Config) -> Attention:
         o_bias=bias,
         qk_norm="head",
         qk_norm_spec=rms(c),
-        more=Variant(norm_after_rope=True),
+        extras=AttentionExtras(norm_after_rope=True),
     )
 
 
@@ -178,7 +178,7 @@ _HUNYUAN: Names = {
 
 @family("HunYuanDenseV1ForCausalLM")
 def hunyuan_dense(c: Config) -> Decoder:
-    return plain(c, _hunyuan_attention(c), names=_HUNYUAN)
+    return build_decoder(c, _hunyuan_attention(c), names=_HUNYUAN)
 
 
 @published_form("hunyuan_v1_moe")
@@ -199,4 +199,4 @@ def hunyuan_moe(c: Config) -> Decoder:
     def ffn(i: int) -> Ffn:
         return moe(c, inner=c.intermediate_size, renorm=True, shared=shared)
 
-    return plain(c, _hunyuan_attention(c), ffn, names=_HUNYUAN)
+    return build_decoder(c, _hunyuan_attention(c), ffn, names=_HUNYUAN)

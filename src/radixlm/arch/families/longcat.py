@@ -7,9 +7,9 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
+    build_decoder,
     family,
     moe,
-    plain,
     published_form,
     rms,
 )
@@ -48,7 +48,7 @@ def longcat_flash(c: Config) -> Decoder:
         zero_experts=c.get("zero_expert_num", 0),
     )
     dense, norm = Mlp(c.ffn_hidden_size, activation(c)), rms(c)
-    pair = (Block(mixer, dense, norm, side=sparse), Block(mixer, dense, norm))
+    pair = (Block(mixer, dense, norm, deferred_moe=sparse), Block(mixer, dense, norm))
     q_scale, kv_scale = ((c.hidden_size / r) ** 0.5 for r in (c.q_lora_rank, c.kv_lora_rank))
     mlps, experts = _LAYER + "mlps.{odd}.", _MLP + "experts."
     names: Names = {
@@ -71,5 +71,5 @@ def longcat_flash(c: Config) -> Decoder:
         ),
         "moe.down": AnyOf(experts + "{e}.down_proj", experts + "down_proj"),
     }
-    described = plain(c, mixer, dense, norm, names=names)
+    described = build_decoder(c, mixer, dense, norm, names=names)
     return replace(described, blocks=pair * c.num_hidden_layers)

@@ -7,10 +7,10 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     attention,
+    build_decoder,
     family,
     head_dim,
     moe,
-    plain,
     published_form,
     rms,
     rope,
@@ -30,7 +30,7 @@ W1_W3_W2: Names = {
 
 @family("MixtralForCausalLM", "QuantMixtralForCausalLM")
 def mixtral(c: Config) -> Decoder:
-    return plain(
+    return build_decoder(
         c,
         attention(c, window=c.sliding_window or 0),
         moe(c, inner=c.intermediate_size, renorm=True),
@@ -51,7 +51,7 @@ def _turned_share(raw: dict[str, Any]) -> dict[str, Any]:
 def minimax_m2(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True)
     correction = "e_score_correction_bias"
-    return plain(
+    return build_decoder(
         c,
         attention(c, rope=position, qk_norm="row", qk_norm_spec=rms(c)),
         moe(c, inner=c.intermediate_size, score="sigmoid", correction=True, renorm=True),

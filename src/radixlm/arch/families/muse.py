@@ -10,19 +10,19 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Ffn,
     attention,
+    build_decoder,
     family,
     head_dim,
-    in_whole,
     mlp,
     moe,
-    plain,
     rms,
     rope,
     window,
+    with_untied_head,
 )
 from radixlm.arch.names import LAYER, SANDWICH, Named, Names
 from radixlm.arch.recipes import Scaled
-from radixlm.arch.spec import Attention, Decoder, Norm, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Norm
 from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
@@ -44,7 +44,7 @@ def _fourth(c: Config, layer: int) -> bool:
 def _muse(
     c: Config,
     ffn: Ffn | Callable[[int], Ffn],
-    more: Variant,
+    extras: AttentionExtras,
     post_norms: tuple[Norm, Norm],
     names: Names,
     **fields: Any,
@@ -66,10 +66,10 @@ def _muse(
             window=window(c, i) if c.layer_types else 0 if sees_all else c.sliding_window,
             qk_norm="head",
             qk_norm_spec=bare,
-            more=more,
+            extras=extras,
         )
 
-    described = plain(
+    described = build_decoder(
         c,
         mixer,
         ffn,
@@ -77,19 +77,19 @@ def _muse(
         "sandwich",
         final_norm=rms(c),
         embed_norm=bare,
-        norms_table=True,
+        embed_norm_text_only=True,
         logit_scale=c.output_multiplier,
         logit_softcap=cap,
         names={**SANDWICH, **names},
     )
     blocks = (replace(b, post_norms=post_norms, **fields) for b in described.blocks)
-    return in_whole(c, replace(described, blocks=tuple(blocks)))
+    return with_untied_head(c, replace(described, blocks=tuple(blocks)))
 
 
 @family("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
 def muse_glimmer(c: Config) -> Decoder:
     behind = Norm(c.post_norm_eps, offset=1.0)
-    gated = Variant(gate="channel")
+    gated = AttentionExtras(gate="channel")
     return _muse(c, mlp(c, act="hidden_activation"), gated, (behind, behind), {})
 
 
@@ -111,7 +111,7 @@ def muse_spark(c: Config) -> Decoder:
     return _muse(
         c,
         lambda i: dense if kinds and kinds[i] == "dense" else sparse,
-        Variant(gate="channel", out_norm=bare, out_norm_heads=True),
+        AttentionExtras(gate="channel", out_norm=bare, out_norm_heads=True),
         (Norm(c.post_norm_eps, affine=False), behind),
         {**SPARK, "moe.router": Named((_MLP + "gate",), Scaled(c.output_multiplier))},
         gate_temperature=float(c.residual_gate_temperature),

@@ -10,37 +10,37 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     corrected_moe,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     published_form,
     rms,
     rope,
     window,
 )
 from radixlm.arch.names import DEFAULT, LAYER, POST, AnyOf
-from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp, Norm
 
 
 @family("OlmoForCausalLM")
 def olmo(c: Config) -> Decoder:
     bias = c.attention_bias
     norm = Norm(1e-5, "layer", affine=False)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias, more=_clip(c)), norm=norm)
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias, extras=_clip(c)), norm=norm)
 
 
-def _clip(c: Config) -> Variant | None:
-    return Variant(clip=float(c.clip_qkv)) if c.get("clip_qkv") else None
+def _clip(c: Config) -> AttentionExtras | None:
+    return AttentionExtras(clip_qkv=float(c.clip_qkv)) if c.get("clip_qkv") else None
 
 
 @family("Olmo2ForCausalLM")
 def olmo2(c: Config) -> Decoder:
     bias = c.attention_bias
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
-    return plain(c, mixer, layout="post", names=POST)
+    return build_decoder(c, mixer, layout="post", names=POST)
 
 
 @family("Olmo3ForCausalLM")
@@ -60,15 +60,21 @@ def olmo3(c: Config) -> Decoder:
             window=span,
         )
 
-    return plain(c, mixer, layout="post", names=POST)
+    return build_decoder(c, mixer, layout="post", names=POST)
 
 
 @family("OlmoeForCausalLM")
 def olmoe(c: Config) -> Decoder:
     bias = c.attention_bias
-    more = Variant(clip=float(c.clip_qkv), clips_normed=True) if c.get("clip_qkv") else None
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c), more=more)
-    return plain(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
+    extras = (
+        AttentionExtras(clip_qkv=float(c.clip_qkv), clip_after_norm=True)
+        if c.get("clip_qkv")
+        else None
+    )
+    mixer = attention(
+        c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c), extras=extras
+    )
+    return build_decoder(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
 
 
 @family("FlexOlmoForCausalLM")
@@ -76,7 +82,7 @@ def flex_olmo(c: Config) -> Decoder:
     bias = c.attention_bias
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
     ffn = moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob)
-    return plain(c, mixer, ffn, layout="post", names=POST)
+    return build_decoder(c, mixer, ffn, layout="post", names=POST)
 
 
 @published_form("exaone4", "exaone_moe")
@@ -110,7 +116,7 @@ def exaone_attention(c: Config) -> Callable[[int], Attention]:
 
 @family("Exaone4ForCausalLM")
 def exaone4(c: Config) -> Decoder:
-    return plain(c, exaone_attention(c), layout="post", names=POST)
+    return build_decoder(c, exaone_attention(c), layout="post", names=POST)
 
 
 @family("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM")
@@ -124,4 +130,4 @@ def exaone_moe(c: Config) -> Decoder:
         return mlp(c) if is_dense else sparse
 
     correction = AnyOf(LAYER + "mlp.e_score_correction_bias", DEFAULT["moe.correction"])
-    return plain(c, exaone_attention(c), ffn, names={"moe.correction": correction})
+    return build_decoder(c, exaone_attention(c), ffn, names={"moe.correction": correction})

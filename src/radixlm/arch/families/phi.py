@@ -6,10 +6,10 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
-    plain,
     rope,
 )
 from radixlm.arch.names import FUSED_UP, LAYER, Named
@@ -22,7 +22,7 @@ _ATTENTION = LAYER + "self_attn."
 @family("PhiForCausalLM")
 def phi(c: Config) -> Decoder:
     norm = Norm(c.layer_norm_eps, "layer", bias=True)
-    return plain(
+    return build_decoder(
         c,
         attention(
             c,
@@ -51,7 +51,7 @@ def phi(c: Config) -> Decoder:
 def phi3(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True)
     names = {"mixer.qkv": _ATTENTION + "qkv_proj", "ffn.up": FUSED_UP}
-    return plain(c, attention(c, rope=position, window=c.sliding_window or 0), names=names)
+    return build_decoder(c, attention(c, rope=position, window=c.sliding_window or 0), names=names)
 
 
 @family("StableLmForCausalLM")
@@ -70,7 +70,7 @@ def stablelm(c: Config) -> Decoder:
         norms = tuple(f"{_ATTENTION}{part}_layernorm.norms.{head}" for head in range(heads))
         return Named(norms, PerHead(heads))
 
-    return plain(
+    return build_decoder(
         c,
         mixer,
         norm=Norm(c.layer_norm_eps, "layer", bias=True),
@@ -85,7 +85,7 @@ def stablelm(c: Config) -> Decoder:
 @family("Starcoder2ForCausalLM")
 def starcoder2(c: Config) -> Decoder:
     bias = c.use_bias
-    return plain(
+    return build_decoder(
         c,
         attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
         mlp(c, gated=False, bias=bias),
@@ -97,7 +97,7 @@ def starcoder2(c: Config) -> Decoder:
 @family("NemotronForCausalLM")
 def nemotron(c: Config) -> Decoder:
     bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
-    return plain(
+    return build_decoder(
         c,
         attention(c, rope=position, qkv_bias=bias, o_bias=bias),
         mlp(c, gated=False, bias=c.mlp_bias),

@@ -26,7 +26,7 @@ def labels(c: Config) -> tuple[str, ...]:
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
-def squashing(c: Config) -> Any:
+def score_activation(c: Config) -> Any:
     """What a cross-encoder's scores pass last, as sentence-transformers notes it; nothing if it
     does not."""
     notes = c.get("sentence_transformers")
@@ -46,7 +46,7 @@ def dimensions(c: Config) -> tuple[int, ...]:
     return tuple(listed)
 
 
-def sees_all(c: Config) -> bool:
+def is_bidirectional(c: Config) -> bool:
     """Whether the config of a decoder says that every token sees all others."""
     return c.get("is_causal") is False or bool(c.get("use_bidirectional_attention"))
 
@@ -54,7 +54,7 @@ def sees_all(c: Config) -> bool:
 def with_bidirectional_attention(c: Config, decoder: Decoder) -> Decoder:
     """The decoder as an encoder; CheckpointError where its attention cannot look ahead."""
     mixers = [block.mixer for block in decoder.blocks]
-    if not all(isinstance(m, Attention) and not m.sinks and m.more is None for m in mixers):
+    if not all(isinstance(m, Attention) and not m.sinks and m.extras is None for m in mixers):
         raise c.error("is_causal", f"= false is not supported for {c.architecture}")
     return replace(decoder, encoder=Encoder())
 
@@ -87,7 +87,7 @@ def scores(
     steps = tuple(step for step, _ in before)
     width = next((s.outputs for s in reversed(steps) if isinstance(s, Dense)), decoder.dim)
     head = (*steps, Dense(width, len(named), bias=bias))
-    fields.setdefault("after", squashing(c))
+    fields.setdefault("after", score_activation(c))
     names = {f"pool_{i}": name for i, (_, name) in enumerate(before)} | {f"pool_{len(before)}": out}
     pool = Pool(pooling, head, gives="scores", labels=named, **fields)
     return pooled(decoder, pool, **names)

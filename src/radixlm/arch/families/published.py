@@ -10,11 +10,11 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     rms,
     rope,
 )
@@ -23,16 +23,16 @@ from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, GroupedQkv, interleaved_rows
 from radixlm.arch.spec import (
     Attention,
+    AttentionExtras,
     Block,
-    Blocks,
+    BlockSparse,
     Decoder,
     Mlp,
     Norm,
     Rope,
     RopeScaling,
-    Skip,
-    Straight,
-    Variant,
+    SkipConnection,
+    SquareLinear,
 )
 
 
@@ -46,12 +46,12 @@ def xverse_moe(c: Config) -> Decoder:
         shared=Mlp(shared, activation(c)) if shared else None,
     )
     has_experts = c.get("num_experts") is not None
-    return plain(
+    return build_decoder(
         c, ffn=sparse if has_experts else mlp(c), names={"moe.router": LAYER + "mlp.router"}
     )
 
 
-def _solar_skips(c: Config) -> tuple[Skip, ...]:
+def _solar_skips(c: Config) -> tuple[SkipConnection, ...]:
     """Layers of bskcn_1 and _2 are read again by those of bskcn_3 and _4, each by the next ones;
     bskcn_tv holds the share in training, then that in use."""
     shares = c.bskcn_tv
@@ -61,7 +61,7 @@ def _solar_skips(c: Config) -> tuple[Skip, ...]:
             before = [one for one in c.get(source_key) or () if one <= at]
             if not before:
                 raise c.error(key, f"names layer {at}, before which {source_key!r} has none")
-            found.append(Skip(max(before), at, float(shares[1])))
+            found.append(SkipConnection(max(before), at, float(shares[1])))
     return tuple(skip for skip in found if skip.at < c.num_hidden_layers)
 
 
@@ -72,7 +72,7 @@ def solar(c: Config) -> Decoder:
     if not isinstance(shares, list | tuple) or len(shares) != 2 or not all(map(is_number, shares)):
         raise c.error("bskcn_tv", f"= {shares!r} must be two numbers")
     mixer = attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0)
-    return plain(c, mixer, mlp(c, bias=c.mlp_bias), skips=_solar_skips(c))
+    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), skips=_solar_skips(c))
 
 
 def _deci_part(c: Config, layer: int, part: str) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def _deci_part(c: Config, layer: int, part: str) -> dict[str, Any]:
     return found
 
 
-def _deci_attention(c: Config, layer: int) -> Attention | Straight | None:
+def _deci_attention(c: Config, layer: int) -> Attention | SquareLinear | None:
     part, bias = _deci_part(c, layer, "attention"), c.get("qkv_bias", c.attention_bias)
     if part.get("no_op"):
         return None
     if part.get("replace_with_linear"):
-        return Straight()
+        return SquareLinear()
     for key in ("sparsify", "num_sink_tokens"):
         if part.get(key):
             raise c.error("block_configs", f"says {key!r} at layer {layer}, which is not supported")
@@ -104,12 +104,12 @@ def _deci_attention(c: Config, layer: int) -> Attention | Straight | None:
     )
 
 
-def _deci_ffn(c: Config, layer: int) -> Mlp | Straight | None:
+def _deci_ffn(c: Config, layer: int) -> Mlp | SquareLinear | None:
     part = _deci_part(c, layer, "ffn")
     if part.get("no_op"):
         return None
     if part.get("replace_with_linear"):
-        return Straight()
+        return SquareLinear()
     width = part.get("intermediate_size")
     if width is None:
         width = -(-int(2 * part.get("ffn_mult", 0) * c.hidden_size / 3) // 256) * 256
@@ -128,7 +128,7 @@ def decilm(c: Config) -> Decoder:
     layers, norm, longest = range(c.num_hidden_layers), rms(c), c.max_position_embeddings
     if c.get("num_key_value_heads_per_layer"):  # the first generation
         counts = c.num_key_value_heads_per_layer
-        return plain(c, lambda i: attention(c, kv_heads=counts[i]), names=names)
+        return build_decoder(c, lambda i: attention(c, kv_heads=counts[i]), names=names)
     blocks = tuple(Block(_deci_attention(c, i), _deci_ffn(c, i), norm) for i in layers)
     tied = bool(c.tie_word_embeddings)
     return Decoder(c.vocab_size, c.hidden_size, blocks, norm, longest, tied=tied, names=names)
@@ -156,7 +156,7 @@ def phi3_small(c: Config) -> Decoder:
     dim, heads = head_dim(c), c.num_attention_heads
     step = 0 if c.blocksparse_homo_head_pattern else max(1, c.blocksparse_vert_stride // heads)
     size, local = c.blocksparse_block_size, c.blocksparse_num_local_blocks
-    sparse = Variant(blocks=Blocks(size, local, c.blocksparse_vert_stride, step))
+    sparse = AttentionExtras(block_sparse=BlockSparse(size, local, c.blocksparse_vert_stride, step))
     every = c.get("dense_attention_every_n_layers", 0)
     position = _phi3_small_rope(c, dim)
 
@@ -167,7 +167,7 @@ def phi3_small(c: Config) -> Decoder:
             qkv_bias=True,
             o_bias=True,
             scale=c.mup_attn_multiplier / dim if c.mup_use_scaling else None,
-            more=None if every and (i + 1) % every == 0 else sparse,
+            extras=None if every and (i + 1) % every == 0 else sparse,
         )
 
     grouped = GroupedQkv(c.get("num_key_value_heads", heads), dim)
@@ -181,14 +181,14 @@ def phi3_small(c: Config) -> Decoder:
         "mixer.o": LAYER + "self_attn.dense",
         "ffn.up": Named((LAYER + "mlp.up_proj",), interleaved_rows),
     }
-    return plain(
+    return build_decoder(
         c,
         mixer,
         Mlp(inner, "swiglu_oai", bias=True, limit=float(c.get("gegelu_limit", 0.0))),
         Norm(c.layer_norm_epsilon, "layer", bias=True),
         embed_scale=float(c.get("mup_embedding_multiplier") or 1.0),
         logit_scale=1 / (c.get("mup_width_multiplier") or 1.0),
-        unsaid=unsaid,
+        suppressed_tokens=unsaid,
         names=names,
     )
 
@@ -202,7 +202,7 @@ def step3(c: Config) -> Decoder:
     sparse = range(1, c.num_hidden_layers) if listed is None else listed
     experts = moe(c, renorm=c.norm_expert_weight, shared=Mlp(c.share_expert_dim, activation(c)))
     attn, part, shared = (LAYER + one for one in ("self_attn.", "moe.", "share_expert."))
-    more = Variant(q_rank=c.share_q_dim or head_dim(c), q_rank_norm=rms(c))
+    extras = AttentionExtras(q_rank=c.share_q_dim or head_dim(c), q_rank_norm=rms(c))
 
     def ffn(i: int) -> Ffn:
         return experts if i in sparse else mlp(c)
@@ -217,7 +217,7 @@ def step3(c: Config) -> Decoder:
         "moe.shared.up": (shared + "gate_proj", shared + "up_proj"),
         "moe.shared.down": shared + "down_proj",
     }
-    return plain(c, attention(c, kv_heads=1, more=more), ffn, names=names)
+    return build_decoder(c, attention(c, kv_heads=1, extras=extras), ffn, names=names)
 
 
 @family("Grok1ForCausalLM", "Grok1ModelForCausalLM")
@@ -228,7 +228,9 @@ def grok1(c: Config) -> Decoder:
     sparse = moe(
         c,
         inner=c.get("moe_intermediate_size", c.intermediate_size),
-        act=activation(c) if c.is_given("hidden_act") and c.hidden_act != "gelu" else "gelu_tanh",
+        act=activation(c)
+        if c.is_explicit("hidden_act") and c.hidden_act != "gelu"
+        else "gelu_tanh",
         router_softcap=float(c.get("router_logit_softcapping", 30.0)),
     )
     names: Names = {
@@ -239,7 +241,7 @@ def grok1(c: Config) -> Decoder:
         "norm3": LAYER + "pre_moe_norm",
         "norm4": LAYER + "post_moe_norm",
     }
-    return plain(
+    return build_decoder(
         c,
         attention(c, scale=scale, softcap=cap),
         sparse,

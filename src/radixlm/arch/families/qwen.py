@@ -8,12 +8,12 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
     is_sliding,
     mlp,
     moe,
-    plain,
     rms,
     rope,
     window,
@@ -35,14 +35,14 @@ def slides(c: Config, layer: int) -> bool:
 
 @family("Qwen2ForCausalLM")
 def qwen2(c: Config) -> Decoder:
-    return plain(
+    return build_decoder(
         c, lambda i: attention(c, qkv_bias=True, window=c.sliding_window if slides(c, i) else 0)
     )
 
 
 @family("Qwen3ForCausalLM")
 def qwen3(c: Config) -> Decoder:
-    return plain(
+    return build_decoder(
         c,
         lambda i: attention(
             c,
@@ -72,7 +72,7 @@ def qwen2_moe(c: Config) -> Decoder:
             return is_sliding(c, i)
         return bool(c.use_sliding_window and i % 2 == 0 and i < c.max_window_layers)
 
-    return plain(
+    return build_decoder(
         c,
         lambda i: attention(
             c,
@@ -98,7 +98,7 @@ def qwen3_moe(c: Config) -> Decoder:
     mixer = attention(
         c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c), window=span
     )
-    return plain(c, mixer, lambda i: sparse if has_experts(i) else mlp(c))
+    return build_decoder(c, mixer, lambda i: sparse if has_experts(i) else mlp(c))
 
 
 @family("MellumForCausalLM")
@@ -118,4 +118,4 @@ def mellum(c: Config) -> Decoder:
             window=window(c, i) if c.layer_types else 0,
         )
 
-    return plain(c, mixer, lambda i: mlp(c) if kinds and kinds[i] == "dense" else sparse)
+    return build_decoder(c, mixer, lambda i: mlp(c) if kinds and kinds[i] == "dense" else sparse)

@@ -10,24 +10,24 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Mixer,
     activation,
+    build_decoder,
     family,
     head_dim,
-    in_whole,
     moe,
-    plain,
     rms,
+    with_untied_head,
 )
 from radixlm.arch.families.linear import DELTA, delta_net, gated_attention
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts
 from radixlm.arch.spec import (
-    BlockIndex,
+    AttentionExtras,
+    BlockIndexer,
     Decoder,
-    GatedStreams,
+    GatedHyperConnections,
     Mlp,
     Ngrams,
     Norm,
-    Variant,
 )
 from radixlm.base.record import replace
 
@@ -93,7 +93,7 @@ def _ngrams(c: Config, index: int) -> Ngrams:
     )
 
 
-def _index(c: Config) -> BlockIndex:
+def _index(c: Config) -> BlockIndexer:
     size, budget = c.get("indexer_compress_ratio"), c.get("indexer_budget")
     for key in ("n_heads", "head_dim", "budget", "compress_ratio"):
         value = c.get(f"indexer_{key}")
@@ -104,7 +104,7 @@ def _index(c: Config) -> BlockIndex:
         raise c.error("indexer_budget", f"= {budget} is no multiple of 'indexer_compress_ratio'")
     norm = rms(c, offset=1.0)
     top = budget // size
-    return BlockIndex(c.indexer_n_heads, c.indexer_head_dim, size, top, 0, norm, is_mean=True)
+    return BlockIndexer(c.indexer_n_heads, c.indexer_head_dim, size, top, 0, norm, is_mean=True)
 
 
 def _streams(ours: str, theirs: str) -> Names:
@@ -171,12 +171,12 @@ def qwen4_exp(c: Config) -> Decoder:
             raise c.error(
                 "rope_parameters", "must not depend on the length: blocks keep their turn"
             )
-        return replace(attention, more=Variant(index=_index(c)))
+        return replace(attention, extras=AttentionExtras(indexer=_index(c)))
 
     if any(not 1 <= one <= c.num_hidden_layers or attends(one - 1) for one in reading):
         raise c.error("ple_layer_ids", f"= {reading!r} are not all linear layers, counted from 1")
     sparse = moe(c, renorm=c.norm_topk_prob, shared=Mlp(shared, activation(c)), shared_gate=True)
     bare = Norm(c.rms_norm_eps, "none", affine=False)
-    streams = GatedStreams(c.hc_count, c.hc_lowrank, rms(c, offset=1.0))
-    described = plain(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))
-    return in_whole(c, described)
+    streams = GatedHyperConnections(c.hc_count, c.hc_lowrank, rms(c, offset=1.0))
+    described = build_decoder(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))
+    return with_untied_head(c, described)

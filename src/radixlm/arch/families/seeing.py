@@ -7,10 +7,10 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     attention,
+    build_decoder,
     family,
     head_dim,
     mlp,
-    plain,
     published_form,
     rms,
     rope,
@@ -41,12 +41,14 @@ def chameleon(c: Config) -> Decoder:
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="each", qk_norm_spec=norm)
     words = (c.get("vocabulary_map") or {}).items()
     behind = {"norm1": LAYER + "input_layernorm", "norm2": LAYER + "post_attention_layernorm"}
-    return plain(
+    return build_decoder(
         c,
         mixer,
         mlp(c, bias=bool(c.get("mlp_bias"))),
         layout="post" if c.swin_norm else "pre",
-        unsaid=tuple(sorted(token for word, token in words if word.startswith("IMGIMG"))),
+        suppressed_tokens=tuple(
+            sorted(token for word, token in words if word.startswith("IMGIMG"))
+        ),
         names=behind if c.swin_norm else None,
     )
 
@@ -60,9 +62,9 @@ def deepseek_ocr(c: Config) -> Decoder:
     by_place = routed(c, groups=groups, group_score="max", renorm=False, bias=c.mlp_bias)
     mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
     if kinds is None:
-        return plain(c, mixer, by_place)
+        return build_decoder(c, mixer, by_place)
     sparse = by_place(c.num_hidden_layers)
-    return plain(c, mixer, lambda i: sparse if kinds[i] == "sparse" else dense)
+    return build_decoder(c, mixer, lambda i: sparse if kinds[i] == "sparse" else dense)
 
 
 _OWN, _BLOCK = "model.transformer.", "model.transformer.blocks.{i}."
@@ -106,4 +108,6 @@ def molmo(c: Config) -> Decoder:
 
     layout: Layout = "post" if c.norm_after else "pre"
     more = int(c.additional_vocab_size)
-    return plain(c, mixer, layout=layout, names=_MOLMO, unspoken=more, adds_rows=True)
+    return build_decoder(
+        c, mixer, layout=layout, names=_MOLMO, extra_vocab_rows=more, add_media_embeds=True
+    )

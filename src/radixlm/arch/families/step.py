@@ -10,19 +10,19 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     family,
     head_dim,
-    in_whole,
     moe,
-    plain,
     published_form,
     rms,
     rope,
     window,
+    with_untied_head,
 )
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts
-from radixlm.arch.spec import Attention, Decoder, Mlp, Variant
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp
 
 _MLP, _MOE, _SHARED = LAYER + "mlp.", LAYER + "moe.", LAYER + "share_expert."
 _BY_LAYER = (
@@ -80,7 +80,7 @@ def step3p5(c: Config) -> Decoder:
     bias, dim, norm = c.attention_bias, head_dim(c), rms(c, offset=1.0)
     limits, of_dense = c.swiglu_limits or (), c.swiglu_limits_shared or ()
     kinds, own = c.mlp_layer_types, c.get("per_layer_config", {})
-    act, more = activation(c), Variant(gate="head")
+    act, extras = activation(c), AttentionExtras(gate="head")
     scale = (c.query_pre_attn_scalar or dim) ** -0.5
 
     def heads(i: int, slides: bool) -> int:
@@ -95,7 +95,7 @@ def step3p5(c: Config) -> Decoder:
         span = window(c, i) if c.layer_types else 0
         position = rope(c, dim, kind, partial=True)
         fields: dict[str, Any] = {"heads": heads(i, span > 0), "rope": position, "window": span}
-        fields |= {"qkv_bias": bias, "o_bias": bias, "scale": scale, "more": more}
+        fields |= {"qkv_bias": bias, "o_bias": bias, "scale": scale, "extras": extras}
         return attention(c, qk_norm="head", qk_norm_spec=norm, **fields)
 
     def limit(of: Any, i: int) -> float:
@@ -116,7 +116,7 @@ def step3p5(c: Config) -> Decoder:
             shared=Mlp(width, act, bias=c.mlp_bias, limit=cut, limit_after=True),
         )
 
-    return in_whole(c, plain(c, mixer, ffn, norm, names=_names(c)))
+    return with_untied_head(c, build_decoder(c, mixer, ffn, norm, names=_names(c)))
 
 
 def _names(c: Config) -> Names:

@@ -15,7 +15,7 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.families.hybrid import mamba_names, stacked
 from radixlm.arch.names import LAYER, AnyOf, Name, Named, Names
-from radixlm.arch.recipes import OneRow, flat, heads_joined, interleaved_rows
+from radixlm.arch.recipes import SelectRow, flat, interleaved_rows, merge_heads
 from radixlm.arch.spec import Block, Decoder, Mamba1, Mamba2, Mlp, Norm, SharedLayer
 
 _KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
@@ -38,7 +38,9 @@ def _decoder(
     c: Config, state: Mamba1 | Mamba2, calls: dict[int, SharedLayer], names: dict[str, Any]
 ) -> Decoder:
     norm = rms(c)
-    blocks = [Block(state, None, norm, asks=calls.get(i)) for i in range(c.num_hidden_layers)]
+    blocks = [
+        Block(state, None, norm, shared_block=calls.get(i)) for i in range(c.num_hidden_layers)
+    ]
     ends: Names = {
         "norm": "model.final_layernorm",
         "norm1": AnyOf(LAYER + "input_layernorm", LAYER + "mamba_decoder.input_layernorm"),
@@ -127,10 +129,10 @@ def _headed(prefix: str, heads: int) -> Names:
     """The parts of a Mamba whose tensors have an axis of heads."""
     names = dict(mamba_names(prefix))
     names["state.inp"] = Named((prefix + "in_proj",), interleaved_rows)
-    names["state.a_log"] = Named((prefix + "A_log",), heads_joined)
+    names["state.a_log"] = Named((prefix + "A_log",), merge_heads)
     names["state.d"] = Named((prefix + "D",), flat)
     for head in range(heads):
-        one, row = f"s.{head}" if heads > 1 else "", OneRow(head)
+        one, row = f"s.{head}" if heads > 1 else "", SelectRow(head)
         names["state.x_proj" + one] = Named((prefix + "x_proj_weight",), row)
         names["state.dt_proj" + one] = Named((prefix + "dt_proj_weight",), row)
         names[f"state.dt_proj{one}.bias"] = Named((prefix + "dt_proj_bias",), row)

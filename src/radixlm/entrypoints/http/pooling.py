@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.arch.sentence import Sentence
+from radixlm.arch.sentence_transformers import SentenceTransformersConfig
 from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.client import client_key
@@ -166,7 +166,7 @@ async def _seen(state: ServerState, mm_prompt: MultimodalPrompt, where: str) -> 
     return await reader.prompt(written, sources, template.adds_special_tokens)
 
 
-def _prompt_text(sentence: Sentence | None, name: str | None) -> str:
+def _prompt_text(sentence: SentenceTransformersConfig | None, name: str | None) -> str:
     """The prompt called ``name``, or the model's default one; "" if there is none."""
     prompts = sentence.prompts if sentence is not None else {}
     if name is not None and name not in prompts:

@@ -40,7 +40,7 @@ class DenseModule(Record):
     layer: Dense
 
 
-class Sentence(Record):
+class SentenceTransformersConfig(Record):
     """A folder in sentence-transformers' form. ``max_length``: tokens of the longest text that it
     was made for (0: unsaid). ``prompts`` stand before texts, by name."""
 
@@ -53,7 +53,7 @@ class Sentence(Record):
     default_prompt: str | None = None
 
 
-def read_sentence(folder: Path) -> Sentence | None:
+def read_sentence_transformers(folder: Path) -> SentenceTransformersConfig | None:
     """None where the folder has no modules.json; CheckpointError names a file that is broken."""
     path = folder / "modules.json"
     if not path.is_file():
@@ -76,7 +76,7 @@ def read_sentence(folder: Path) -> Sentence | None:
     limits = _optional(folder / "sentence_bert_config.json")
     notes = _optional(folder / "config_sentence_transformers.json")
     prompts = notes.get("prompts") or {}
-    return Sentence(
+    return SentenceTransformersConfig(
         pooling,
         tuple(dense),
         is_normalised,
@@ -87,7 +87,7 @@ def read_sentence(folder: Path) -> Sentence | None:
     )
 
 
-def with_modules(decoder: Decoder, sentence: Sentence, source: str) -> Decoder:
+def with_modules(decoder: Decoder, sentence: SentenceTransformersConfig, source: str) -> Decoder:
     """The model with the pooling and the layers that ``sentence`` gives it; a model that gives
     scores stays as it is."""
     if decoder.pool is not None and decoder.pool.gives == "scores":
@@ -113,7 +113,7 @@ def with_modules(decoder: Decoder, sentence: Sentence, source: str) -> Decoder:
 
 def dense_folders(folder: Path) -> list[str]:
     """Folders with the weights of linear layers, as modules.json names them."""
-    sentence = read_sentence(folder)
+    sentence = read_sentence_transformers(folder)
     return [module.folder for module in sentence.dense] if sentence is not None else []
 
 

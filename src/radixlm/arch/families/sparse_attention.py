@@ -9,12 +9,12 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
+    build_decoder,
     corrected_moe,
     family,
     head_dim,
     mlp,
     moe,
-    plain,
     rms,
     rope,
 )
@@ -22,14 +22,14 @@ from radixlm.arch.families.deepseek import latent
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import RankScaled
 from radixlm.arch.spec import (
-    BlockIndex,
+    AttentionExtras,
+    BlockIndexer,
     Decoder,
-    Index,
+    HyperConnections,
+    Indexer,
     LatentAttention,
     Mlp,
     Norm,
-    Streams,
-    Variant,
 )
 from radixlm.base.record import replace
 
@@ -74,12 +74,12 @@ def positive(c: Config, *keys: str) -> None:
             raise c.error(key, f"= {value!r} must be a positive integer")
 
 
-def index_of(c: Config, norm: Norm, **fields: Any) -> Index:
+def index_of(c: Config, norm: Norm, **fields: Any) -> Indexer:
     """The index of config.index_n_heads, index_head_dim and index_topk."""
     positive(c, "index_n_heads", "index_head_dim", "index_topk", "q_lora_rank")
     if c.index_head_dim < c.qk_rope_head_dim:
         raise c.error("index_head_dim", "must hold 'qk_rope_head_dim'")
-    return Index(c.index_n_heads, c.index_head_dim, c.index_topk, norm=norm, **fields)
+    return Indexer(c.index_n_heads, c.index_head_dim, c.index_topk, norm=norm, **fields)
 
 
 def limit_of(c: Config) -> float:
@@ -89,10 +89,12 @@ def limit_of(c: Config) -> float:
     return float(c.swiglu_limit)
 
 
-def streams_of(c: Config, **fields: Any) -> Streams:
+def streams_of(c: Config, **fields: Any) -> HyperConnections:
     """The residual streams of config.hc_mult."""
     positive(c, "hc_mult")
-    return Streams(c.hc_mult, Norm(c.rms_norm_eps, affine=False), float(c.hc_eps), **fields)
+    return HyperConnections(
+        c.hc_mult, Norm(c.rms_norm_eps, affine=False), float(c.hc_eps), **fields
+    )
 
 
 def kinds_of(c: Config, key: str, *known: str) -> list[str]:
@@ -117,7 +119,7 @@ def hy_v4(c: Config) -> Decoder:
     count, limit = c.num_hidden_layers, limit_of(c)
     whole = replace(latent(c, interleaved=False), sinks=True, gate="channel")
     norm = Norm(c.rms_norm_eps, "layer", bias=True)
-    index = index_of(c, norm, interleaved=False, turns_last=True)
+    index = index_of(c, norm, interleaved=False, rope_on_tail=True)
     sharing = ["shared" if i and (i - 1) % 4 else "full" for i in range(count)]
     c = c.replace(
         indexer_types=c.indexer_types or sharing,
@@ -130,11 +132,11 @@ def hy_v4(c: Config) -> Decoder:
     sparse = corrected_moe(c, shared, limit=limit)
 
     def mixer(i: int) -> LatentAttention:
-        return replace(whole, index=replace(index, is_shared=shares[i] == "shared"))
+        return replace(whole, indexer=replace(index, is_shared=shares[i] == "shared"))
 
     has_experts = kinds_of(c, "mlp_layer_types", "dense", "sparse")
     streams = streams_of(c, gain=c.hc_magnitude)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         lambda i: sparse if has_experts[i] == "sparse" else mlp(c),
@@ -174,7 +176,9 @@ def dots3_note(c: Config) -> Decoder:
         is_chosen = kinds[i] == "indexed_attention"
         layer_norm = Norm(1e-6, "layer", bias=True)
         return (
-            replace(made, index=index_of(own, layer_norm, interleaved=True)) if is_chosen else made
+            replace(made, indexer=index_of(own, layer_norm, interleaved=True))
+            if is_chosen
+            else made
         )
 
     shared = c.get("moe_shared_expert_intermediate_size", c.shared_experts_intermediate_size)
@@ -187,12 +191,12 @@ def dots3_note(c: Config) -> Decoder:
         "mixer.kv_a_norm": Named((_ATTENTION + "kv_a_layernorm",), scaled),
     }
     has_experts = _dots3_sparse(c)
-    return plain(c, mixer, lambda i: sparse if has_experts[i] else mlp(c), names=names)
+    return build_decoder(c, mixer, lambda i: sparse if has_experts[i] else mlp(c), names=names)
 
 
 def _dots3_kinds(c: Config) -> list[str]:
     """The kind of every layer; published configs call those with an index "full_attention"."""
-    use_index = c.get("use_dsa", None if c.is_given("per_layer_config") else True)
+    use_index = c.get("use_dsa", None if c.is_explicit("per_layer_config") else True)
     full = "full_attention" if use_index is False else "indexed_attention"
     slides = c.get("use_sliding_window", True)
     if c.layer_types is None:
@@ -227,7 +231,7 @@ def _dots3_rope(c: Config, kind: str) -> dict[str, Any]:
     if kind in found:
         return dict(found[kind])
     if kind == "sliding_attention" and not (
-        c.is_given("rope_parameters") or c.is_given("rope_scaling")
+        c.is_explicit("rope_parameters") or c.is_explicit("rope_scaling")
     ):
         return {**found, "rope_theta": c.get("swa_rope_theta", 50000.0)}
     return found
@@ -284,7 +288,7 @@ def minimax_m3(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True)
     norm = rms(c, offset=1.0)
     plain_one = attention(c, rope=position, qk_norm="head", qk_norm_spec=norm)
-    index = BlockIndex(
+    index = BlockIndexer(
         c.index_n_heads,
         c.index_head_dim,
         c.index_block_size,
@@ -292,7 +296,7 @@ def minimax_m3(c: Config) -> Decoder:
         c.index_local_blocks,
         norm,
     )
-    chosen = replace(plain_one, more=Variant(index=index))
+    chosen = replace(plain_one, extras=AttentionExtras(indexer=index))
     sparse = moe(
         c,
         inner=c.intermediate_size,
@@ -306,7 +310,7 @@ def minimax_m3(c: Config) -> Decoder:
     )
     dense = Mlp(c.dense_intermediate_size, "swiglu_oai", limit=limit)
     kinds, ffns = c.layer_types, c.mlp_layer_types
-    return plain(
+    return build_decoder(
         c,
         lambda i: chosen if kinds[i] == "minimax_m3_sparse" else plain_one,
         lambda i: sparse if ffns[i] == "sparse" else dense,

@@ -8,17 +8,17 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     FAMILIES,
     activation,
+    build_decoder,
     corrected_moe,
     family,
-    plain,
     published_form,
 )
 from radixlm.arch.families.deepseek import latent, routed
 from radixlm.arch.families.linear import channel_delta
-from radixlm.arch.families.mixtures import by_layer_type
+from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
-from radixlm.arch.spec import Block, Decoder, LatentAttention, Mlp, Moe, Norm, Temperature
+from radixlm.arch.spec import Block, Decoder, LatentAttention, LogNScaling, Mlp, Moe, Norm
 from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
@@ -30,8 +30,8 @@ def mistral4(c: Config) -> Decoder:
     p, mixer = c.rope_parameters, latent(c, interleaved=c.rope_interleave)
     if p.get("llama_4_scaling_beta"):
         period = float(p.get("original_max_position_embeddings") or c.max_position_embeddings)
-        mixer = replace(mixer, temperature=Temperature(p["llama_4_scaling_beta"], period))
-    return plain(c, mixer, routed(c))
+        mixer = replace(mixer, logn_scaling=LogNScaling(p["llama_4_scaling_beta"], period))
+    return build_decoder(c, mixer, routed(c))
 
 
 def _gated_norm(ours: str, theirs: str) -> Names:
@@ -66,7 +66,7 @@ def axk2(c: Config) -> Decoder:
     def block(one: Block) -> Block:
         assert isinstance(one.mixer, LatentAttention)
         ranks = (rank, rank if isinstance(one.ffn, Moe) else 0)
-        return replace(one, mixer=replace(one.mixer, gates_by_q=True), norm_ranks=ranks)
+        return replace(one, mixer=replace(one.mixer, gate_from_q=True), norm_ranks=ranks)
 
     names: Names = {
         **_gated_norm("norm1", "input_layernorm"),
@@ -150,7 +150,7 @@ def bailing_hybrid(c: Config) -> Decoder:
     shared = c.moe_intermediate_size * c.get("n_shared_experts", 0)
     sparse = corrected_moe(c, Mlp(shared, activation(c)))
     kinds = c.layer_types
-    return plain(
+    return build_decoder(
         c,
         lambda i: attends if kinds[i] == "full_attention" else state,
         by_layer_type(c, sparse),

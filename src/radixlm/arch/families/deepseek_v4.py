@@ -6,9 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, corrected_moe, family, moe, plain, rope
+from radixlm.arch.families.builders import (
+    activation,
+    build_decoder,
+    corrected_moe,
+    family,
+    moe,
+    rope,
+)
 from radixlm.arch.families.linear import KIMI, channel_delta
-from radixlm.arch.families.sparse import (
+from radixlm.arch.families.sparse_attention import (
     STREAMS,
     index_of,
     kinds_of,
@@ -18,14 +25,14 @@ from radixlm.arch.families.sparse import (
 )
 from radixlm.arch.names import LAYER, AnyOf, Names
 from radixlm.arch.spec import (
+    CompressedSparseAttention,
     Decoder,
     DeltaNet,
+    KVCompression,
     LatentAttention,
     Mlp,
     Norm,
     Rope,
-    SummedAttention,
-    Sums,
 )
 from radixlm.base.record import replace
 
@@ -91,7 +98,7 @@ def glm5_next(c: Config) -> Decoder:
     shared = Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu", limit=limit)
     sparse = corrected_moe(c, shared, limit=limit)
     dense, has_experts = Mlp(c.intermediate_size, "silu", limit=limit), c.mlp_layer_types
-    return plain(
+    return build_decoder(
         c,
         mixer,
         lambda i: sparse if has_experts[i] == "sparse" else dense,
@@ -240,9 +247,9 @@ def deepseek_v4(c: Config) -> Decoder:
     if c.num_attention_heads * c.head_dim % c.o_groups:
         raise c.error("o_groups", "must divide the channels of all heads")
 
-    def mixer(i: int) -> SummedAttention:
+    def mixer(i: int) -> CompressedSparseAttention:
         sums = _v4_sums(c, kinds[i])
-        return SummedAttention(
+        return CompressedSparseAttention(
             c.num_attention_heads,
             c.head_dim,
             _v4_rope(c, "compress" if sums else "main", sums),
@@ -263,9 +270,9 @@ def deepseek_v4(c: Config) -> Decoder:
         shared=Mlp(c.moe_intermediate_size, act, bias=c.mlp_bias, limit=limit),
         limit=limit,
     )
-    by_token = replace(sparse, by_token=c.vocab_size)
+    by_token = replace(sparse, hash_vocab=c.vocab_size)
     chosen = replace(sparse, correction=True)
-    return plain(
+    return build_decoder(
         c,
         mixer,
         lambda i: by_token if tables[i] == "hash_moe" else chosen,
@@ -303,18 +310,18 @@ def _v4_keys(c: Config) -> Config:
     return c
 
 
-def _v4_sums(c: Config, kind: str) -> Sums | None:
+def _v4_sums(c: Config, kind: str) -> KVCompression | None:
     """What a layer of this kind sums up."""
     if kind == "sliding_attention":
         return None
     if kind == "heavily_compressed_attention":
-        return Sums(c.compress_rates[kind], overlaps=False)
+        return KVCompression(c.compress_rates[kind], overlaps=False)
     positive(c, "index_n_heads", "index_head_dim", "index_topk")
     sizes = (c.index_n_heads, c.index_head_dim, c.index_topk)
-    return Sums(c.compress_rates[kind], True, *sizes)
+    return KVCompression(c.compress_rates[kind], True, *sizes)
 
 
-def _v4_rope(c: Config, kind: str, sums: Sums | None) -> Rope:
+def _v4_rope(c: Config, kind: str, sums: KVCompression | None) -> Rope:
     """The rotation of layers with sums ("compress") and of the others ("main")."""
     given: dict[str, Any] = c.rope_parameters
     if isinstance(given.get("main"), dict) and isinstance(given.get("compress"), dict):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, family, head_dim, mlp, plain
+from radixlm.arch.families.builders import attention, build_decoder, family, head_dim, mlp
 from radixlm.arch.names import AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts
-from radixlm.arch.spec import Cycles, Decoder, Norm, Variant
+from radixlm.arch.spec import AttentionExtras, Decoder, HierarchicalRecurrence, Norm
 
 _LAYER = "model.{stack}.layers.{i}."
 _OURS, _THEIRS, _MLP = _LAYER + "self_attn.", _LAYER + "attn.", _LAYER + "mlp."
@@ -21,9 +21,12 @@ def hrm_text(c: Config) -> Decoder:
     for key in ("H_cycles", "L_cycles"):
         if not isinstance(c.get(key), int) or not 1 <= c.get(key) <= 64:
             raise c.error(key, f"= {c.get(key)!r} must be a small positive integer")
-    cycles = Cycles(c.H_cycles, c.L_cycles, size, ("L_module", "H_module"))
+    cycles = HierarchicalRecurrence(c.H_cycles, c.L_cycles, size, ("L_module", "H_module"))
     rows, fused = heads * head_dim(c), (_THEIRS + "gqkv_proj",)
-    norm, gated = Norm(c.rms_norm_eps, affine=False), Variant(gate="channel", gate_bias=bias)
+    norm, gated = (
+        Norm(c.rms_norm_eps, affine=False),
+        AttentionExtras(gate="channel", gate_bias=bias),
+    )
     names: Names = {
         "cycles.start": "model.z_L_init",
         "mixer.gate": AnyOf(
@@ -37,9 +40,9 @@ def hrm_text(c: Config) -> Decoder:
         "ffn.up": AnyOf(_MLP + "gate_up_proj", (_MLP + "gate_proj", _MLP + "up_proj")),
         "ffn.down": _MLP + "down_proj",
     }
-    return plain(
+    return build_decoder(
         c.replace(num_hidden_layers=size * len(cycles.runs)),
-        attention(c, kv_heads=heads, qkv_bias=bias, o_bias=bias, more=gated),
+        attention(c, kv_heads=heads, qkv_bias=bias, o_bias=bias, extras=gated),
         mlp(c, bias=c.mlp_bias),
         norm,
         embed_scale=float(c.embedding_scale or 1.0 / c.initializer_range),

@@ -10,8 +10,8 @@ import pytest
 from transformers.configuration_utils import _LEGACY_LAYER_TYPE_REMAP, ALLOWED_LAYER_TYPES
 from transformers.utils.quantization_config import QuantizationMethod
 
+from radixlm.arch.config_values import DTYPES, LAYER_TYPES, QUANT_METHODS
 from radixlm.arch.hf import load_config
-from radixlm.arch.words import DTYPES, LAYER_TYPES, QUANT_METHODS
 from radixlm.base.errors import CheckpointError
 
 TINY = json.loads(Path("src/radixlm/assets/radix-tiny/config.json").read_text())

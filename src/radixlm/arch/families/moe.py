@@ -11,21 +11,21 @@ from radixlm.arch.families.builders import (
     Ffn,
     activation,
     attention,
+    build_decoder,
     corrected_moe,
     family,
     head_dim,
     is_sliding,
     mlp,
     moe,
-    plain,
     rms,
     rope,
     window,
 )
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
-from radixlm.arch.recipes import Experts, Repeated, transposed
-from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Norm, Rope, Temperature, Variant
+from radixlm.arch.recipes import Experts, RepeatInterleave, transposed
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, LogNScaling, Mlp, Moe, Norm, Rope
 from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
@@ -44,7 +44,7 @@ def laguna(c: Config) -> Decoder:
     c.refuse("moe_apply_router_weight_on_input", False)
     heads, bias = c.get("num_attention_heads_per_layer"), c.attention_bias
     is_by_head = c.get("gating", True) in (True, "per-head")
-    more = Variant(gate="head" if is_by_head else "channel", gate_act="softplus")
+    extras = AttentionExtras(gate="head" if is_by_head else "channel", gate_act="softplus")
 
     def mixer(i: int) -> Attention:
         kind = c.layer_types[i] if c.layer_types else "full_attention"
@@ -57,7 +57,7 @@ def laguna(c: Config) -> Decoder:
             qk_norm="head",
             qk_norm_spec=rms(c),
             window=window(c, i) if c.layer_types else 0,
-            more=more,
+            extras=extras,
         )
 
     sparse = moe(
@@ -78,7 +78,7 @@ def laguna(c: Config) -> Decoder:
             _MLP + "shared_expert.down_proj", _MLP + "shared_experts.down_proj"
         ),
     }
-    return plain(c, mixer, by_layer_type(c, sparse), names=names)
+    return build_decoder(c, mixer, by_layer_type(c, sparse), names=names)
 
 
 def _shared(*prefixes: str) -> AnyOf:
@@ -96,8 +96,8 @@ def beam(c: Config) -> Decoder:
     def mixer(i: int) -> Attention:
         kind = "sliding_attention" if is_sliding(c, i) else "full_attention"
         turns = c.rope_parameters[kind] is not None
-        grows = None if turns else Temperature(0.1, 2048.0, 1, is_power=True)
-        more = Variant(gate="channel", gate_bias=True, temperature=grows)
+        grows = None if turns else LogNScaling(0.1, 2048.0, 1, is_power=True)
+        extras = AttentionExtras(gate="channel", gate_bias=True, logn_scaling=grows)
         return attention(
             c,
             rope=rope(c, dim, kind) if turns else None,
@@ -106,13 +106,13 @@ def beam(c: Config) -> Decoder:
             qk_norm="head",
             qk_norm_spec=rms(c),
             window=window(c, i),
-            more=more,
+            extras=extras,
         )
 
     sparse = corrected_moe(c)
     kinds = c.mlp_layer_types or ["dense"] * 3 + ["sparse"] * c.num_hidden_layers
-    bias = Named((LAYER + "self_attn.gate_bias",), Repeated(dim))
-    described = plain(
+    bias = Named((LAYER + "self_attn.gate_bias",), RepeatInterleave(dim))
+    described = build_decoder(
         c,
         mixer,
         lambda i: sparse if kinds[i] == "sparse" else mlp(c),
@@ -137,7 +137,7 @@ def _means(n: int) -> tuple[float, float, float, float]:
 @family("MiMoV2FlashForCausalLM")
 def mimo_v2(c: Config) -> Decoder:
     """Window layers have twice the KV heads, and sinks; values are narrower than keys."""
-    more = Variant(v_dim=c.v_head_dim, v_scale=c.get("attention_value_scale", 1.0))
+    extras = AttentionExtras(v_dim=c.v_head_dim, v_scale=c.get("attention_value_scale", 1.0))
     before = c.get("sliding_window_size")  # of older configs: tokens before the one that looks
     span = c.sliding_window if before is None else before + 1
     bias, kinds = c.attention_bias, c.layer_types
@@ -152,12 +152,12 @@ def mimo_v2(c: Config) -> Decoder:
             qkv_bias=bias,
             window=span if slides else 0,
             sinks=slides,
-            more=more,
+            extras=extras,
         )
 
     sparse = corrected_moe(c)
     sinks = AnyOf(LAYER + "self_attn.attention_sink_bias", LAYER + "self_attn.sinks")
-    return plain(c, mixer, by_layer_type(c, sparse), names={"mixer.sinks": sinks})
+    return build_decoder(c, mixer, by_layer_type(c, sparse), names={"mixer.sinks": sinks})
 
 
 def _mimo_kind(i: int) -> str:
@@ -184,7 +184,7 @@ def hy_v3(c: Config) -> Decoder:
         "moe.shared.down": AnyOf(_MLP + "shared_experts.down_proj", _MLP + "shared_mlp.down_proj"),
     }
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c))
-    return plain(c, mixer, by_layer_type(c, sparse, mlp(c, bias=c.mlp_bias)), names=names)
+    return build_decoder(c, mixer, by_layer_type(c, sparse, mlp(c, bias=c.mlp_bias)), names=names)
 
 
 def _turning_windows(
@@ -226,7 +226,7 @@ def flint(c: Config) -> Decoder:
 
     last = c.num_hidden_layers - 1
     mixer = _turning_windows(c, lambda i: i < 2 or i % 4 == 1 or i == last, sinks=True)
-    return plain(c, mixer, ffn, names=names)
+    return build_decoder(c, mixer, ffn, names=names)
 
 
 @family("Kolibri1ForCausalLM")
@@ -248,7 +248,7 @@ def kolibri(c: Config) -> Decoder:
             LAYER + "moe.router.expert_bias", _MLP + "gate.e_score_correction_bias"
         ),
     }
-    return plain(c, mixer, sparse, layout="sandwich", names=names)
+    return build_decoder(c, mixer, sparse, layout="sandwich", names=names)
 
 
 @family("AriaTextForCausalLM")
@@ -268,7 +268,7 @@ def aria(c: Config) -> Decoder:
     }
     # hidden_act is the shared expert's alone
     sparse = moe(c, inner=c.intermediate_size, act="silu", score="softmax_topk", shared=shared)
-    return plain(c, attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
+    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
 
 
 @family("PhimoeForCausalLM", "PhiMoEForCausalLM")
@@ -281,7 +281,7 @@ def phimoe(c: Config) -> Decoder:
             raise c.error("rope_parameters", "with two different mscales is not supported")
     names: Names = {**W1_W3_W2, "moe.router": AnyOf(W1_W3_W2["moe.router"], _MLP + "router")}
     sparse = moe(c, inner=c.intermediate_size, score="sparsemixer", jitter=c.router_jitter_noise)
-    return plain(
+    return build_decoder(
         c,
         attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
         replace(sparse, top_k=2),
@@ -299,7 +299,7 @@ def dbrx(c: Config) -> Decoder:
         raise c.error("ffn_config", "normalises expert weights by another norm than the sum")
     dim = c.divide("hidden_size", "num_attention_heads")
     position = rope(c, dim)
-    if not (c.is_given("rope_parameters") or c.is_given("rope_theta")):
+    if not (c.is_explicit("rope_parameters") or c.is_explicit("rope_theta")):
         position = Rope(dim, float(how.get("rope_theta") or position.theta))
     experts, inner = feed.get("moe_num_experts", 4), feed["ffn_hidden_size"]
     mixer = attention(
@@ -307,7 +307,7 @@ def dbrx(c: Config) -> Decoder:
         kv_heads=how.get("kv_n_heads", 1),
         head_dim=dim,
         rope=position,
-        more=Variant(clip=float(how.get("clip_qkv") or 0.0)),
+        extras=AttentionExtras(clip_qkv=float(how.get("clip_qkv") or 0.0)),
     )
     sparse = Moe(
         experts,
@@ -328,4 +328,4 @@ def dbrx(c: Config) -> Decoder:
         "moe.up": Named((glu + "w1", glu + "v1"), Experts(experts, 2)),
         "moe.down": Named((glu + "w2",), Experts(experts, 1, is_transposed=True)),
     }
-    return plain(c, mixer, sparse, norm=Norm(1e-5, "layer"), names=names)
+    return build_decoder(c, mixer, sparse, norm=Norm(1e-5, "layer"), names=names)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from radixlm.arch.check import check
 from radixlm.arch.hf import describe
 from radixlm.arch.spec import Decoder
+from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import replace
 from tests.arch.oracle import TINY

@@ -28,7 +28,7 @@ QUANT_METHODS = frozenset(
 )
 
 
-def check_words(values: Mapping[str, Any], source: str) -> None:
+def check_config_values(values: Mapping[str, Any], source: str) -> None:
     """CheckpointError for a word that none of our readers and none of Hugging Face knows."""
     if (name := values.get("dtype")) is not None:  # torch_dtype is another name of it
         _known(str(name).removeprefix("torch."), DTYPES, f"'dtype' = {name!r:.80}", source)

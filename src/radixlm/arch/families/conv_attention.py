@@ -21,7 +21,7 @@ from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, FirstRows, interleaved_middle, interleaved_rows
 from radixlm.arch.spec import (
     Block,
-    CompressedAttention,
+    CompressedConvAttention,
     Decoder,
     DeepRouter,
     Mlp,
@@ -92,7 +92,7 @@ def zaya(c: Config) -> Decoder:
         c,
         correction=True,
         zero_experts=1,
-        zero_gives=False,
+        zero_experts_are_identity=False,
         deep_router=DeepRouter(c.router_hidden_size, norm, False),
     )
     chained = replace(first, deep_router=DeepRouter(c.router_hidden_size, norm, True))
@@ -106,7 +106,7 @@ def zaya(c: Config) -> Decoder:
             o_bias=bias,
             window=window(c, i) if c.layer_types else 0,
         )
-        mixer = CompressedAttention(attends, (c.cca_time0, c.cca_time1))
+        mixer = CompressedConvAttention(attends, (c.cca_time0, c.cca_time1))
         return Block(mixer, chained if i else first, norm, affine_residual=True)
 
     blocks = [block(i) for i in range(c.num_hidden_layers)]
@@ -237,8 +237,8 @@ def inkling(c: Config) -> Decoder:
         norm,
         _inkling_names(c),
         tied=False,
-        unspoken=c.vocab_size - _spoken(c),
+        extra_vocab_rows=c.vocab_size - _spoken(c),
         embed_norm=norm,
-        norms_table=True,
+        embed_norm_text_only=True,
         logit_scale=1.0 / c.logits_mup_width_multiplier,
     )
