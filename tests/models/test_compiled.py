@@ -195,7 +195,7 @@ def test_a_model_that_needs_the_host_runs_as_before(
     ):
         assert tokens(one, 1, 12) == want
         steps = steps_of(one)
-        assert not steps.is_on and steps.num_graphs <= compiled.MOST_GRAPHS
+        assert not steps.is_on and steps.num_graphs <= compiled.MAX_GRAPHS
     (line,) = [r.message for r in caplog.records if r.message.startswith(WARNING)]
     assert cause in line
 

@@ -14,7 +14,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.cpu.extension import native as native_module
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model
-from radixlm.models.program import StepProgram
+from radixlm.models.program.step import StepProgram
 from radixlm.models.program_writer import is_covered
 from radixlm.weights.load import load_weights
 

@@ -34,7 +34,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model, build_model
-from radixlm.models.program import StepProgram
+from radixlm.models.program.step import StepProgram
 from radixlm.weights.load import load_weights
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)

@@ -15,7 +15,7 @@ from radixlm.arch.spec import Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.entrypoints.offline import Engine
 from radixlm.kernels.dispatch import bind
-from radixlm.layers.moe_kinds import MoeOfKinds
+from radixlm.layers.modality_moe import ModalityMoeLayer
 from radixlm.models.build import build_model
 from radixlm.weights.load import load_weights
 
@@ -97,7 +97,7 @@ def test_each_token_passes_the_experts_of_its_kind(tmp_path: Path) -> None:
     ours = build_model(describe(tmp_path), torch.device("cpu"), torch.float32, bind("cpu"))
     load_weights(ours, tmp_path, progress=False)
     layer = ours.blocks[1].ffn
-    assert isinstance(layer, MoeOfKinds)
+    assert isinstance(layer, ModalityMoeLayer)
     theirs = model.model.language_model.layers[1].mlp
     x_TD = torch.randn(9, 64, generator=torch.Generator().manual_seed(2))
     ids_T = torch.tensor([5, 257, 0, 0, 259, 7, 260, 262, 256])

@@ -56,7 +56,7 @@ from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
-from radixlm.models.build import Model, build_model, head_of, is_foreign
+from radixlm.models.build import Model, build_model, head_of, is_transformers
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -73,7 +73,7 @@ from radixlm.weights.load import load_weights
 from radixlm.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from radixlm.models.fallback import TransformersModel
+    from radixlm.models.transformers_backend.model import TransformersModel
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ def _load(
 ) -> tuple[Model, int]:
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
-    if info.is_foreign:
+    if info.is_transformers:
         return _foreign(config, info, device, weight, kernels)
     model = build_model(
         info.decoder,
@@ -304,7 +304,9 @@ def _foreign(
         )
     if config.model.load_format == "dummy":
         raise ConfigError("--load-format dummy needs a model of ours")
-    make = load("radixlm.models.fallback:TransformersModel")  # its imports take a while
+    make = load(
+        "radixlm.models.transformers_backend.model:TransformersModel"
+    )  # its imports take a while
     model: TransformersModel = make(info.folder, info.decoder, device, weight or "auto", kernels)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes
@@ -398,7 +400,7 @@ class RunnerParts(Record):
 
 def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
     """A parameter as the checkpoint has it: ours is packed for the kernels."""
-    if is_foreign(model):
+    if is_transformers(model):
         return model.weight(name)
     if load_format in ("dummy", "sharded_state"):
         raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")

@@ -20,7 +20,7 @@ from radixlm.executor.trial import Trial
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
-from radixlm.models.program import has_program
+from radixlm.models.program.step import has_program
 from radixlm.scheduler.limits import Limits
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import

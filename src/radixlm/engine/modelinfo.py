@@ -51,7 +51,7 @@ class ModelInfo(Record):
     generation: dict[str, Any]
     sentence: SentenceTransformersConfig | None = None
     media: MultimodalSpec | None = None  # of a model with encoders
-    is_foreign: bool = False  # runs by transformers
+    is_transformers: bool = False  # runs by transformers
 
     @property
     def is_generation(self) -> bool:
@@ -132,9 +132,9 @@ def _is_known_elsewhere(folder: Path) -> bool:
 def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
     """The model of ``--model-path`` and its config; CheckpointError if it cannot be served."""
     folder = find_model(config.model.model_path)
-    c, is_foreign = _config(config, folder)
+    c, is_transformers = _config(config, folder)
     generation = load_generation_config(folder)
-    described = describe_generic(c) if is_foreign else describe(c)
+    described = describe_generic(c) if is_transformers else describe(c)
     decoder, sentence = _pooling(config, c, described, folder)
     asked = config.model.context_length
     info = ModelInfo(
@@ -147,7 +147,7 @@ def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
         generation=generation,
         sentence=sentence,
         media=_media(str(c.architecture), folder),
-        is_foreign=is_foreign,
+        is_transformers=is_transformers,
     )
     return info, c
 

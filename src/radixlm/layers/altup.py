@@ -23,7 +23,7 @@ from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
 
-class LayerInputsMaker(Module):
+class PerLayerInputsMaker(Module):
     """The inputs of all layers, from tokens and their embeddings."""
 
     def __init__(
@@ -48,7 +48,7 @@ class LayerInputsMaker(Module):
         return (normed + self.per_layer.run(known).view(shape)) * 2**-0.5
 
 
-class AltUpEnds(LayerInputsMaker):
+class AltUpEnds(PerLayerInputsMaker):
     """What stands before the first and behind the last block."""
 
     def __init__(

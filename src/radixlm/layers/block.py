@@ -32,21 +32,25 @@ from radixlm.arch.spec import (
 )
 from radixlm.base.record import replace
 from radixlm.layers.attention import AttentionLayer
+from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved import ConvolvedLayer, RelativeAttentionLayer, make_convolved
+from radixlm.layers.convolved_attention import (
+    ConvolvedLayer,
+    RelativeAttentionLayer,
+    make_convolved,
+)
 from radixlm.layers.expert_attention import ExpertAttentionLayer
+from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.mlstm import MatrixLstmLayer
+from radixlm.layers.modality_moe import ModalityMoeLayer
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
-from radixlm.layers.moe_kinds import MoeOfKinds
 from radixlm.layers.norm import GatedNormLayer, NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.rwkv import RwkvChannelLayer, RwkvTimeLayer
 from radixlm.layers.state import StateLayer, make_state_layer
-from radixlm.layers.summed import SummedAttentionLayer
-from radixlm.layers.variant import VariantAttentionLayer
 from radixlm.quant.param import Param
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -75,8 +79,8 @@ LEAST_KEPT = 1e-3  # of the square of the residual's factor
 MixerLayer = (
     AttentionLayer
     | LatentAttentionLayer
-    | VariantAttentionLayer
-    | SummedAttentionLayer
+    | ExtendedAttentionLayer
+    | CompressedSparseAttentionLayer
     | ExpertAttentionLayer
 )
 Rwkv = RwkvTimeLayer | RwkvChannelLayer
@@ -104,14 +108,14 @@ def make_attention(
     if isinstance(spec, LatentAttention):
         return LatentAttentionLayer(spec, dim, context, rope, pool)
     if isinstance(spec, CompressedSparseAttention):
-        return SummedAttentionLayer(spec, dim, context, rope, pool)
+        return CompressedSparseAttentionLayer(spec, dim, context, rope, pool)
     if spec.extras is not None and spec.extras.experts:
         return ExpertAttentionLayer(spec, dim, context, rope, pool)
-    kind = AttentionLayer if spec.extras is None else VariantAttentionLayer
+    kind = AttentionLayer if spec.extras is None else ExtendedAttentionLayer
     return kind(spec, dim, context, rope, pool)
 
 
-class StraightLayer(Module):
+class SquareLinearLayer(Module):
     """One matrix where others have a mixer or a feed-forward."""
 
     def __init__(self, spec: SquareLinear, dim: int, context: LayerContext) -> None:
@@ -122,7 +126,7 @@ class StraightLayer(Module):
         return self.matrix.run(x_TD)
 
 
-class LayerInputLayer(Module):
+class PerLayerInputLayer(Module):
     """How a layer's own input joins the residual: x + norm(out(act(gate(x)) * input))."""
 
     def __init__(
@@ -160,7 +164,7 @@ class AffineResidual(Module):
         return joined.to(x_TD.dtype)
 
 
-class PairLayer(Module):
+class ParallelHybridLayer(Module):
     """Attention and a state mixer on the same input, added."""
 
     def __init__(self, attention: MixerLayer, state: StateLayer) -> None:
@@ -182,7 +186,7 @@ class BlockLayer(Module):
     norm5: NormLayer  # of a block with experts beside its feed-forward: behind the latter,
     norm6: NormLayer  # before the experts
     norm7: NormLayer  # and behind them
-    ffn: MlpLayer | MoeLayer | StraightLayer  # absent where the record has none
+    ffn: MlpLayer | MoeLayer | SquareLinearLayer  # absent where the record has none
 
     def __init__(
         self,
@@ -198,10 +202,10 @@ class BlockLayer(Module):
         self.spec = spec
         self.mixer = self._make_mixer(dim, context, rope, pool, state_row)
         if isinstance(spec.ffn, Moe):
-            kind = MoeLayer if spec.ffn.vision is None else MoeOfKinds
+            kind = MoeLayer if spec.ffn.vision is None else ModalityMoeLayer
             self.ffn = kind(spec.ffn, dim, context)
         elif isinstance(spec.ffn, SquareLinear):
-            self.ffn = StraightLayer(spec.ffn, dim, context)
+            self.ffn = SquareLinearLayer(spec.ffn, dim, context)
         elif spec.ffn is not None:
             self.ffn = MlpLayer(spec.ffn, dim, context)
         if spec.deferred_moe is not None:
@@ -240,9 +244,11 @@ class BlockLayer(Module):
         if spec.gate_temperature:
             self.gate1, self.gate2 = Param((dim,), "float32"), Param((dim,), "float32")
 
-    def give_layer_input(self, spec: LayerInputs, index: int, dim: int, ctx: LayerContext) -> None:
+    def add_per_layer_input(
+        self, spec: LayerInputs, index: int, dim: int, ctx: LayerContext
+    ) -> None:
         """The block is layer ``index`` of a model whose layers have inputs of their own."""
-        own = self.layer_input = LayerInputLayer(spec, index, dim, ctx, self.spec.norm)
+        own = self.layer_input = PerLayerInputLayer(spec, index, dim, ctx, self.spec.norm)
         run = self._run_unscaled
 
         def run_with_input(x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
@@ -253,7 +259,15 @@ class BlockLayer(Module):
 
     def _make_mixer(
         self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
-    ) -> MixerLayer | StateLayer | PairLayer | StraightLayer | ConvolvedLayer | Rwkv | None:
+    ) -> (
+        MixerLayer
+        | StateLayer
+        | ParallelHybridLayer
+        | SquareLinearLayer
+        | ConvolvedLayer
+        | Rwkv
+        | None
+    ):
         mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
         if isinstance(mixer, ConvAttention):
             return make_convolved(mixer, dim, context, rope, pool, row)
@@ -266,22 +280,22 @@ class BlockLayer(Module):
         attention = make_attention(attends, dim, context, rope, pool) if attends else None
         state = make_state_layer(keeps, dim, context, row) if keeps else None
         if isinstance(mixer, SquareLinear):
-            return StraightLayer(mixer, dim, context)
+            return SquareLinearLayer(mixer, dim, context)
         if isinstance(mixer, ParallelHybrid) and attention is not None and state is not None:
-            return PairLayer(attention, state)
+            return ParallelHybridLayer(attention, state)
         return attention or state
 
     @property
     def site(self) -> AttentionSite | None:
         """The attention's site, if the block attends."""
-        mixer = self.mixer.attention if isinstance(self.mixer, PairLayer) else self.mixer
+        mixer = self.mixer.attention if isinstance(self.mixer, ParallelHybridLayer) else self.mixer
         return getattr(mixer, "site", None)
 
     def at(self, place: tuple[int, int]) -> BlockLayer:
         """A plain, loaded block whose keys and values lie at ``place`` (group, row) of the cache:
         this one, or another with its weights."""
         mixer = self.mixer
-        assert isinstance(mixer, AttentionLayer | VariantAttentionLayer)
+        assert isinstance(mixer, AttentionLayer | ExtendedAttentionLayer)
         group, row = place
         if (mixer.site.group, mixer.site.layer) == place:
             return self
@@ -323,7 +337,7 @@ class BlockLayer(Module):
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
     def _feed(self, x_TD: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        if isinstance(self.ffn, MoeOfKinds):
+        if isinstance(self.ffn, ModalityMoeLayer):
             y = self.ffn.run(x_TD, None, batch)
         else:
             y = self.ffn.run(x_TD)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from radixlm.arch.spec import LatentAttention
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import attend_gathered
-from radixlm.layers.index import IndexLayer, PooledIndexLayer, chosen_before
+from radixlm.layers.gathered_attention import attend_gathered
+from radixlm.layers.indexer import IndexerLayer, PooledIndexer, shared_choice
+from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
-from radixlm.layers.temperature import temperatures
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -60,7 +60,7 @@ class LatentAttentionLayer(Module):
             width = spec.heads * (spec.v_dim if spec.gate == "channel" else 1)
             self.gate = context.linear(dim, width, shard=Shard(0))
         if spec.indexer is not None and not spec.indexer.is_shared:
-            kind = PooledIndexLayer if spec.indexer.pool else IndexLayer
+            kind = PooledIndexer if spec.indexer.pool else IndexerLayer
             self.index = kind(spec, spec.indexer, dim, context)
 
     def finish(self) -> None:
@@ -94,12 +94,12 @@ class LatentAttentionLayer(Module):
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
         if spec.logn_scaling is not None:
-            grown_T = temperatures(spec.logn_scaling, batch.positions_T)
+            grown_T = logn_scales(spec.logn_scaling, batch.positions_T)
             q_THC = q_THC * grown_T[:, None, None].to(q_THC.dtype)
         if spec.indexer is None:
             out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
         elif spec.indexer.is_shared:
-            out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, chosen_before(batch))
+            out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, shared_choice(batch))
         else:
             k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, turn)[:, None]), -1)
             choose = self.index.chooser(x_TD, low_TQ, turn, batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import RwkvChannel, RwkvTime
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved import shifted, through
+from radixlm.layers.convolved_attention import shifted, through
 from radixlm.layers.module import Module
 from radixlm.layers.rope import Angles
 from radixlm.pools.state import StateStep

@@ -12,12 +12,12 @@ from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.models.decoder import DecoderModel
-from radixlm.models.encoder import EncoderModel
-from radixlm.models.heads import PooledHead, head_layers
+from radixlm.models.encoders.text import EncoderModel
+from radixlm.models.pooled_head import PooledHead, head_layers
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
 if TYPE_CHECKING:
-    from radixlm.models.fallback import TransformersModel
+    from radixlm.models.transformers_backend.model import TransformersModel
 
 OwnModel = DecoderModel | EncoderModel
 Model: TypeAlias = "OwnModel | TransformersModel"
@@ -50,7 +50,7 @@ def build_model(
     return model
 
 
-def is_foreign(model: Model) -> TypeGuard[TransformersModel]:
+def is_transformers(model: Model) -> TypeGuard[TransformersModel]:
     """Whether the model is one of transformers."""
     return not isinstance(model, OwnModel)
 

@@ -5,7 +5,7 @@ whatever has a kernel of ours are operations that the compiler does not look int
 (kernels/opaque.py); what is plain torch between them it fuses. The page tables, lengths and pools
 are the attention backend's, which was told of the step before: no graph knows them, so that it
 holds for any lengths. One row makes a graph of its own, all other counts share one; two are all
-that a model should need, and MOST_GRAPHS all that it gets.
+that a model should need, and MAX_GRAPHS all that it gets.
 
 What fails to compile runs as before, after one warning.
 
@@ -49,7 +49,7 @@ BACKEND = "inductor"
 # kernels are compiled by this process, without a pool of others that would stay; halves are rounded
 # where they are without the compiler
 _INDUCTOR = {"compile_threads": 1, "emulate_precision_casts": True}
-MOST_GRAPHS = 4
+MAX_GRAPHS = 4
 _FAILURES = (
     TorchDynamoException,
     ConstraintViolationError,
@@ -69,7 +69,7 @@ class _TooMany(RuntimeError):
     """More graphs than a model should need."""
 
 
-class HiddenAttention:
+class OpaqueAttention:
     """The attention of a traced step: each call is an operation that reaches the real backend."""
 
     def __init__(self, sites: Sequence[AttentionSite]) -> None:
@@ -120,7 +120,7 @@ class HiddenAttention:
 
 
 @dataclass(slots=True)
-class SeenBatch(ForwardBatch):
+class TracedBatch(ForwardBatch):
     """A step as the compiler sees it. ``angles`` of its ropes come from outside, where they may be
     told by the host."""
 
@@ -130,11 +130,11 @@ class SeenBatch(ForwardBatch):
 class _Given:
     """In the place of a model's ropes."""
 
-    def angles(self, batch: SeenBatch) -> list[Angles]:
+    def angles(self, batch: TracedBatch) -> list[Angles]:
         return batch.angles
 
 
-def _logits(model: DecoderModel, batch: SeenBatch) -> Tensor:
+def _logits(model: DecoderModel, batch: TracedBatch) -> Tensor:
     """What is compiled: [T, V]."""
     return model.logits(model.forward(batch))
 
@@ -145,7 +145,7 @@ class CompiledSteps:
     def __init__(self, model: DecoderModel, max_rows: int) -> None:
         """The model is loaded, and stays as it is. ``max_rows`` of a step at most."""
         self._model, self.max_rows = model, max_rows
-        self._attention = HiddenAttention(model.sites)
+        self._attention = OpaqueAttention(model.sites)
         self._seen_model = _without_program(model, self._attention)
         self._backend = lookup_backend(BACKEND)
         # torch keeps graphs by code: with code of its own a model does not see another's
@@ -174,12 +174,12 @@ class CompiledSteps:
             return False
         return not any(_is_given(getattr(batch, name)) for name in _RARE)
 
-    def _seen(self, batch: ForwardBatch) -> SeenBatch:
+    def _seen(self, batch: ForwardBatch) -> TracedBatch:
         """The step with hidden attention and with its angles; more rows than one are any number."""
         hidden = self._attention
         hidden.real = batch.attn
         values = {one.name: getattr(batch, one.name) for one in fields(batch)}
-        seen = SeenBatch(**values)
+        seen = TracedBatch(**values)
         seen.attn, seen.angles = hidden, self._model.ropes.angles(batch)
         seen.preparing = None if batch.preparing is None else hidden
         if batch.num_tokens > 1:
@@ -189,8 +189,8 @@ class CompiledSteps:
 
     def _compile(self, graph: Any, inputs: Any, **options: Any) -> Any:
         """The backend, counted and timed."""
-        if self.num_graphs == MOST_GRAPHS:
-            raise _TooMany(f"a graph for each of {MOST_GRAPHS} steps, and more are asked for")
+        if self.num_graphs == MAX_GRAPHS:
+            raise _TooMany(f"a graph for each of {MAX_GRAPHS} steps, and more are asked for")
         self.num_graphs += 1
         began_s = time.perf_counter()
         with inductor_config.patch(_INDUCTOR):
@@ -203,7 +203,7 @@ class CompiledSteps:
         return made
 
 
-def _without_program(model: DecoderModel, attention: HiddenAttention) -> DecoderModel:
+def _without_program(model: DecoderModel, attention: OpaqueAttention) -> DecoderModel:
     """The same layers, always run one by one, and told of the angles."""
     twin = copy(model)
     twin.use_program, twin.program, twin._program_backend = False, None, attention

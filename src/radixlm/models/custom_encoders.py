@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from radixlm.arch.families.media_layouts_more import Built
 from radixlm.base.errors import CheckpointError
-from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.original import fill
+from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
 _HEAD_DIM = 128  # of the resampler of MiniCPM-V
 _SLOWEST = 10_000.0  # of its sines

@@ -14,22 +14,25 @@ from torch import Tensor
 from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
 from radixlm.kernels import cpu
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
-from radixlm.layers.altup import AltUpBlock, AltUpEnds, LayerInputsMaker
+from radixlm.layers.altup import AltUpBlock, AltUpEnds, PerLayerInputsMaker
 from radixlm.layers.block import BlockLayer, joined
+from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.cross import CrossBlock, ThirdBranchBlock
+from radixlm.layers.cross_attention import EncoderDecoderBlock, GatedCrossBlock
 from radixlm.layers.embedding import Affine, Embedding
-from radixlm.layers.gated_streams import GatedStreamBlock, GatedStreamEnds
+from radixlm.layers.gated_hyper_connections import (
+    GatedHyperConnectionBlock,
+    GatedHyperConnectionEnds,
+)
+from radixlm.layers.hyper_connections import HyperConnectionBlock, HyperConnectionEnds
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
-from radixlm.layers.shared import AskingBlock, make_banks
-from radixlm.layers.streams import StreamBlock, StreamEnds
-from radixlm.layers.summed import SummedAttentionLayer
-from radixlm.models.cycles import CycleRunner
-from radixlm.models.groups import entry_places, kv_groups, pool_places, state_rows
+from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
+from radixlm.models.kv_groups import entry_places, kv_groups, pool_places, state_rows
 from radixlm.models.plain import is_plain
-from radixlm.models.program import StepProgram, make_program
+from radixlm.models.program.step import StepProgram, make_program
+from radixlm.models.recurrence import RecurrenceRunner
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
@@ -88,7 +91,7 @@ class DecoderModel(Module):
         if decoder.embed_affine:
             self.embed_affine = Affine(dim)
         turns = [ropes.index(rope) if (rope := rope_of(b)) else -1 for b in decoder.blocks]
-        self.banks = make_banks(decoder.blocks, turns, dim, context)
+        self.banks = make_shared_blocks(decoder.blocks, turns, dim, context)
         self._make_blocks(turns)
         self._make_ends()
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
@@ -105,14 +108,14 @@ class DecoderModel(Module):
         places = self._places = pool_places(decoder, self.kv_groups)
         states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
         if decoder.cycles is not None:
-            self.cycles = CycleRunner(decoder.cycles, decoder.dim)
+            self.cycles = RecurrenceRunner(decoder.cycles, decoder.dim)
             layers = self.cycles.own_layers()
         self.blocks = [
             self._block(i, turns[i], places.get(i, NOWHERE), states.get(i, -1)) for i in layers
         ]
         for layer, place in entry_places(self.kv_groups).items():
             mixer = self.blocks[layer].mixer
-            assert isinstance(mixer, SummedAttentionLayer)
+            assert isinstance(mixer, CompressedSparseAttentionLayer)
             mixer.entry_place = place
 
     def _make_ends(self) -> None:
@@ -122,32 +125,32 @@ class DecoderModel(Module):
             count = len(decoder.blocks)
             self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
         if decoder.streams is not None:
-            self.streams: StreamEnds | GatedStreamEnds
-            self.streams = StreamEnds(decoder.streams, dim, context)
+            self.streams: HyperConnectionEnds | GatedHyperConnectionEnds
+            self.streams = HyperConnectionEnds(decoder.streams, dim, context)
         if decoder.gated_streams is not None:
-            self.streams = GatedStreamEnds(decoder.gated_streams, dim, context)
+            self.streams = GatedHyperConnectionEnds(decoder.gated_streams, dim, context)
         if decoder.layer_inputs is not None:
             own, count = decoder.layer_inputs, len(decoder.blocks)
-            self.inputs = LayerInputsMaker(own, dim, count, decoder.norm, context)
+            self.inputs = PerLayerInputsMaker(own, dim, count, decoder.norm, context)
             for layer, made in enumerate(self.blocks):
-                made.give_layer_input(own, layer, dim, context)
+                made.add_per_layer_input(own, layer, dim, context)
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         decoder, context = self.decoder, self.context
         spec, dim = decoder.blocks[layer], decoder.dim
         if isinstance(spec.mixer, CrossAttention):
-            return CrossBlock(spec, dim, context, layer)
+            return GatedCrossBlock(spec, dim, context, layer)
         if spec.cross is not None:
-            return ThirdBranchBlock(spec, dim, context, rope, place, layer)
+            return EncoderDecoderBlock(spec, dim, context, rope, place, layer)
         if spec.shared_block is not None:
-            return AskingBlock(spec, dim, context, state)
+            return SharedBlockCaller(spec, dim, context, state)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
         if decoder.gated_streams is not None:
             gated = decoder.gated_streams
-            return GatedStreamBlock(spec, gated, dim, context, rope, place, state)
+            return GatedHyperConnectionBlock(spec, gated, dim, context, rope, place, state)
         if decoder.streams is not None:
-            return StreamBlock(spec, decoder.streams, dim, context, rope, place, state)
+            return HyperConnectionBlock(spec, decoder.streams, dim, context, rope, place, state)
         return BlockLayer(spec, dim, context, rope, place, state)
 
     def finish(self) -> None:
@@ -163,7 +166,7 @@ class DecoderModel(Module):
             self.cycles.bind(self.blocks, self._places)
         for layer, block in enumerate(self.blocks):
             asks = self.decoder.blocks[layer].shared_block
-            if asks is not None and isinstance(block, AskingBlock):
+            if asks is not None and isinstance(block, SharedBlockCaller):
                 block.bind(self.banks[asks.bank].call(asks.call, self._places[layer]))
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
@@ -184,7 +187,7 @@ class DecoderModel(Module):
         return self.embed_norm if self.decoder.embed_norm is not None else None
 
     @property
-    def inputs_maker(self) -> LayerInputsMaker | None:
+    def per_layer_inputs(self) -> PerLayerInputsMaker | None:
         """What makes inputs of each layer's own."""
         return self.inputs if self.decoder.layer_inputs is not None else None
 

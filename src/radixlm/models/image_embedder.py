@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.models.foreign_weights import check_numbers, check_report
+from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
 

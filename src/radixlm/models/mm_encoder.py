@@ -27,8 +27,8 @@ from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.arch.json_file import read_object
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.custom_encoders import build
-from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.original import config_of, fill
+from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.integers import IntegerQuant
 from radixlm.wire.media import Media

@@ -19,7 +19,7 @@ from radixlm.arch.spec import (
 )
 from radixlm.base.record import Record
 from radixlm.kernels.cpu.moe import SCORE_CODE
-from radixlm.models.program_states import MOST_CONV
+from radixlm.models.program_states import MAX_CONV
 
 # fields that the program knows nothing of
 _MLP = ("sparsity", "limit", "out_scale")
@@ -123,10 +123,10 @@ def _varies_plainly(spec: Attention, extras: AttentionExtras) -> bool:
 def _recurs_plainly(mixer: object) -> bool:
     if isinstance(mixer, Mamba1):
         is_usual = mixer.norm is None or _is_usual(mixer.norm)
-        return is_usual and mixer.heads == 1 and mixer.width <= MOST_CONV
+        return is_usual and mixer.heads == 1 and mixer.width <= MAX_CONV
     if isinstance(mixer, DeltaNet):
-        return mixer.ngrams is None and mixer.width <= MOST_CONV
-    return isinstance(mixer, Mamba2 | ShortConv) and mixer.width <= MOST_CONV
+        return mixer.ngrams is None and mixer.width <= MAX_CONV
+    return isinstance(mixer, Mamba2 | ShortConv) and mixer.width <= MAX_CONV
 
 
 def _is_usual(norm: Norm) -> bool:

@@ -6,18 +6,24 @@ from __future__ import annotations
 from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.layers.attention import AttentionLayer
-from radixlm.layers.block import BlockLayer, LayerInputLayer, PairLayer
+from radixlm.layers.block import BlockLayer, ParallelHybridLayer, PerLayerInputLayer
+from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.linear import Linear
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.state import HeadedMamba1Layer
-from radixlm.layers.variant import VariantAttentionLayer
 from radixlm.models.program_ops import packed_of
 from radixlm.models.program_states import ProgramState
 
-Mixer = AttentionLayer | LatentAttentionLayer | VariantAttentionLayer | ProgramState | PairLayer
+Mixer = (
+    AttentionLayer
+    | LatentAttentionLayer
+    | ExtendedAttentionLayer
+    | ProgramState
+    | ParallelHybridLayer
+)
 
 
 def experts_of(layer: MoeLayer) -> Experts | None:
@@ -36,7 +42,7 @@ def is_block_covered(block: BlockLayer) -> bool:
         layer = getattr(block, name, None)
         if layer is None:
             continue
-        if not isinstance(layer, MlpLayer | MoeLayer | LayerInputLayer):
+        if not isinstance(layer, MlpLayer | MoeLayer | PerLayerInputLayer):
             return False
         if isinstance(layer, MoeLayer) and experts_of(layer) is None:
             return False
@@ -46,7 +52,7 @@ def is_block_covered(block: BlockLayer) -> bool:
 
 def is_mixer_covered(mixer: object) -> bool:
     """Whether its kind has a writer."""
-    if isinstance(mixer, PairLayer):
+    if isinstance(mixer, ParallelHybridLayer):
         return is_mixer_covered(mixer.attention) and is_mixer_covered(mixer.state)
     if isinstance(mixer, LatentAttentionLayer):
         return all(isinstance(w, HeadLinear) for w in (mixer.kv_b.key, mixer.kv_b.value))

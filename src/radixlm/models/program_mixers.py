@@ -10,8 +10,8 @@ from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.rope import NORM_CODE
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.attention import AttentionLayer
+from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
-from radixlm.layers.variant import VariantAttentionLayer
 from radixlm.models.program_ops import GATES, Branch, Norming, ProgramOps
 from radixlm.step.batch import AttentionSite
 
@@ -78,7 +78,7 @@ def attend_heads(ops: ProgramOps, layer: AttentionLayer, source: int) -> Branch:
     return Branch(out, spec.heads * spec.head_dim, layer.o)
 
 
-def attend_variant(ops: ProgramOps, layer: VariantAttentionLayer, source: int) -> Branch:
+def attend_variant(ops: ProgramOps, layer: ExtendedAttentionLayer, source: int) -> Branch:
     """As ``attend_heads``, with what ``spec.AttentionExtras`` says beside."""
     spec, extras, site = layer.spec, layer.extras, layer.site
     reads = extras.kv_from is not None
@@ -104,7 +104,7 @@ def attend_variant(ops: ProgramOps, layer: VariantAttentionLayer, source: int) -
 
 
 def _prepare_values(
-    ops: ProgramOps, layer: VariantAttentionLayer, qkv: int, offsets: tuple[int, int]
+    ops: ProgramOps, layer: ExtendedAttentionLayer, qkv: int, offsets: tuple[int, int]
 ) -> None:
     """``offsets`` of keys and of values, which may be the keys normed."""
     spec, extras = layer.spec, layer.extras
@@ -121,7 +121,7 @@ def _prepare_values(
 
 
 def _turn_and_store(
-    ops: ProgramOps, layer: VariantAttentionLayer, qkv: int, offsets: list[int]
+    ops: ProgramOps, layer: ExtendedAttentionLayer, qkv: int, offsets: list[int]
 ) -> None:
     """Norm and rope in the record's order, what is between and behind them, the store."""
     spec, extras, site = layer.spec, layer.extras, layer.site
@@ -148,7 +148,7 @@ def _turn_and_store(
 
 
 def _finish_variant(
-    ops: ProgramOps, layer: VariantAttentionLayer, source: int, qkv: int, out: int
+    ops: ProgramOps, layer: ExtendedAttentionLayer, source: int, qkv: int, out: int
 ) -> None:
     """Norm and gates of the heads' output."""
     spec, extras = layer.spec, layer.extras

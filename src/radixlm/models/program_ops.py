@@ -18,8 +18,8 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import PackedLinear
 from radixlm.kernels.ops.picked import PickedLinear
 from radixlm.layers.linear import Linear
+from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.temperature import temperatures
 from radixlm.pools.state import StatePool
 
 NOWHERE = -1  # no buffer
@@ -158,5 +158,5 @@ class ProgramOps:
         """``heads``: count, width, numbers from one to the next."""
         self.grown_positions = self.num_positions
         if how not in self._growth:
-            self._growth[how] = temperatures(how, torch.arange(self.num_positions))
+            self._growth[how] = logn_scales(how, torch.arange(self.num_positions))
         self.program.grow_rows(buffer, self.held(self._growth[how]), *heads)

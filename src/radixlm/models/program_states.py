@@ -21,7 +21,7 @@ from radixlm.models.program_ops import GATES, NOWHERE, Branch, Norming, ProgramO
 from radixlm.pools.state import StateStep
 
 ProgramState = ShortConvLayer | Mamba1Layer | Mamba2Layer | DeltaNetLayer
-MOST_CONV = 16  # tokens of a convolution: csrc/common/api.h
+MAX_CONV = 16  # tokens of a convolution: csrc/common/api.h
 NO_LIMIT = float("inf")
 Place = tuple[int, int]  # buffer, offset
 ScanInput = tuple[int, int, int]  # buffer, offset, numbers from one head to the next

@@ -17,16 +17,16 @@ from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.cpu.extension import address
 from radixlm.kernels.cpu.linear import act_code
 from radixlm.kernels.cpu.moe import SCORE_CODE
-from radixlm.layers.altup import LayerInputsMaker
+from radixlm.layers.altup import PerLayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
-from radixlm.layers.block import BlockLayer, LayerInputLayer, PairLayer
+from radixlm.layers.block import BlockLayer, ParallelHybridLayer, PerLayerInputLayer
 from radixlm.layers.embedding import Embedding
+from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
-from radixlm.layers.variant import VariantAttentionLayer
 from radixlm.models.program_cover import experts_of, is_block_covered
 from radixlm.models.program_mixers import attend_heads, attend_latents, attend_variant
 from radixlm.models.program_ops import GATES, NOWHERE, Branch, Norming, ProgramOps, packed_of
@@ -54,7 +54,7 @@ class ProgramSource(Protocol):
         ...
 
     @property
-    def inputs_maker(self) -> LayerInputsMaker | None:
+    def per_layer_inputs(self) -> PerLayerInputsMaker | None:
         """What makes inputs of each layer's own."""
         ...
 
@@ -65,7 +65,7 @@ class ProgramSource(Protocol):
 
 def is_covered(model: ProgramSource) -> bool:
     """Whether a program can say all that the model does."""
-    own = [] if model.inputs_maker is None else [model.inputs_maker.project.packed]
+    own = [] if model.per_layer_inputs is None else [model.per_layer_inputs.project.packed]
     ends = all(packed_of(linear) is not None for linear in (model.packed_head, *own))
     return ends and all(is_block_covered(block) for block in model.blocks)
 
@@ -125,10 +125,10 @@ class ProgramWriter:
         )
         if model.table_norm is not None:
             self.ops.norm_in_place(model.table_norm, target, self._dim)
-        if model.inputs_maker is not None:
-            self._make_inputs(model.inputs_maker, target)
+        if model.per_layer_inputs is not None:
+            self._make_inputs(model.per_layer_inputs, target)
 
-    def _make_inputs(self, maker: LayerInputsMaker, source: int) -> None:
+    def _make_inputs(self, maker: PerLayerInputsMaker, source: int) -> None:
         """Each layer's own input, one behind another in a row; see layers/altup.py."""
         spec, width = maker._inputs, maker.project.out_features
         count = width // spec.dim
@@ -148,7 +148,7 @@ class ProgramWriter:
             self.program.add(read, made, width, 1.0, False)
             self.program.scale(made, 0, width, 2**-0.5, 0.0, False, False)
 
-    def _join_input(self, layer: LayerInputLayer, rows: Rows) -> None:
+    def _join_input(self, layer: PerLayerInputLayer, rows: Rows) -> None:
         """``x += norm(out(act(gate(x)) * input))``."""
         ops, spec, picked = self.ops, layer._spec, rows.is_picked
         own, offset = ops.buffer("own input", spec.dim), layer._index * spec.dim
@@ -268,11 +268,11 @@ class ProgramWriter:
 
     def _mix(self, layer: object, source: int) -> list[Branch]:
         """What the mixer gives before its output projections."""
-        if isinstance(layer, PairLayer):
+        if isinstance(layer, ParallelHybridLayer):
             return self._mix(layer.attention, source) + self._mix(layer.state, source)
         if isinstance(layer, LatentAttentionLayer):
             return [attend_latents(self.ops, layer, source)]
-        if isinstance(layer, VariantAttentionLayer):
+        if isinstance(layer, ExtendedAttentionLayer):
             return [attend_variant(self.ops, layer, source)]
         if isinstance(layer, AttentionLayer):
             return [attend_heads(self.ops, layer, source)]

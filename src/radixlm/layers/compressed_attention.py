@@ -18,8 +18,8 @@ from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import CompressedSparseAttention, KVCompression, Norm
 from radixlm.base.record import Record
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import MAX_SCORES
-from radixlm.layers.index import best_of, scores_of
+from radixlm.layers.gathered_attention import MAX_SCORES
+from radixlm.layers.indexer import index_scores, top_k_mask
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -50,7 +50,7 @@ def spans(batch: ForwardBatch) -> Iterator[Span]:
             yield Span(index, start, end, length - (end - start))
 
 
-class SumsLayer(Module):
+class KvCompressor(Module):
     """What tokens give to sums of ``width`` channels, and the sums."""
 
     def __init__(
@@ -92,13 +92,13 @@ class SumsLayer(Module):
         return torch.cat((before, own), 1)
 
 
-class SumsIndexLayer(Module):
+class CompressedIndexer(Module):
     """Which sums a query reads: those whose own sums score best over light queries."""
 
     def __init__(self, spec: CompressedSparseAttention, dim: int, context: LayerContext) -> None:
         assert spec.sums is not None
         self.spec, sums = spec.sums, spec.sums
-        self.sums = SumsLayer(sums, sums.dim, spec.norm, dim, context)
+        self.sums = KvCompressor(sums, sums.dim, spec.norm, dim, context)
         self.q = context.plain_linear(spec.q_rank, sums.heads * sums.dim)
         self.weights = context.plain_linear(dim, sums.heads)
         self._scale = sums.dim**-0.5 * sums.heads**-0.5
@@ -123,7 +123,7 @@ class Asked(Record):
     weights_TG: Tensor | None
 
 
-class SummedAttentionLayer(Module):
+class CompressedSparseAttentionLayer(Module):
     """q, one key a token, and sums -> attention -> turned back -> grouped projection."""
 
     site: AttentionSite
@@ -151,9 +151,9 @@ class SummedAttentionLayer(Module):
         self.o_a = Param((spec.groups * spec.group_rank, inputs))
         self.o_b = context.linear(spec.groups * spec.group_rank, dim)
         if spec.sums is not None:
-            self.sums = SumsLayer(spec.sums, width, spec.norm, dim, context)
+            self.sums = KvCompressor(spec.sums, width, spec.norm, dim, context)
             if spec.sums.heads:
-                self.index = SumsIndexLayer(spec, dim, context)
+                self.index = CompressedIndexer(spec, dim, context)
 
     def finish(self) -> None:
         spec, (group, row) = self.spec, self._pool
@@ -278,8 +278,8 @@ class SummedAttentionLayer(Module):
         if asked.index_TGI is None or asked.weights_TG is None:
             return is_whole
         keys_EI = entries_ER[:, self.spec.head_dim :].float()
-        scores_QE = scores_of(asked.index_TGI[rows], asked.weights_TG[rows], keys_EI)
-        return is_whole & best_of(scores_QE.masked_fill(~is_whole, -torch.inf), sums.top_k)
+        scores_QE = index_scores(asked.index_TGI[rows], asked.weights_TG[rows], keys_EI)
+        return is_whole & top_k_mask(scores_QE.masked_fill(~is_whole, -torch.inf), sums.top_k)
 
     def _entries(self, batch: ForwardBatch, span: Span) -> Tensor:
         """All sums of a sequence: [E, entry]."""

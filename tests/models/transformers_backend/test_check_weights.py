@@ -17,9 +17,9 @@ from torch import nn
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
-from radixlm.models.fallback import TransformersModel
-from radixlm.models.foreign_weights import check_numbers, check_report
 from radixlm.models.mm_encoder import TransformersEncoder
+from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
+from radixlm.models.transformers_backend.model import TransformersModel
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"

@@ -15,21 +15,21 @@ from torch import Tensor
 from radixlm.arch.spec import Attention, AttentionExtras, Norm
 from radixlm.base.record import replace
 from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
-from radixlm.layers.block_index import BlockIndexLayer, MeanIndexLayer
+from radixlm.layers.block_indexer import BlockIndexerLayer, MeanBlockIndexer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import attend_gathered, in_blocks
+from radixlm.layers.dynamic_mask import DynamicMask
+from radixlm.layers.gathered_attention import attend_gathered, block_sparse_choice
+from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
-from radixlm.layers.temperature import temperatures
-from radixlm.layers.value_mask import ValueMask
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
-class VariantAttentionLayer(Module):
+class ExtendedAttentionLayer(Module):
     """qkv -> clamp -> norm and rope in either order -> paged attention -> norm, gate -> o."""
 
     site: AttentionSite
@@ -56,10 +56,10 @@ class VariantAttentionLayer(Module):
         if spec.sinks:
             self.sinks = Param((spec.heads,), "float32", Shard(0))
         if self.extras.dynamic_mask_topk:
-            self.values = ValueMask(spec, self.extras.dynamic_mask_topk, context)
+            self.values = DynamicMask(spec, self.extras.dynamic_mask_topk, context)
         if self.extras.indexer is not None:
-            made = MeanIndexLayer if self.extras.indexer.is_mean else BlockIndexLayer
-            self.index: BlockIndexLayer = made(spec, self.extras.indexer, dim, context)
+            made = MeanBlockIndexer if self.extras.indexer.is_mean else BlockIndexerLayer
+            self.index: BlockIndexerLayer = made(spec, self.extras.indexer, dim, context)
 
     @property
     def _own_v_dim(self) -> int:
@@ -106,7 +106,9 @@ class VariantAttentionLayer(Module):
 
     def finish(self) -> None:
         spec, extras = self.spec, self.extras
-        self._choose = in_blocks(extras.block_sparse, spec.heads) if extras.block_sparse else None
+        self._choose = (
+            block_sparse_choice(extras.block_sparse, spec.heads) if extras.block_sparse else None
+        )
         if extras.diff_lambda_init:
             q1, k1, q2, k2 = (vars(self)[name].take() for name in LAMBDAS)
             self._lambda = (
@@ -134,7 +136,7 @@ class VariantAttentionLayer(Module):
         # without keys of its own the layer turns a copy of q in their place
         self._turn(q, q[:, :0] if k is None else k, turn)
         if extras.logn_scaling is not None:
-            q = q * temperatures(extras.logn_scaling, batch.positions_T)[:, None, None]
+            q = q * logn_scales(extras.logn_scaling, batch.positions_T)[:, None, None]
         if extras.k_scale != 1.0 and k is not None:
             k = k * extras.k_scale
         choose = self._choose

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import Piece
+from radixlm.layers.gathered_attention import QueryChunk
 from radixlm.layers.module import Module
 from radixlm.quant.param import Param
 
 
-class ValueMask(Module):
+class DynamicMask(Module):
     """A number a KV head of every token's values."""
 
     def __init__(self, spec: Attention, keeps: int, context: LayerContext) -> None:
@@ -28,14 +28,14 @@ class ValueMask(Module):
     def finish(self) -> None:
         self._rate_K = self.rate.take()
 
-    def bias(self, piece: Piece) -> Tensor:
+    def bias(self, piece: QueryChunk) -> Tensor:
         """What the scores gain: float32 [H, Q, N]."""
         gains_KN = self._gains(piece)
         heads = self._spec.heads // self._spec.kv_heads
         of_heads = gains_KN.repeat_interleave(heads, 0)
         return of_heads[:, None].expand(-1, len(piece.place_Q), -1).contiguous()
 
-    def choose(self, piece: Piece) -> Tensor:
+    def choose(self, piece: QueryChunk) -> Tensor:
         """bool [H, Q, N]: the tokens with the largest gains, all where they are few."""
         seen_QN = piece.seen_QN
         if piece.k_NKC.shape[0] <= self._keeps:
@@ -46,7 +46,7 @@ class ValueMask(Module):
         chosen = torch.zeros_like(gains, dtype=torch.bool).scatter_(-1, best, True) & seen_QN
         return chosen.repeat_interleave(self._spec.heads // self._spec.kv_heads, 0)
 
-    def _gains(self, piece: Piece) -> Tensor:
+    def _gains(self, piece: QueryChunk) -> Tensor:
         """float32 [K, N]."""
         steps_NK = self.step.run(piece.v_NKV.flatten(1).contiguous()).float()
         return torch.exp(self._rate_K * F.softplus(steps_NK)).T

@@ -20,7 +20,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
 
 
-class Piece(Record):
+class QueryChunk(Record):
     """Some query tokens of one sequence and all keys up to the last of them."""
 
     rows: slice  # of T
@@ -41,7 +41,7 @@ class Piece(Record):
         return self.place_Q[:, None] - places
 
 
-Choose = Callable[[Piece], Tensor]  # bool [Q, N] or [H, Q, N]: what each query reads
+Choose = Callable[[QueryChunk], Tensor]  # bool [Q, N] or [H, Q, N]: what each query reads
 
 
 def attend_gathered(
@@ -51,7 +51,7 @@ def attend_gathered(
     site: AttentionSite,
     batch: ForwardBatch,
     choose: Choose,
-    bias: Callable[[Piece], Tensor] | None = None,
+    bias: Callable[[QueryChunk], Tensor] | None = None,
 ) -> Tensor:
     """Store the step's keys, attend to what ``choose`` leaves: [T, heads * v_dim] as q. ``bias``
     joins the scores: float32 [H, Q, N]."""
@@ -59,13 +59,15 @@ def attend_gathered(
         pool = batch.attn.pools[site.group]
         pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
-    for piece in pieces(batch, site, q_THC.dtype):
+    for piece in query_chunks(batch, site, q_THC.dtype):
         more = None if bias is None else bias(piece)
         out_THV[piece.rows] = _attend(q_THC[piece.rows], piece, choose(piece), site, more)
     return out_THV.flatten(1)
 
 
-def pieces(batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype) -> Iterator[Piece]:
+def query_chunks(
+    batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype
+) -> Iterator[QueryChunk]:
     """The step's sequences, long queries cut; keys and values as ``dtype``."""
     pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
     starts = batch.query_start_S1.tolist()
@@ -82,11 +84,11 @@ def pieces(batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype) -> Iter
             last = min(first + step, end)
             until = length - (end - last)
             place_Q = torch.arange(until - (last - first), until, device=k.device)
-            yield Piece(slice(first, last), place_Q, k[:until], v[:until], index)
+            yield QueryChunk(slice(first, last), place_Q, k[:until], v[:until], index)
 
 
 def _attend(
-    q_QHC: Tensor, piece: Piece, chosen: Tensor, site: AttentionSite, bias_HQN: Tensor | None
+    q_QHC: Tensor, piece: QueryChunk, chosen: Tensor, site: AttentionSite, bias_HQN: Tensor | None
 ) -> Tensor:
     """[Q, H, V] of one piece."""
     width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
@@ -107,10 +109,10 @@ def _attend(
     return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
 
 
-def in_blocks(spec: BlockSparse, heads: int) -> Choose:
+def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:
     """The choice that a layer of sparse blocks makes."""
 
-    def choose(piece: Piece) -> Tensor:
+    def choose(piece: QueryChunk) -> Tensor:
         device = piece.place_Q.device
         of_query = (piece.place_Q // spec.size)[:, None]
         of_key = torch.arange(piece.k_NKC.shape[0], device=device) // spec.size

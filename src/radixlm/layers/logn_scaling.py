@@ -8,7 +8,7 @@ from torch import Tensor
 from radixlm.arch.spec import LogNScaling
 
 
-def temperatures(spec: LogNScaling, positions_T: Tensor) -> Tensor:
+def logn_scales(spec: LogNScaling, positions_T: Tensor) -> Tensor:
     """Factor of each token's query: float32 [T]."""
     periods = (positions_T.float() + spec.offset) / spec.period
     if spec.is_power:

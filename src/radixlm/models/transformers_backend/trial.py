@@ -20,7 +20,7 @@ from radixlm.arch.spec import Attention, AttentionExtras, Block, Decoder, Norm
 from radixlm.attention.reference import Piece, attend
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
-from radixlm.models.groups import kv_groups, pool_places
+from radixlm.models.kv_groups import kv_groups, pool_places
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 log = logging.getLogger(__name__)

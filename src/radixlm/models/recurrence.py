@@ -19,7 +19,7 @@ from radixlm.step.batch import ForwardBatch
 Run = Callable[[Tensor], Tensor]
 
 
-class CycleRunner(Module):
+class RecurrenceRunner(Module):
     """Runs the stacks; a run after a stack's first has its weights, and a place in the cache of
     its own."""
 

@@ -14,14 +14,14 @@ from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Attention, BlockIndexer
 from radixlm.kernels.ops.rope import rope_angles
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import Choose, Piece
+from radixlm.layers.gathered_attention import Choose, QueryChunk
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles, axes_of
 from radixlm.step.batch import ForwardBatch
 
 
-class BlockIndexLayer(Module):
+class BlockIndexerLayer(Module):
     """Queries and keys of the index, and the choice that they make."""
 
     def __init__(
@@ -57,7 +57,7 @@ class BlockIndexLayer(Module):
         spec, index = self._attention, self._index
         q_TGI = self._queries(x_TD, turn)
 
-        def choose(piece: Piece) -> Tensor:
+        def choose(piece: QueryChunk) -> Tensor:
             key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
             scores = q_TGI[piece.rows].transpose(0, 1).float() @ key_NI.float().T  # [G, Q, N]
             scores = scores.masked_fill(~piece.seen_QN, -torch.inf)
@@ -89,7 +89,7 @@ class BlockIndexLayer(Module):
         return x_TGI
 
 
-class MeanIndexLayer(BlockIndexLayer):
+class MeanBlockIndexer(BlockIndexerLayer):
     """An index of whole blocks by the mean of their keys; what follows the last whole block is
     always read."""
 
@@ -113,7 +113,7 @@ class MeanIndexLayer(BlockIndexLayer):
         spec, index = self._attention, self._index
         q_TGI = self._queries(x_TD, turn)
 
-        def choose(piece: Piece) -> Tensor:
+        def choose(piece: QueryChunk) -> Tensor:
             key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
             complete_Q1 = (piece.place_Q[:, None] + 1) // index.size
             whole = batch.whole_rope_ids

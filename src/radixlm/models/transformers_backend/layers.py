@@ -17,7 +17,7 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import GATED_CODE
 from radixlm.kernels.dispatch import REFERENCES, Kernels
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
-from radixlm.models.fallback_experts import experts_of
+from radixlm.models.transformers_backend.experts import experts_of
 
 
 class Packed(nn.Module):

@@ -89,7 +89,7 @@ def join(x_TND: Tensor, y_TD: Tensor, mixed: Mixed) -> Tensor:
     return joined.to(x_TND.dtype)
 
 
-class StreamBlock(BlockLayer):
+class HyperConnectionBlock(BlockLayer):
     """A block of layout pre on N streams."""
 
     def __init__(
@@ -131,7 +131,7 @@ class EndWeights(Weights):
         return (weights[..., None] * x_TND).sum(1).to(x_TND.dtype)
 
 
-class StreamEnds(Module):
+class HyperConnectionEnds(Module):
     """What stands before the first and behind the last block."""
 
     def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:

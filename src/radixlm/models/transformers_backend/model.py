@@ -25,10 +25,10 @@ from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models import fallback_trial as trial
-from radixlm.models.fallback_calls import shorten
-from radixlm.models.fallback_layers import Packed, Part, exchange
-from radixlm.models.foreign_weights import check_numbers, check_report
-from radixlm.models.groups import kv_groups
+from radixlm.models.kv_groups import kv_groups
+from radixlm.models.transformers_backend.calls import shorten
+from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
+from radixlm.models.transformers_backend.layers import Packed, Part, exchange
 from radixlm.step.batch import AttentionSite, ForwardBatch
 from radixlm.weights.folder import open_folder
 

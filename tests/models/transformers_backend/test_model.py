@@ -13,7 +13,7 @@ from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.entrypoints.offline import Engine
 from radixlm.kernels.dispatch import bind
-from radixlm.models.fallback import TransformersModel
+from radixlm.models.transformers_backend.model import TransformersModel
 
 tf = pytest.importorskip("transformers")
 

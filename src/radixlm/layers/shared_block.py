@@ -24,7 +24,7 @@ from radixlm.quant.param import Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
-class LowRank(Module):
+class LowRankAdapter(Module):
     """b(a(x)), what a call adds to a projection."""
 
     def __init__(self, rank: int, inputs: int, outputs: int, context: LayerContext) -> None:
@@ -36,17 +36,18 @@ class LowRank(Module):
         return self.b.run(self.a.run(x_TD))
 
 
-class CallChanges(Module):
+class CallAdapters(Module):
     """The low-rank changes of one call."""
 
     def __init__(self, spec: SharedLayer, dim: int, context: LayerContext) -> None:
         attention = spec.attention
         self._changes_qkv = spec.changes_qkv
-        self.up = LowRank(spec.rank, dim, 2 * spec.ffn.inner, context)
+        self.up = LowRankAdapter(spec.rank, dim, 2 * spec.ffn.inner, context)
         if spec.changes_qkv:
             heads = (attention.heads, attention.kv_heads, attention.kv_heads)
             self.qkv = [
-                LowRank(spec.rank, 2 * dim, count * attention.head_dim, context) for count in heads
+                LowRankAdapter(spec.rank, 2 * dim, count * attention.head_dim, context)
+                for count in heads
             ]
 
     def of_qkv(self, x_TD: Tensor) -> Tensor | None:
@@ -57,7 +58,7 @@ class CallChanges(Module):
 class SharedAttention(AttentionLayer):
     """Attention that a call's changes join."""
 
-    changes: CallChanges | None = None
+    changes: CallAdapters | None = None
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         gained = self.changes.of_qkv(x_TD) if self.changes is not None else None
@@ -70,7 +71,7 @@ class SharedAttention(AttentionLayer):
         return q, k, v, None
 
 
-class Bank(Module):
+class SharedBlock(Module):
     """The weights of one shared layer, and the changes of all its calls."""
 
     def __init__(
@@ -87,13 +88,13 @@ class Bank(Module):
         # gate and up stay apart from their activation: a call's changes come between
         self.up = context.linear(dim, 2 * inner, spec.ffn.bias, parts)
         self.down = context.linear(inner, dim, spec.ffn.bias, Shard(1))
-        self.changes = [CallChanges(call, dim, context) for call in calls if call.rank]
+        self.changes = [CallAdapters(call, dim, context) for call in calls if call.rank]
 
-    def call(self, number: int, place: tuple[int, int]) -> Call:
+    def call(self, number: int, place: tuple[int, int]) -> SharedBlockCall:
         """The layer as call ``number`` runs it, with keys and values at ``place`` (group, row)."""
-        return Call(self, self.changes[number] if self.changes else None, place)
+        return SharedBlockCall(self, self.changes[number] if self.changes else None, place)
 
-    def feed(self, x_TD: Tensor, changes: CallChanges | None) -> Tensor:
+    def feed(self, x_TD: Tensor, changes: CallAdapters | None) -> Tensor:
         """The feed-forward: [T, D]."""
         both = self.up.run(x_TD)
         if changes is not None:
@@ -102,10 +103,12 @@ class Bank(Module):
         return self.down.run(self._activate(gate.contiguous(), self.spec.ffn.act) * up)
 
 
-class Call:
+class SharedBlockCall:
     """One place at which a bank runs; no part of the tree that is loaded."""
 
-    def __init__(self, bank: Bank, changes: CallChanges | None, place: tuple[int, int]) -> None:
+    def __init__(
+        self, bank: SharedBlock, changes: CallAdapters | None, place: tuple[int, int]
+    ) -> None:
         group, row = place
         self._bank, self._changes = bank, changes
         self._attention = copy(bank.attention)
@@ -126,7 +129,7 @@ class Call:
         return bank.feed(bank.norm2.run(h_TD), self._changes)
 
 
-class AskingBlock(BlockLayer):
+class SharedBlockCaller(BlockLayer):
     """A block whose mixer also reads what a shared layer says."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, state_row: int) -> None:
@@ -135,7 +138,7 @@ class AskingBlock(BlockLayer):
         self.asked = context.linear(dim, dim)
         self.run = self._run_asking
 
-    def bind(self, call: Call) -> None:
+    def bind(self, call: SharedBlockCall) -> None:
         """After loading: the call that the block makes."""
         self._call = call
 
@@ -150,9 +153,9 @@ class AskingBlock(BlockLayer):
         return x_TD
 
 
-def make_banks(
+def make_shared_blocks(
     blocks: Sequence[Block], ropes: Sequence[int], dim: int, context: LayerContext
-) -> list[Bank]:
+) -> list[SharedBlock]:
     """All banks in order; ``ropes`` are the blocks' indices among the model's RopeTables."""
     calls: dict[int, list[SharedLayer]] = {}
     rope_of: dict[int, int] = {}
@@ -160,4 +163,4 @@ def make_banks(
         if block.shared_block is not None:
             calls.setdefault(block.shared_block.bank, []).append(block.shared_block)
             rope_of[block.shared_block.bank] = rope
-    return [Bank(calls[bank], dim, context, rope_of[bank]) for bank in sorted(calls)]
+    return [SharedBlock(calls[bank], dim, context, rope_of[bank]) for bank in sorted(calls)]

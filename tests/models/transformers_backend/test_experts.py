@@ -9,7 +9,7 @@ import torch
 
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
-from radixlm.models.fallback_experts import experts_of
+from radixlm.models.transformers_backend.experts import experts_of
 
 tf = pytest.importorskip("transformers")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from radixlm.arch.spec import CompressedConvAttention, ConvAttention, RelativeAttention
 from radixlm.layers.attention import qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import Piece, attend_gathered
+from radixlm.layers.gathered_attention import QueryChunk, attend_gathered
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -45,7 +45,7 @@ def through(batch: ForwardBatch, place: tuple[int, int], x_TC: Tensor, advance: 
     return out
 
 
-class CompressedAttentionLayer(Module):
+class CompressedConvAttentionLayer(Module):
     """qk -> two convolutions, beside a mean of both -> unit heads -> rope -> attention -> o."""
 
     site: AttentionSite
@@ -177,7 +177,7 @@ class RelativeAttentionLayer(Module):
             grown = (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]
             q, bias_THE = (q.float() * grown).to(q.dtype), bias_THE * grown
 
-        def bias(piece: Piece) -> Tensor:
+        def bias(piece: QueryChunk) -> Tensor:
             away_QN = piece.away_QN
             index = away_QN.clamp(0, spec.extent - 1).expand(attends.heads, -1, -1)
             gained = bias_THE[piece.rows].transpose(0, 1).gather(2, index)
@@ -190,7 +190,7 @@ class RelativeAttentionLayer(Module):
         """The feed-forward's branch: [T, D]."""
         return self._convolved(y_TD, batch, 3)
 
-    def _seen(self, piece: Piece) -> Tensor:
+    def _seen(self, piece: QueryChunk) -> Tensor:
         window = self.spec.attention.window
         return piece.away_QN < window if window else piece.seen_QN
 
@@ -200,7 +200,7 @@ class RelativeAttentionLayer(Module):
 
 
 CONVOLUTIONS = ("k_conv", "v_conv", "out_conv", "ffn_conv")  # in the order of the states
-ConvolvedLayer = CompressedAttentionLayer | RelativeAttentionLayer
+ConvolvedLayer = CompressedConvAttentionLayer | RelativeAttentionLayer
 
 
 def make_convolved(
@@ -209,4 +209,4 @@ def make_convolved(
     """The layer of the record; ``row`` is its place in the state pool."""
     if isinstance(spec, RelativeAttention):
         return RelativeAttentionLayer(spec, dim, context, (pool, row))
-    return CompressedAttentionLayer(spec, dim, context, rope, (pool, row))
+    return CompressedConvAttentionLayer(spec, dim, context, rope, (pool, row))

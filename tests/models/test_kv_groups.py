@@ -14,7 +14,7 @@ from radixlm.arch.spec import (
     Rope,
 )
 from radixlm.base.record import replace
-from radixlm.models.groups import entry_places, kv_groups, pool_places
+from radixlm.models.kv_groups import entry_places, kv_groups, pool_places
 
 FULL = Attention(heads=8, kv_heads=2, head_dim=16, rope=None)
 WINDOW = replace(FULL, window=32)

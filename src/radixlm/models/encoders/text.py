@@ -13,7 +13,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
 from radixlm.attention.ragged import RaggedAttention, Tables
-from radixlm.layers.altup import LayerInputsMaker
+from radixlm.layers.altup import PerLayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
@@ -56,9 +56,9 @@ class EncoderModel(Module):
         ]
         if decoder.layer_inputs is not None:
             own, count = decoder.layer_inputs, len(self.blocks)
-            self.inputs = LayerInputsMaker(own, decoder.dim, count, decoder.norm, context)
+            self.inputs = PerLayerInputsMaker(own, decoder.dim, count, decoder.norm, context)
             for layer, made in enumerate(self.blocks):
-                made.give_layer_input(own, layer, decoder.dim, context)
+                made.add_per_layer_input(own, layer, decoder.dim, context)
         if self.spec.has_final_norm:
             self.norm = NormLayer(decoder.norm, (decoder.dim,), kernels, device)
 

@@ -14,7 +14,7 @@ from radixlm.layers.moe import MoeLayer
 from radixlm.step.batch import ForwardBatch
 
 
-class MoeOfKinds(MoeLayer):
+class ModalityMoeLayer(MoeLayer):
     """The mixture of text, ``vision`` beside it; the shared experts serve both. A token's kind
     follows from its id alone, so that what the cache holds does not hang on how it came there."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Indexer, LatentAttention
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered import Choose, Piece
+from radixlm.layers.gathered_attention import Choose, QueryChunk
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -19,7 +19,7 @@ from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
 
-class IndexLayer(Module):
+class IndexerLayer(Module):
     """Scores of all tokens for each query: a weighted sum over heads of relu(q . k)."""
 
     def __init__(
@@ -48,7 +48,7 @@ class IndexLayer(Module):
         weights_TH = self.weights.run(x_TD).float() * self._scale
         batch.chosen = {}
 
-        def choose(piece: Piece) -> Tensor:
+        def choose(piece: QueryChunk) -> Tensor:
             kept_NR = piece.k_NKC[:, 0, -index.row :].float()
             chosen = self._choice(q_THI[piece.rows], weights_TH[piece.rows], kept_NR, piece)
             batch.chosen[piece.rows.start] = chosen
@@ -56,10 +56,12 @@ class IndexLayer(Module):
 
         return choose
 
-    def _choice(self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: Piece) -> Tensor:
+    def _choice(
+        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: QueryChunk
+    ) -> Tensor:
         """bool [Q, N] of what is kept of each token."""
-        scores_QN = scores_of(q_QHI, weights_QH, kept_NR)
-        return best_of(scores_QN.masked_fill(~piece.seen_QN, -torch.inf), self._index.top_k)
+        scores_QN = index_scores(q_QHI, weights_QH, kept_NR)
+        return top_k_mask(scores_QN.masked_fill(~piece.seen_QN, -torch.inf), self._index.top_k)
 
     def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
         if turn is not None:
@@ -68,7 +70,7 @@ class IndexLayer(Module):
             self._rotate(turned, turn, self._index.interleaved)
 
 
-class PooledIndexLayer(IndexLayer):
+class PooledIndexer(IndexerLayer):
     """Pools of so many neighbouring tokens are scored, and read as a whole, each by an average of
     its keys whose weights are learned; the tokens behind the last whole pool are always read."""
 
@@ -86,7 +88,9 @@ class PooledIndexLayer(IndexLayer):
         """Each token's key, and what it asks for in the average of its pool."""
         return torch.cat((super().keys(x_TD, turn), self.share.run(x_TD)), -1)
 
-    def _choice(self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: Piece) -> Tensor:
+    def _choice(
+        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: QueryChunk
+    ) -> Tensor:
         size, dim, count = self._index.pool, self._index.dim, kept_NR.shape[0]
         num_pools = count // size
         pools_PSR = kept_NR[: num_pools * size].view(num_pools, size, 2 * dim)
@@ -94,21 +98,21 @@ class PooledIndexLayer(IndexLayer):
         keys_PI = (shares * pools_PSR[..., :dim]).sum(1)
         whole_Q = (piece.place_Q + 1) // size  # pools that a query sees whole
         is_whole = torch.arange(num_pools, device=whole_Q.device) < whole_Q[:, None]
-        scores_QP = scores_of(q_QHI, weights_QH, keys_PI).masked_fill(~is_whole, -torch.inf)
-        chosen_QP = best_of(scores_QP, self._index.top_k // size) & is_whole
+        scores_QP = index_scores(q_QHI, weights_QH, keys_PI).masked_fill(~is_whole, -torch.inf)
+        chosen_QP = top_k_mask(scores_QP, self._index.top_k // size) & is_whole
         of_token = torch.arange(count, device=whole_Q.device)
         chosen = of_token >= whole_Q[:, None] * size
         chosen[:, : num_pools * size] |= chosen_QP.repeat_interleave(size, -1)
         return chosen
 
 
-def scores_of(q_QHI: Tensor, weights_QH: Tensor, keys_NI: Tensor) -> Tensor:
+def index_scores(q_QHI: Tensor, weights_QH: Tensor, keys_NI: Tensor) -> Tensor:
     """A weighted sum over heads of relu(q . k): float32 [Q, N]."""
     scores_QHN = torch.relu(q_QHI.float() @ keys_NI.T)
     return (weights_QH[:, None] @ scores_QHN)[:, 0]
 
 
-def best_of(scores_QN: Tensor, count: int) -> Tensor:
+def top_k_mask(scores_QN: Tensor, count: int) -> Tensor:
     """bool [Q, N]: the ``count`` best of each query."""
     # stable: of equal scores (many are zero) the earlier token, however a prompt is cut
     order = torch.sort(scores_QN, dim=-1, descending=True, stable=True)[1]
@@ -116,11 +120,11 @@ def best_of(scores_QN: Tensor, count: int) -> Tensor:
     return chosen.scatter_(1, order[:, :count], True)
 
 
-def chosen_before(batch: ForwardBatch) -> Choose:
+def shared_choice(batch: ForwardBatch) -> Choose:
     """The choice that an earlier layer has left in the batch."""
     chosen: dict[int, Tensor] = batch.chosen
 
-    def choose(piece: Piece) -> Tensor:
+    def choose(piece: QueryChunk) -> Tensor:
         return chosen[piece.rows.start]
 
     return choose

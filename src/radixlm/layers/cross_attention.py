@@ -91,7 +91,7 @@ class CrossAttentionLayer(Module):
         return held[1][:num], held[2][:num]
 
 
-class CrossBlock(BlockLayer):
+class GatedCrossBlock(BlockLayer):
     """A block of layout "gated_cross"; the stream passes by where no prompt has images."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, layer: int) -> None:
@@ -119,7 +119,7 @@ class CrossBlock(BlockLayer):
         return x_TD
 
 
-class ThirdBranchBlock(BlockLayer):
+class EncoderDecoderBlock(BlockLayer):
     """A block of layout "pre" that attends to rows of an encoder between its two branches; a text
     without any goes past that."""
 

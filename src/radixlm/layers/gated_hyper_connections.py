@@ -17,7 +17,7 @@ from torch import Tensor
 from radixlm.arch.spec import Block, DeltaNet, GatedHyperConnections, Ngrams, Norm
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved import through
+from radixlm.layers.convolved_attention import through
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.rope import Angles
@@ -69,7 +69,7 @@ class StreamReader(Module):
         return read, 2 * torch.sigmoid(self.inject.run(flat) / self._count)
 
 
-class GatedStreamBlock(BlockLayer):
+class GatedHyperConnectionBlock(BlockLayer):
     """A block on N streams, [T, N * D]."""
 
     def __init__(
@@ -105,7 +105,7 @@ def _joined(x_TC: Tensor, y_TD: Tensor, weights_TN: Tensor | None) -> Tensor:
     return x_TC + added
 
 
-class GatedStreamEnds(Module):
+class GatedHyperConnectionEnds(Module):
     """What stands before the first and behind the last block."""
 
     def __init__(self, spec: GatedHyperConnections, dim: int, context: LayerContext) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
-from radixlm.models.fallback_calls import shorten, turn_of
+from radixlm.models.transformers_backend.calls import shorten, turn_of
 
 tf = pytest.importorskip("transformers")
 needs_kernel = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
