@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from radixlm.wire.replies import (
-    Beat,
     ControlReply,
     Finish,
+    Heartbeat,
     LoadReport,
     Logprobs,
     Ready,
@@ -24,7 +24,7 @@ from radixlm.wire.requests import (
     AbortRequest,
     Control,
     GrammarSpec,
-    LogprobNeed,
+    LogprobParams,
     TokenizedRequest,
     pack_ids,
 )
@@ -38,7 +38,7 @@ TO_ENGINE: tuple[Any, ...] = (
         pack_ids([3, 4, 5, 6]),
         SamplingParams(max_new_tokens=4, logit_bias={3: 1.0}, sampling_seed=5, regex="[ab]"),
         num_emitted=2,
-        logprobs=LogprobNeed(0, 2, (3,)),
+        logprobs=LogprobParams(0, 2, (3,)),
         grammar=GrammarSpec("regex", "[ab]"),
         extra_key="k",
         priority=3,
@@ -66,7 +66,7 @@ TO_INTAKE: tuple[Any, ...] = (
         ],
         LoadReport(num_running=1),
     ),
-    Beat(LoadReport(num_waiting=2)),
+    Heartbeat(LoadReport(num_waiting=2)),
     Ready({"max_total_num_tokens": 4096, "context_len": 64}),
     ControlReply("c", True, "fine", {"a": [1, 2]}),
 )

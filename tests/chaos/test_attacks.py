@@ -16,7 +16,7 @@ import pytest
 
 from radixlm.config.root import ServerConfig
 from radixlm.engine.recover import Supervisor
-from radixlm.entrypoints.http import guard
+from radixlm.entrypoints.http import middleware
 from tests.fakes.http import Face, face, listening
 
 CHAT = "/v1/chat/completions"
@@ -211,9 +211,11 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         compared.append(b)
         return hmac.compare_digest(a, b)
 
-    monkeypatch.setattr(guard, "hmac", type("spied", (), {"compare_digest": staticmethod(spy)}))
-    assert guard._matches("one", ("one", None, "two", "three"))
-    assert not guard._matches("none", ("one", "two", "three"))
+    monkeypatch.setattr(
+        middleware, "hmac", type("spied", (), {"compare_digest": staticmethod(spy)})
+    )
+    assert middleware._matches("one", ("one", None, "two", "three"))
+    assert not middleware._matches("none", ("one", "two", "three"))
     assert compared == [b"one", b"two", b"three"] * 2
 
 

@@ -22,7 +22,7 @@ DATES = frozenset(
     engine/crashdump.py executor/profile.py entrypoints/http/batches/files.py
     entrypoints/http/batches/runner.py
     entrypoints/http/info.py entrypoints/http/openai/chat.py entrypoints/http/openai/completions.py
-    entrypoints/http/pooled.py entrypoints/http/responses/events.py
+    entrypoints/http/embeddings.py entrypoints/http/responses/events.py
     entrypoints/http/responses/store.py entrypoints/http/speech/routes.py entrypoints/http/state.py
     """.split()
 )

@@ -21,7 +21,7 @@ from radixlm.scheduler.request import Request
 from radixlm.step.plan import Item
 from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
-from radixlm.wire.requests import GrammarSpec, LogprobNeed
+from radixlm.wire.requests import GrammarSpec, LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 from tests.chaos.world import MortalExecutor, World
 from tests.fakes.engine import Bench
@@ -156,9 +156,9 @@ class Told:
             stop_token_ids=self.stops,
             stream_interval=rng.choice((None, None, 3)),
         )
-        self.need = LogprobNeed(rng.choice((-1, 0, 1, 5, 25))) if rng.random() < 0.5 else None
+        self.need = LogprobParams(rng.choice((-1, 0, 1, 5, 25))) if rng.random() < 0.5 else None
         if self.need is not None and self.need.prompt_from > len(self.prompt):
-            self.need = LogprobNeed()
+            self.need = LogprobParams()
         self.hidden = rng.random() < 0.3
         self.kind = rng.choice(("", "", "a", "b", "c"))
         self.out = Output()

@@ -35,7 +35,7 @@ from radixlm.intake.records import GenerateRequest
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
-from radixlm.wire.replies import Beat, Finish, LoadReport, Ready, StepReply, TokenDelta
+from radixlm.wire.replies import Finish, Heartbeat, LoadReport, Ready, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 from tests.chaos.messages import TO_ENGINE, TO_INTAKE, Fuzzer
@@ -126,7 +126,7 @@ def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
             ticks, serving.scheduler.is_stopped = number, False
             serving.run()
 
-        fan.send(Beat(LoadReport()))
+        fan.send(Heartbeat(LoadReport()))
         assert peer.poll(10_000)
         fuzzer, encode = Fuzzer(TO_ENGINE, seed=1), scheduler_codec().encode
         for number in range(count):
@@ -230,7 +230,7 @@ def test_an_engine_process_lives_on(tmp_path: Path) -> None:
         until_s = time.monotonic() + 30
         while not dropped and time.monotonic() < until_s:
             message = intake_codec().decode(peer.recv()) if peer.poll(1000) else None
-            dropped = message.load.num_dropped if isinstance(message, Beat) else 0
+            dropped = message.load.num_dropped if isinstance(message, Heartbeat) else 0
         print(f"{dropped} of {MANY} messages to the engine process dropped")
         assert dropped > MANY // 2
         process.send_signal(signal.SIGUSR2)

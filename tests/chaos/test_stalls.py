@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from radixlm.entrypoints.http.app import make_uvicorn
-from radixlm.entrypoints.http.protocol import Server
+from radixlm.entrypoints.http.uvicorn_protocol import Server
 from tests.fakes.http import Face
 
 LIMIT_S = 60.0  # the default of --stall-timeout-s

@@ -10,11 +10,11 @@ import pytest
 from radixlm.engine.fan import FanChannel
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
-from radixlm.wire.replies import Beat, ControlReply, Finish, LoadReport, StepReply, TokenDelta
+from radixlm.wire.replies import ControlReply, Finish, Heartbeat, LoadReport, StepReply, TokenDelta
 from radixlm.wire.requests import (
     AbortRequest,
     Control,
-    LogprobNeed,
+    LogprobParams,
     TokenizedRequest,
     pack_ids,
 )
@@ -28,7 +28,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     addresses = [f"ipc://{tmp_path}/{i}" for i in range(2)]
     intakes = [ZmqChannel(a, intake_codec(), bind=True) for a in addresses]
     fan = FanChannel([ZmqChannel(a, scheduler_codec(), bind=False) for a in addresses])
-    fan.send(Beat(LoadReport()))  # a PAIR refuses to send before its peer is there
+    fan.send(Heartbeat(LoadReport()))  # a PAIR refuses to send before its peer is there
     for intake in intakes:
         assert len(intake.receive(30.0)) == 1
     yield intakes, fan
@@ -109,10 +109,10 @@ def test_answers_and_beats(ends: Ends) -> None:
     fan.send(ControlReply("call", True))
     (reply,) = intakes[1].receive(30.0)
     assert reply.call_id == "call"
-    fan.send(Beat(LoadReport()))
+    fan.send(Heartbeat(LoadReport()))
     for intake in intakes:
         (beat,) = intake.receive(30.0)
-        assert isinstance(beat, Beat)
+        assert isinstance(beat, Heartbeat)
 
 
 def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
@@ -124,10 +124,10 @@ def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
         "stop": TokenizedRequest("stop", pack_ids([1]), SamplingParams(stop_token_ids=(10,))),
         "heat": TokenizedRequest("heat", pack_ids([1]), SamplingParams(temperature=float("nan"))),
         "top": TokenizedRequest(
-            "top", pack_ids([1]), SamplingParams(), logprobs=LogprobNeed(0, 99)
+            "top", pack_ids([1]), SamplingParams(), logprobs=LogprobParams(0, 99)
         ),
         "asked": TokenizedRequest(
-            "asked", pack_ids([1]), SamplingParams(), logprobs=LogprobNeed(0, 0, (77,))
+            "asked", pack_ids([1]), SamplingParams(), logprobs=LogprobParams(0, 0, (77,))
         ),
         "rows": TokenizedRequest("rows", pack_ids([0, 0]), SamplingParams(), embeds=b"\0" * 16),
     }
@@ -142,7 +142,7 @@ def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
         for reply in intakes[0].receive(30.0):
             found |= {d.rid: d.finish.status for d in reply.deltas if d.finish}
     assert found == dict.fromkeys(bad, 500)
-    fan.send(Beat(LoadReport()))
+    fan.send(Heartbeat(LoadReport()))
     (beat,) = intakes[1].receive(30.0)
     assert beat.load.num_dropped == len(bad)
 
@@ -152,7 +152,7 @@ def test_hidden_states_that_exceed_a_message_come_in_pieces(tmp_path: Path) -> N
     intake = ZmqChannel(address, intake_codec(), bind=True)
     channel = ZmqChannel(address, scheduler_codec(), bind=False)
     fan = FanChannel([channel], max_bytes=4000)
-    fan.send(Beat(LoadReport()))
+    fan.send(Heartbeat(LoadReport()))
     assert len(intake.receive(30.0)) == 1
     parts = [bytes([i]) * 900 for i in range(5)] + [b"x" * 5000]
     whole = TokenDelta("a", [1, 2], Finish("length"), 7, hidden_states=parts)

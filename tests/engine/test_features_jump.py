@@ -14,7 +14,7 @@ import radixlm
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.text.chat import load_chat_template
-from radixlm.wire.requests import GrammarSpec, LogprobNeed
+from radixlm.wire.requests import GrammarSpec, LogprobParams
 from tests.fakes.engine import Bench
 from tests.fakes.executor import EOS, VOCAB
 
@@ -107,7 +107,7 @@ def test_same_tokens_in_fewer_steps(world: dict[str, Any]) -> None:
 
 
 def test_tokens_with_logprobs_are_sampled() -> None:
-    need = LogprobNeed()
+    need = LogprobParams()
     steps = [len(play(jump, logprobs=need).executor.steps) for jump in (True, False)]
     assert steps[0] == steps[1]
 

@@ -32,7 +32,7 @@ from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import (
     AbortRequest,
     GrammarSpec,
-    LogprobNeed,
+    LogprobParams,
     TokenizedRequest,
     pack_ids,
 )
@@ -151,7 +151,7 @@ class LateBench:
         rid: str,
         prompt: list[int],
         has_grammar: bool,
-        need: LogprobNeed | None = None,
+        need: LogprobParams | None = None,
         **sampling: Any,
     ) -> None:
         self.out[rid], self.logprobs[rid] = [], []

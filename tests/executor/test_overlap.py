@@ -15,7 +15,7 @@ from radixlm.base.lazy import load
 from radixlm.executor.device import CpuDevice, Landing, Ring
 from radixlm.executor.runner import RunnerOptions
 from radixlm.sampling.cuda import DeviceDraw, DrawKernels
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from tests.executor.late import LateBench, workload
 from tests.fakes.device import NONSENSE, SimulatedDevice
 
@@ -159,7 +159,7 @@ def test_log_probabilities_are_read_late(monkeypatch: pytest.MonkeyPatch) -> Non
     options = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0.0}
 
     def run(bench: LateBench) -> list[tuple[float, int]]:
-        bench.submit("r", [1, 2, 3], False, LogprobNeed(), **options)
+        bench.submit("r", [1, 2, 3], False, LogprobParams(), **options)
         bench.submit("other", [4, 5], False, **options)
         bench.run()
         return bench.logprobs["r"]

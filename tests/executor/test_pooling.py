@@ -12,7 +12,7 @@ from torch import Tensor
 from radixlm.arch.spec import Pool
 from radixlm.executor.pooling import Pooler
 from radixlm.step.plan import Item
-from radixlm.wire.requests import PoolingNeed
+from radixlm.wire.requests import PoolingParams
 
 TOKENS = [7, 5, 9, 5, 3, 8]
 HIDDEN = torch.randn(len(TOKENS), 4, generator=torch.Generator().manual_seed(0))
@@ -46,7 +46,7 @@ def feed(pooler: Pooler, cuts: tuple[int, ...], first: int = 0) -> list[list[flo
     got = []
     for start, end in itertools.pairwise((first, *cuts, len(TOKENS))):
         tokens = np.array(TOKENS[start:end], np.int32)
-        item = Item("r", 0, start, end - start, tokens, False, pooling=PoolingNeed())
+        item = Item("r", 0, start, end - start, tokens, False, pooling=PoolingParams())
         got.append(pooler.add(item, HIDDEN[start:end], len(TOKENS)))
     return got
 
@@ -73,7 +73,7 @@ def test_the_last_place_needs_no_prefix() -> None:
 
 def test_a_request_that_starts_again_forgets_its_chunks() -> None:
     pooler = Pooler(Identity("mean"))
-    start = Item("r", 0, 0, 2, np.array(TOKENS[:2], np.int32), False, pooling=PoolingNeed())
+    start = Item("r", 0, 0, 2, np.array(TOKENS[:2], np.int32), False, pooling=PoolingParams())
     assert pooler.add(start, HIDDEN[:2] * 100, len(TOKENS)) is None
     assert feed(pooler, (3,))[-1] == pytest.approx(WANTED["mean"].tolist(), abs=1e-6)
 

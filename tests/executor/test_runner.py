@@ -16,7 +16,7 @@ from radixlm.executor.runner import Runner
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
-from radixlm.wire.requests import LogprobNeed, PoolingNeed
+from radixlm.wire.requests import LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 from tests.executor.fake_model import DIM, VOCAB, make_runner
 
@@ -130,7 +130,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(
     monkeypatch.setattr(results_module, "PROMPT_ROWS", rows)
     runner, _ = make_runner()
     prompt = [3, 9, 4, 4, 15, 0, 7]
-    need = LogprobNeed(prompt_from, top=2, token_ids=(1, 8))
+    need = LogprobParams(prompt_from, top=2, token_ids=(1, 8))
     bounds = [0, *cuts, len(prompt)]
     parts: list[Logprobs | None] = []
     last = ItemResult()
@@ -156,7 +156,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(
 
 def test_logprobs_only_where_asked() -> None:
     runner, _ = make_runner()
-    need = LogprobNeed()
+    need = LogprobParams()
     plain, asked = _start(runner, [3], [4])
     assert plain.logprobs is None and asked.logprobs is None
     got = _step(runner, _decode(0, 1), _decode(1, 1, logprobs=need))
@@ -179,7 +179,7 @@ def test_hidden_states_are_those_of_the_item() -> None:
 def test_a_pooled_request_that_leaves_early_leaves_nothing() -> None:
     runner, _ = make_runner()
     prompt = [3, 9, 4]
-    item = _chunk(0, prompt, 0, 2, pooling=PoolingNeed(), emit=False)
+    item = _chunk(0, prompt, 0, 2, pooling=PoolingParams(), emit=False)
     (got,) = _step(runner, item, admissions=(_admission(0, prompt),), pages=(_pages(0),))
     assert got.pooled is None and runner.pooler.num_kept == 1
     other = _chunk(1, [5], 0, 1)
@@ -189,7 +189,7 @@ def test_a_pooled_request_that_leaves_early_leaves_nothing() -> None:
 
 def test_a_pooled_request_gets_its_vector_and_no_token() -> None:
     runner, _ = make_runner()
-    item = _chunk(0, [3, 4], 0, 2, pooling=PoolingNeed(), emit=False)
+    item = _chunk(0, [3, 4], 0, 2, pooling=PoolingParams(), emit=False)
     (got,) = _step(runner, item, admissions=(_admission(0, [3, 4]),), pages=(_pages(0),))
     hidden = torch.tensor([4.0, 1.0, 2.0, 1.0])  # token, position, length, one
     assert got.pooled == pytest.approx(torch.nn.functional.normalize(hidden, dim=0).tolist())

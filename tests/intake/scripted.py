@@ -10,7 +10,7 @@ from radixlm.intake.manager import Intake, Observer
 from radixlm.intake.records import GenerateRequest
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.codec import intake_codec, scheduler_codec
-from radixlm.wire.replies import Beat, Finish, LoadReport, StepReply, TokenDelta
+from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -103,4 +103,4 @@ class Stage:
         self.link.say(StepReply([delta]))
 
     def beat(self) -> None:
-        self.link.say(Beat(LoadReport()))
+        self.link.say(Heartbeat(LoadReport()))

@@ -10,7 +10,7 @@ import pytest
 from radixlm.base.errors import InvalidRequest, Overloaded, PromptTooLong
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import ControlReply, Finish, Logprobs, StepReply, TokenDelta
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import parallel_seed
 from tests.intake.scripted import Stage
 
@@ -105,7 +105,7 @@ async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_o
     tokenizer: Tokenizer, at_once: int
 ) -> None:
     stage = Stage(tokenizer, hidden_states_enabled=True)
-    ask = stage.ask(stop=("o w", "rl"), logprobs=LogprobNeed(), return_hidden_states=True)
+    ask = stage.ask(stop=("o w", "rl"), logprobs=LogprobParams(), return_hidden_states=True)
     task = asyncio.create_task(stage.intake.collect(ask))
     await asyncio.sleep(0)
     ids = [i for char in "Hello world" for i in stage.ids(char)]
@@ -161,9 +161,9 @@ BAD = [
     ({"extra_key": "\udfff"}, InvalidRequest, "extra_key"),
     ({"stop": ("\ud800",)}, InvalidRequest, "stop"),
     ({"return_hidden_states": True}, InvalidRequest, "return_hidden_states"),
-    ({"logprobs": LogprobNeed(top=10**6)}, InvalidRequest, "top_logprobs"),
-    ({"logprobs": LogprobNeed(token_ids=(-1,))}, InvalidRequest, "token_ids_logprob"),
-    ({"logprobs": LogprobNeed(token_ids=(2**40,))}, InvalidRequest, "token_ids_logprob"),
+    ({"logprobs": LogprobParams(top=10**6)}, InvalidRequest, "top_logprobs"),
+    ({"logprobs": LogprobParams(token_ids=(-1,))}, InvalidRequest, "token_ids_logprob"),
+    ({"logprobs": LogprobParams(token_ids=(2**40,))}, InvalidRequest, "token_ids_logprob"),
     ({"processor": "nobody's"}, InvalidRequest, "custom_logit_processor"),
     ({"adapter": "nobody's"}, InvalidRequest, "lora_path"),
     ({"embeds": b"\0" * 40, "num_embeds": 2}, InvalidRequest, "input_embeds"),

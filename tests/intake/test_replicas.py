@@ -12,10 +12,10 @@ from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.manager import Intake, Observer
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.replies import (
-    Beat,
     ControlReply,
     Failed,
     Finish,
+    Heartbeat,
     LoadReport,
     Ready,
     StepReply,
@@ -95,7 +95,7 @@ async def test_shortest_queue_counts_ours_at_once_and_others_by_report() -> None
     two.reply(0, "c", [1], Finish("length"))
     two.ask("d")
     assert two.rids(0)[-1] == "d"
-    two.links[0].say(Beat(LoadReport(num_running=5)))  # of another HTTP process
+    two.links[0].say(Heartbeat(LoadReport(num_running=5)))  # of another HTTP process
     two.ask("e")
     assert two.rids(1)[-1] == "e"
 
@@ -153,7 +153,7 @@ async def test_controls_ask_every_replica_and_refusals_count() -> None:
 async def test_the_load_is_that_of_all() -> None:
     two = Two()
     for link, count in zip(two.links, (2, 3), strict=True):
-        link.say(Beat(LoadReport(num_running=count, cache_hit_rate=0.5, num_total_tokens=10)))
+        link.say(Heartbeat(LoadReport(num_running=count, cache_hit_rate=0.5, num_total_tokens=10)))
     load = two.intake.load
     assert (load.num_running, load.cache_hit_rate, load.num_total_tokens) == (5, 0.5, 20)
     two.intake.lose_engine(None, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.media import sources_of
-from radixlm.entrypoints.native import Source, read_generate
+from radixlm.entrypoints.native import MediaSource, read_generate
 
 
 class Reader:
@@ -74,11 +74,11 @@ def test_what_cannot_be_read_is_named(reader: Any, part: dict[str, Any], why: st
 
 def test_native_fields_name_media_for_each_prompt() -> None:
     batch = read_generate({"text": ["a", "b"], "audio_data": [["x", "y"], None], "image_data": "z"})
-    one = Source("z", "image_data")
-    audios = [Source(v, "audio_data", "audio") for v in "xy"]
+    one = MediaSource("z", "image_data")
+    audios = [MediaSource(v, "audio_data", "audio") for v in "xy"]
     assert batch.images == [[one, *audios], [one]]
     video = read_generate({"text": "a", "video_data": [["f1", "f2"]]})
-    assert video.images == [[Source(("f1", "f2"), "video_data", "video")]]
+    assert video.images == [[MediaSource(("f1", "f2"), "video_data", "video")]]
     for bad in ({"audio_data": 3}, {"video_data": [[]]}, {"image_data": [["a"]]}):
         with pytest.raises(InvalidRequest, match="must hold URLs"):
             read_generate({"text": "a", **bad})

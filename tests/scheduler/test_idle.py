@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixlm.wire.replies import Beat
+from radixlm.wire.replies import Heartbeat
 from tests.fakes.engine import Bench
 
 
@@ -30,7 +30,7 @@ def test_beats_come_when_nothing_else_does() -> None:
     for _ in range(5):
         bench.now_s += 1.1
         bench.tick()
-    beats = [r for r in bench.replies if isinstance(r, Beat)]
+    beats = [r for r in bench.replies if isinstance(r, Heartbeat)]
     assert len(beats) == 5
     assert beats[-1].load.num_running == 0
     assert bench.scheduler._patience() >= 0.5  # it sleeps rather than polls

@@ -10,7 +10,7 @@ import pytest
 
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import Logprobs, StepReply
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from tests.fakes.engine import Bench
 from tests.fakes.executor import EOS, FakeStep, reference
 
@@ -119,7 +119,7 @@ def test_context_end_is_a_length_finish() -> None:
 
 def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
     bench = Bench()
-    need = LogprobNeed(prompt_from=0)
+    need = LogprobParams(prompt_from=0)
     bench.submit("r", [1 + i % 30 for i in range(40)], 4, ignore_eos=True, logprobs=need)
     read = bench.executor.read
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.rows import RECENT, Rows
-from radixlm.wire.requests import AbortRequest, LogprobNeed, TokenizedRequest, pack_ids
+from radixlm.wire.requests import AbortRequest, LogprobParams, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.engine import Bench
 from tests.fakes.executor import VOCAB, next_token
@@ -58,7 +58,7 @@ def submit(bench: Bench, rid: str, rng: random.Random) -> list[int]:
         pack_ids(prompt),
         sampling,
         stream=rng.random() < 0.6,
-        logprobs=LogprobNeed() if rng.random() < 0.2 else None,
+        logprobs=LogprobParams() if rng.random() < 0.2 else None,
     )
     bench.out[rid] = []
     bench.mine.send(wire)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from radixlm.step.plan import Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 
 TOKENS = np.array([5, 6, 7], np.int32)  # one for all: arrays are compared by identity
 
@@ -18,7 +18,7 @@ def item(index: int, kind: int, start: int) -> Item:
     if kind == 0:
         return Item(rid, index, start, 3, TOKENS, emit=False)
     if kind == 1:
-        return Item(rid, index, start, 1, None, True, LogprobNeed(top=2))
+        return Item(rid, index, start, 1, None, True, LogprobParams(top=2))
     return Item(rid, index, start, 1, None, True, None, 0, None, kind == 2)
 
 

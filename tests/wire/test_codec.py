@@ -15,10 +15,10 @@ from radixlm.base.errors import InvariantError
 from radixlm.wire import codec as codec_module
 from radixlm.wire.codec import Codec, intake_codec, scheduler_codec
 from radixlm.wire.replies import (
-    Beat,
     ControlReply,
     Failed,
     Finish,
+    Heartbeat,
     LoadReport,
     Logprobs,
     Ready,
@@ -29,7 +29,7 @@ from radixlm.wire.requests import (
     AbortRequest,
     Control,
     GrammarSpec,
-    LogprobNeed,
+    LogprobParams,
     Shutdown,
     TokenizedRequest,
     pack_ids,
@@ -85,7 +85,7 @@ TO_SCHEDULER = st.one_of(
         rid=TEXT.filter(bool),
         input_ids=IDS.map(pack_ids),
         sampling=SAMPLING,
-        logprobs=st.none() | st.builds(LogprobNeed, st.integers(-1, 9), st.integers(0, 9)),
+        logprobs=st.none() | st.builds(LogprobParams, st.integers(-1, 9), st.integers(0, 9)),
         grammar=st.none() | st.builds(GrammarSpec, TEXT, TEXT, st.none() | TEXT),
         embeds=st.none() | st.binary(max_size=3).map(lambda b: b * 4),
         priority=st.integers(-(2**31), 2**31),
@@ -102,7 +102,7 @@ TO_SCHEDULER = st.one_of(
 TO_INTAKE = st.one_of(
     st.builds(StepReply, st.lists(DELTA, max_size=3), st.none() | st.builds(LoadReport)),
     st.builds(Ready, st.dictionaries(TEXT, DATA, max_size=3)),
-    st.builds(Beat, st.builds(LoadReport, st.integers(0, 9), gen_throughput=FLOATS)),
+    st.builds(Heartbeat, st.builds(LoadReport, st.integers(0, 9), gen_throughput=FLOATS)),
     st.builds(ControlReply, TEXT, st.booleans(), TEXT, DATA),
     st.builds(Failed, TEXT, TEXT),
 )

@@ -16,7 +16,7 @@ import zmq
 from radixlm.base.errors import InvalidRequest
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import MAX_MESSAGE_BYTES
-from radixlm.wire.replies import Beat, ControlReply, Finish, StepReply, TokenDelta
+from radixlm.wire.replies import ControlReply, Finish, Heartbeat, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
 
 MAX_TOP = 1 << 20  # log-probabilities of a place
@@ -108,7 +108,7 @@ class FanChannel:
 
     def send(self, message: Any) -> None:
         parts = [message]
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             message.load.num_dropped = self.num_dropped
         elif isinstance(message, StepReply):
             if any(delta.hidden_states is not None for delta in message.deltas):

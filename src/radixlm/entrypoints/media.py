@@ -11,7 +11,7 @@ from typing import Any, Literal
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
-from radixlm.entrypoints.native import Batch, Source
+from radixlm.entrypoints.native import Batch, MediaSource
 from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers
 from radixlm.multimodal.features import Features, is_features, read_features
@@ -44,7 +44,7 @@ class MediaReader:
         threading.Thread(target=self._processor.warm, name="processor", daemon=True).start()
 
     def read(
-        self, prompt: str | Sequence[int], sources: Sequence[Source], add_special_tokens: bool
+        self, prompt: str | Sequence[int], sources: Sequence[MediaSource], add_special_tokens: bool
     ) -> Prompt:
         """The prompt of a text, or of token ids; takes as long as the fetches. InvalidRequest names
         the field."""
@@ -66,11 +66,11 @@ class MediaReader:
         where = sources[0].where if sources else "text"
         return self._processor.read(text, given, add_special_tokens, where)
 
-    def _features(self, source: Source) -> Features:
+    def _features(self, source: MediaSource) -> Features:
         assert isinstance(source.value, Mapping)
         return read_features(source.value, source.kind, source.where, *self._row)
 
-    def _bytes(self, source: Source) -> bytes | tuple[bytes, ...]:
+    def _bytes(self, source: MediaSource) -> bytes | tuple[bytes, ...]:
         assert not isinstance(source.value, Mapping)
         if isinstance(source.value, tuple):
             return tuple(self._fetched(one, source.where) for one in source.value)
@@ -100,13 +100,13 @@ class MediaReader:
         """Whether an image has a vector of its own, which takes no text."""
         return self._processor.embeds_images
 
-    async def vector(self, source: Source) -> Prompt:
+    async def vector(self, source: MediaSource) -> Prompt:
         """The prompt of an image by itself, read in a thread."""
         if isinstance(source.value, Mapping | tuple):
             raise InvalidRequest(f"{source.where}: must be one image", source.where)
         return await asyncio.to_thread(self._vector, source)
 
-    def _vector(self, source: Source) -> Prompt:
+    def _vector(self, source: MediaSource) -> Prompt:
         return self._processor.read_vector(RawMedia("image", self._bytes(source), source.where))
 
     @property
@@ -124,13 +124,13 @@ class MediaReader:
         """A file as the model hears it, read in a thread."""
         return await asyncio.to_thread(self._processor.read_audio, data, where)
 
-    async def heard(self, text: str, audio: Samples, where: str) -> Prompt:
+    async def audio_prompt(self, text: str, audio: Samples, where: str) -> Prompt:
         """The prompt of a text with one audio clip, made in a thread."""
         given = [RawMedia("audio", audio, where)]
         return await asyncio.to_thread(self._processor.read, text, given, False, where)
 
     async def prompt(
-        self, text: str, sources: Sequence[Source], add_special_tokens: bool
+        self, text: str, sources: Sequence[MediaSource], add_special_tokens: bool
     ) -> Prompt:
         """``read`` in a thread."""
         return await asyncio.to_thread(self.read, text, sources, add_special_tokens)
@@ -167,7 +167,9 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     )
 
 
-def sources_of(messages: Sequence[Mapping[str, Any]], reader: MediaReader | None) -> list[Source]:
+def sources_of(
+    messages: Sequence[Mapping[str, Any]], reader: MediaReader | None
+) -> list[MediaSource]:
     """The images of a conversation in order; InvalidRequest for what the model cannot read."""
     found = [_source(part, kind, where, reader) for part, kind, where in _parts(messages)]
     if len(found) > MAX_MEDIA:
@@ -184,7 +186,9 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
                 yield part, kind, f"messages[{index}].content[{place}]"
 
 
-def _source(part: Mapping[str, Any], type_: str, where: str, reader: MediaReader | None) -> Source:
+def _source(
+    part: Mapping[str, Any], type_: str, where: str, reader: MediaReader | None
+) -> MediaSource:
     kind = KINDS[type_]
     if reader is None or kind is None:
         raise InvalidRequest(f"{where}: {_TEXT_ONLY}, not {type_}", where)
@@ -195,8 +199,8 @@ def _source(part: Mapping[str, Any], type_: str, where: str, reader: MediaReader
         (part[name] for name in (type_, f"{kind}_url", kind, "url") if name in part), None
     )
     if is_features(value):
-        return Source(value, where, kind)
-    return Source(_value(value, kind, f"{where}.{type_}", where), where, kind)
+        return MediaSource(value, where, kind)
+    return MediaSource(_value(value, kind, f"{where}.{type_}", where), where, kind)
 
 
 def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:

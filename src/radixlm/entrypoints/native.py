@@ -20,7 +20,7 @@ from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.features import is_features
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish, Logprob, TopLogprobs
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
 # fields whose feature is not built: a value other than these is refused by name
@@ -71,7 +71,7 @@ MAX_RID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MediaSource:
     """An image, video or audio as the client names it; a tuple holds the frames of a video, an
     object what a processor or an encoder made (``multimodal/features.py``). ``where`` is the field
     that errors name."""
@@ -90,7 +90,7 @@ class Batch:
     stream: bool
     wants_logprobs: list[bool] = field(default_factory=list)
     logprob_text: bool = False
-    images: list[list[Source]] = field(default_factory=list)
+    images: list[list[MediaSource]] = field(default_factory=list)
     stream_disjoint: bool = False
 
 
@@ -119,7 +119,7 @@ def read_generate(body: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
     )
 
 
-def media_of(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
+def media_of(body: Mapping[str, Any], i: int, is_list: bool) -> list[MediaSource]:
     """The media of prompt i: a field holds one or a list for a single prompt, and for a list of
     prompts one or a list each; URLs, base64, paths or bytes; a video may be a list of frames."""
     sources = []
@@ -130,11 +130,11 @@ def media_of(body: Mapping[str, Any], i: int, is_list: bool) -> list[Source]:
             value = value[i] if i < len(value) else None
         for one in value if isinstance(value, list) else [value]:
             if one is not None and is_features(one):
-                sources.append(Source(one, where, kind))
+                sources.append(MediaSource(one, where, kind))
                 continue
             held = one.get("url") if isinstance(one, Mapping) else one
             if held is not None:
-                sources.append(Source(_named(held, kind, where), where, kind))
+                sources.append(MediaSource(_named(held, kind, where), where, kind))
     return sources
 
 
@@ -329,7 +329,7 @@ def _rid(each: _Each, i: int) -> str | None:
     return f"{rid}_{i}" if each.is_shared("rid") else rid
 
 
-def _logprob_need(each: _Each, i: int, is_only_prompt: bool) -> LogprobNeed | None:
+def _logprob_need(each: _Each, i: int, is_only_prompt: bool) -> LogprobParams | None:
     """``is_only_prompt``: no token comes, so the prompt's are what is wanted."""
     if not _typed(each, "return_logprob", i, bool):
         return None
@@ -342,7 +342,7 @@ def _logprob_need(each: _Each, i: int, is_only_prompt: bool) -> LogprobNeed | No
         raise InvalidRequest("token_ids_logprob must be token ids", param="token_ids_logprob")
     if start in (None, -1):
         start = 0 if is_only_prompt else -1
-    return LogprobNeed(start, top, tuple(asked))
+    return LogprobParams(start, top, tuple(asked))
 
 
 # ---- answers -------------------------------------------------------------------------------
@@ -391,7 +391,9 @@ class Reply:
             meta["pooled"] = output.pooled
         return meta
 
-    def _add_logprobs(self, need: LogprobNeed | None, output: Output, meta: dict[str, Any]) -> None:
+    def _add_logprobs(
+        self, need: LogprobParams | None, output: Output, meta: dict[str, Any]
+    ) -> None:
         assert need is not None
         for side, got in (("input", output.prompt_logprobs), ("output", output.logprobs)):
             chosen = got.chosen if got else []

@@ -24,7 +24,7 @@ from radixlm.step.plan import Ids, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 
 # logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
 # would be gigabytes
@@ -163,12 +163,12 @@ def _why_bad(state: SlotState | None) -> str:
     return NOT_FINITE
 
 
-def request_of(need: LogprobNeed) -> lp.LogprobRequest:
+def request_of(need: LogprobParams) -> lp.LogprobRequest:
     """A request's wish as the sampler takes it."""
     return lp.LogprobRequest(need.top, need.token_ids)
 
 
-def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobNeed) -> None:
+def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobParams) -> None:
     """Add one place; "top" and "asked" only where the request wants them."""
     whole.chosen.append((found.chosen[row], token))
     if need.top:

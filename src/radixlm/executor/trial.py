@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Admission, Item, StepPlan
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
 _NO_IDS = np.zeros(0, np.int32)
@@ -67,7 +67,7 @@ class Trial:
         penalties and a bias."""
         masks = {0: np.full(-(-self._runner.sampling.vocab_size // 32), -1, np.int32)}
         item = self._decode(0)
-        told = msgspec.structs.replace(item, logprobs=LogprobNeed(top=2))
+        told = msgspec.structs.replace(item, logprobs=LogprobParams(top=2))
         for items in ((item,), (told,)):
             self._run(items)
             self._run(items, masks)

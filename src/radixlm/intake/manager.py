@@ -32,10 +32,10 @@ from radixlm.intake.stream import Live, merged, stop_checker
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import (
-    Beat,
     ControlReply,
     Failed,
     Finish,
+    Heartbeat,
     LoadReport,
     Ready,
     StepReply,
@@ -324,7 +324,7 @@ class Intake:
     def _handle(self, message: ToIntake, replica: Replica) -> None:
         if isinstance(message, StepReply):
             self._take(message, replica)
-        elif isinstance(message, Beat):
+        elif isinstance(message, Heartbeat):
             replica.load, replica.beat_s = message.load, time.monotonic()
             self._sweep(replica.beat_s)
         elif isinstance(message, Ready):

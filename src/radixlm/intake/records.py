@@ -9,7 +9,7 @@ from typing import Any
 from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal.processor import Prompt
 from radixlm.wire.replies import Finish, Logprobs
-from radixlm.wire.requests import GrammarSpec, LogprobNeed, PoolingNeed
+from radixlm.wire.requests import GrammarSpec, LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_ID_BYTES = 512  # the flight record of the engine must hold it
@@ -28,7 +28,7 @@ class GenerateRequest:
     num_embeds: int = 0
     rid: str | None = None
     stream: bool = False
-    logprobs: LogprobNeed | None = None
+    logprobs: LogprobParams | None = None
     return_hidden_states: bool = False
     extra_key: str | None = None
     priority: int = 0
@@ -36,7 +36,7 @@ class GenerateRequest:
     replica: int | None = None  # the one to compute it while it lives; None: any
     adapter: str | None = None
     processor: str | None = None
-    pooling: PoolingNeed | None = None
+    pooling: PoolingParams | None = None
     timeout_s: float | None = None
     fair_key: str | None = None
     session: dict[str, Any] | None = None

@@ -24,7 +24,7 @@ from radixlm.scheduler.request import Request
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.channel import Channel
-from radixlm.wire.replies import Beat, Finish, LoadReport, StepReply, TokenDelta
+from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Scheduler:
     def _flush(self, now_s: float) -> None:
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
-            self.channel.send(Beat(self.load(now_s)))
+            self.channel.send(Heartbeat(self.load(now_s)))
         if self.deltas:
             self.channel.send(StepReply(self.deltas))
             self.deltas = []

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from radixlm.base.record import Record, field
 from radixlm.wire.media import Media
-from radixlm.wire.requests import LogprobNeed, PoolingNeed
+from radixlm.wire.requests import LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 Ids = NDArray[np.int32]
@@ -38,11 +38,11 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     count: int
     tokens: Ids | None
     emit: bool
-    logprobs: LogprobNeed | None = None
+    logprobs: LogprobParams | None = None
     targets_at: int = 0
     targets: Ids | None = None
     hidden_states: bool = False
-    pooling: PoolingNeed | None = None
+    pooling: PoolingParams | None = None
 
 
 class Lineup(Record, eq=False):
@@ -54,7 +54,7 @@ class Lineup(Record, eq=False):
 
     rids: tuple[str, ...]
     slots: NDArray[np.int64]
-    logprobs: Mapping[int, LogprobNeed] = field(default_factory=dict)
+    logprobs: Mapping[int, LogprobParams] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
 
 

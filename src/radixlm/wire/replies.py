@@ -80,7 +80,7 @@ class Ready(msgspec.Struct, tag="ready"):
     facts: dict[str, Any]
 
 
-class Beat(msgspec.Struct, tag="beat"):
+class Heartbeat(msgspec.Struct, tag="beat"):
     """The loop is alive."""
 
     load: LoadReport
@@ -102,4 +102,4 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-ToIntake = StepReply | Ready | Beat | ControlReply | Failed
+ToIntake = StepReply | Ready | Heartbeat | ControlReply | Failed

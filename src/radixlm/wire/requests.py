@@ -25,7 +25,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     after: str | None = None
 
 
-class LogprobNeed(msgspec.Struct, frozen=True):
+class LogprobParams(msgspec.Struct, frozen=True):
     """Which log-probabilities a request wants. ``prompt_from`` < 0: none of the prompt;
     otherwise those of the prompt tokens from that index on."""
 
@@ -34,7 +34,7 @@ class LogprobNeed(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
 
 
-class PoolingNeed(msgspec.Struct, frozen=True):
+class PoolingParams(msgspec.Struct, frozen=True):
     """The request wants a vector or scores, as the model gives them, and no tokens.
     ``first_len``: tokens of the first text of a pair (0: there is one text). ``is_whole``: every
     place takes part, so none may come from the prefix cache."""
@@ -58,7 +58,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     input_ids: bytes
     sampling: SamplingParams
     num_emitted: int = 0
-    logprobs: LogprobNeed | None = None
+    logprobs: LogprobParams | None = None
     return_hidden_states: bool = False
     extra_key: str | None = None
     priority: int = 0
@@ -71,7 +71,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     rope_ids: bytes | None = None
     adapter: str | None = None
     processor: str | None = None
-    pooling: PoolingNeed | None = None
+    pooling: PoolingParams | None = None
     fair_key: str | None = None
     stream: bool = True
     is_suspect: bool = False

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.http import Face, face
 
 from radixlm.entrypoints.http.app import make_uvicorn
-from radixlm.entrypoints.http.guard import ADMIN_PATHS
+from radixlm.entrypoints.http.middleware import ADMIN_PATHS
 from radixlm.wire.replies import Failed
 
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ import pytest
 from tests.entrypoints.http.conftest import SCRIPT
 from tests.fakes.http import Face, face
 
-from radixlm.entrypoints.http.unbuilt import UNBUILT
+from radixlm.entrypoints.http.not_implemented import UNBUILT
 
 USER = [{"role": "user", "content": "hi"}]
 THINK = [{"role": "user", "content": "think about"}]

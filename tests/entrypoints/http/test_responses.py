@@ -14,7 +14,7 @@ from tests.fakes.http import Face, face, listening
 
 from radixlm.base.errors import ConfigError
 from radixlm.entrypoints.http.app import resume
-from radixlm.entrypoints.http.responses.keeper import Responses
+from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import (
     MemoryStore,
     RedisStore,

@@ -14,7 +14,7 @@ from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
-from radixlm.wire.replies import Beat, Finish, LoadReport, StepReply, TokenDelta
+from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, TokenizedRequest
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -44,7 +44,7 @@ async def test_what_comes_before_the_engine_is_heard_is_not_lost(
     assert not engine.intake.ready.is_set(), "there is nobody at the other end"
 
     there = FanChannel([ZmqChannel(address, scheduler_codec(), bind=False)])
-    there.send(Beat(LoadReport()))
+    there.send(Heartbeat(LoadReport()))
     await until(engine.intake.ready.is_set)
     heard: list[Any] = []
     while len(heard) < 2:

@@ -340,11 +340,11 @@ async def tokenize(request: Request) -> Response:
     args = await read_body(request, Tokenize, any_type=True)
     state = state_of(request)
     state.check_model(args.model)
-    tokenizer = state.need_tokenizer()
+    tokenizer = state.require_tokenizer()
     if (args.prompt is None) == (args.messages is None):
         raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
     if args.messages is not None:
-        template = state.need_template()
+        template = state.require_template()
         prompt: str | list[str] = template.render(
             args.messages,
             tools=args.tools,
@@ -373,7 +373,7 @@ async def detokenize(request: Request) -> Response:
     args = await read_body(request, Detokenize, any_type=True)
     state = state_of(request)
     state.check_model(args.model)
-    tokenizer = state.need_tokenizer()
+    tokenizer = state.require_tokenizer()
     is_nested = bool(args.tokens) and isinstance(args.tokens[0], list)
     rows: Any = args.tokens if is_nested else [args.tokens]
     for row in rows:

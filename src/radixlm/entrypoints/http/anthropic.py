@@ -15,10 +15,15 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.body import named_event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import anthropic_body, json_response
-from radixlm.entrypoints.http.openai import dialog as dialogs
-from radixlm.entrypoints.http.openai.dialog import Answer, Delta, Dialog, make_dialog
+from radixlm.entrypoints.http.openai import conversation
+from radixlm.entrypoints.http.openai.conversation import (
+    Answer,
+    ChatSession,
+    Delta,
+    make_chat_session,
+)
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.schema import Body, Int, Objects, Strings, documented, make
 from radixlm.entrypoints.http.state import state_of
@@ -103,19 +108,19 @@ async def messages(request: Request) -> Response:
     _check_edits(body.context_management)
     if body.thread:
         raise ThreadRefused("thread: this server holds no threads: send all messages", "thread")
-    dialog = await make_dialog(state_of(request), _chat(body))
-    message = Message(dialog, body)
+    session = await make_chat_session(state_of(request), _chat(body))
+    message = Message(session, body)
     if body.stream:
         return await stream_response(request, _events(message), _stream_error)
-    return json_response(await until_gone(request, _complete(message)))
+    return json_response(await cancel_on_disconnect(request, _complete(message)))
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
 async def count_tokens(request: Request) -> Response:
     """Tokens of the prompt that a conversation makes."""
     body = await read_body(request, CountRequest)
-    dialog = await make_dialog(state_of(request), _chat(body))
-    return json_response({"input_tokens": len(dialog.request.input_ids or ())})
+    session = await make_chat_session(state_of(request), _chat(body))
+    return json_response({"input_tokens": len(session.request.input_ids or ())})
 
 
 # ---- request -------------------------------------------------------------------------------
@@ -351,7 +356,7 @@ def _output(body: CountRequest) -> dict[str, Any]:
 class Message:
     """How one answer is written."""
 
-    dialog: Dialog
+    session: ChatSession
     body: MessagesRequest
     id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
 
@@ -360,7 +365,7 @@ class Message:
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.dialog.model,
+            "model": self.session.model,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
@@ -386,13 +391,13 @@ def _stopped(reason: str, output: Output) -> dict[str, Any]:
 
 
 async def _complete(message: Message) -> dict[str, Any]:
-    (answer,) = await dialogs.collect(message.dialog)
-    content = _blocks(message.dialog, answer)
+    (answer,) = await conversation.collect(message.session)
+    content = _blocks(message.session, answer)
     whole = message.envelope(content, _usage(answer.output))
     return whole | _stopped(answer.finish_reason, answer.output)
 
 
-def _blocks(dialog: Dialog, answer: Answer) -> list[dict[str, Any]]:
+def _blocks(session: ChatSession, answer: Answer) -> list[dict[str, Any]]:
     piece = answer.piece
     blocks: list[dict[str, Any]] = []
     if piece.reasoning:
@@ -401,7 +406,7 @@ def _blocks(dialog: Dialog, answer: Answer) -> list[dict[str, Any]]:
     if piece.text.strip():
         blocks.append({"type": "text", "text": piece.text.strip() if calls else piece.text})
     for call in calls:
-        call_id = call.call_id or dialog.call_id(call.name, call.index)
+        call_id = call.call_id or session.call_id(call.name, call.index)
         given = json.loads(call.arguments or "{}")
         blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": given})
     return blocks
@@ -410,8 +415,8 @@ def _blocks(dialog: Dialog, answer: Answer) -> list[dict[str, Any]]:
 class _Blocks:
     """Turns deltas into the events of content blocks: one open block at a time."""
 
-    def __init__(self, dialog: Dialog) -> None:
-        self._dialog = dialog
+    def __init__(self, session: ChatSession) -> None:
+        self._dialog = session
         self._index = -1
         self._open: tuple[str, int] | None = None
         self._space = ""  # white space that may be the end of the text
@@ -466,8 +471,8 @@ def _event(kind: str, **values: Any) -> bytes:
 
 
 async def _events(message: Message) -> AsyncGenerator[bytes, None]:
-    blocks = _Blocks(message.dialog)
-    async with aclosing(dialogs.stream(message.dialog)) as deltas:
+    blocks = _Blocks(message.session)
+    async with aclosing(conversation.stream(message.session)) as deltas:
         async for delta in deltas:
             if delta.is_first:
                 begun = _usage(delta.output) | {"output_tokens": 0}

@@ -22,33 +22,33 @@ from radixlm.entrypoints.http import (
     admin,
     anthropic,
     crashdump,
+    embeddings,
     generate,
     health,
     info,
     metrics,
+    not_implemented,
     ollama,
     parse,
-    pooled,
     rerank,
     score,
-    unbuilt,
 )
 from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
-from radixlm.entrypoints.http.cloud import vertex_router
 from radixlm.entrypoints.http.errors import add_handlers
-from radixlm.entrypoints.http.guard import Guard
+from radixlm.entrypoints.http.middleware import Guard
 from radixlm.entrypoints.http.openai import chat, completions
-from radixlm.entrypoints.http.protocol import Http
-from radixlm.entrypoints.http.protocol import Server as HttpServer
 from radixlm.entrypoints.http.responses import routes as responses
-from radixlm.entrypoints.http.responses.keeper import Responses
+from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
 from radixlm.entrypoints.http.responses.toolbox import servers_of
 from radixlm.entrypoints.http.schema import openapi_of
 from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.http.uvicorn_protocol import Http
+from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
+from radixlm.entrypoints.http.vertex import vertex_router
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native import default_sampling
 from radixlm.intake.sessions import Sessions
@@ -70,7 +70,7 @@ _ROUTERS = (
     completions.router,
     chat.router,
     speech.router,
-    pooled.router,
+    embeddings.router,
     rerank.router,
     score.router,
     parse.router,
@@ -79,7 +79,7 @@ _ROUTERS = (
     responses.router,
     files.router,
     batches.router,
-    unbuilt.router,
+    not_implemented.router,
 )
 _FROM_TEMPLATE = ("auto", "response_template")
 _PROBE = [{"role": "user", "content": "hi"}]

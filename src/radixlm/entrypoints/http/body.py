@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
 from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.schema import M, read
 
@@ -80,7 +80,7 @@ async def stream_response(
     fails at once has the status of its error; a later error is written by ``on_error``. A client
     that leaves, before the first event too, closes ``events``."""
     try:
-        first = await until_gone(request, _next(events))
+        first = await cancel_on_disconnect(request, _next(events))
     except BaseException:
         await events.aclose()
         raise

@@ -13,7 +13,7 @@ from radixlm.base.errors import Aborted, RadixError
 T = TypeVar("T")
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))

@@ -10,10 +10,10 @@ from typing import Any
 from radixlm.entrypoints import native
 from radixlm.entrypoints.http import anthropic
 from radixlm.entrypoints.http.app import bare_app
-from radixlm.entrypoints.http.guard import ADMIN_PATHS, OPEN_PATHS
+from radixlm.entrypoints.http.middleware import ADMIN_PATHS, OPEN_PATHS
+from radixlm.entrypoints.http.not_implemented import UNBUILT
 from radixlm.entrypoints.http.openai import protocol
-from radixlm.entrypoints.http.responses import records
-from radixlm.entrypoints.http.unbuilt import UNBUILT
+from radixlm.entrypoints.http.responses import schemas
 
 HEAD = """# HTTP API
 
@@ -144,7 +144,7 @@ _IGNORED: Mapping[str, frozenset[str]] = {
     "CompletionRequest": protocol.IGNORED,
     "MessagesRequest": anthropic.IGNORED,
     "CountRequest": anthropic.IGNORED,
-    "ResponsesRequest": records.IGNORED,
+    "ResponsesRequest": schemas.IGNORED,
     "OllamaChat": frozenset(("keep_alive", "shift", "truncate")),
     "OllamaGenerate": frozenset(("keep_alive", "shift", "truncate")),
 }
@@ -152,7 +152,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
     "ChatRequest": protocol.UNBUILT,
     "CompletionRequest": protocol.UNBUILT,
     "MessagesRequest": anthropic.REFUSED | {"thread": "this server holds no threads"},
-    "ResponsesRequest": dict.fromkeys(records.REFUSED, "send the input itself"),
+    "ResponsesRequest": dict.fromkeys(schemas.REFUSED, "send the input itself"),
     "OllamaGenerate": dict.fromkeys(
         ("template", "images", "context", "suffix"), "not supported on this route"
     ),

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
-from radixlm.entrypoints.http.answers import GENERATE_EXAMPLE
 from radixlm.entrypoints.http.body import (
     DONE,
     event,
@@ -20,9 +19,10 @@ from radixlm.entrypoints.http.body import (
     stream_response,
 )
 from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import FinishError, json_response
 from radixlm.entrypoints.http.openai.sampling import LONG_TEXT_CHARS, encode
+from radixlm.entrypoints.http.response_schemas import GENERATE_EXAMPLE
 from radixlm.entrypoints.http.schema import Body, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.media import resolve
@@ -70,7 +70,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     try:
         if batch.stream:
             return await stream_response(request, _events(state, reply))
-        answers = await until_gone(request, _collect(state, batch, reply))
+        answers = await cancel_on_disconnect(request, _collect(state, batch, reply))
     except RequestError:
         for refused in batch.requests:
             state.sessions.forget(refused)

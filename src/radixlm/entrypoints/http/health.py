@@ -15,7 +15,7 @@ from radixlm.entrypoints.http.errors import error_body, json_response
 from radixlm.entrypoints.http.state import state_of
 from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest
-from radixlm.wire.requests import PoolingNeed
+from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 router = APIRouter(tags=["health"])
@@ -90,7 +90,7 @@ async def probe(intake: Intake, limit_s: float) -> bool:
     request = GenerateRequest(
         sampling=SamplingParams(max_new_tokens=int(writes), temperature=0.0, ignore_eos=True),
         input_ids=[0],
-        pooling=None if writes else PoolingNeed(),
+        pooling=None if writes else PoolingParams(),
         rid=PROBE_PREFIX + secrets.token_hex(8),
         is_internal=True,
     )

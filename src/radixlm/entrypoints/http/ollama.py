@@ -17,13 +17,13 @@ from fastapi.responses import Response
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.body import read_body, stream_response
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.openai import dialog as dialogs
-from radixlm.entrypoints.http.openai.dialog import Dialog, make_dialog
+from radixlm.entrypoints.http.openai import conversation
+from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
+from radixlm.entrypoints.http.openai.output_parser import ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
-from radixlm.entrypoints.http.openai.reading import Piece
 from radixlm.entrypoints.http.pooling import as_prompts, cut, pool
 from radixlm.entrypoints.http.schema import Body, Int, Ints, Objects, Strings, documented, make
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -115,19 +115,19 @@ class OllamaShow(Body):
 class Turn:
     """How one answer is written. ``holder``: /api/chat's message or /api/generate's response."""
 
-    dialog: Dialog
+    session: ChatSession
     model: str
     is_chat: bool
     began_s: float = field(default_factory=time.monotonic)
 
     def line(
-        self, piece: Piece, is_done: bool = False, output: Output | None = None
+        self, piece: ParsedDelta, is_done: bool = False, output: Output | None = None
     ) -> dict[str, Any]:
         """``output``: whose log-probabilities are shown."""
         shown: dict[str, Any] = {"model": self.model, "created_at": now()}
-        if output is not None and self.dialog.body.logprobs:
-            tokenizer = self.dialog.state.need_tokenizer()
-            top = self.dialog.body.top_logprobs or 0
+        if output is not None and self.session.body.logprobs:
+            tokenizer = self.session.state.require_tokenizer()
+            top = self.session.body.top_logprobs or 0
             shown["logprobs"] = chat_logprobs(tokenizer, output.logprobs, top)
         if not self.is_chat:
             shown["response"] = piece.text
@@ -176,8 +176,8 @@ async def chat(request: Request) -> Response:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
     given = [_message(message, i) for i, message in enumerate(body.messages)]
-    dialog = await make_dialog(state, _chat(body, given, body.tools))
-    return await _answer(request, Turn(dialog, body.model, True), body)
+    session = await make_chat_session(state, _chat(body, given, body.tools))
+    return await _answer(request, Turn(session, body.model, True), body)
 
 
 @router.post("/api/generate", openapi_extra=documented(OllamaGenerate))
@@ -197,10 +197,10 @@ async def generate(request: Request) -> Response:
         given.insert(0, {"role": "system", "content": body.system})
     made = _chat(body, given, None)
     if body.raw:
-        made.input_ids = state.need_tokenizer().encode(body.prompt)
+        made.input_ids = state.require_tokenizer().encode(body.prompt)
         made.separate_reasoning = False
-    dialog = await make_dialog(state, made)
-    return await _answer(request, Turn(dialog, body.model, False), body)
+    session = await make_chat_session(state, made)
+    return await _answer(request, Turn(session, body.model, False), body)
 
 
 def _loaded(model: str) -> dict[str, Any]:
@@ -278,33 +278,33 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 async def _answer(request: Request, turn: Turn, body: OllamaBase) -> Response:
     if body.stream is not False:
-        turn.dialog.request.stream = True
+        turn.session.request.stream = True
         return await stream_response(request, _lines(turn), _stream_error, NDJSON)
-    return json_response(await until_gone(request, _complete(turn)))
+    return json_response(await cancel_on_disconnect(request, _complete(turn)))
 
 
 async def _complete(turn: Turn) -> dict[str, Any]:
-    (answer,) = await dialogs.collect(turn.dialog)
+    (answer,) = await conversation.collect(turn.session)
     whole = turn.line(answer.piece, output=answer.output)
     return whole | turn.totals(answer.finish_reason, answer.output)
 
 
 async def _lines(turn: Turn) -> AsyncGenerator[bytes, None]:
     """Texts as they come; calls whole, in the last line but one."""
-    calls = Piece()
-    async with aclosing(dialogs.stream(turn.dialog)) as deltas:
+    calls = ParsedDelta()
+    async with aclosing(conversation.stream(turn.session)) as deltas:
         async for delta in deltas:
             piece = delta.piece
             calls.calls += piece.calls
-            has_logprobs = turn.dialog.body.logprobs and delta.output.token_ids
+            has_logprobs = turn.session.body.logprobs and delta.output.token_ids
             if piece.text or piece.reasoning or has_logprobs:
-                said = Piece(piece.reasoning, piece.text)
+                said = ParsedDelta(piece.reasoning, piece.text)
                 yield _line(turn.line(said, output=delta.output))
             if delta.finish_reason is not None:
                 if calls.calls:
                     yield _line(turn.line(calls))
                 totals = turn.totals(delta.finish_reason, delta.output)
-                yield _line(turn.line(Piece()) | totals)
+                yield _line(turn.line(ParsedDelta()) | totals)
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -396,7 +396,7 @@ async def embed(request: Request) -> Response:
     param = "prompt" if is_old else "input"
     prompts = as_prompts(getattr(body, param), param)
     work = pool(state, prompts, param)
-    found = await until_gone(request, work)
+    found = await cancel_on_disconnect(request, work)
     vectors = [cut(state, one.vector, body.dimensions) for one in found]
     if is_old:
         return json_response({"embedding": vectors[0]})

@@ -12,13 +12,13 @@ from radixlm.arch.sentence_transformers import SentenceTransformersConfig
 from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import encode
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.native import Source
+from radixlm.entrypoints.native import MediaSource
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.processor import Prompt as SeenPrompt
-from radixlm.wire.requests import PoolingNeed
+from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_INPUTS = 2048
@@ -40,7 +40,7 @@ class MultimodalPrompt:
     client has written; else both are a user's message for the chat template."""
 
     text: str | None
-    sources: tuple[Source, ...]
+    sources: tuple[MediaSource, ...]
     is_written: bool = False
 
 
@@ -72,7 +72,7 @@ def has_scores(state: ServerState) -> bool:
     return pool is not None and pool.gives == "scores"
 
 
-def need_scores(state: ServerState) -> Pool:
+def require_score_head(state: ServerState) -> Pool:
     """The head; InvalidRequest unless the model gives scores."""
     if not has_scores(state):
         raise InvalidRequest(
@@ -125,13 +125,13 @@ async def pool(
                 sampling=SamplingParams(max_new_tokens=0),
                 input_ids=ids,
                 prompt=made,
-                pooling=PoolingNeed(first_len, whole),
+                pooling=PoolingParams(first_len, whole),
                 rid=name,
                 priority=priority,
                 fair_key=client_key(),
             )
         )
-    results = await run.collect(state, requests)
+    results = await generate.collect(state, requests)
     return [_pooled(outputs[0]) for outputs in results]
 
 
@@ -161,7 +161,7 @@ async def _seen(state: ServerState, mm_prompt: MultimodalPrompt, where: str) -> 
     parts: list[dict[str, Any]] = [{"type": one.kind} for one in sources]
     if text:
         parts.append({"type": "text", "text": text})
-    template = state.need_template()
+    template = state.require_template()
     written = template.render([{"role": "user", "content": parts}])
     return await reader.prompt(written, sources, template.adds_special_tokens)
 
@@ -233,7 +233,7 @@ async def _pair_ids(state: ServerState, pair: Pair, param: str) -> tuple[list[in
         ]
         text = state.template.render(messages, add_generation_prompt=False)
         return await encode(state, text, param, state.template.adds_special_tokens), 0
-    ids, first_len = state.need_tokenizer().encode_pair(pair.first, pair.second)
+    ids, first_len = state.require_tokenizer().encode_pair(pair.first, pair.second)
     return ids, first_len
 
 

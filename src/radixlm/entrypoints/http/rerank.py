@@ -19,7 +19,7 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.body import read_body
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai.sampling import encode
 from radixlm.entrypoints.http.pooling import MAX_INPUTS, Pair, Prompt, has_scores, pool
@@ -135,7 +135,7 @@ _PROMPT_NAMES = (("query",), ("document", "passage"))
 async def _by_answer(
     state: ServerState, query: str, documents: list[str], instruct: str | None
 ) -> Scored:
-    tokenizer = state.need_tokenizer()
+    tokenizer = state.require_tokenizer()
     labels = [tokenizer.encode(word, False) for word in ("yes", "no")]
     if any(len(ids) != 1 for ids in labels):
         raise InvalidRequest(
@@ -160,7 +160,7 @@ def is_reranker_template(state: ServerState) -> bool:
 def _template_text(state: ServerState, query: str, document: str, instruct: str | None) -> str:
     """Query and document as a reranker's template writes them; any other template is given the
     question that Qwen's rerankers were trained on."""
-    template = state.need_template()
+    template = state.require_template()
     if is_reranker_template(state):
         messages = [
             {"role": "query", "content": query},
@@ -192,7 +192,9 @@ def texts_of(documents: list[Any]) -> list[str]:
 async def _rerank(request: Request) -> Response:
     """Documents by how well they fit a query."""
     body = await read_body(request, RerankRequest)
-    return json_response(await until_gone(request, answer_rerank(state_of(request), body)))
+    return json_response(
+        await cancel_on_disconnect(request, answer_rerank(state_of(request), body))
+    )
 
 
 for _method in ("POST", "PUT"):
@@ -230,7 +232,7 @@ async def shared_rerank(request: Request) -> Response:
     state = state_of(request)
     model = state.check_model(body.model)
     work = rank(state, body.query, texts_of(body.documents), body.instruct, None)
-    ranked = await until_gone(request, work)
+    ranked = await cancel_on_disconnect(request, work)
     count = sum(one.output.prompt_tokens for one in ranked)
     results: list[dict[str, Any]] = [
         {"index": one.index, "relevance_score": one.score} for one in ranked[: body.top_n]

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.json_schema import models_json_schema
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.answers import ANSWERS, EXAMPLES, error_name, error_schemas
+from radixlm.entrypoints.http.response_schemas import ANSWERS, EXAMPLES, error_name, error_schemas
 
 M = TypeVar("M", bound="Body")
 MAX_SHOWN = 5

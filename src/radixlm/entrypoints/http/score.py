@@ -13,9 +13,9 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.body import read_body
 from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import encode
 from radixlm.entrypoints.http.pooling import (
     MAX_INPUTS,
@@ -28,7 +28,7 @@ from radixlm.entrypoints.http.pooling import (
 from radixlm.entrypoints.http.schema import Body, Ints, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
 router = APIRouter(tags=["pooled"])
@@ -52,7 +52,7 @@ class ScoreRequest(Body):
 async def score(request: Request) -> Response:
     """Probabilities of label tokens after each item, or scores of each item."""
     body = await read_body(request, ScoreRequest)
-    return json_response(await until_gone(request, answer_score(state_of(request), body)))
+    return json_response(await cancel_on_disconnect(request, answer_score(state_of(request), body)))
 
 
 async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]:
@@ -117,13 +117,13 @@ async def next_tokens(
     state: ServerState, prompts: Sequence[list[int]], token_ids: Sequence[int]
 ) -> list[Output]:
     """One step after each prompt, with the log-probabilities of ``token_ids``."""
-    need = LogprobNeed(-1, 0, tuple(token_ids))
+    need = LogprobParams(-1, 0, tuple(token_ids))
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     requests = [
         GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=client_key())
         for ids in prompts
     ]
-    return [found[0] for found in await run.collect(state, requests)]
+    return [found[0] for found in await generate.collect(state, requests)]
 
 
 async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int]) -> list[int]:

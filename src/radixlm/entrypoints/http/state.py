@@ -70,7 +70,7 @@ class ServerState:
             param="model",
         )
 
-    def need_tokenizer(self) -> Tokenizer:
+    def require_tokenizer(self) -> Tokenizer:
         """The tokenizer; InvalidRequest with --skip-tokenizer-init."""
         if self.tokenizer is None:
             raise InvalidRequest(
@@ -78,9 +78,9 @@ class ServerState:
             )
         return self.tokenizer
 
-    def need_template(self) -> ChatTemplate:
+    def require_template(self) -> ChatTemplate:
         """The chat template; InvalidRequest if messages cannot be written for this model."""
-        self.need_tokenizer()
+        self.require_tokenizer()
         if self.template is None:
             raise InvalidRequest("this model has no chat template: start with --chat-template")
         return self.template

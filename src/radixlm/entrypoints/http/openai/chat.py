@@ -13,10 +13,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.entrypoints.http.body import DONE, event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.openai import dialog as dialogs
-from radixlm.entrypoints.http.openai.dialog import Answer, Delta, Dialog, make_dialog
+from radixlm.entrypoints.http.openai import conversation
+from radixlm.entrypoints.http.openai.conversation import (
+    Answer,
+    ChatSession,
+    Delta,
+    make_chat_session,
+)
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.usage import usage
@@ -34,28 +39,28 @@ router = APIRouter(tags=["openai"])
 class Chat:
     """How one answer is written."""
 
-    dialog: Dialog
+    session: ChatSession
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        self.fingerprint = self.dialog.state.fingerprint
+        self.fingerprint = self.session.state.fingerprint
 
     def envelope(self, kind: str) -> dict[str, Any]:
         shown = {
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.dialog.model,
+            "model": self.session.model,
             "system_fingerprint": self.fingerprint,
         }
         # there is one tier; who asked for one learns that
-        return shown | ({"service_tier": "default"} if self.dialog.body.service_tier else {})
+        return shown | ({"service_tier": "default"} if self.session.body.service_tier else {})
 
     @property
     def shows_cached(self) -> bool:
-        body, serve = self.dialog.body, self.dialog.state.config.serve
+        body, serve = self.session.body, self.session.state.config.serve
         return serve.enable_cache_report or bool(body.return_cached_tokens_details)
 
 
@@ -64,39 +69,39 @@ class Chat:
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, ChatRequest)
-    chat = Chat(await make_dialog(state_of(request), body))
+    chat = Chat(await make_chat_session(state_of(request), body))
     if body.stream:
         return await stream_response(request, _events(chat))
-    return json_response(await until_gone(request, complete(chat)))
+    return json_response(await cancel_on_disconnect(request, complete(chat)))
 
 
 async def answer_chat(state: ServerState, body: ChatRequest) -> dict[str, Any]:
     """The whole answer, for callers without a connection (batches)."""
-    return await complete(Chat(await make_dialog(state, body)))
+    return await complete(Chat(await make_chat_session(state, body)))
 
 
 async def complete(chat: Chat) -> dict[str, Any]:
     """The whole answer."""
-    dialog = chat.dialog
-    answers = await dialogs.collect(dialog)
+    session = chat.session
+    answers = await conversation.collect(session)
     thought = None
-    if dialog.reasoning is not None:
-        thought = sum(dialog.count(answer.piece.reasoning) for answer in answers)
+    if session.reasoning is not None:
+        thought = sum(session.count(answer.piece.reasoning) for answer in answers)
     counted = usage(
         [a.output for a in answers], shows_cached=chat.shows_cached, reasoning_tokens=thought
     )
     return chat.envelope("chat.completion") | {
-        "choices": [_choice(dialog, answer) for answer in answers],
+        "choices": [_choice(session, answer) for answer in answers],
         "usage": counted,
-        "metadata": {"weight_version": dialog.state.weight_version},
+        "metadata": {"weight_version": session.state.weight_version},
     }
 
 
-def _choice(dialog: Dialog, answer: Answer) -> dict[str, Any]:
+def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
     output, piece = answer.output, answer.piece
     calls = [
         {
-            "id": call.call_id or dialog.call_id(call.name, call.index),
+            "id": call.call_id or session.call_id(call.name, call.index),
             "type": "function",
             "index": call.index,
             "function": {"name": call.name, "arguments": call.arguments},
@@ -116,32 +121,32 @@ def _choice(dialog: Dialog, answer: Answer) -> dict[str, Any]:
     choice = {
         "index": answer.index,
         "message": message,
-        "logprobs": _logprobs(dialog, output),
+        "logprobs": _logprobs(session, output),
         "finish_reason": answer.finish_reason,
         "matched_stop": output.finish.matched if output.finish else None,
     }
-    return choice | _extras(dialog, output)
+    return choice | _extras(session, output)
 
 
-def _logprobs(dialog: Dialog, output: Output) -> dict[str, Any] | None:
-    body = dialog.body
+def _logprobs(session: ChatSession, output: Output) -> dict[str, Any] | None:
+    body = session.body
     if not body.logprobs:
         return None
-    tokenizer = dialog.state.need_tokenizer()
+    tokenizer = session.state.require_tokenizer()
     content = chat_logprobs(tokenizer, output.logprobs, body.top_logprobs or 0)
     return {"content": content, "refusal": None}
 
 
-def _extras(dialog: Dialog, output: Output) -> dict[str, Any]:
+def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
     """What only some requests ask for."""
-    body = dialog.body
+    body = session.body
     extras: dict[str, Any] = {}
     if output.hidden_states is not None:
-        extras["hidden_states"] = last_hidden(output, dialog.state.intake.facts.embed_dim)
+        extras["hidden_states"] = last_hidden(output, session.state.intake.facts.embed_dim)
     if body.return_token_ids:
         extras["token_ids"] = extras["response_token_ids"] = output.token_ids
     if body.return_prompt_token_ids:
-        extras["prompt_token_ids"] = _prompt_ids(dialog)
+        extras["prompt_token_ids"] = _prompt_ids(session)
     if body.return_meta_info:
         extras["meta_info"] = {
             "id": output.rid,
@@ -149,15 +154,15 @@ def _extras(dialog: Dialog, output: Output) -> dict[str, Any]:
             "prompt_tokens": output.prompt_tokens,
             "completion_tokens": output.completion_tokens,
             "cached_tokens": output.cached_tokens,
-            "weight_version": dialog.state.weight_version,
+            "weight_version": session.state.weight_version,
         }
     return extras
 
 
-def _prompt_ids(dialog: Dialog) -> list[int] | None:
+def _prompt_ids(session: ChatSession) -> list[int] | None:
     """With the checkpoint's own placeholder in the places of media."""
-    made = dialog.request.prompt
-    return dialog.request.input_ids if made is None else made.plain.tolist()
+    made = session.request.prompt
+    return session.request.input_ids if made is None else made.plain.tolist()
 
 
 # ---- streams -------------------------------------------------------------------------------
@@ -181,11 +186,11 @@ class _Counter:
 
     def usage(self, index: int | None = None) -> dict[str, Any]:
         """Of all samples, or of one."""
-        dialog = self._chat.dialog
+        session = self._chat.session
         chosen = sorted(self._last) if index is None else [index]
         thought = None
-        if dialog.reasoning is not None:
-            thought = sum(dialog.count(self._thought[i]) for i in chosen)
+        if session.reasoning is not None:
+            thought = sum(session.count(self._thought[i]) for i in chosen)
         return usage(
             [self._last[i] for i in chosen],
             shows_cached=self._chat.shows_cached,
@@ -195,16 +200,16 @@ class _Counter:
 
 async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
     """Role, deltas, one finish a choice; then the usage if asked for; then the end mark."""
-    options = chat.dialog.body.stream_options
+    options = chat.session.body.stream_options
     wants_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
     counter = _Counter(chat)
     started: dict[int, set[int]] = {}
-    async with aclosing(dialogs.stream(chat.dialog)) as deltas:
+    async with aclosing(conversation.stream(chat.session)) as deltas:
         async for delta in deltas:
             counter.add(delta)
             heads = started.setdefault(delta.index, set())
-            for choice in _chunks(chat.dialog, delta, heads):
+            for choice in _chunks(chat.session, delta, heads):
                 chunk = chat.envelope("chat.completion.chunk") | {"choices": [choice]}
                 if wants_usage or continuous:
                     chunk["usage"] = counter.usage(delta.index) if continuous else None
@@ -215,20 +220,20 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
     yield DONE
 
 
-def _chunks(dialog: Dialog, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
+def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
     """The choices of the chunks that say what is new. ``heads``: calls whose name was sent."""
     if delta.is_first:
         yield _chunk(delta, {"role": "assistant", "content": ""})
-    parts = list(_parts(dialog, delta, heads))
-    logprobs = _logprobs(dialog, delta.output)
-    has_more = delta.output.logprobs is not None or dialog.body.return_token_ids
+    parts = list(_parts(session, delta, heads))
+    logprobs = _logprobs(session, delta.output)
+    has_more = delta.output.logprobs is not None or session.body.return_token_ids
     if not parts and has_more and delta.output.token_ids:
         parts = [{"content": ""}]
     for place, part in enumerate(parts):
         choice = _chunk(delta, part)
         if place == 0:
             choice["logprobs"] = logprobs
-            if dialog.body.return_token_ids:
+            if session.body.return_token_ids:
                 choice["token_ids"] = delta.output.token_ids
         yield choice
     if delta.finish_reason is None:
@@ -237,7 +242,7 @@ def _chunks(dialog: Dialog, delta: Delta, heads: set[int]) -> Iterator[dict[str,
     last["finish_reason"] = delta.finish_reason
     last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
     if delta.output.hidden_states is not None:
-        dim = dialog.state.intake.facts.embed_dim
+        dim = session.state.intake.facts.embed_dim
         last["delta"] = {"hidden_states": last_hidden(delta.output, dim)}
     yield last
 
@@ -246,16 +251,16 @@ def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
     return {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
 
 
-def _parts(dialog: Dialog, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
+def _parts(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
     if delta.piece.reasoning:
         yield {"reasoning_content": delta.piece.reasoning}
     if delta.piece.text:
         yield {"content": delta.piece.text}
     for call in delta.piece.calls:
-        yield {"tool_calls": [_call_delta(dialog, call, heads)]}
+        yield {"tool_calls": [_call_delta(session, call, heads)]}
 
 
-def _call_delta(dialog: Dialog, call: ToolCallDelta, heads: set[int]) -> dict[str, Any]:
+def _call_delta(session: ChatSession, call: ToolCallDelta, heads: set[int]) -> dict[str, Any]:
     """The first delta of a call carries its id and name."""
     if call.index in heads:
         return {"index": call.index, "function": {"arguments": call.arguments}}
@@ -263,7 +268,7 @@ def _call_delta(dialog: Dialog, call: ToolCallDelta, heads: set[int]) -> dict[st
     name = call.name or ""
     return {
         "index": call.index,
-        "id": call.call_id or dialog.call_id(name, call.index),
+        "id": call.call_id or session.call_id(name, call.index),
         "type": "function",
         "function": {"name": name, "arguments": call.arguments},
     }

@@ -15,9 +15,9 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.body import DONE, event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_PROMPTS,
@@ -30,7 +30,7 @@ from radixlm.entrypoints.http.schema import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.native import last_hidden
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 
 router = APIRouter(tags=["openai"])
 
@@ -79,7 +79,7 @@ async def answer_completion(request: Request, body: CompletionRequest) -> Respon
     call = await make_call(state_of(request), body)
     if body.stream:
         return await stream_response(request, _events(call))
-    return json_response(await until_gone(request, complete(call)))
+    return json_response(await cancel_on_disconnect(request, complete(call)))
 
 
 async def make_call(state: ServerState, body: CompletionRequest) -> Call:
@@ -167,21 +167,21 @@ def _echo(state: ServerState, body: CompletionRequest, prompt: str | list[int]) 
         return ""
     if isinstance(prompt, str):
         return prompt
-    return state.need_tokenizer().decode(prompt)
+    return state.require_tokenizer().decode(prompt)
 
 
-def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobNeed | None:
+def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobParams | None:
     top = body.logprobs
     if top is not None and not 0 <= top <= vocab:
         raise InvalidRequest(f"logprobs must be from 0 to {vocab}, got {top}", "logprobs")
     if top is None:
-        return LogprobNeed() if ranks else None
-    return LogprobNeed(0 if body.echo else -1, top)
+        return LogprobParams() if ranks else None
+    return LogprobParams(0 if body.echo else -1, top)
 
 
 async def complete(call: Call) -> dict[str, Any]:
     """The whole answer."""
-    results = await run.collect(call.state, call.requests)
+    results = await generate.collect(call.state, call.requests)
     shown = [_best(call, outputs) for outputs in results]
     choices = [
         _choice(call, index * call.num_shown + place, index, output)
@@ -213,7 +213,7 @@ def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, An
         "index": index,
         "text": call.echoes[prompt] + output.text,
         "logprobs": None,
-        "finish_reason": run.finish_reason(output),
+        "finish_reason": generate.finish_reason(output),
         "matched_stop": output.finish.matched if output.finish else None,
     }
     if body.logprobs is not None:
@@ -228,7 +228,7 @@ def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, An
 
 
 def _lists(call: Call) -> CompletionLogprobs:
-    return CompletionLogprobs(call.state.need_tokenizer(), call.body.logprobs or 0)
+    return CompletionLogprobs(call.state.require_tokenizer(), call.body.logprobs or 0)
 
 
 async def _events(call: Call) -> AsyncGenerator[bytes, None]:
@@ -239,7 +239,7 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
     lists: dict[int, CompletionLogprobs] = {}
     totals: dict[int, Output] = {}
     cached = call.state.config.serve.enable_cache_report
-    async with aclosing(run.stream(call.state, call.requests)) as deltas:
+    async with aclosing(generate.stream(call.state, call.requests)) as deltas:
         async for prompt, output in deltas:
             index = prompt * call.num_samples + output.index
             is_first = index not in totals
@@ -274,7 +274,7 @@ def _delta(
         "index": index,
         "text": text,
         "logprobs": lists.read(output.prompt_logprobs, output.logprobs) if lists else None,
-        "finish_reason": run.finish_reason(output),
+        "finish_reason": generate.finish_reason(output),
         "matched_stop": output.finish.matched if output.finish else None,
     }
     if output.finish is not None and output.hidden_states is not None:

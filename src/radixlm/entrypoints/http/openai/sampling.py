@@ -145,7 +145,7 @@ async def encode(
     state: ServerState, text: str, param: str, add_special_tokens: bool = True
 ) -> list[int]:
     """Token ids. A text that cannot fit is refused unread; a long one is read in a thread."""
-    tokenizer = state.need_tokenizer()
+    tokenizer = state.require_tokenizer()
     if len(text) <= LONG_TEXT_CHARS:
         return tokenizer.encode(text, add_special_tokens)
     facts = state.intake.facts
@@ -169,7 +169,7 @@ def longest_token(state: ServerState) -> int:
     """Characters of the vocabulary's longest piece."""
     found = state.extras.get(_Longest)
     if found is None:
-        tokenizer = state.need_tokenizer()
+        tokenizer = state.require_tokenizer()
         pieces = (tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size))
         found = _Longest(max(len(piece or "") for piece in pieces))
         state.extras[_Longest] = found

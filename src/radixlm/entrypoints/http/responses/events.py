@@ -10,9 +10,9 @@ from typing import Any
 
 from radixlm.base.errors import RadixError
 from radixlm.entrypoints.http.errors import body_of
-from radixlm.entrypoints.http.openai.dialog import Delta, Dialog
+from radixlm.entrypoints.http.openai.conversation import ChatSession, Delta
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
-from radixlm.entrypoints.http.responses.records import ResponsesRequest
+from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox
 from radixlm.intake.records import Output
@@ -42,13 +42,13 @@ class Writer:
 
     def __init__(
         self,
-        dialog: Dialog,
+        session: ChatSession,
         body: ResponsesRequest,
         instructions: str | None,
         toolbox: Toolbox | None = None,
     ) -> None:
         """``toolbox``: the tools whose calls are not the client's to run."""
-        self._dialog, self._body = dialog, body
+        self._dialog, self._body = session, body
         self._toolbox = toolbox or Toolbox()
         self._sequence = 0
         self._item: Item | None = None
@@ -57,7 +57,7 @@ class Writer:
         self._usage: dict[str, Any] | None = None
         self.waiting: list[Item] = []  # calls that this server has to run
         self.num_own_calls = 0  # calls of this round that are the client's
-        self.response = _response(dialog, body, instructions)
+        self.response = _response(session, body, instructions)
 
     def _event(self, kind: str, **values: Any) -> Event:
         made = {"type": kind, "sequence_number": self._sequence} | values
@@ -99,9 +99,9 @@ class Writer:
         """Tokens written so far."""
         return int(self._usage["output_tokens"]) if self._usage else 0
 
-    def next_round(self, dialog: Dialog) -> None:
+    def next_round(self, session: ChatSession) -> None:
         """The model goes on with the results of calls."""
-        self._dialog, self.waiting, self.num_own_calls = dialog, [], 0
+        self._dialog, self.waiting, self.num_own_calls = session, [], 0
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """What a delta says."""
@@ -134,7 +134,7 @@ class Writer:
         body = self._dialog.body
         if not body.logprobs:
             return []
-        tokenizer = self._dialog.state.need_tokenizer()
+        tokenizer = self._dialog.state.require_tokenizer()
         return chat_logprobs(tokenizer, output.logprobs, body.top_logprobs or 0)
 
     # ---- items -----------------------------------------------------------------------------
@@ -326,9 +326,11 @@ def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _response(dialog: Dialog, body: ResponsesRequest, instructions: str | None) -> dict[str, Any]:
+def _response(
+    session: ChatSession, body: ResponsesRequest, instructions: str | None
+) -> dict[str, Any]:
     """The response before anything has come."""
-    sampling = dialog.request.sampling
+    sampling = session.request.sampling
     reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
     return {
         "id": f"resp_{secrets.token_hex(_ID_BYTES)}",
@@ -343,7 +345,7 @@ def _response(dialog: Dialog, body: ResponsesRequest, instructions: str | None) 
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
-        "model": dialog.model,
+        "model": session.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

@@ -12,11 +12,11 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.body import named_event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import body_of, error_body, json_response
-from radixlm.entrypoints.http.responses.keeper import FINAL, Responses
-from radixlm.entrypoints.http.responses.records import ResponsesRequest
-from radixlm.entrypoints.http.responses.turns import Turn, run
+from radixlm.entrypoints.http.responses.background import FINAL, Responses
+from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
+from radixlm.entrypoints.http.responses.tool_loop import Turn, run
 from radixlm.entrypoints.http.schema import documented
 from radixlm.entrypoints.http.state import state_of
 
@@ -39,7 +39,7 @@ async def create(request: Request) -> Response:
         return json_response(turn.writer.response)
     if body.stream:
         return await stream_response(request, _lines(turn, kept), _stream_error)
-    return json_response(await until_gone(request, complete(turn, kept)))
+    return json_response(await cancel_on_disconnect(request, complete(turn, kept)))
 
 
 async def complete(turn: Turn, kept: Responses) -> dict[str, Any]:
@@ -102,7 +102,7 @@ async def input_tokens(request: Request) -> Response:
     state = state_of(request)
     turn = await state.extra(Responses).make(state, body)
     await turn.toolbox.close()
-    count = len(turn.dialog.request.input_ids or ())
+    count = len(turn.session.request.input_ids or ())
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 

@@ -15,9 +15,9 @@ from fastapi.responses import PlainTextResponse, Response
 
 from radixlm.entrypoints.http.body import DONE, event, stream_response
 from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import check
 from radixlm.entrypoints.http.speech import formats
 from radixlm.entrypoints.http.speech.form import FORMATS, Form, read_form
@@ -32,7 +32,7 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.media import MediaReader
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.audio import Samples, cut
-from radixlm.wire.requests import LogprobNeed
+from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
 router = APIRouter(tags=["openai"])
@@ -63,13 +63,13 @@ class Call:
         return began_s + len(samples) / self.media.rate
 
     async def request(
-        self, ask: Ask, samples: Samples, sampling: SamplingParams, need: LogprobNeed | None
+        self, ask: Ask, samples: Samples, sampling: SamplingParams, need: LogprobParams | None
     ) -> GenerateRequest:
         """A request about one window."""
         options = {"custom_params": ask.options} if ask.options else {}
         return GenerateRequest(
             sampling=SamplingParams.from_dict(options, sampling),
-            prompt=await self.media.heard(ask.text, samples, "file"),
+            prompt=await self.media.audio_prompt(ask.text, samples, "file"),
             stream=self.form.stream,
             logprobs=need,
             processor=PROCESSOR if ask.options else None,
@@ -115,7 +115,7 @@ async def _answer(request: Request, into_english: bool) -> Response:
     call = await _call(state, transcriber, form)
     if form.stream:
         return await stream_response(request, _events(call))
-    made = await until_gone(request, _transcript(call))
+    made = await cancel_on_disconnect(request, _transcript(call))
     match form.response_format:
         case "text":
             return PlainTextResponse(made.text + "\n")
@@ -151,9 +151,9 @@ async def _call(state: ServerState, transcriber: Transcriber, form: Form) -> Cal
 async def _probe(call: Call, transcriber: TokenTranscriber, index: int) -> tuple[str, float]:
     """The language of a window, and how likely it is that nobody speaks."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-    need = LogprobNeed(token_ids=(transcriber.no_speech,))
+    need = LogprobParams(token_ids=(transcriber.no_speech,))
     request = await call.request(transcriber.probe(), call.windows[index][1], sampling, need)
-    [[output]] = await run.collect(call.state, [request])
+    [[output]] = await generate.collect(call.state, [request])
     asked = output.logprobs.asked[0] if output.logprobs and output.logprobs.asked else None
     silence = math.exp(asked[0][0]) if asked and asked[0][0] is not None else 0.0
     return transcriber.language_of(output.token_ids[0]), silence
@@ -173,13 +173,13 @@ async def _transcript(call: Call) -> Transcript:
     """The whole answer."""
     await _find_language(call)
     is_timed = call.form.is_timed and call.transcriber.knows_times
-    need = LogprobNeed() if call.form.wants_logprobs or is_timed else None
+    need = LogprobParams() if call.form.wants_logprobs or is_timed else None
     outputs: list[Output] = []
     for first in range(0, len(call.windows), MAX_AT_ONCE):
         ask = call.transcriber.ask(call.form, call.language)
         some = call.windows[first : first + MAX_AT_ONCE]
         requests = [await call.request(ask, one, call.sampling, need) for _, one in some]
-        outputs += [one for [one] in await run.collect(call.state, requests)]
+        outputs += [one for [one] in await generate.collect(call.state, requests)]
     task = "translate" if call.form.into_english else "transcribe"
     made = Transcript("", call.duration_s, call.language, task)
     if is_timed:
@@ -224,7 +224,7 @@ def _words(call: Call, output: Output) -> list[int]:
 
 
 def _logprobs(call: Call, output: Output) -> list[dict[str, Any]]:
-    tokenizer, ids = call.state.need_tokenizer(), _words(call, output)
+    tokenizer, ids = call.state.require_tokenizer(), _words(call, output)
     chosen = output.logprobs.chosen if output.logprobs else []
     return [
         {
@@ -243,10 +243,10 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
     await _find_language(call)
     for _, samples in call.windows:
         ask = call.transcriber.ask(call.form, call.language)
-        need = LogprobNeed() if call.form.wants_logprobs else None
+        need = LogprobParams() if call.form.wants_logprobs else None
         request = await call.request(ask, samples, call.sampling, need)
         reader = call.transcriber.reader()
-        async with aclosing(run.stream(call.state, [request])) as deltas:
+        async with aclosing(generate.stream(call.state, [request])) as deltas:
             async for _, output in deltas:
                 new = reader.feed(output.text)
                 new += reader.finish() if output.finish is not None else ""

@@ -121,7 +121,7 @@ class Transcriber:
         if form.prompt:
             text += f" {form.prompt}"
         parts = [{"type": "audio"}, {"type": "text", "text": text}]
-        return Ask(self._state.need_template().render([{"role": "user", "content": parts}]))
+        return Ask(self._state.require_template().render([{"role": "user", "content": parts}]))
 
     def reader(self) -> Reader:
         """Of one answer."""
@@ -140,7 +140,7 @@ class TaggedTranscriber(Transcriber):
         messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "audio"}]}]
         if form.prompt:
             messages.insert(0, {"role": "system", "content": form.prompt})
-        text = self._state.need_template().render(messages)
+        text = self._state.require_template().render(messages)
         return Ask(text + (f"language {LANGUAGES[language].title()}{_TAG}" if language else ""))
 
     def reader(self) -> Reader:
@@ -221,7 +221,7 @@ class TokenTranscriber(Transcriber):
 
     def spans(self, ids: list[int], began_s: float, ended_s: float) -> list[Span]:
         """Segments of an answer with times about [began_s, ended_s) of the audio."""
-        tokenizer, seek = self._state.need_tokenizer(), round(began_s * 100)
+        tokenizer, seek = self._state.require_tokenizer(), round(began_s * 100)
         spans: list[Span] = []
         start_s, held = began_s, list[int]()
         for token in ids:
@@ -241,7 +241,7 @@ class TokenTranscriber(Transcriber):
         """The end of what was said before, in the half of the context that is for it."""
         if not prompt.strip():
             return ""
-        tokenizer, most = self._state.need_tokenizer(), self._state.info.context_len // 2 - 1
+        tokenizer, most = self._state.require_tokenizer(), self._state.info.context_len // 2 - 1
         ids = tokenizer.encode(" " + prompt.strip(), False)
         return "<|startofprev|>" + tokenizer.decode(ids[-most:])
 
@@ -268,10 +268,10 @@ class TokenTranscriber(Transcriber):
         return self._piece(media.tokens["audio"])
 
     def _id(self, piece: str) -> int | None:
-        return self._state.need_tokenizer().token_id(piece)
+        return self._state.require_tokenizer().token_id(piece)
 
     def _piece(self, token: int) -> str:
-        return self._state.need_tokenizer().id_to_piece(token) or ""
+        return self._state.require_tokenizer().id_to_piece(token) or ""
 
 
 def _known(ids: Any, vocab: int) -> list[int]:

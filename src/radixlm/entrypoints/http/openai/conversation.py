@@ -14,23 +14,23 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.openai import run
+from radixlm.entrypoints.http.openai import generate
+from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
     refuse_unbuilt,
 )
-from radixlm.entrypoints.http.openai.reading import Piece, Reader
 from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, sampling_of
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.media import sources_of
-from radixlm.entrypoints.native import Source
+from radixlm.entrypoints.native import MediaSource
 from radixlm.intake.manager import grammar_of
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import ToolSpec, tool_specs
-from radixlm.wire.requests import GrammarSpec, LogprobNeed
+from radixlm.wire.requests import GrammarSpec, LogprobParams
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -53,7 +53,7 @@ class Tools:
 
 
 @dataclass(slots=True)
-class Dialog:
+class ChatSession:
     """One chat request, ready to run."""
 
     state: ServerState
@@ -65,7 +65,7 @@ class Dialog:
     is_inside: bool
     num_earlier_calls: int
 
-    def reader(self) -> Reader:
+    def reader(self) -> OutputParser:
         """A parser of one sample's message."""
         thinking = None
         if self.reasoning is not None:
@@ -77,7 +77,7 @@ class Dialog:
         if self.tools.format is not None:
             drop = self.state.config.serve.drop_unknown_tools
             calls = tools.create(self.tools.format, self.tools.specs, drop_unknown=drop)
-        return Reader(thinking, calls, self.body.parallel_tool_calls is False)
+        return OutputParser(thinking, calls, self.body.parallel_tool_calls is False)
 
     def call_id(self, name: str, index: int) -> str:
         """The id of a call of this answer."""
@@ -85,7 +85,7 @@ class Dialog:
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
-        return len(self.state.need_tokenizer().encode(text, False)) if text else 0
+        return len(self.state.require_tokenizer().encode(text, False)) if text else 0
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Delta:
 
     index: int
     is_first: bool
-    piece: Piece
+    piece: ParsedDelta
     output: Output
     finish_reason: str | None = None
 
@@ -104,12 +104,12 @@ class Answer:
     """One finished sample."""
 
     index: int
-    piece: Piece
+    piece: ParsedDelta
     output: Output
     finish_reason: str
 
 
-async def make_dialog(state: ServerState, body: ChatRequest) -> Dialog:
+async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSession:
     """Check a chat request and write its prompt. Errors name the field."""
     refuse_unbuilt(body)
     model = state.check_model(body.model)
@@ -125,7 +125,7 @@ async def make_dialog(state: ServerState, body: ChatRequest) -> Dialog:
     request = await _request(state, body, chosen, prompt, shown)
     await _set_prompt(state, body, request, prompt, sources)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
-    return Dialog(
+    return ChatSession(
         state=state,
         body=body,
         model=model,
@@ -264,7 +264,7 @@ def _grammar_after(
     if (
         switch is None
         or prompt.rstrip().endswith(end)
-        or not state.need_template().mentions(switch[0])
+        or not state.require_template().mentions(switch[0])
     ):
         return None
     return end if variables.get(switch[0], switch[1]) else None
@@ -285,7 +285,7 @@ def _render(
             "continue_final_message: the last message must be the assistant's", "messages"
         )
     adds = body.add_generation_prompt
-    return state.need_template().render(
+    return state.require_template().render(
         body.messages,
         tools=chosen.shown,
         documents=body.documents,
@@ -302,7 +302,7 @@ async def _request(
     sampling = sampling_of(body, state.defaults, body.max_tokens if most is None else most)
     keeps = chosen.format is not None and tools.keep_special_tokens(chosen.format)
     keeps = keeps or (shown is not None and reasoning.keep_special_tokens(shown))
-    template = state.need_template()
+    template = state.require_template()
     sampling = msgspec.structs.replace(
         sampling,
         stop=(*sampling.stop, *template.stops),
@@ -321,10 +321,10 @@ async def _set_prompt(
     body: ChatRequest,
     request: GenerateRequest,
     prompt: str,
-    sources: Sequence[Source],
+    sources: Sequence[MediaSource],
 ) -> None:
     """Token ids of the written prompt, with its images in their places."""
-    adds = state.need_template().adds_special_tokens
+    adds = state.require_template().adds_special_tokens
     if body.input_ids is not None:
         request.input_ids = body.input_ids
     elif sources and state.media is not None:
@@ -333,7 +333,7 @@ async def _set_prompt(
         request.input_ids = await encode(state, prompt, "messages", adds)
 
 
-def _logprob_need(body: ChatRequest) -> LogprobNeed | None:
+def _logprob_need(body: ChatRequest) -> LogprobParams | None:
     top = body.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(
@@ -341,7 +341,7 @@ def _logprob_need(body: ChatRequest) -> LogprobNeed | None:
         )
     if top and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    return LogprobNeed(-1, top or 0) if body.logprobs else None
+    return LogprobParams(-1, top or 0) if body.logprobs else None
 
 
 def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> None:
@@ -356,36 +356,36 @@ def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> 
 # ---- answers -------------------------------------------------------------------------------
 
 
-async def collect(dialog: Dialog) -> list[Answer]:
+async def collect(session: ChatSession) -> list[Answer]:
     """The finished samples."""
-    (outputs,) = await run.collect(dialog.state, [dialog.request])
+    (outputs,) = await generate.collect(session.state, [session.request])
     answers = []
     for output in outputs:
-        reader = dialog.reader()
+        reader = session.reader()
         piece = reader.feed(output.text)
         piece.absorb(reader.finish())
-        reason = _reason(dialog, reader, output)
+        reason = _reason(session, reader, output)
         answers.append(Answer(output.index, piece, output, reason or "stop"))
     return answers
 
 
-def _reason(dialog: Dialog, reader: Reader, output: Output) -> str | None:
-    reason = run.finish_reason(output)
+def _reason(session: ChatSession, reader: OutputParser, output: Output) -> str | None:
+    reason = generate.finish_reason(output)
     return "tool_calls" if reason == "stop" and reader.num_calls else reason
 
 
-async def stream(dialog: Dialog) -> AsyncGenerator[Delta, None]:
+async def stream(session: ChatSession) -> AsyncGenerator[Delta, None]:
     """What is new, as it comes; each sample's last Delta has a finish reason."""
-    readers: dict[int, Reader] = {}
-    async with aclosing(run.stream(dialog.state, [dialog.request])) as deltas:
+    readers: dict[int, OutputParser] = {}
+    async with aclosing(generate.stream(session.state, [session.request])) as deltas:
         async for _, output in deltas:
             reader = readers.get(output.index)
             is_first = reader is None
             if reader is None:
-                reader = readers[output.index] = dialog.reader()
+                reader = readers[output.index] = session.reader()
             piece = reader.feed(output.text)
             reason = None
             if output.finish is not None:
                 piece.absorb(reader.finish())
-                reason = _reason(dialog, reader, output)
+                reason = _reason(session, reader, output)
             yield Delta(output.index, is_first, piece, output, reason)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.body import read_body
-from radixlm.entrypoints.http.disconnect import until_gone
+from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.pooling import (
     MultimodalPrompt,
@@ -23,15 +23,15 @@ from radixlm.entrypoints.http.pooling import (
     Prompt,
     as_prompts,
     cut,
-    need_scores,
     pool,
     pool_of,
     probabilities,
     prompt_usage,
+    require_score_head,
 )
 from radixlm.entrypoints.http.schema import Body, Int, Ints, Priority, Rid, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.entrypoints.native import Source, finish_reason, media_of
+from radixlm.entrypoints.native import MediaSource, finish_reason, media_of
 from radixlm.multimodal.processor import Kind
 
 router = APIRouter(tags=["pooled"])
@@ -93,7 +93,9 @@ class EncodeRequest(Body):
 async def embeddings(request: Request) -> Response:
     """Vectors of texts and images."""
     body = await read_body(request, EmbeddingRequest)
-    return json_response(await until_gone(request, answer_embeddings(state_of(request), body)))
+    return json_response(
+        await cancel_on_disconnect(request, answer_embeddings(state_of(request), body))
+    )
 
 
 async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[str, Any]:
@@ -118,7 +120,7 @@ async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
     """A model that sees reads objects as its chat template writes them, texts as they are."""
     named: tuple[tuple[Kind, str | None], ...] = (("image", one.image), ("video", one.video))
-    sources = tuple(Source(value, f"{where}.{kind}", kind) for kind, value in named if value)
+    sources = tuple(MediaSource(value, f"{where}.{kind}", kind) for kind, value in named if value)
     if not sources and one.text is None:
         raise InvalidRequest(f"{where}: needs a text, an image or a video", where)
     writes = state.media is not None and not state.media.embeds_images
@@ -133,9 +135,9 @@ async def classify_v1(request: Request) -> Response:
     body = await read_body(request, ClassifyRequest)
     state = state_of(request)
     model = state.check_model(body.model)
-    need_scores(state)
+    require_score_head(state)
     work = pool(state, as_prompts(body.input, "input"), "input", body.rid, body.priority or 0)
-    found = await until_gone(request, work)
+    found = await cancel_on_disconnect(request, work)
     return json_response(
         {
             "id": f"classify-{secrets.token_hex(16)}",
@@ -160,8 +162,8 @@ def _native(path: str, has_scores: bool) -> None:
         body = await read_body(request, EncodeRequest, any_type=True)
         state = state_of(request)
         if has_scores:
-            need_scores(state)
-        return json_response(await until_gone(request, answer_encode(state, body)))
+            require_score_head(state)
+        return json_response(await cancel_on_disconnect(request, answer_encode(state, body)))
 
     answer.__doc__ = "Scores of prompts." if has_scores else "Vectors of prompts."
     for method in ("POST", "PUT"):
@@ -207,7 +209,7 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
     value = body.input_ids if body.text is None else body.text
     param = "input_ids" if body.text is None else "text"
     if body.is_cross_encoder_request:
-        need_scores(state)
+        require_score_head(state)
         prompts, is_list = _pairs(body.text)
     else:
         prompts = as_prompts(value, param)

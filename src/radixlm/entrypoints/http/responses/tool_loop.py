@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.openai import dialog as dialogs
-from radixlm.entrypoints.http.openai.dialog import Dialog, make_dialog
+from radixlm.entrypoints.http.openai import conversation
+from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
 from radixlm.entrypoints.http.responses.events import Event, Writer
-from radixlm.entrypoints.http.responses.records import (
+from radixlm.entrypoints.http.responses.schemas import (
     ResponsesRequest,
     chat_of,
     messages_of,
@@ -35,7 +35,7 @@ class Turn:
 
     state: ServerState
     body: ResponsesRequest
-    dialog: Dialog
+    session: ChatSession
     writer: Writer
     toolbox: Toolbox
     items: list[dict[str, Any]]
@@ -71,17 +71,17 @@ async def make_turn(
     messages += messages_of(body.input)
     toolbox = await Toolbox.open(servers, body.tools or ())
     try:
-        dialog = await _dialog(state, body, messages, toolbox.functions)
+        session = await _dialog(state, body, messages, toolbox.functions)
     except BaseException:
         await toolbox.close()
         raise
-    writer = Writer(dialog, body, body.instructions, toolbox)
+    writer = Writer(session, body, body.instructions, toolbox)
     items = body.input
     if isinstance(items, str):
         part = {"type": "input_text", "text": items}
         items = [{"type": "message", "role": "user", "content": [part]}]
     shown = [{"id": f"item_{i}", "type": "message"} | item for i, item in enumerate(items)]
-    return Turn(state, body, dialog, writer, toolbox, shown, messages)
+    return Turn(state, body, session, writer, toolbox, shown, messages)
 
 
 async def _dialog(
@@ -90,16 +90,16 @@ async def _dialog(
     messages: list[dict[str, Any]],
     served: Objects,
     may_call: bool = True,
-) -> Dialog:
-    """The dialog on ``messages``; with ``truncation: auto`` the oldest go until the rest fits."""
+) -> ChatSession:
+    """The session on ``messages``; with ``truncation: auto`` the oldest go until the rest fits."""
     context = state.intake.facts.context_len
     start = 0
     while True:
         chat = chat_of(body, _told(body, messages[start:]), served, may_call)
-        dialog = await make_dialog(state, chat)
-        length = len(dialog.request.input_ids or ()) + (body.max_output_tokens or 1)
+        session = await make_chat_session(state, chat)
+        length = len(session.request.input_ids or ()) + (body.max_output_tokens or 1)
         if body.truncation != "auto" or length <= context or start + 1 >= len(messages):
-            return dialog
+            return session
         start += 1
         while start + 1 < len(messages) and messages[start]["role"] == "tool":
             start += 1  # a result without its call says nothing
@@ -127,7 +127,7 @@ async def _rounds(turn: Turn) -> AsyncGenerator[Event, None]:
     has_begun = False
     for _ in range(MAX_ROUNDS):
         reason = "stop"
-        async with aclosing(dialogs.stream(turn.dialog)) as deltas:
+        async with aclosing(conversation.stream(turn.session)) as deltas:
             async for delta in deltas:
                 if not has_begun:
                     has_begun = True
@@ -147,7 +147,7 @@ async def _rounds(turn: Turn) -> AsyncGenerator[Event, None]:
         if more is None:
             reason = "length"
             break
-        turn.dialog = more
+        turn.session = more
         writer.next_round(more)
     for event in writer.end(reason):
         yield event
@@ -166,8 +166,8 @@ async def _calls(turn: Turn) -> AsyncGenerator[Event, None]:
             yield event
 
 
-async def _next_dialog(turn: Turn) -> Dialog | None:
-    """The dialog with the results in it; None when no token is left to answer with."""
+async def _next_dialog(turn: Turn) -> ChatSession | None:
+    """The session with the results in it; None when no token is left to answer with."""
     body = turn.body.model_copy(update={"tool_choice": None})
     if body.max_output_tokens is not None:
         left = body.max_output_tokens - turn.writer.num_tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 from radixlm.config.root import ServerConfig
 from radixlm.engine.modelinfo import ModelInfo
-from radixlm.entrypoints.http.pooled import EncodeRequest, answer_encode
+from radixlm.entrypoints.http.embeddings import EncodeRequest, answer_encode
 from radixlm.entrypoints.http.schema import make
 from radixlm.entrypoints.http.score import ScoreRequest, answer_score
 from radixlm.entrypoints.http.state import ServerState

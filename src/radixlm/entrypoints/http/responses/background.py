@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from radixlm.base.errors import InvalidRequest, NotFound, RadixError
 from radixlm.entrypoints.http.responses.events import response_of_item
-from radixlm.entrypoints.http.responses.records import ResponsesRequest
+from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.store import MemoryStore, ResponseStore, Stored
+from radixlm.entrypoints.http.responses.tool_loop import Turn, make_turn, previous_of, run
 from radixlm.entrypoints.http.responses.toolbox import ToolServers
-from radixlm.entrypoints.http.responses.turns import Turn, make_turn, previous_of, run
 from radixlm.entrypoints.http.state import ServerState
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from radixlm.text.tools.base import ParsedCall, ParsedText, ToolCallDelta, ToolP
 
 
 @dataclass(slots=True)
-class Piece:
+class ParsedDelta:
     """What a chunk brought. ``broken``: calls whose arguments broke off."""
 
     reasoning: str = ""
@@ -17,7 +17,7 @@ class Piece:
     calls: list[ToolCallDelta] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
 
-    def absorb(self, later: Piece) -> None:
+    def absorb(self, later: ParsedDelta) -> None:
         self.reasoning += later.reasoning
         self.text += later.text
         self.calls += later.calls
@@ -28,7 +28,7 @@ class Piece:
         return join_deltas(self.calls)
 
 
-class Reader:
+class OutputParser:
     """Reads one message: what the reasoning parser lets through goes to the tool parser."""
 
     def __init__(
@@ -40,29 +40,29 @@ class Reader:
         self._reasoning, self._tools, self._only_first = reasoning, tools, only_first_call
         self.num_calls = 0
 
-    def feed(self, chunk: str) -> Piece:
+    def feed(self, chunk: str) -> ParsedDelta:
         """Take the next piece of the message."""
         if self._reasoning is None:
             return self._read("", chunk)
         return self._read(*self._reasoning.feed(chunk))
 
-    def finish(self) -> Piece:
+    def finish(self) -> ParsedDelta:
         """The message is over: what was held back."""
-        piece = Piece()
+        piece = ParsedDelta()
         if self._reasoning is not None:
             piece = self._read(*self._reasoning.finish())
         if self._tools is not None:
             piece.absorb(self._parsed("", self._tools.finish()))
         return piece
 
-    def _read(self, reasoning: str, text: str) -> Piece:
+    def _read(self, reasoning: str, text: str) -> ParsedDelta:
         if self._tools is None or not text:
-            return Piece(reasoning, text)
+            return ParsedDelta(reasoning, text)
         return self._parsed(reasoning, self._tools.feed(text))
 
-    def _parsed(self, reasoning: str, parsed: ParsedText) -> Piece:
+    def _parsed(self, reasoning: str, parsed: ParsedText) -> ParsedDelta:
         calls = parsed.calls
         if self._only_first:
             calls = [call for call in calls if call.index == 0]
         self.num_calls = max([self.num_calls, *(call.index + 1 for call in calls)])
-        return Piece(reasoning, parsed.text, calls, list(parsed.incomplete))
+        return ParsedDelta(reasoning, parsed.text, calls, list(parsed.incomplete))
