@@ -24,7 +24,7 @@ from radixlm.base.log import set_up_logging
 from radixlm.bench import one_batch
 from radixlm.bench.one_batch import Batch, Shape
 from radixlm.config.options import parse
-from radixlm.engine.modelinfo import resolved
+from radixlm.engine.model_info import resolved
 
 NUM_OUTPUT = 12
 

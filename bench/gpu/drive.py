@@ -17,8 +17,8 @@ from gpu.replica import Engine
 from gpu.requests import Wish
 from gpu.session import Mark
 from radixlm.base.errors import EngineError
-from radixlm.executor.numbers import is_decode_only
 from radixlm.executor.runner import Runner
+from radixlm.executor.step_layout import is_decode_only
 from radixlm.step.plan import StepPlan
 from radixlm.wire.replies import StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids

@@ -17,8 +17,8 @@ from torch import Tensor
 from gpu.roofline import Shape
 from gpu.session import Session
 from radixlm.config.options import parse
-from radixlm.engine.assemble import Replica, assemble
-from radixlm.engine.modelinfo import resolved
+from radixlm.engine.assemble import EngineCore, assemble
+from radixlm.engine.model_info import resolved
 from radixlm.executor.runner import Runner
 from radixlm.quant.param import Param
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
@@ -91,7 +91,7 @@ class Engine:
             return DeviceFeeder(s.device, folder)
 
         with mock.patch.object(load, "DummyFeeder", feeder):
-            self.replica: Replica = assemble(config, info, theirs)
+            self.replica: EngineCore = assemble(config, info, theirs)
         self.vocab = info.decoder.vocab
         self.scheduler = self.replica.scheduler
         executor = self.scheduler.executor

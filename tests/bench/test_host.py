@@ -24,7 +24,7 @@ def test_each_step_gives_every_request_one_token_and_keeps_the_books(depth: int)
     assert len(before["whole"].wall_s) == 20
     assert all(len(clock.cpu_s) == 20 and sum(clock.wall_s) > 0 for clock in clocks.values())
     scheduler = steps.scheduler
-    assert scheduler.ledger.breaches(scheduler.planner.running) == []
+    assert scheduler.kv_manager.find_violations(scheduler.planner.running) == []
 
 
 def test_time_of_an_inner_part_is_not_counted_twice() -> None:

@@ -42,7 +42,7 @@ TO_ENGINE: tuple[Any, ...] = (
         grammar=GrammarSpec("regex", "[ab]"),
         extra_key="k",
         priority=3,
-        is_suspect=True,
+        is_quarantined=True,
     ),
     AbortRequest(rids=("a", "b")),
     Control("c", "flush_cache"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from radixlm.config.root import ServerConfig
-from radixlm.engine.recover import Supervisor
+from radixlm.engine.supervisor import EngineSupervisor
 from radixlm.entrypoints.http import middleware
 from tests.fakes.http import Face, face, listening
 
@@ -31,7 +31,7 @@ async def _refused(server: Face, path: str, body: Any) -> str:
         headers={"Content-Type": "application/json"},
     )
     assert 400 <= answer.status_code < 500 or answer.status_code == 501, answer.text
-    assert not server.engine.intake.live
+    assert not server.engine.intake.requests
     return answer.text
 
 
@@ -241,11 +241,11 @@ async def test_requests_cannot_be_smuggled(server: Face, head: bytes) -> None:
             answer = await reader.read()
         assert answer.count(b"HTTP/1.1 ") <= 1 and b" 200 " not in answer.split(b"\r\n")[0]
         writer.close()
-    assert not server.engine.intake.live
+    assert not server.engine.intake.requests
 
 
 def test_sockets_lie_in_a_folder_of_their_own() -> None:
-    supervisor = Supervisor(ServerConfig.from_kwargs(model_path="x"), frozenset())
+    supervisor = EngineSupervisor(ServerConfig.from_kwargs(model_path="x"), frozenset())
     try:
         assert stat.S_IMODE(supervisor.folder.stat().st_mode) == 0o700
         assert all(a.startswith(f"ipc://{supervisor.folder}/") for a in supervisor.addresses)

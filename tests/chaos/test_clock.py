@@ -19,7 +19,7 @@ SOURCE = Path(radixlm.__file__).parent
 # where a wall clock belongs: dates that clients and people read
 DATES = frozenset(
     """
-    engine/crashdump.py executor/profile.py entrypoints/http/batches/files.py
+    engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
     entrypoints/http/batches/runner.py
     entrypoints/http/info.py entrypoints/http/openai/chat.py entrypoints/http/openai/completions.py
     entrypoints/http/embeddings.py entrypoints/http/responses/events.py
@@ -67,7 +67,7 @@ async def test_streams_and_deadlines_do_not_notice(
     for client in clients:
         client.read()
         assert client.ids == reference(client.prompt, client.max_new, True)
-    world.check_books()
+    world.check_invariants()
 
 
 async def test_requests_with_a_timeout_are_answered(

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from radixlm.base.record import replace
-from radixlm.engine.features.flight import FlightRecord
+from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
 from radixlm.scheduler.hooks import Feature, Mask
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import Item
@@ -124,7 +124,7 @@ class Everything(World):
     def start_engine(self) -> None:
         self.intake.facts = replace(self.intake.facts, hidden_states_enabled=True)
         self.grammar = Grammar()
-        self.flights = FlightRecord(self.flight)
+        self.flights = InflightLog(self.flight)
         self.bench = bench = Bench(features=(self.flights, self.grammar), **self.limits)
         old = bench.executor
         bench.executor = bench.scheduler.executor = TellingExecutor(
@@ -173,11 +173,11 @@ class Told:
             priority=rng.randint(-20, 20),
             grammar=GrammarSpec("regex", self.kind) if self.kind else None,
         )
-        self.live: Live
-        (self.live,) = world.intake.submit(request)
+        self.state: RequestState
+        (self.state,) = world.intake.submit(request)
 
     def read(self) -> None:
-        found = self.live.read() if not self.has_left else None
+        found = self.state.read() if not self.has_left else None
         if found is not None:
             assert self.out.finish is None, "something came after the end"
             self.out.absorb(found)
@@ -236,7 +236,7 @@ def _disturb(world: Everything, all_told: list[Told], most: int) -> None:
     rng = world.rng
     kinds = ("nothing", "submit", "leave", "abort", "pause", "continue", "flush_cache")
     kind = rng.choices(kinds, (8, 8, 1, 1, 1, 3, 1))[0]
-    running = [t for t in all_told if t.out.finish is None and not t.has_left and not t.live.ended]
+    running = [t for t in all_told if t.out.finish is None and not t.has_left and not t.state.ended]
     if kind == "submit" and len(all_told) < most:
         all_told.append(Told(world))
     elif kind in ("leave", "abort") and running:
@@ -244,10 +244,10 @@ def _disturb(world: Everything, all_told: list[Told], most: int) -> None:
         told.read()
         if kind == "leave":
             told.has_left = True
-            world.intake.leave([told.live])
+            world.intake.leave([told.state])
         else:
             told.was_aborted = True
-            world.intake.abort(told.live.rid)
+            world.intake.abort(told.state.rid)
     elif kind == "pause":
         world.control("pause", mode=rng.choice(("in_place", "retract")))
     elif kind in ("continue", "flush_cache"):
@@ -274,7 +274,7 @@ def _run(
         told.read()
         end = told.check()
         ends[end] = ends.get(end, 0) + 1
-    world.check_books()
+    world.check_invariants()
     assert not world.grammar.states
     assert not world.bench.scheduler.committer._unsent
     return ends

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.engine.features.flight import FlightRecord, blamed
+from radixlm.engine.features.inflight_log import InflightLog, blamed
 from radixlm.entrypoints.http.batches import runner
 from tests.fakes.http import Face, face
 
@@ -131,7 +131,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
 def test_the_flight_record_does_without(disk: Path) -> None:
     """A hole in a mapped file would be written to much later, and kill the engine (SIGBUS)."""
     fill(disk)
-    flight = FlightRecord(disk / "flight")
+    flight = InflightLog(disk / "flight")
     flight._write("r")
     assert flight.current == "r" and blamed(disk / "flight") is None
 

@@ -39,7 +39,7 @@ async def test_a_long_prefill_is_no_illness(server: Face, monkeypatch: pytest.Mo
         first_s = intake.beat_s
         assert await _statuses(server) == (200, 200)
         probe = asyncio.create_task(server.client.get("/health_generate"))
-        await _until(lambda: len(intake.live) == 2)
+        await _until(lambda: len(intake.requests) == 2)
         await asyncio.sleep(0.03)  # a beat is due
         steps.release(8)
         assert (await asyncio.wait_for(probe, 60)).status_code == 200

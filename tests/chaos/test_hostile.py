@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from radixlm.engine.modelinfo import ASSETS, DEFAULT_MODEL
+from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 from tests.chaos.hostile import ATTACKS, Attack
 from tests.end_to_end.server import RunningServer
 

@@ -23,15 +23,15 @@ import pytest
 import zmq
 
 from radixlm.config.root import flat
-from radixlm.engine.fan import FanChannel
-from radixlm.engine.features.flight import FlightRecord
+from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.launch import ServerConfig
-from radixlm.engine.modelinfo import resolved
-from radixlm.engine.renew import Renewing
+from radixlm.engine.model_info import resolved
+from radixlm.engine.multi_channel import MultiChannel
+from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ZmqLink
-from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
@@ -99,9 +99,9 @@ def tokens_of(
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
-    flight = FlightRecord()
+    flight = InflightLog()
     with raw_socket(address, bind=True) as peer:
-        fan = FanChannel([ZmqChannel(address, scheduler_codec(), bind=False)])
+        fan = MultiChannel([ZmqChannel(address, scheduler_codec(), bind=False)])
         fan.vocab = VOCAB
         ticks = 0
 
@@ -119,7 +119,7 @@ def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
             scheduler.tick = once  # type: ignore[method-assign]
             return scheduler
 
-        serving = Renewing(make(), make, fan, {"context_len": 512}, flight)
+        serving = SchedulerSupervisor(make(), make, fan, {"context_len": 512}, flight)
 
         def turn(number: int) -> None:
             nonlocal ticks
@@ -149,7 +149,7 @@ def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
 async def test_an_intake_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     channel = ZmqChannel(address, intake_codec(), bind=True)
-    intake = Intake(None, IntakeFacts(vocab=1000, context_len=64), ZmqLink(channel))
+    intake = TokenizerManager(None, IntakeFacts(vocab=1000, context_len=64), ZmqLink(channel))
     intake.start()
     encode = intake_codec().encode
     with raw_socket(address, bind=False) as peer:
@@ -157,24 +157,24 @@ async def test_an_intake_drops_what_is_damaged(count: int, tmp_path: Path) -> No
         peer.send(encode(Ready({"max_total_num_tokens": 4096, "context_len": 64})))
         await asyncio.wait_for(intake.ready.wait(), 30)
         for number in range(count):
-            if "live" not in intake.live:
+            if "live" not in intake.requests:
                 sampling = SamplingParams(max_new_tokens=9)
                 intake.submit(GenerateRequest(sampling, input_ids=[1], rid="live"))
             peer.send(fuzzer.make())
             if number % 20 == 0:
                 await asyncio.sleep(0)
         intake.abort_all()
-        for rid in tuple(intake.live):
-            intake.leave([intake.live[rid]])
+        for rid in tuple(intake.requests):
+            intake.leave([intake.requests[rid]])
         sampling = SamplingParams(max_new_tokens=9)
-        (live,) = intake.submit(GenerateRequest(sampling, input_ids=[1], rid="sound"))
+        (state,) = intake.submit(GenerateRequest(sampling, input_ids=[1], rid="sound"))
         peer.send(encode(Ready({"max_total_num_tokens": 4096, "context_len": 64})))
         peer.send(encode(StepReply([TokenDelta("sound", [5, 6], Finish("length"))])))
-        output = await asyncio.wait_for(live.next(), 60)
+        output = await asyncio.wait_for(state.next(), 60)
         assert output.token_ids == [5, 6] and intake.failure is None
         print(f"{channel.num_dropped} of {count} messages to intake dropped")
         assert count // 4 < channel.num_dropped < count
-    intake.link.close()
+    intake.replicas.close()
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def engine_process(address: str, folder: Path) -> Iterator[subprocess.Popen[byte
     options = {k: v for k, v in flat(config).items() if v is not None}
     order = {
         "options": options, "given": sorted(given), "addresses": [address], "index": 0,
-        "flight_path": str(folder / "flight"), "parent": os.getpid(),
+        "inflight_log_path": str(folder / "flight"), "parent": os.getpid(),
     }  # fmt: skip
     command = [sys.executable, "-m", "radixlm.engine.worker"]
     with (folder / "log").open("wb") as log:

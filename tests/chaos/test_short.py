@@ -16,7 +16,7 @@ def _disturb(world: World) -> None:
     kind = rng.choices(
         ("nothing", "submit", "leave", "abort", "pause", "continue"), (8, 6, 1, 1, 1, 2)
     )[0]
-    running = [c for c in world.clients if c.end is None and not c.has_left and not c.live.ended]
+    running = [c for c in world.clients if c.end is None and not c.has_left and not c.state.ended]
     if kind == "submit" and len(world.clients) < 60:
         prompt = [7] * rng.choice((0, 9)) + [
             rng.randrange(1, 31) for _ in range(rng.randint(1, 30))
@@ -26,7 +26,7 @@ def _disturb(world: World) -> None:
         client = rng.choice(running)
         client.read()
         client.has_left = True
-        world.intake.leave([client.live])
+        world.intake.leave([client.state])
     elif kind == "abort" and running:
         world.intake.abort(rng.choice(running).live.rid)
     elif kind == "pause":
@@ -63,7 +63,7 @@ async def test_streams_equal_the_undisturbed_run(seed: int, depth: int, tmp_path
         assert kind != "error" or "died 2 times" in (client.end.finish.message or "")
     assert world.num_deaths >= 3 and kinds["length"] >= 10, (world.num_deaths, kinds)
     assert kinds["error"] <= 2
-    world.check_books()
+    world.check_invariants()
 
 
 async def test_one_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_one_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:
             client.prompt, client.max_new, True
         )
     assert world.num_deaths == 3  # one with company, two alone
-    world.check_books()
+    world.check_invariants()
 
 
 async def test_a_full_queue_does_not_refuse_those_that_were_running(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ async def test_an_answer_that_nobody_reads_costs_slot_and_connection(
         buffered = connection.transport.get_write_buffer_size()  # type: ignore[union-attr]
         assert buffered < 256 << 10
         pass_time(made, LIMIT_S + STEP_S)
-        await until(lambda: not intake.live and not made.server_state.connections)
+        await until(lambda: not intake.requests and not made.server_state.connections)
         await until(lambda: not server.engine.scheduler.planner.running)
         assert await is_closed(reader)
         writer.close()

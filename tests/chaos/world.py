@@ -1,4 +1,4 @@
-"""Intake, scheduler and a model in one thread, and a hand that breaks things at random.
+"""TokenizerManager, scheduler and a model in one thread, and a hand that breaks things at random.
 
 The engine may die anywhere in a tick; what it had sent by then arrives, what it had not is lost.
 """
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from radixlm.engine.features.flight import FlightRecord, blamed
+from radixlm.engine.features.inflight_log import InflightLog, blamed
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import ControlReply
@@ -65,14 +65,16 @@ class Wire:
 class Client:
     """One request and what its reader has got."""
 
-    def __init__(self, live: Live, prompt: list[int], max_new: int, ignore_eos: bool) -> None:
-        self.live, self.prompt, self.max_new, self.ignore_eos = live, prompt, max_new, ignore_eos
+    def __init__(
+        self, state: RequestState, prompt: list[int], max_new: int, ignore_eos: bool
+    ) -> None:
+        self.state, self.prompt, self.max_new, self.ignore_eos = state, prompt, max_new, ignore_eos
         self.ids: list[int] = []
         self.end: Output | None = None
         self.has_left = False
 
     def read(self) -> None:
-        output = self.live.read() if not self.has_left else None
+        output = self.state.read() if not self.has_left else None
         if output is not None:
             assert self.end is None, "something came after the end"
             self.ids += output.token_ids
@@ -94,12 +96,12 @@ class World:
         self.death_rate = 0.0
         self.poison: int | None = None  # a prompt with this token kills what computes it
         self.wire = Wire(self)
-        self.intake = Intake(None, IntakeFacts(vocab=VOCAB, context_len=512), self.wire)
+        self.intake = TokenizerManager(None, IntakeFacts(vocab=VOCAB, context_len=512), self.wire)
         self.intake.start()
         self.start_engine()
 
     def start_engine(self) -> None:
-        self.bench = bench = Bench(features=(FlightRecord(self.flight),), **self.limits)
+        self.bench = bench = Bench(features=(InflightLog(self.flight),), **self.limits)
         old = bench.executor
         bench.executor = bench.scheduler.executor = MortalExecutor(  # type: ignore[assignment]
             len(old.kv), old.page_size, len(old.table), strike=self.strike
@@ -117,8 +119,8 @@ class World:
     def submit(self, prompt: list[int], max_new: int, ignore_eos: bool = True) -> Client:
         sampling = SamplingParams(max_new_tokens=max_new, temperature=0.0, ignore_eos=ignore_eos)
         request = GenerateRequest(sampling, input_ids=prompt, stream=True)
-        (live,) = self.intake.submit(request)
-        self.clients.append(Client(live, prompt, max_new, ignore_eos))
+        (state,) = self.intake.submit(request)
+        self.clients.append(Client(state, prompt, max_new, ignore_eos))
         return self.clients[-1]
 
     def calm_down(self, most_ticks: int) -> None:
@@ -127,7 +129,7 @@ class World:
         for _ in range(most_ticks):
             self.control("continue")
             self.tick()
-            if not self.intake.live:
+            if not self.intake.requests:
                 break
 
     def tick(self) -> None:
@@ -155,22 +157,22 @@ class World:
         self.num_retracted += self.bench.scheduler.planner.num_retracted
         self.bench = None
         for _ in range(self.rng.choice((1, 1, 1, 2))):
-            culprit = blamed(self.flight)
+            poison_rid = blamed(self.flight)
             self.flight.unlink(missing_ok=True)
-            self.intake.lose_engine(culprit)
+            self.intake.lose_engine(poison_rid)
         self.start_engine()
 
     def control(self, verb: str, **args: Any) -> None:
         self.wire.send(Control(f"chaos {verb}", verb, args))
 
-    def check_books(self) -> None:
+    def check_invariants(self) -> None:
         """Nothing runs any more: every slot and page is free or in the tree."""
-        assert self.bench is not None and not self.intake.live
+        assert self.bench is not None and not self.intake.requests
         for _ in range(3):
             self.tick()
-        scheduler, ledger = self.bench.scheduler, self.bench.ledger
+        scheduler, kv_manager = self.bench.scheduler, self.bench.kv_manager
         assert not scheduler.planner.running and not len(scheduler.queue)
         assert not scheduler.committer.requests and not scheduler.inflight
-        assert ledger.breaches([]) == [] and scheduler.controls.num_breaches == 0
-        ledger.cache.reset()
-        assert ledger.num_used_tokens == 0
+        assert kv_manager.find_violations([]) == [] and scheduler.controls.num_breaches == 0
+        kv_manager.cache.reset()
+        assert kv_manager.num_used_tokens == 0

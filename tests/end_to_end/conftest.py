@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radixlm.engine.modelinfo import ASSETS, DEFAULT_MODEL
+from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 from tests.end_to_end.server import RunningServer
 
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from radixlm.engine.modelinfo import ASSETS, DEFAULT_MODEL
+from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 
 pytestmark = pytest.mark.skipif(
     not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"

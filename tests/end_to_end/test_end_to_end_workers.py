@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.engine.modelinfo import ASSETS, DEFAULT_MODEL
+from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 from tests.end_to_end.server import RunningServer
 
 pytestmark = pytest.mark.skipif(

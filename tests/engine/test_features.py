@@ -11,8 +11,8 @@ import pytest
 import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.grammar import GrammarConfig
-from radixlm.engine.features.flight import FlightRecord, blamed
 from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.features.inflight_log import InflightLog, blamed
 from radixlm.text.chat import load_chat_template
 from radixlm.wire.requests import GrammarSpec
 from tests.fakes.engine import Bench
@@ -104,7 +104,7 @@ def test_grammar_that_gives_up_fails_its_request_alone() -> None:
 
 def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
     path = tmp_path / "flight"
-    record = FlightRecord(path)
+    record = InflightLog(path)
     bench = Bench(features=(record,))
     seen: list[str | None] = []
     forward = bench.executor.forward
@@ -115,7 +115,7 @@ def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
 
     bench.executor.forward = spy  # type: ignore[method-assign]
     bench.submit("calm", [1, 2, 3], 6, ignore_eos=True)
-    bench.submit("doubted", [1, 2, 4], 6, ignore_eos=True, is_suspect=True)
+    bench.submit("doubted", [1, 2, 4], 6, ignore_eos=True, is_quarantined=True)
     bench.run()
     assert seen[0] == "doubted" and set(seen[1:]) == {None}
     assert blamed(path) is None

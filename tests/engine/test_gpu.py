@@ -27,7 +27,7 @@ WEIGHTS, STEP, GRAPHS = 3 * MIB, 2 * MIB, MIB
 class Account(CudaDevice):
     """A card of 30 MiB: the weights take 3, the largest steps 2 and 1."""
 
-    is_immediate = True
+    is_synchronous = True
 
     def __init__(self) -> None:
         self._cpu = CpuDevice()
@@ -47,7 +47,7 @@ class Account(CudaDevice):
         work()
         return next(self.peaks)
 
-    def give_back(self) -> None:
+    def empty_cache(self) -> None:
         self.is_loaded = True
 
 
@@ -142,7 +142,7 @@ def test_a_step_that_ran_out_of_memory_runs_again(card: Account) -> None:
             return step(batch, need_hidden)
 
         runner.model.step = full
-        runner.device.relieve = lambda: True
+        runner.device.reclaim_memory = lambda: True
         assert _answer(engine) == want and failures
 
 

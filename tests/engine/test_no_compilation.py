@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.executor.trial import counts_up_to
+from radixlm.executor.dummy_run import counts_up_to
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 pytest.importorskip("triton")

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 from radixlm.config.options import parse
 from radixlm.engine import gpu
 from radixlm.engine.assemble import assemble
-from radixlm.engine.modelinfo import resolved
+from radixlm.engine.model_info import resolved
 from radixlm.executor.runner import Runner
 from radixlm.wire.channel import MemoryChannel
 

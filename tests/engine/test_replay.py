@@ -13,9 +13,9 @@ import pytest
 import radixlm
 from radixlm.base.errors import ConfigError
 from radixlm.config.root import ServerConfig
-from radixlm.engine.crashdump import Recorder
+from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints import replay
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
 from radixlm.wire.replies import Finish
 from radixlm.wire.requests import GrammarSpec, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
@@ -101,9 +101,9 @@ def test_a_real_dump_is_replayed_offline(
         sampling = SamplingParams.from_dict(each)
         grammar = GrammarSpec("regex", str(sampling.regex)) if sampling.regex else None
         wire = TokenizedRequest(f"r{index}", pack_ids([7, 8, 9]), sampling, grammar=grammar)
-        live = Live(wire, 0, None, None)
-        live.output_ids = answer["output_ids"]
-        recorder.ended(live, Finish(answer["meta_info"]["finish_reason"]["type"]))
+        state = RequestState(wire, 0, None, None)
+        state.output_ids = answer["output_ids"]
+        recorder.ended(state, Finish(answer["meta_info"]["finish_reason"]["type"]))
     path = recorder.write("test", recorder.entries())
     flags = ["--cpu-threads", "1", "--max-total-tokens", "4096", "--log-level", "error"]
     assert replay.main([str(path), *flags]) == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner
-from radixlm.executor.tables import SlotTables
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.batch import ForwardBatch
 
@@ -60,7 +60,7 @@ class FakeAttention:
 
 def make_runner(num_spaces: int = 1, max_pages: int = 8) -> tuple[Runner, FakeModel]:
     model = FakeModel()
-    tables = SlotTables(SLOTS, max_pages, num_spaces, CPU)
+    tables = DeviceTables(SLOTS, max_pages, num_spaces, CPU)
     sampling = SamplingTable(SLOTS, VOCAB, CPU)
     spaces = tuple(range(num_spaces))
     return Runner(model, FakeAttention(), tables, sampling, spaces, PAGE, (0,)), model

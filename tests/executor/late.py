@@ -14,15 +14,15 @@ from torch import Tensor
 
 from radixlm.base.record import replace
 from radixlm.executor.device import CpuDevice, Device
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.runner import Runner, RunnerOptions
-from radixlm.executor.tables import SlotTables
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks, Mask
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.batch import ForwardBatch
@@ -122,7 +122,7 @@ class LateBench:
         self.device = device or CpuDevice()
         self.model = PagedHash(num_pages + 1)
         max_pages = -(-self.limits.context_len // PAGE) + 1
-        tables = SlotTables(slots, max_pages, 1, self.device.where, self.device.is_immediate)
+        tables = DeviceTables(slots, max_pages, 1, self.device.where, self.device.is_synchronous)
         self.runner = Runner(
             self.model,
             self.model,
@@ -137,10 +137,15 @@ class LateBench:
         if sizes:
             self.runner.capture(DecodeGraphs(self.device, sizes))
         pages = PageAllocator(num_pages, PAGE)
-        self.ledger = KvLedger(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
+        self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
         self.mine, theirs = MemoryChannel.pair()
         self.scheduler = Scheduler(
-            self.limits, self.runner, theirs, self.ledger, Hooks((Countdown(),)), clock=lambda: 1.0
+            self.limits,
+            self.runner,
+            theirs,
+            self.kv_manager,
+            Hooks((Countdown(),)),
+            clock=lambda: 1.0,
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
@@ -183,7 +188,7 @@ class LateBench:
         else:
             raise AssertionError(f"not finished: {set(self.out) - set(self.finish)}")
         self.tick()
-        assert not self.scheduler.planner.running and self.ledger.breaches([]) == []
+        assert not self.scheduler.planner.running and self.kv_manager.find_violations([]) == []
 
 
 def _ones(reply: Any) -> tuple[Sequence[str], Sequence[int]]:

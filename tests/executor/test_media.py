@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import MediaRows
-from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Admission, Item, StepPlan
 from radixlm.wire.media import Media
@@ -43,7 +43,7 @@ def step(
     failed: dict[str, str] | None = None,
 ) -> ForwardBatch:
     """Chunks (start, count) of slots 0, 1 .. that all have the media ``given``."""
-    tables = SlotTables(4, 4, 1, CPU)
+    tables = DeviceTables(4, 4, 1, CPU)
     ids, items = np.zeros(64, np.int32), []
     for slot, (start, count) in enumerate(chunks):
         none = np.zeros(0, np.int32)

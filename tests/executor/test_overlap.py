@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radixlm.base.errors import InvariantError
 from radixlm.base.lazy import load
-from radixlm.executor.device import CpuDevice, Landing, Ring
+from radixlm.executor.device import AsyncCopy, CpuDevice, PinnedRing
 from radixlm.executor.runner import RunnerOptions
 from radixlm.sampling.cuda import DeviceDraw, DrawKernels
 from radixlm.wire.requests import LogprobParams
@@ -90,7 +90,7 @@ def test_graphs_without_padding_take_exact_sizes_only() -> None:
 
 def test_a_buffer_in_flight_is_waited_for() -> None:
     device = SimulatedDevice(eagerness=0.0)
-    ring, target = Ring(device, 4, 2), torch.zeros(4, dtype=torch.int32)
+    ring, target = PinnedRing(device, 4, 2), torch.zeros(4, dtype=torch.int32)
     for value in range(5):
         host = ring.take()
         host.fill_(value)
@@ -111,7 +111,7 @@ def test_the_simulation_notices_a_buffer_that_is_written_too_early() -> None:
 
 def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> None:
     device = SimulatedDevice(eagerness=0.0)
-    landing = Landing(device, 2)
+    landing = AsyncCopy(device, 2)
     landing.expect(device, lambda: torch.tensor([5, 6], dtype=torch.int32), 2)
     assert landing._host.tolist() == [NONSENSE] * 2
     with pytest.raises(InvariantError):

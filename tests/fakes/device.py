@@ -44,7 +44,7 @@ class SimulatedGraph:
 class SimulatedDevice:
     """Torch on the host, one piece of work after another, late."""
 
-    is_immediate = False
+    is_synchronous = False
 
     def __init__(self, seed: int = 0, eagerness: float = 0.2) -> None:
         """``eagerness``: how likely some work runs at each call from outside."""
@@ -92,7 +92,7 @@ class SimulatedDevice:
         work()
         return SimulatedGraph(work)
 
-    def relieve(self) -> bool:
+    def reclaim_memory(self) -> bool:
         return False
 
     def run_to(self, number: int) -> None:

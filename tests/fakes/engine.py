@@ -11,7 +11,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.hooks import Feature, Hooks
-from radixlm.scheduler.ledger import KvLedger, WindowBooks
+from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import MemoryChannel
@@ -51,20 +51,20 @@ class Bench:
         group = None
         if window:
             second = PageAllocator(num_window, size)
-            books = WindowBooks(second, WindowTable(window, size))
+            books = WindowPages(second, WindowTable(window, size))
             group = WindowGroup(second, window)
         cache = (
             RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
         )
         self.executor = FakeExecutor(num_pages + 1, size, slots + 1, num_window, window)
-        self.ledger = KvLedger(allocator, SlotAllocator(slots), cache, size, books)
+        self.kv_manager = KVCacheManager(allocator, SlotAllocator(slots), cache, size, books)
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0
         self.scheduler = Scheduler(
             self.limits,
             self.executor,
             theirs,
-            self.ledger,
+            self.kv_manager,
             Hooks(features),
             clock=lambda: self.now_s,
         )
@@ -110,5 +110,5 @@ class Bench:
         self.tick()
         assert not self.scheduler.planner.running
         assert not self.scheduler.committer.requests
-        assert self.ledger.breaches([]) == []
+        assert self.kv_manager.find_violations([]) == []
         assert self.scheduler.controls.num_breaches == 0

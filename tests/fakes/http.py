@@ -21,16 +21,16 @@ import orjson
 
 from radixlm.arch.spec import Pool
 from radixlm.config.root import ServerConfig
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink
-from radixlm.intake.manager import Intake
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.step.plan import Item, StepPlan
@@ -130,7 +130,7 @@ class FakeEngine:
 
     def __init__(self, tokenizer: Tokenizer, facts: IntakeFacts, script: Mapping[str, str]) -> None:
         mine, self.theirs = MemoryChannel.pair()
-        self.intake = Intake(tokenizer, facts, ThreadLink(mine))
+        self.intake = TokenizerManager(tokenizer, facts, ThreadLink(mine))
         self.executor = ScriptedExecutor(tokenizer, facts.eos_ids[0], script)
         limits = Limits(
             max_running=MAX_RUNNING,
@@ -143,8 +143,10 @@ class FakeEngine:
             vocab=facts.vocab,
         )
         pages = PageAllocator(4096, PAGE)
-        self.ledger = KvLedger(pages, SlotAllocator(MAX_RUNNING), RadixCache(pages, PAGE), PAGE)
-        self.scheduler = Scheduler(limits, self.executor, self.theirs, self.ledger, Hooks(()))
+        self.kv_manager = KVCacheManager(
+            pages, SlotAllocator(MAX_RUNNING), RadixCache(pages, PAGE), PAGE
+        )
+        self.scheduler = Scheduler(limits, self.executor, self.theirs, self.kv_manager, Hooks(()))
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
     def start(self) -> None:
@@ -153,11 +155,11 @@ class FakeEngine:
         self.theirs.send(Ready({"max_total_num_tokens": 4096 * PAGE, "context_len": CONTEXT}))
 
     def stop(self) -> None:
-        self.intake.link.send(Shutdown())
+        self.intake.replicas.send(Shutdown())
         self.thread.join(60)
-        self.intake.link.close()
+        self.intake.replicas.close()
         assert not self.thread.is_alive(), "the scheduler does not stop"
-        assert self.ledger.breaches([]) == []
+        assert self.kv_manager.find_violations([]) == []
 
 
 class Face:

@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.device import CudaDevice, Ring, cuda_device
-from radixlm.executor.draw import Kinds, draw, fused_drawer
+from radixlm.executor.device import CudaDevice, PinnedRing, cuda_device
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
-from radixlm.executor.numbers import POSITION, TEMPERATURE, DeviceNumbers, DrawTable, Packer
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.plain_sampling import SamplingKinds, fused_sampler, sample_plain
+from radixlm.executor.step_layout import (
+    POSITION,
+    TEMPERATURE,
+    DeviceStepBuffer,
+    SamplingParamTable,
+    StepPacker,
+)
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.step.plan import Item, Items
 from radixlm.wire.sampling_params import SamplingParams
@@ -25,7 +31,10 @@ def device() -> CudaDevice:
 
 
 def test_copies_and_events_keep_their_order(device: CudaDevice) -> None:
-    ring, target = Ring(device, 1 << 20, 3), torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    ring, target = (
+        PinnedRing(device, 1 << 20, 3),
+        torch.zeros(1 << 20, dtype=torch.int32, device="cuda"),
+    )
     landing = device.pinned(4)
     for value in range(10):
         host = ring.take()
@@ -58,32 +67,34 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> None:
     """Greedy rows exactly; of the others nearly all, since logarithms differ in their last bit."""
-    drawer = fused_drawer(device.where)
+    drawer = fused_sampler(device.where)
     if fused and drawer is None:
         pytest.skip("triton is not installed")
     rows = 64
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(rows, VOCAB, generator=generator) * 3
-    table, draws = SamplingTable(rows, VOCAB), DrawTable(rows, VOCAB)
+    table, draws = SamplingTable(rows, VOCAB), SamplingParamTable(rows, VOCAB)
     kinds = [{}, {"top_k": 7}, {"top_p": 0.7}, {"min_p": 0.1}]
     for slot in range(rows):
         fields = {"temperature": 0.0} if slot % 5 == 0 else kinds[slot % 4]
         params = SamplingParams(sampling_seed=slot, **fields)
         table.set(slot, params, [1])
         draws.set(slot, table.state(slot), False)
-    tables = SlotTables(rows, 4, 1, torch.device("cpu"))
-    packer = Packer(tables, draws, rows, 8, 8)
+    tables = DeviceTables(rows, 4, 1, torch.device("cpu"))
+    packer = StepPacker(tables, draws, rows, 8, 8)
     host = torch.zeros(packer.num_ints, dtype=torch.int32)
     items = tuple(Item(str(s), s, 3 + s, 1, None, True) for s in range(rows))
     packer.pack(Items.of(items), host)
-    want = draw(logits.clone(), DeviceNumbers(host, packer), Kinds(True, False, True))
-    numbers = DeviceNumbers(host.cuda(), packer)
+    want = sample_plain(
+        logits.clone(), DeviceStepBuffer(host, packer), SamplingKinds(True, False, True)
+    )
+    numbers = DeviceStepBuffer(host.cuda(), packer)
     if fused:
         assert drawer is not None
         positions = numbers.field(POSITION, rows)
         got, is_bad = drawer(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
         assert not is_bad.any()
     else:
-        got = draw(logits.cuda(), numbers, Kinds(True, False, True))
+        got = sample_plain(logits.cuda(), numbers, SamplingKinds(True, False, True))
     same = (got.cpu() == want).numpy()
     assert same[np.arange(rows) % 5 == 0].all() and same.mean() >= 0.95

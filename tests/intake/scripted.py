@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.manager import Intake, Observer
 from radixlm.intake.records import GenerateRequest
+from radixlm.intake.tokenizer_manager import Observer, TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
@@ -60,14 +60,14 @@ class Watch(Observer):
         self.done: list[tuple[str, str]] = []
         self.tokens = 0
 
-    def submitted(self, live: Any) -> None:
-        self.begun.append(live.rid)
+    def submitted(self, state: Any) -> None:
+        self.begun.append(state.rid)
 
-    def progressed(self, live: Any, num_tokens: int) -> None:
+    def progressed(self, state: Any, num_tokens: int) -> None:
         self.tokens += num_tokens
 
-    def ended(self, live: Any, finish: Finish) -> None:
-        self.done.append((live.rid, finish.kind))
+    def ended(self, state: Any, finish: Finish) -> None:
+        self.done.append((state.rid, finish.kind))
 
 
 class Stage:
@@ -79,7 +79,9 @@ class Stage:
         self.tokenizer, self.link, self.watch = tokenizer, ScriptedLink(), Watch()
         vocab = vocab or (tokenizer.vocab_size if tokenizer else 1000)
         facts.setdefault("context_len", 64)
-        self.intake = Intake(tokenizer, IntakeFacts(vocab=vocab, **facts), self.link, (self.watch,))
+        self.intake = TokenizerManager(
+            tokenizer, IntakeFacts(vocab=vocab, **facts), self.link, (self.watch,)
+        )
         self.intake.start()
         if is_ready:
             self.ready()

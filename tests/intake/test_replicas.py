@@ -9,8 +9,8 @@ import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.manager import Intake, Observer
 from radixlm.intake.records import GenerateRequest
+from radixlm.intake.tokenizer_manager import Observer, TokenizerManager
 from radixlm.wire.replies import (
     ControlReply,
     Failed,
@@ -42,7 +42,7 @@ class Two:
         self.links = (ScriptedLink(), ScriptedLink())
         self.losses = Losses()
         facts = IntakeFacts(vocab=1000, context_len=64)
-        self.intake = Intake(None, facts, self.links, (self.losses,), method)
+        self.intake = TokenizerManager(None, facts, self.links, (self.losses,), method)
         self.intake.start()
         for link in self.links if is_ready else ():
             link.say(Ready(FACTS))
@@ -102,14 +102,14 @@ async def test_shortest_queue_counts_ours_at_once_and_others_by_report() -> None
 
 async def test_a_stream_goes_on_elsewhere_and_late_words_are_not_heard() -> None:
     two = Two()
-    live = two.ask("a")
+    state = two.ask("a")
     two.reply(0, "a", [7, 8])
     two.intake.lose_engine(None, 0)
     moved = two.links[1].requests[-1]
-    assert moved.ids().tolist() == [5, 6, 7, 8] and moved.num_emitted == 2 and moved.is_suspect
+    assert moved.ids().tolist() == [5, 6, 7, 8] and moved.num_emitted == 2 and moved.is_quarantined
     two.reply(0, "a", [9])  # the dead one's last words: 9 comes again from the other
     two.reply(1, "a", [9, 10], Finish("length"))
-    assert (await live.next()).token_ids == [7, 8, 9, 10]
+    assert (await state.next()).token_ids == [7, 8, 9, 10]
     assert two.losses.reasons == ["the engine died"]
 
 
@@ -162,13 +162,13 @@ async def test_the_load_is_that_of_all() -> None:
 
 async def test_one_replica_may_go_for_good_but_not_at_the_start() -> None:
     two = Two()
-    live = two.ask("a")
+    state = two.ask("a")
     two.intake.lose_engine(None, 0)
     two.intake.give_up(Failed("EngineError", "died too often"), 0)
-    assert two.intake.failure is None and not live.ended
+    assert two.intake.failure is None and not state.ended
     two.intake.lose_engine(None, 1)
     two.intake.give_up(Failed("EngineError", "died too often"), 1)
-    assert two.intake.failure is not None and live.ended
+    assert two.intake.failure is not None and state.ended
     two = Two(is_ready=False)
     two.links[0].say(Failed("ConfigError", "--page-size 3: no"))
     assert two.intake.failure is not None
@@ -184,10 +184,10 @@ async def test_a_culprit_is_counted_wherever_it_runs() -> None:
 
 
 async def test_an_engine_that_lost_its_state_says_ready_again() -> None:
-    """Its process lives: what it held is sent again, and what it computed alone is to blame."""
+    """Its process states: what it held is sent again, and what it computed alone is to blame."""
     two = Two()
-    live = two.ask("a")
+    state = two.ask("a")
     two.reply(0, "a", [7])
-    two.links[0].say(Ready(FACTS | {"culprit": "a"}))
-    assert live.is_suspect and live.kills == 1
+    two.links[0].say(Ready(FACTS | {"poison_rid": "a"}))
+    assert state.is_quarantined and state.crash_count == 1
     assert two.links[1].requests[-1].ids().tolist() == [5, 6, 7]

@@ -40,7 +40,7 @@ async def test_a_stream_goes_on_where_it_stood(tokenizer: Tokenizer) -> None:
         stage.ready()
         sent = stage.link.requests[-1]
         assert sent.ids().tolist() == [5, 6, 7, *ids[:done]] and sent.num_emitted == done
-        assert sent.is_suspect and sent.sampling == first.sampling
+        assert sent.is_quarantined and sent.sampling == first.sampling
         assert sent.queue_deadline_s == 0.0 and sent.deadline_s == first.deadline_s
     stage.reply("r", ids[done:], LENGTH)
     (output,) = await task
@@ -70,14 +70,14 @@ async def test_still_waiting_keeps_its_queue_deadline(tokenizer: Tokenizer) -> N
 
 async def test_a_culprit_fails_alone_the_second_time(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer)
-    lives = {rid: stage.intake.submit(stage.ask(rid))[0] for rid in ("good", "bad")}
+    states = {rid: stage.intake.submit(stage.ask(rid))[0] for rid in ("good", "bad")}
     stage.intake.lose_engine(None)
     stage.ready()
     stage.intake.lose_engine("bad")
     stage.ready()
-    assert len(stage.intake.live) == 2
+    assert len(stage.intake.requests) == 2
     stage.intake.lose_engine("bad")
-    finish = (await lives["bad"].next()).finish
+    finish = (await states["bad"].next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 500)
     assert "2 times" in (finish.message or "")
     stage.ready()
@@ -93,7 +93,7 @@ async def test_a_token_clears_the_suspect(tokenizer: Tokenizer) -> None:
         stage.intake.lose_engine("r")
         stage.ready()
         stage.reply("r", [9])
-    assert list(stage.intake.live) == ["r"]
+    assert list(stage.intake.requests) == ["r"]
 
 
 async def test_control_does_not_wait_for_the_dead(tokenizer: Tokenizer) -> None:
@@ -125,15 +125,15 @@ async def test_aborted_stays_aborted(tokenizer: Tokenizer, moment: str) -> None:
         stage.reply("x", [], Finish("abort"))
     output = await aborted.next()
     assert output.finish is not None and output.finish.kind == "abort"
-    assert list(stage.intake.live) == ["y"] and not other.ended
+    assert list(stage.intake.requests) == ["y"] and not other.ended
     assert ("x", "abort") in stage.watch.done
 
 
 async def test_abort_all_while_there_is_no_engine(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer, is_ready=False)
-    lives = [stage.intake.submit(stage.ask(rid))[0] for rid in ("x", "y")]
+    states = [stage.intake.submit(stage.ask(rid))[0] for rid in ("x", "y")]
     assert stage.intake.abort_all() == 2
-    assert all(live.ended for live in lives) and not stage.intake.live
+    assert all(state.ended for state in states) and not stage.intake.requests
     stage.ready()
     assert not stage.link.requests
 
@@ -155,7 +155,7 @@ async def test_giving_up_is_told_to_everyone_once(
     stage = Stage(tokenizer)
     told: list[Failed] = []
     stage.intake.on_failed = told.append
-    (live,) = stage.intake.submit(stage.ask())
+    (state,) = stage.intake.submit(stage.ask())
     call = asyncio.create_task(stage.intake.control("info"))
     await asyncio.sleep(0)
     stage.link.say(Failed("ConfigError", "--page-size 3: no"))
@@ -163,7 +163,7 @@ async def test_giving_up_is_told_to_everyone_once(
     assert [f.kind for f in told] == ["ConfigError"]
     assert stage.intake.failure is told[0]
     assert not caplog.messages  # whoever reads the failure says it, once
-    finish = (await live.next()).finish
+    finish = (await state.next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 503)
     with pytest.raises(Overloaded, match="page-size"):
         await call

@@ -1,4 +1,4 @@
-"""Every kind of breach is seen, with its numbers, and what can be mended is."""
+"""Every kind of violation is seen, with its numbers, and what can be mended is."""
 
 import numpy as np
 import pytest
@@ -49,15 +49,15 @@ def test_a_house_in_order(house):
 
 
 def test_a_request_that_ended_without_freeing(house):
-    breaches = house.check([])
-    assert "1 slots in use, 0 running: 1 leaked, first 0" in breaches
-    assert any("has 1 locks, requests hold 0" in b for b in breaches)
-    assert breaches[-1] == (
+    violations = house.check([])
+    assert "1 slots in use, 0 running: 1 leaked, first 0" in violations
+    assert any("has 1 locks, requests hold 0" in b for b in violations)
+    assert violations[-1] == (
         "full: the allocator has 2 pages held by requests, 0 are: 2 leaked [7, 8], 0 not booked []"
     )
     mended = house.repair([])
     assert mended.remaining == [] and (mended.num_pages, mended.num_slots) == (2, 1)
-    assert len(mended.breaches) == len(breaches)
+    assert len(mended.violations) == len(violations)
     assert house.cache.num_locked == 0
     house.cache.reset()
     assert house.pool.num_free == 19
@@ -100,17 +100,17 @@ def test_a_lost_lock_and_a_dead_handle(house):
     assert house.repair().remaining == [] and house.cache.num_locked == 4
     house.cache.unlock(house.handle)
     house.cache.evict(19)
-    breaches = house.check()
-    assert "a request has locked a prefix that is no longer cached" in breaches
-    assert any("4 not booked" in b for b in breaches)
+    violations = house.check()
+    assert "a request has locked a prefix that is no longer cached" in violations
+    assert any("4 not booked" in b for b in violations)
 
 
 def test_broken_sums_and_free_list(house):
     house.cache.total_pages += 3
     house.pool._num_free -= 1
-    breaches = house.check()
-    assert "the tree counts 9 pages, 4 locked; its nodes hold 6, 4 locked" in breaches
-    assert "full: 10 pages in the free list, 11 are free" in breaches
+    violations = house.check()
+    assert "the tree counts 9 pages, 4 locked; its nodes hold 6, 4 locked" in violations
+    assert "full: 10 pages in the free list, 11 are free" in violations
     mended = house.repair()
     assert mended.remaining == [] and mended.num_pages == 1
 
@@ -129,8 +129,8 @@ def test_many_shared_pages_are_counted_not_listed():
     pool, slots = PageAllocator(200, 1), SlotAllocator(2)
     pages = pool.alloc(100)
     running = [Holding(slots.alloc(), pages, None), Holding(slots.alloc(), pages, None)]
-    breaches = check(pool, slots, ChunkCache(1), running)
-    assert breaches[-1] == "full: 100 pages have several owners" and len(breaches) == 9
+    violations = check(pool, slots, ChunkCache(1), running)
+    assert violations[-1] == "full: 100 pages have several owners" and len(violations) == 9
 
 
 def test_without_a_prefix_cache():

@@ -22,7 +22,7 @@ def test_nothing_is_kept():
     assert cache.num_window_evictable == 0
     cache.reset()
     audit = cache.audit([(match.handle, True), (None, True)])
-    assert audit.breaches == [] and len(audit.paths) == len(audit.window_paths) == 2
+    assert audit.violations == [] and len(audit.paths) == len(audit.window_paths) == 2
 
 
 def test_hybrid_rows_are_empty_not_absent():

@@ -183,7 +183,7 @@ def test_inserting_pages_that_are_not_the_callers_is_refused_whole():
         cache.insert(ids(5, 6), result.pages)
     with pytest.raises(InvariantError, match="free"):
         cache.insert(ids(5), ids(40))
-    assert cache.audit([]).breaches == [] and cache.total_pages == 2
+    assert cache.audit([]).violations == [] and cache.total_pages == 2
 
 
 def test_window_pages_need_a_window_group():

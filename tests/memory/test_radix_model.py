@@ -185,7 +185,7 @@ class RadixMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         audit = self.cache.audit([(handle, True) for handle, _ in self.locked])
-        assert audit.breaches == [] and self.pool.audit() == []
+        assert audit.violations == [] and self.pool.audit() == []
         pages = sorted(entry.page for entry in self.model.entries.values())
         assert sorted(audit.pages.tolist()) == pages == self.pool.pages_in(CACHED).tolist()
         assert self.cache.total_pages == len(pages)

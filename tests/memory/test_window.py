@@ -193,9 +193,11 @@ def test_repair_of_the_window_group():
     assert check(pools.full, slots, cache, running, pools.window) == []
     cache.window.num_locked += 1
     pools.window.alloc(4)
-    breaches = check(pools.full, slots, cache, running, pools.window)
-    assert any("window group counts 3 pages, 3 locked; its nodes hold 3, 2" in b for b in breaches)
-    assert any(b.startswith("window: the allocator has 4 pages held") for b in breaches)
+    violations = check(pools.full, slots, cache, running, pools.window)
+    assert any(
+        "window group counts 3 pages, 3 locked; its nodes hold 3, 2" in b for b in violations
+    )
+    assert any(b.startswith("window: the allocator has 4 pages held") for b in violations)
     mended = repair(pools.full, slots, cache, running, pools.window)
     assert mended.remaining == [] and mended.num_pages == 4
     cache.unlock(result.handle)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from radixlm.config.root import ServerConfig
 from radixlm.engine.launch import ThreadEngine, intake_tokenizer
-from radixlm.engine.modelinfo import resolved
+from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import create_app, leave
 
 PLACE = "PLACE"  # in a template: what stands for an image

@@ -132,8 +132,8 @@ def test_a_conversation_with_images(name: str, tmp_path: Path) -> None:
     oracle = Oracle(tiny, save(tiny, tmp_path))
     if name in PUBLISHED:
         PUBLISHED[name](tmp_path)
-    is_one_token = len(oracle.tokenizer.tokenize(tiny.placeholder)) < 2
-    template = TEXTS if is_one_token else PARTS.replace(PLACE, tiny.placeholder)
+    is_single_token = len(oracle.tokenizer.tokenize(tiny.placeholder)) < 2
+    template = TEXTS if is_single_token else PARTS.replace(PLACE, tiny.placeholder)
 
     async def run() -> None:
         async with served(tmp_path, template) as server:

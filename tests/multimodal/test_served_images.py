@@ -102,7 +102,7 @@ async def cancelled(case: Case) -> None:
     want = await case.text(part(IMAGE), "go on", max_tokens=8)
     server = case.server
     task = asyncio.ensure_future(case.say(part(IMAGE), "go on", max_tokens=600, rid="gone"))
-    while "gone" not in server.engine.intake.live:
+    while "gone" not in server.engine.intake.requests:
         await asyncio.sleep(0)
     assert (await server.post("/abort_request", rid="gone")).status_code == 200
     answer = await task
@@ -110,11 +110,11 @@ async def cancelled(case: Case) -> None:
     task = asyncio.ensure_future(
         case.say(part(make_image(70, 70)), "go", max_tokens=600, rid="left")
     )
-    while "left" not in server.engine.intake.live:
+    while "left" not in server.engine.intake.requests:
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert not server.engine.intake.live
+    assert not server.engine.intake.requests
     assert await case.text(part(IMAGE), "go on", max_tokens=8) == want
 
 

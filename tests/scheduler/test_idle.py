@@ -10,15 +10,15 @@ def test_books_are_checked_after_a_second_of_peace_and_repaired() -> None:
     bench = Bench()
     bench.submit("r", [1] * 20, 3, ignore_eos=True)
     bench.run()
-    lost = bench.ledger.pages.alloc(2)  # nobody's
+    lost = bench.kv_manager.pages.alloc(2)  # nobody's
     assert lost is not None
-    free = bench.ledger.pages.num_free
+    free = bench.kv_manager.pages.num_free
     bench.tick()
     assert bench.scheduler.controls.num_breaches == 0
     bench.now_s += 2
     bench.tick()
     assert bench.scheduler.controls.num_breaches > 0
-    assert bench.ledger.pages.num_free == free + 2
+    assert bench.kv_manager.pages.num_free == free + 2
     found = bench.scheduler.controls.num_breaches
     bench.now_s += 2
     bench.tick()

@@ -138,16 +138,16 @@ def test_flush_waits_for_nobody() -> None:
     refused = _control(bench, "flush_cache")
     assert not refused.ok and "1 requests run" in refused.message
     bench.run()
-    assert bench.ledger.cache.total_pages > 0
+    assert bench.kv_manager.cache.total_pages > 0
     assert _control(bench, "flush_cache").ok
-    assert bench.ledger.cache.total_pages == 0
+    assert bench.kv_manager.cache.total_pages == 0
 
 
 def test_suspects_compute_their_prompts_alone() -> None:
     bench, _ = _bench()
-    bench.submit("a", [1, 2, 3], 8, ignore_eos=True, is_suspect=True)
+    bench.submit("a", [1, 2, 3], 8, ignore_eos=True, is_quarantined=True)
     bench.submit("b", [1, 2, 4], 8, ignore_eos=True)
-    bench.submit("c", [1, 2, 5], 8, ignore_eos=True, is_suspect=True)
+    bench.submit("c", [1, 2, 5], 8, ignore_eos=True, is_quarantined=True)
     bench.run()
     prompts = [p for p in bench.executor.steps if any(i.tokens is not None for i in p.items)]
     for plan in prompts:

@@ -33,8 +33,8 @@ def test_items_come_back_as_they_were(drawn: list[tuple[int, int]]) -> None:
     assert tuple(items) == given_ and len(items) == len(given_)
     assert [items[i] for i in range(len(given_))] == list(given_)
     assert StepPlan(0, given_).num_tokens == sum(i.count for i in given_)
-    assert items.others == given_[len(items.starts) :]
-    assert not items.others or items.others[0].tokens is not None
+    assert items.prefills == given_[len(items.starts) :]
+    assert not items.prefills or items.prefills[0].tokens is not None
 
 
 @given(ITEMS, st.integers(0, 4))

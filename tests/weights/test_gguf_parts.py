@@ -16,7 +16,7 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 from radixlm.arch.gguf import first_parts, parts_of, read_header
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.engine.gguf import unpacked
-from radixlm.engine.modelinfo import find_model
+from radixlm.engine.model_info import find_model
 from radixlm.weights.gguf_file import GgufSource
 
 SECOND = "m-00002-of-00003.gguf"

@@ -91,7 +91,7 @@ TO_SCHEDULER = st.one_of(
         priority=st.integers(-(2**31), 2**31),
         deadline_s=FLOATS,
         extra_key=st.none() | TEXT,
-        is_suspect=st.booleans(),
+        is_quarantined=st.booleans(),
     ),
     st.builds(
         AbortRequest, st.lists(TEXT, max_size=3).map(tuple), st.booleans(), st.booleans(), TEXT

@@ -15,18 +15,18 @@ from torch import Tensor
 from radixlm.base.errors import InvariantError
 from radixlm.bench.clock import Clock
 from radixlm.config.grammar import GrammarConfig
-from radixlm.engine.features.flight import FlightRecord
 from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.executor.device import CpuDevice, Graph, Work
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.runner import Runner, RunnerOptions
-from radixlm.executor.tables import SlotTables
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.step.batch import ForwardBatch
@@ -53,7 +53,7 @@ class _Recorded:
 class StandIn(CpuDevice):
     """A device beside the host: the loop runs ahead of it."""
 
-    is_immediate = False
+    is_synchronous = False
 
     def capture(self, work: Work) -> Graph:
         work()
@@ -109,12 +109,12 @@ class Steps:
         self.runner = _runner(self.limits)
         most = self.limits.context_len // page_size + 2
         pages = PageAllocator(num_running * most + 2, page_size)
-        ledger = KvLedger(
+        kv_manager = KVCacheManager(
             pages, SlotAllocator(num_running), RadixCache(pages, page_size), page_size
         )
         self._mine, theirs = MemoryChannel.pair()
         self._sender = Sender(theirs)
-        self.scheduler = Scheduler(self.limits, self.runner, self._sender, ledger, _features())
+        self.scheduler = Scheduler(self.limits, self.runner, self._sender, kv_manager, _features())
         self._fill(num_running, num_steps + 32)
         self._clocks: dict[str, Clock] = {}
 
@@ -184,7 +184,7 @@ def _runner(limits: Limits) -> Runner:
     device, model = StandIn(), NoModel()
     slots, page_size = limits.max_running, limits.page_size
     max_pages = -(-limits.context_len // page_size) + 1
-    tables = SlotTables(slots, max_pages, 1, device.where, is_shared=False)
+    tables = DeviceTables(slots, max_pages, 1, device.where, is_shared=False)
     sampling = SamplingTable(slots, VOCAB)
     options = RunnerOptions(limits.step_tokens, detect_bad=False)
     runner = Runner(
@@ -197,7 +197,7 @@ def _runner(limits: Limits) -> Runner:
 def _features() -> Hooks:
     """What every server has."""
     grammar = GrammarFeature(GrammarConfig(), _no_tokenizer, VOCAB, (0,), overlaps=False)
-    return Hooks((grammar, FlightRecord()))
+    return Hooks((grammar, InflightLog()))
 
 
 def _no_tokenizer() -> Tokenizer:

@@ -24,8 +24,8 @@ from radixlm.bench import report
 from radixlm.bench.options import Parser, positive
 from radixlm.config.options import parse
 from radixlm.config.root import ServerConfig
-from radixlm.engine.assemble import Replica, assemble
-from radixlm.engine.modelinfo import ModelInfo, resolved
+from radixlm.engine.assemble import EngineCore, assemble
+from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
@@ -140,7 +140,7 @@ class Batch:
 
     def __init__(self, config: ServerConfig, info: ModelInfo, seed: int) -> None:
         self._mine, theirs = MemoryChannel.pair()
-        self.replica: Replica = assemble(config, info, theirs)
+        self.replica: EngineCore = assemble(config, info, theirs)
         self._draw = np.random.default_rng(seed)
         self._vocab = info.decoder.vocab
         self._num_runs = 0

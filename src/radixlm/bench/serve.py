@@ -28,7 +28,7 @@ from radixlm.bench.load import Traffic, run_load
 from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object
 from radixlm.bench.plot import check_plot, write_plot
 from radixlm.bench.progress import Progress
-from radixlm.engine.modelinfo import find_model
+from radixlm.engine.model_info import find_model
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 _WARMUP_OUTPUT = 32  # tokens of a warm-up request at most

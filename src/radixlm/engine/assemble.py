@@ -1,4 +1,4 @@
-"""Build one replica: model, pools, executor, ledger, features, scheduler. All choices are made
+"""Build one replica: model, pools, executor, kv_manager, features, scheduler. All choices are made
 here, once; nothing below asks for a backend again."""
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import needs_memory
-from radixlm.engine.compiling import compile_now, compiled_steps, for_compiling
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
@@ -38,17 +37,18 @@ from radixlm.engine.gpu import (
     why_no_graphs,
 )
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, trial_pools
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.executor.capacity import STATES_A_REQUEST
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import MediaRows
 from radixlm.executor.media_embeddings import MediaVectors, VectorPooler
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Model as StepModel
 from radixlm.executor.runner import Runner, RunnerOptions
-from radixlm.executor.tables import SlotTables
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
@@ -63,7 +63,7 @@ from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.tensors import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
-from radixlm.scheduler.ledger import KvLedger, WindowBooks
+from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits, RopeLengths
 from radixlm.scheduler.loop import Scheduler
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
@@ -84,7 +84,7 @@ BASE_RESERVE = 0.4
 UNTRIED_SHARE = 0.85
 
 
-class Replica(Record):
+class EngineCore(Record):
     """One assembled engine. ``facts`` go to intake when it is ready; ``renew`` makes another
     scheduler around the same model and pools, which knows of no request."""
 
@@ -98,7 +98,7 @@ def assemble(
     info: ModelInfo,
     channel: Channel,
     extra_features: tuple[Feature, ...] = (),
-) -> Replica:
+) -> EngineCore:
     """Load the model and connect everything. ConfigError or CheckpointError if that fails."""
     began_s = time.perf_counter()
     opened = open_device(config)
@@ -138,11 +138,11 @@ def assemble(
             with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
                 record_graphs(runner, sizes, not config.execute.disable_cuda_graph_padding)
             controls.note_graphs(free - _free_bytes(opened))
-        ledger = _make_ledger(config, pools, limits)
+        kv_manager = _make_kv_manager(config, pools, limits)
         interval = config.schedule.stream_interval
-        return Scheduler(limits, runner, channel, ledger, hooks, stream_interval=interval)
+        return Scheduler(limits, runner, channel, kv_manager, hooks, stream_interval=interval)
 
-    return Replica(make(), _facts(info, pools, limits, weight_bytes, loaded_s - began_s), make)
+    return EngineCore(make(), _facts(info, pools, limits, weight_bytes, loaded_s - began_s), make)
 
 
 def _attention(
@@ -188,16 +188,16 @@ def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> Media
     return cast(MediaRows, load("radixlm.engine.mm_encoders:media_rows")(info, device))
 
 
-def _make_ledger(config: ServerConfig, pools: Pools, limits: Limits) -> KvLedger:
+def _make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCacheManager:
     page_size = pools.page_size
     allocator = PageAllocator(pools.sizes.num_full + 1, page_size)
     books = None
     if pools.window_tokens:
         table = WindowTable(pools.window_tokens, page_size)
         second = PageAllocator(pools.sizes.num_window + 1, page_size)
-        books = WindowBooks(second, table, pools.states is not None)
+        books = WindowPages(second, table, pools.states is not None)
     cache = _cache(config, allocator, page_size, books, limits.is_encoder)
-    return KvLedger(allocator, SlotAllocator(limits.max_running), cache, page_size, books)
+    return KVCacheManager(allocator, SlotAllocator(limits.max_running), cache, page_size, books)
 
 
 def _set_threads(config: ServerConfig, info: ModelInfo) -> None:
@@ -239,7 +239,7 @@ def _tried(
 ) -> MemoryNow:
     """The memory as it is with the weights on a GPU, and what the largest steps take of it."""
     model, steps = models
-    device.give_back()
+    device.empty_cache()
     weight_bytes = free_bytes - device.free_bytes()
     if config.memory.mem_fraction_static is not None:
         return MemoryNow(free_bytes, weight_bytes)
@@ -375,7 +375,7 @@ def _cache(
     config: ServerConfig,
     allocator: PageAllocator,
     page_size: int,
-    books: WindowBooks | None,
+    books: WindowPages | None,
     is_encoder: bool,
 ) -> PrefixCache:
     if config.memory.disable_radix_cache or is_encoder:
@@ -415,8 +415,8 @@ def _runner(
     has_windows = pools.window_tokens > 0
     max_pages = -(-limits.context_len // limits.page_size) + 1
     spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
-    where, is_shared = device.where, device.is_immediate
-    tables = SlotTables(num_slots, max_pages, 1 + has_windows, where, is_shared)
+    where, is_shared = device.where, device.is_synchronous
+    tables = DeviceTables(num_slots, max_pages, 1 + has_windows, where, is_shared)
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
     return Runner(

@@ -22,9 +22,9 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.allocation import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
+from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.graphs import DecodeGraphs, graph_sizes
 from radixlm.executor.runner import Runner
-from radixlm.executor.trial import Trial
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
@@ -123,7 +123,7 @@ def try_steps(
     """Run the largest steps over pools of one page. ConfigError where not even they fit."""
     try:
         prompts, decodes = _peaks(
-            device, Trial(make_runner(), limits.max_running, limits.context_len), limits, sizes
+            device, DummyRun(make_runner(), limits.max_running, limits.context_len), limits, sizes
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -132,7 +132,7 @@ def try_steps(
             f"no memory for a step of {limits.step_tokens} tokens beside the weights: lower "
             f"--chunked-prefill-size or --max-running-requests ({limits.max_running})"
         ) from error
-    device.give_back()
+    device.empty_cache()
     graphs = decodes + GRAPH_BYTES * len(sizes)
     log.info(
         "the largest step needs %s, %d graphs %s",
@@ -144,7 +144,7 @@ def try_steps(
 
 
 def _peaks(
-    device: CudaDevice, trial: Trial, limits: Limits, sizes: tuple[int, ...]
+    device: CudaDevice, trial: DummyRun, limits: Limits, sizes: tuple[int, ...]
 ) -> tuple[int, int]:
     """Most bytes of a step full of prompts, and of the largest that is recorded."""
     trial.decodes(1)  # compiles, and makes what libraries keep
@@ -157,7 +157,7 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     """Meet every kernel and shape before requests do: a compiler takes seconds, for which all
     that is under way would stand still."""
     began_s = time.perf_counter()
-    trial = Trial(make_runner(), limits.max_running, limits.context_len)
+    trial = DummyRun(make_runner(), limits.max_running, limits.context_len)
     try:
         trial.sizes(limits.step_tokens)
         trial.draws()

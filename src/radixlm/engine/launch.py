@@ -1,4 +1,4 @@
-"""From a configuration to an Intake with an engine behind it: a process of its own, or a thread."""
+"""From a configuration to an TokenizerManager with an engine behind it: a process of its own, or a thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.grammar import processor_targets
 from radixlm.config.root import ServerConfig
-from radixlm.engine.features.flight import FlightRecord
-from radixlm.engine.modelinfo import ModelInfo
-from radixlm.engine.recover import Supervisor, Watcher
+from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink, ZmqLink
-from radixlm.intake.manager import Intake, Observer
+from radixlm.intake.tokenizer_manager import Observer, TokenizerManager
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.wire.channel import MemoryChannel, ZmqChannel
 from radixlm.wire.codec import intake_codec
@@ -27,7 +27,7 @@ from radixlm.wire.replies import Failed, Ready
 from radixlm.wire.requests import Shutdown
 
 if TYPE_CHECKING:
-    from radixlm.engine.renew import Renewing
+    from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +72,10 @@ class ProcessEngine:
     ) -> None:
         parallel = config.parallel
         self.supervisors = [
-            Supervisor(config, given, 1, i, info.folder) for i in range(parallel.dp_size)
+            EngineSupervisor(config, given, 1, i, info.folder) for i in range(parallel.dp_size)
         ]
         channels = [ZmqChannel(s.addresses[0], intake_codec(), bind=True) for s in self.supervisors]
-        self.intake = Intake(
+        self.intake = TokenizerManager(
             tokenizer,
             intake_facts(config, info),
             [ZmqLink(channel) for channel in channels],
@@ -89,18 +89,18 @@ class ProcessEngine:
         for supervisor in self.supervisors:
             await supervisor.start(self._watcher(supervisor.index))
 
-    def _watcher(self, index: int) -> Watcher:
+    def _watcher(self, index: int) -> EngineListener:
         intake = self.intake
-        replica = intake.link[index]
-        return Watcher(
-            lost=lambda culprit: intake.lose_engine(culprit, index),
+        replica = intake.replicas[index]
+        return EngineListener(
+            lost=lambda poison_rid: intake.lose_engine(poison_rid, index),
             gave_up=lambda message: intake.give_up(Failed("EngineError", message), index),
             beat_s=lambda: replica.beat_s if replica.is_ready else 0.0,
         )
 
     async def stop(self) -> None:
         await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
-        self.intake.link.close()
+        self.intake.replicas.close()
 
 
 class ThreadEngine:
@@ -120,9 +120,11 @@ class ThreadEngine:
             )
         self._config, self._info = config, info
         mine, self._theirs = MemoryChannel.pair()
-        self.intake = Intake(tokenizer, intake_facts(config, info), ThreadLink(mine), observers)
+        self.intake = TokenizerManager(
+            tokenizer, intake_facts(config, info), ThreadLink(mine), observers
+        )
         self._thread: threading.Thread | None = None
-        self._serving: Renewing | None = None
+        self._serving: SchedulerSupervisor | None = None
 
     async def start(self) -> None:
         """Returns at once; ``intake.ready`` is set when the model is loaded."""
@@ -133,10 +135,10 @@ class ThreadEngine:
     def _serve(self) -> None:
         try:
             assemble = load("radixlm.engine.assemble:assemble")
-            flight = FlightRecord()
+            flight = InflightLog()
             replica = assemble(self._config, self._info, self._theirs, (flight,))
             self._theirs.send(Ready(replica.facts))
-            renewing = load("radixlm.engine.renew:Renewing")
+            renewing = load("radixlm.engine.scheduler_supervisor:SchedulerSupervisor")
             self._serving = renewing(
                 replica.scheduler, replica.renew, self._theirs, replica.facts, flight
             )
@@ -148,12 +150,12 @@ class ThreadEngine:
             self._theirs.send(Failed("EngineError", f"{type(error).__name__}: {error}"))
 
     async def stop(self) -> None:
-        self.intake.link.send(Shutdown())
+        self.intake.replicas.send(Shutdown())
         if self._thread is not None:
             deadline_s = time.monotonic() + 10
             while self._thread.is_alive() and time.monotonic() < deadline_s:
                 self._thread.join(0.02)
-        self.intake.link.close()
+        self.intake.replicas.close()
 
 
 def failure_error(failure: Failed) -> RadixError:

@@ -8,7 +8,7 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.config.root import ServerConfig
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
 from radixlm.executor.capacity import (
     MemoryFacts,
     PoolSizes,

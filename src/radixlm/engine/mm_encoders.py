@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
 from radixlm.executor.media import MediaRows, MultimodalEncoder
 from radixlm.executor.media_embeddings import MediaVectors
 from radixlm.models.image_embedder import ImageEmbedder

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from radixlm.engine.order import Order
 from radixlm.engine.parent import check_parent, die_with_parent
+from radixlm.engine.startup import StartupReader
 
 if __name__ == "__main__":
     die_with_parent()  # importing torch takes seconds: whoever leaves meanwhile takes us along
     gc.disable()  # imports and weights leave no garbage worth the looking, until it serves
-    early = Order()  # it is read, and its memory made ready, meanwhile
+    early = StartupReader()  # it is read, and its memory made ready, meanwhile
 
 # torch before anything that links OpenMP: there must be one runtime in the process
 import torch  # noqa: F401
@@ -30,11 +30,11 @@ from radixlm.base.errors import RadixError
 from radixlm.base.log import set_up_logging
 from radixlm.config.root import ServerConfig
 from radixlm.engine.assemble import assemble
-from radixlm.engine.fan import FanChannel
-from radixlm.engine.features.flight import FlightRecord
-from radixlm.engine.modelinfo import resolved
-from radixlm.engine.recover import STOP_SIGNAL
-from radixlm.engine.renew import Renewing
+from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.model_info import resolved
+from radixlm.engine.multi_channel import MultiChannel
+from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
+from radixlm.engine.supervisor import STOP_SIGNAL
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.wire.channel import ZmqChannel
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def lent_pages(early: Order) -> Iterator[None]:
+def lent_pages(early: StartupReader) -> Iterator[None]:
     """Weights are packed into the pages that were made ahead, as far as they go."""
     if early.pages is None or not available:
         early.drop()
@@ -59,7 +59,7 @@ def lent_pages(early: Order) -> Iterator[None]:
         native().end_lending()
 
 
-def main(early: Order) -> int:
+def main(early: StartupReader) -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
     order = early.wait()
     if order is None:  # started early by a server that did not come to be
@@ -74,18 +74,18 @@ def main(early: Order) -> int:
     is_alone = config.parallel.dp_size == 1
     set_up_logging("engine" if is_alone else f"engine{order['index']}", config.observe.log_level)
     codec = scheduler_codec()
-    channel = FanChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
+    channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
     try:
         config, info = resolved(config, frozenset(order["given"]))
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
-        flight = FlightRecord(Path(order["flight_path"]))
+        flight = InflightLog(Path(order["inflight_log_path"]))
         with lent_pages(early):
             replica = assemble(config, info, channel, extra_features=(flight,))
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
         return 2
-    serving = Renewing(replica.scheduler, replica.renew, channel, replica.facts, flight)
+    serving = SchedulerSupervisor(replica.scheduler, replica.renew, channel, replica.facts, flight)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         serving.stop()

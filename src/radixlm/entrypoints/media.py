@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.root import ServerConfig
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.native import Batch, MediaSource
 from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.intake.checks import processor_name
-from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.intake.validation import processor_name
 from radixlm.multimodal.features import is_features
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish, Logprob, TopLogprobs
@@ -415,7 +415,7 @@ class Reply:
             return None
         return self._tokenizer.token_text(token_id)
 
-    async def stream(self, intake: Intake) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, intake: TokenizerManager) -> AsyncIterator[dict[str, Any]]:
         """Answers so far, one as often as something is new; cumulative unless disjoint."""
         queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
 

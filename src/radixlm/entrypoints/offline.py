@@ -20,7 +20,7 @@ from radixlm.base.lazy import load
 from radixlm.config.reading import read_values
 from radixlm.config.root import ServerConfig, flat
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
-from radixlm.engine.modelinfo import resolved
+from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.media import make_reader, resolve
 from radixlm.entrypoints.native import Batch, Reply, read_generate
 from radixlm.wire.replies import Finish

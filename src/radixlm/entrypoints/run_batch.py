@@ -14,7 +14,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
 from radixlm.config.options import parse
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
-from radixlm.engine.modelinfo import resolved
+from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import make_state
 from radixlm.entrypoints.http.batches.lines import Line, answer_line
 from radixlm.entrypoints.http.batches.runner import check_lines

@@ -6,7 +6,7 @@ import gc
 
 from radixlm.base.lazy import load
 from radixlm.config.options import parse
-from radixlm.engine.child import start_early
+from radixlm.engine.process import prestart_engines
 
 
 def main(argv: list[str]) -> int:
@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     gc.disable()  # imports leave no garbage worth the looking, until the server listens
     try:
         if not config.serve.engine_in_process:
-            start_early(config.parallel.dp_size)
+            prestart_engines(config.parallel.dp_size)
         run = load("radixlm.entrypoints.http.server:run")
         return int(run(config, given))
     finally:

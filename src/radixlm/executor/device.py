@@ -39,11 +39,11 @@ class Graph(Protocol):
 class Device(Protocol):
     """One device and its stream.
 
-    is_immediate  work is done when it is launched; host buffers are the device's own memory
+    is_synchronous  work is done when it is launched; host buffers are the device's own memory
     """
 
     where: torch.device
-    is_immediate: bool
+    is_synchronous: bool
 
     def launch(self, work: Work) -> None:
         """Put work on the stream: torch operations that do not wait for the device."""
@@ -69,7 +69,7 @@ class Device(Protocol):
         """Record ``work``; it runs in the recording, so its memory is that of the replays."""
         ...
 
-    def relieve(self) -> bool:
+    def reclaim_memory(self) -> bool:
         """After an allocation has failed: whether memory was found that it may have now."""
         ...
 
@@ -89,7 +89,7 @@ class _Rerun:
 class CpuDevice:
     """Torch on the host: everything is done at once."""
 
-    is_immediate = True
+    is_synchronous = True
 
     def __init__(self) -> None:
         self.where = torch.device("cpu")
@@ -115,7 +115,7 @@ class CpuDevice:
         work()
         return _Rerun(work)
 
-    def relieve(self) -> bool:
+    def reclaim_memory(self) -> bool:
         return False
 
 
@@ -135,7 +135,7 @@ class CudaDevice:
     """One NVIDIA GPU. Its stream becomes the current one of the thread that makes the device, so
     that plain torch calls of that thread are ordered with the steps."""
 
-    is_immediate = False
+    is_synchronous = False
 
     def __init__(self, index: int, collects: bool = False) -> None:
         """``collects``: garbage may be collected in the middle of a recording."""
@@ -201,13 +201,13 @@ class CudaDevice:
         self._stream.synchronize()
         return int(torch.cuda.max_memory_allocated(self.where)) - before
 
-    def relieve(self) -> bool:
+    def reclaim_memory(self) -> bool:
         self._stream.synchronize()
         before = torch.cuda.memory_reserved(self.where)
-        self.give_back()
+        self.empty_cache()
         return torch.cuda.memory_reserved(self.where) < before
 
-    def give_back(self) -> None:
+    def empty_cache(self) -> None:
         """Return unused memory to the driver."""
         gc.collect()
         torch.cuda.empty_cache()
@@ -229,12 +229,12 @@ def cuda_device(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-class Ring:
+class PinnedRing:
     """Pinned buffers that are used in turn. One is given out again only when the work that used
     it is done: with one step in flight, a ring of three never waits."""
 
     def __init__(self, device: Device, num_ints: int, size: int) -> None:
-        count = 1 if device.is_immediate else size
+        count = 1 if device.is_synchronous else size
         self._buffers = [device.pinned(num_ints) for _ in range(count)]
         self._events: list[Event | None] = [None] * count
         self._at = -1
@@ -257,7 +257,7 @@ class Ring:
         self._events[self._at] = event
 
 
-class Landing:
+class AsyncCopy:
     """Where results of a step arrive on the host."""
 
     __slots__ = ("_event", "_host", "_ints", "_num", "is_free")

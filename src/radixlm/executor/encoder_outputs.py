@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.step.batch import CrossAttentionSpan, EncoderOutput
 from radixlm.step.plan import StepPlan
 from radixlm.wire.media import Media
@@ -28,7 +28,7 @@ class EncoderOutputs:
         self._held: OrderedDict[bytes, EncoderOutput] = OrderedDict()
 
     def cross_attention_spans(
-        self, plan: StepPlan, tables: SlotTables, failed: Container[str]
+        self, plan: StepPlan, tables: DeviceTables, failed: Container[str]
     ) -> tuple[CrossAttentionSpan, ...]:
         """Of the step's tokens whose prompts have images, but for requests that failed."""
         found, at = list[CrossAttentionSpan](), 0
@@ -64,7 +64,7 @@ class EncoderOutputs:
     def _first(self, media: Media) -> Tensor:
         return self._rows(media)[0]
 
-    def _forget(self, tables: SlotTables) -> None:
+    def _forget(self, tables: DeviceTables) -> None:
         """Drop what is least recently seen and of no admitted request."""
         num_bytes = {digest: _num_bytes(image) for digest, image in self._held.items()}
         total = sum(num_bytes.values())

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.encoder_outputs import EncoderOutputs
-from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 from radixlm.wire.media import ROWS, Media
@@ -83,7 +83,7 @@ class MediaRows:
             self._num_bytes -= old.nbytes
         return rows
 
-    def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> dict[str, str]:
+    def put(self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> dict[str, str]:
         """Write the rows of the media places of this step into the batch. Request id -> why its
         media have no rows: such a request fails alone."""
         failed: dict[str, str] = {}

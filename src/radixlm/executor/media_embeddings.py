@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import MediaRows, MultimodalEncoder, caught
 from radixlm.executor.pooling import Head, Pooler
-from radixlm.executor.tables import SlotTables
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 
@@ -22,7 +22,7 @@ class MediaVectors(MediaRows):
         super().__init__(encoder)
         self._vectors: dict[str, Tensor] = {}
 
-    def put(self, plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> dict[str, str]:
+    def put(self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> dict[str, str]:
         """Run the encoder; the batch stays as it is. Request id -> why it has no vector."""
         failed: dict[str, str] = {}
         for item in plan.items:

@@ -23,7 +23,7 @@ ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 DEFAULT_ACTIVITIES = ("CPU", "GPU")
 
 
-class Order(Record):
+class ProfileRequest(Record):
     """A trace that was asked for. Steps are counted from the start of the engine."""
 
     folder: Path
@@ -40,7 +40,7 @@ class Profiler:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._order: Order | None = None
+        self._order: ProfileRequest | None = None
         self._profile: profile | None = None
         self._is_begun = False
         self.num_steps = 0
@@ -88,7 +88,7 @@ class Profiler:
         finally:
             log.info("trace of the graphs: %s", self.stop({})["files"])
 
-    def _read(self, args: Mapping[str, Any]) -> Order:
+    def _read(self, args: Mapping[str, Any]) -> ProfileRequest:
         activities = tuple(args.get("activities") or DEFAULT_ACTIVITIES)
         unknown = sorted(set(activities) - set(ACTIVITIES))
         if unknown:
@@ -103,7 +103,7 @@ class Profiler:
             raise InvalidRequest(message, "profile_by_stage")
         start, count = args.get("start_step"), args.get("num_steps")
         parts = (args.get("profile_prefix"), args.get("profile_id") or f"{time.time():.3f}")
-        return Order(
+        return ProfileRequest(
             folder=Path(args.get("output_dir") or env.PROFILER_DIR.get()),
             name="-".join(Path(part).name for part in parts if part),
             activities=activities,
@@ -113,7 +113,7 @@ class Profiler:
             record_shapes=bool(args.get("record_shapes")),
         )
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: ProfileRequest) -> None:
         self._is_begun = True
         kinds = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
         wanted = [kind for name, kind in kinds.items() if name in order.activities]
@@ -130,7 +130,7 @@ class Profiler:
             torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
         log.info("profile of %s begins", ", ".join(order.activities))
 
-    def _end(self, order: Order) -> list[str]:
+    def _end(self, order: ProfileRequest) -> list[str]:
         """Write what was traced; names of the files."""
         self._order, is_begun, self._is_begun = None, self._is_begun, False
         running, self._profile = self._profile, None

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixlm.executor.device import Event, Landing
-from radixlm.executor.numbers import Shape
+from radixlm.executor.device import AsyncCopy, Event
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.step_layout import StepShape
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.cuda import DeviceLogprobs
 from radixlm.sampling.tensors import SamplingTable, SlotState
-from radixlm.step.plan import Ids, Item, Items, StepPlan
+from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
@@ -40,32 +40,32 @@ class Head(Protocol):
 
 
 @dataclass(slots=True)
-class Step:
+class StepHandle:
     """A step under way. The tensors are there once the device has got so far."""
 
     plan: StepPlan
     items: Items  # of the plan
-    shape: Shape
+    shape: StepShape
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
     logits_RV: Tensor | None = None
     drawn_N: Tensor | None = None  # int32: R tokens, then marks of rows that are not finite
     logprobs: lp.Logprobs | DeviceLogprobs | None = None
     errors: dict[int, str] = field(default_factory=dict)  # of rows with logits
     failed: dict[str, str] = field(default_factory=dict)  # of requests, by id
-    landing: Landing | None = None
+    landing: AsyncCopy | None = None
     done: Event | None = None  # behind the hidden states, where they are wanted
 
 
-class Reader:
+class ResultReader:
     """Waits for steps and hands out what they made."""
 
     def __init__(
-        self, model: Head, tables: SlotTables, sampling: SamplingTable, pooler: Pooler
+        self, model: Head, tables: DeviceTables, sampling: SamplingTable, pooler: Pooler
     ) -> None:
         self._model, self._tables = model, tables
         self._sampling, self._pooler = sampling, pooler
 
-    def read(self, step: Step) -> StepResult:
+    def read(self, step: StepHandle) -> StepResult:
         """Wait for the step; what it produced, as numbers."""
         rows = step.shape.num_rows
         drawn = step.landing.take() if step.landing is not None else _NO_IDS
@@ -76,24 +76,29 @@ class Reader:
             step.logprobs = step.logprobs.read()
         count = len(step.items.starts)
         others: list[ItemResult] = []
-        if step.items.others:
+        if step.items.prefills:
             others = self._each(step, tokens, bad, count)
         odd = {}
         is_odd = step.hidden_TD is not None or step.logprobs is not None or step.errors
         if count and (is_odd or step.failed or np.count_nonzero(bad[:count])):
             lone = self._each(step, tokens, bad, 0, count)
-            odd = {i: got for i, got in enumerate(lone) if not got.is_one_token}
+            odd = {i: got for i, got in enumerate(lone) if not got.is_single_token}
         return StepResult(tokens[:count], odd, others)
 
     @torch.inference_mode()
     def _each(
-        self, step: Step, tokens: Ids, bad: Ids, first: int, end: int | None = None
+        self,
+        step: StepHandle,
+        tokens: Int32Array,
+        bad: Int32Array,
+        first: int,
+        end: int | None = None,
     ) -> list[ItemResult]:
         """The results of the items [first, end), or of the others, from ``first`` on; those before
         ``first`` are decodes."""
         results: list[ItemResult] = []
         row = at = first
-        items = step.items.others if end is None else step.items[first:end]
+        items = step.items.prefills if end is None else step.items[first:end]
         for item in items:
             got = ItemResult()
             if item.emit:
@@ -109,7 +114,7 @@ class Reader:
         return results
 
     def _token(
-        self, step: Step, item: Item, row: int, token: int, is_bad: bool, got: ItemResult
+        self, step: StepHandle, item: Item, row: int, token: int, is_bad: bool, got: ItemResult
     ) -> None:
         if row in step.errors:
             got.error = step.errors[row]
@@ -122,7 +127,7 @@ class Reader:
                 assert isinstance(step.logprobs, lp.Logprobs)
                 _append(got.logprobs, step.logprobs, row, token, item.logprobs)
 
-    def _extras(self, step: Step, item: Item, at: int, got: ItemResult) -> None:
+    def _extras(self, step: StepHandle, item: Item, at: int, got: ItemResult) -> None:
         """Prompt log-probabilities, hidden states and pooled vectors of one item."""
         assert step.hidden_TD is not None
         hidden = step.hidden_TD[at : at + item.count]

@@ -21,17 +21,17 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
-from radixlm.executor import numbers as n
-from radixlm.executor.device import CpuDevice, Device, Landing, Ring
-from radixlm.executor.draw import draw, fused_drawer
+from radixlm.executor import step_layout as n
+from radixlm.executor.batch_builder import BatchBuilder, add_optional_inputs
+from radixlm.executor.device import AsyncCopy, CpuDevice, Device, PinnedRing
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.media import MediaRows
-from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer
+from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.prepare import Expander, put_extras
 from radixlm.executor.profile import Profiler
-from radixlm.executor.results import Reader, Step, request_of
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.results import ResultReader, StepHandle, request_of
+from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker
 from radixlm.pools.state import StatePool
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
@@ -80,7 +80,7 @@ class Runner:
         self,
         model: Model,
         attn: Attention,
-        tables: SlotTables,
+        tables: DeviceTables,
         sampling: SamplingTable,
         space_of_group: tuple[int, ...],
         page_size: int,
@@ -102,22 +102,22 @@ class Runner:
         self.sampler = Sampler(sampling, detect_bad=options.detect_bad, defers=True)
         self.pooler = pooler or Pooler()
         self.processors = processors or LogitProcessors()
-        self.draws = DrawTable(tables.num_slots, sampling.vocab_size)
-        self.packer = Packer(
+        self.draws = SamplingParamTable(tables.num_slots, sampling.vocab_size)
+        self.packer = StepPacker(
             tables, self.draws, tables.num_slots, options.max_tokens, options.max_updates
         )
-        self._ring = Ring(self.device, self.packer.num_ints, RING)
-        self.numbers = DeviceNumbers(self._device_ints(), self.packer)
-        self.expander = Expander(tables, self.numbers, space_of_group, page_size, attn)
-        self._landings = [Landing(self.device, 2 * tables.num_slots) for _ in range(RING)]
+        self._ring = PinnedRing(self.device, self.packer.num_ints, RING)
+        self.numbers = DeviceStepBuffer(self._device_ints(), self.packer)
+        self.expander = BatchBuilder(tables, self.numbers, space_of_group, page_size, attn)
+        self._landings = [AsyncCopy(self.device, 2 * tables.num_slots) for _ in range(RING)]
         self._num_steps = 0
-        self._reader = Reader(model, tables, sampling, self.pooler)
+        self._reader = ResultReader(model, tables, sampling, self.pooler)
         self.graphs = DecodeGraphs(self.device, ())
-        self._fused = fused_drawer(self.device.where)
+        self._fused = fused_sampler(self.device.where)
         self._controls = dict(controls or {})
 
     def _device_ints(self) -> Tensor:
-        if self.device.is_immediate:
+        if self.device.is_synchronous:
             return self._ring.first
         return torch.zeros(self.packer.num_ints, dtype=torch.int32, device=self.device.where)
 
@@ -145,29 +145,29 @@ class Runner:
 
     def _graph_for(self, items: Items, extras: Mapping[str, Any], need_hidden: bool) -> int:
         """Rows of the graph that runs this step, 0 for none."""
-        if items.others or need_hidden or not self.graphs.sizes:
+        if items.prefills or need_hidden or not self.graphs.sizes:
             return 0
-        if self.states is not None or self.tables.num_odd or extras:
+        if self.states is not None or self.tables.num_with_extras or extras:
             return 0
         return self.graphs.size_for(len(items))
 
     # ---- one step --------------------------------------------------------------------------
 
-    def forward(self, plan: StepPlan) -> Step:
+    def forward(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's updates to the tables, then launch the model."""
         if self._profiler is not None:
             self._profiler.count()
         self._enter(plan)
         items = Items.of(plan.items)
-        need_hidden = bool(items.lineup.hidden) or any(
-            i.targets is not None or i.hidden_states or i.pooling for i in items.others
+        need_hidden = bool(items.decodes.hidden) or any(
+            i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
         )
         size = self._graph_for(items, plan.extras, need_hidden)
         host = self._ring.take()
         shape, num = self.packer.pack(items, host, size)
         self.device.upload(host[:num], self.numbers.ints[:num])
         self._ring.mark(self.device.record())
-        step = Step(plan, items, shape)
+        step = StepHandle(plan, items, shape)
         if size:
             self.device.launch(partial(self._replay, step, size))
         else:
@@ -204,23 +204,23 @@ class Runner:
             self.tables.add(plan.new_pages)
 
     @torch.inference_mode()
-    def _replay(self, step: Step, size: int) -> None:
+    def _replay(self, step: StepHandle, size: int) -> None:
         self.expander.update_tables(step.shape)
         step.logits_RV = self.graphs.replay(size)[: step.shape.num_rows]
 
     @torch.inference_mode()
-    def _run(self, step: Step, need_hidden: bool, states: _StateRows | None) -> None:
+    def _run(self, step: StepHandle, need_hidden: bool, states: _StateRows | None) -> None:
         """The step, launch by launch."""
         shape = step.shape
         self.expander.update_tables(shape)
         if shape.is_decode:
             # as in a graph where there may be one, so that the numbers are the same without it
             width = self.tables.max_pages * self.expander.page_size
-            longest = shape.max_kv_len if self.device.is_immediate else width
+            longest = shape.max_kv_len if self.device.is_synchronous else width
             batch = self.expander.decodes(shape.num_sequences, longest)
         else:
             batch = self.expander.mixed(shape)
-        put_extras(step.plan, self.tables, batch)
+        add_optional_inputs(step.plan, self.tables, batch)
         if self.media is not None:
             step.failed = self.media.put(step.plan, self.tables, batch)
         if states is not None:
@@ -231,7 +231,7 @@ class Runner:
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
         except torch.OutOfMemoryError:
             # what a step writes to the cache it may write again; states it has moved on
-            if states is not None or not self.device.relieve():
+            if states is not None or not self.device.reclaim_memory():
                 raise
             log.warning("out of memory in a step: unused memory was given back, it runs again")
             self.attn.begin(batch)
@@ -250,17 +250,17 @@ class Runner:
 
     # ---- the draw --------------------------------------------------------------------------
 
-    def sample(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> None:
+    def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
         """Launch the draw of a token for each emitting item, which goes to the token table."""
         shape = step.shape
         if not shape.num_rows:
             return
         mask_RW = self._mask(step, masks)
         items = step.items
-        has_needs = bool(items.lineup.logprobs) or any(
-            i.emit and i.logprobs is not None for i in items.others
+        has_needs = bool(items.decodes.logprobs) or any(
+            i.emit and i.logprobs is not None for i in items.prefills
         )
-        if self.device.is_immediate or has_needs or not shape.kinds.all_plain:
+        if self.device.is_synchronous or has_needs or not shape.kinds.all_plain:
             self.device.launch(partial(self._sample, step, mask_RW, has_needs))
         else:
             self.device.launch(partial(self._draw, step, mask_RW))
@@ -270,7 +270,7 @@ class Runner:
         step.landing.expect(self.device, partial(_drawn, step), num)
 
     @torch.inference_mode()
-    def _sample(self, step: Step, mask_RW: Tensor | None, has_needs: bool) -> None:
+    def _sample(self, step: StepHandle, mask_RW: Tensor | None, has_needs: bool) -> None:
         """By the sampler, which knows everything; logit processors wait for the device."""
         assert step.logits_RV is not None
         wanted = None
@@ -285,7 +285,7 @@ class Runner:
         self._keep(step, drawn.tokens_R, drawn.is_bad_R)
 
     @torch.inference_mode()
-    def _draw(self, step: Step, mask_RW: Tensor | None) -> None:
+    def _draw(self, step: StepHandle, mask_RW: Tensor | None) -> None:
         """Without waiting for anything."""
         assert step.logits_RV is not None
         if mask_RW is not None:
@@ -299,22 +299,22 @@ class Runner:
             )
             self._tell(step, tokens_R, is_bad_R)
         else:
-            tokens_R = draw(logits_RV, numbers, step.shape.kinds, mask_RW)
+            tokens_R = sample_plain(logits_RV, numbers, step.shape.kinds, mask_RW)
             self._keep(step, tokens_R, find_bad(logits_RV) if self._detect_bad else tokens_R)
 
-    def _keep(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
+    def _keep(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         """Put the tokens where the next step finds them, and where the host does."""
         slots_R = self.numbers.field(n.DRAW_SLOT, step.shape.num_rows).long()
         self.tables.next_token.index_copy_(0, slots_R, tokens_R)
         self._tell(step, tokens_R, is_bad_R)
 
-    def _tell(self, step: Step, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
+    def _tell(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         parts = [tokens_R.int()]
         if self._detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())
         step.drawn_N = torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _mask(self, step: Step, masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
+    def _mask(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> Tensor | None:
         """int32 [R, W] on the host, where no other step writes."""
         if not masks:
             return None
@@ -329,7 +329,7 @@ class Runner:
 
     # ---- results ---------------------------------------------------------------------------
 
-    def read(self, step: Step) -> StepResult:
+    def read(self, step: StepHandle) -> StepResult:
         """Wait for the step; what it produced, as numbers."""
         return self._reader.read(step)
 
@@ -343,6 +343,6 @@ class Runner:
 _StateRows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
-def _drawn(step: Step) -> Tensor:
+def _drawn(step: StepHandle) -> Tensor:
     assert step.drawn_N is not None
     return step.drawn_N

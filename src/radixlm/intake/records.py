@@ -33,7 +33,7 @@ class GenerateRequest:
     extra_key: str | None = None
     priority: int = 0
     grammar: GrammarSpec | None = None
-    replica: int | None = None  # the one to compute it while it lives; None: any
+    replica: int | None = None  # the one to compute it while it states; None: any
     adapter: str | None = None
     processor: str | None = None
     pooling: PoolingParams | None = None

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest, TooManyRequests
-from radixlm.intake.manager import Observer
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import Observer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
 
@@ -176,16 +176,16 @@ class Sessions(Observer):
             before = before[:offset]
         return before, rid
 
-    def ended(self, live: Live, finish: Finish) -> None:
+    def ended(self, state: RequestState, finish: Finish) -> None:
         """A request of a session is whole: later ones may go on from it."""
-        name = self._owner.pop(live.rid, None)
+        name = self._owner.pop(state.rid, None)
         session = self._open.get(name) if name else None
         if session is None:
             return
         if finish.kind == "error":
-            session.turns.pop(live.rid, None)
-        elif live.rid in session.turns:
-            session.turns[live.rid].output_ids = list(live.output_ids)
+            session.turns.pop(state.rid, None)
+        elif state.rid in session.turns:
+            session.turns[state.rid].output_ids = list(state.output_ids)
 
 
 def _forget_after(session: _Session, rid: str) -> None:

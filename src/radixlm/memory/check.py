@@ -46,10 +46,10 @@ class Repair(Record):
     """What ``repair`` found, what it got back, and what it could not mend.
 
     num_pages, num_slots: leaked ones that are free again (of all groups).
-    remaining: breaches that only the end of a request can mend (two owners of one page).
+    remaining: violations that only the end of a request can mend (two owners of one page).
     """
 
-    breaches: list[str]
+    violations: list[str]
     num_pages: int
     num_slots: int
     remaining: list[str]
@@ -62,13 +62,13 @@ def check(
     running: Running,
     window_allocator: PageAllocator | None = None,
 ) -> list[str]:
-    """Breaches, each with both numbers; an empty list if all is well. Changes nothing."""
+    """Violations, each with both numbers; an empty list if all is well. Changes nothing."""
     holdings = [Holding(*entry) for entry in running]
     audit = cache.audit([(h.handle, h.is_window_locked) for h in holdings])
-    breaches = _check_slots(slots, holdings) + audit.breaches
+    violations = _check_slots(slots, holdings) + audit.violations
     for group in _groups(allocator, window_allocator, audit, holdings):
-        breaches += _check_group(group)
-    return breaches
+        violations += _check_group(group)
+    return violations
 
 
 def repair(
@@ -83,8 +83,8 @@ def repair(
     A page with two owners stays with both and is never free; it is named in ``remaining``.
     """
     holdings = [Holding(*entry) for entry in running]
-    breaches = check(allocator, slots, cache, holdings, window_allocator)
-    if not breaches:
+    violations = check(allocator, slots, cache, holdings, window_allocator)
+    if not violations:
         return Repair([], 0, 0, [])
     locks = [(h.handle, h.is_window_locked) for h in holdings]
     audit = cache.audit(locks, is_repair=True)
@@ -99,7 +99,7 @@ def repair(
     slots.rebuild(h.slot for h in holdings if 0 <= h.slot < slots.num_total)
     num_slots = max(0, slots.num_free - num_slots)
     remaining = check(allocator, slots, cache, holdings, window_allocator)
-    return Repair(breaches, num_pages, num_slots, remaining)
+    return Repair(violations, num_pages, num_slots, remaining)
 
 
 class _Group(NamedTuple):
@@ -146,29 +146,29 @@ def _check_slots(slots: SlotAllocator, holdings: list[Holding]) -> list[str]:
     """Each running request has a slot of its own, and no other slot is in use."""
     running = Counter(h.slot for h in holdings)
     used = set(slots.used())
-    breaches = [
+    violations = [
         f"slot {slot} has {count} running requests" for slot, count in running.items() if count > 1
     ]
     if lost := sorted(used - running.keys()):
-        breaches.append(
+        violations.append(
             f"{len(used)} slots in use, {len(running)} running: {len(lost)} leaked, first {lost[0]}"
         )
     if alien := sorted(running.keys() - used):
-        breaches.append(
+        violations.append(
             f"{len(alien)} of {len(running)} running requests have a free slot, first {alien[0]}"
         )
-    return breaches
+    return violations
 
 
 def _check_group(group: _Group) -> list[str]:
     """Each page has one owner, and the allocator knows which."""
     name, allocator = group.name, group.allocator
-    breaches: list[str] = []
+    violations: list[str] = []
     owned = [("the prefix cache", group.cached), *((f"slot {s}", p) for s, p in group.own)]
     valid = [_in_pool(allocator, pages) for _, pages in owned]
     for (owner, pages), inside in zip(owned, valid, strict=True):
         if len(inside) != len(pages):
-            breaches.append(
+            violations.append(
                 f"{name}: {len(pages) - len(inside)} of {len(pages)} pages of {owner} are not in "
                 f"the pool of {allocator.num_pages}"
             )
@@ -176,13 +176,13 @@ def _check_group(group: _Group) -> list[str]:
     shared = np.flatnonzero(num_owners > 1).tolist()
     for page in shared[:_MAX_NAMED]:
         names = [owner for owner, pages in owned for _ in range(int((pages == page).sum()))]
-        breaches.append(f"{name}: page {page} has {len(names)} owners: {', '.join(names)}")
+        violations.append(f"{name}: page {page} has {len(names)} owners: {', '.join(names)}")
     if len(shared) > _MAX_NAMED:
-        breaches.append(f"{name}: {len(shared)} pages have several owners")
+        violations.append(f"{name}: {len(shared)} pages have several owners")
     held = _in_pool(allocator, _concatenate([pages for _, pages in group.own]))
-    breaches += _compare(name, "owned by the cache", allocator.pages_in(CACHED), group.cached)
-    breaches += _compare(name, "held by requests", allocator.pages_in(HELD), held)
-    return breaches + [f"{name}: {breach}" for breach in allocator.audit()]
+    violations += _compare(name, "owned by the cache", allocator.pages_in(CACHED), group.cached)
+    violations += _compare(name, "held by requests", allocator.pages_in(HELD), held)
+    return violations + [f"{name}: {violation}" for violation in allocator.audit()]
 
 
 def _compare(name: str, what: str, booked: PageIds, found: PageIds) -> list[str]:

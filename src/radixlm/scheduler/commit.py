@@ -12,8 +12,8 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.rows import Longs
-from radixlm.step.plan import Ids, Item, Items, StepPlan
+from radixlm.scheduler.slot_table import Int64Array
+from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.replies import Finish, Logprobs, StepReply, TokenDelta
 
@@ -58,72 +58,79 @@ class Committer:
         self._unsent: dict[str, Unsent] = {}
         self._num_hidden: dict[str, int] = {}  # places whose hidden states were kept or told
         self.num_generated = 0
-        self._rows = planner.ledger.rows
-        self._has_window = planner.ledger.window is not None
+        self._rows = planner.kv_manager.rows
+        self._has_window = planner.kv_manager.window is not None
 
     def begin(self, request: Request) -> None:
         """The request is there."""
         self.requests[request.rid] = request
         self._stops.update(request.stop_ids)
-        wire, interval = request.wire, UNSTREAMED_INTERVAL
+        wire, emit_interval = request.wire, UNSTREAMED_INTERVAL
         if wire.stream:
-            interval = wire.sampling.stream_interval or self.stream_interval
-        elif wire.sampling.stop or wire.sampling.stop_regex or wire.is_suspect:
-            interval = 1  # what an engine that dies soon has made of a suspect is kept
-        request.interval = interval
-        request.full_at = min(request.prompt_len + request.max_new, self.limits.context_len)
+            emit_interval = wire.sampling.stream_interval or self.stream_interval
+        elif wire.sampling.stop or wire.sampling.stop_regex or wire.is_quarantined:
+            emit_interval = 1  # what an engine that dies soon has made of a suspect is kept
+        request.emit_interval = emit_interval
+        request.max_len = min(request.prompt_len + request.max_new_tokens, self.limits.context_len)
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepReply:
         """What intake is to be told. A request has at most one delta in it."""
         reply, items = StepReply([]), Items.of(plan.items)
         if len(items.starts):
-            self._decoded(items, result, reply)
-        for item, got in zip(items.others, result.others, strict=True):
-            self._computed(self.requests[item.rid], item, got, reply)
+            self._commit_decode_batch(items, result, reply)
+        for item, got in zip(items.prefills, result.prefills, strict=True):
+            self._commit_prefill(self.requests[item.rid], item, got, reply)
         return reply
 
     # ---- rows that decode ------------------------------------------------------------------
 
-    def _decoded(self, items: Items, result: StepResult, reply: StepReply) -> None:
+    def _commit_decode_batch(self, items: Items, result: StepResult, reply: StepReply) -> None:
         """Each of the lineup has computed a token and drawn one."""
-        rids, slots = items.lineup.rids, items.lineup.slots
+        rids, slots = items.decodes.rids, items.decodes.slots
         self._rows.inflight[slots] -= 1
-        is_plain = self._rows.is_plain[slots]
-        if result.odd:
-            is_plain[list(result.odd)] = False
-        if np.count_nonzero(is_plain) == len(slots):  # a fraction of what all() costs
-            self._know(slots, rids, items.starts, result.tokens, reply)
+        is_fast_path = self._rows.is_fast_path[slots]
+        if result.detailed:
+            is_fast_path[list(result.detailed)] = False
+        if np.count_nonzero(is_fast_path) == len(slots):  # a fraction of what all() costs
+            self._commit_decodes(slots, rids, items.starts, result.tokens, reply)
             return
-        plain = np.flatnonzero(is_plain)
+        plain = np.flatnonzero(is_fast_path)
         if len(plain):
             names = [rids[i] for i in plain.tolist()]
-            self._know(slots[plain], names, items.starts[plain], result.tokens[plain], reply)
-        for index in np.flatnonzero(~is_plain).tolist():
+            self._commit_decodes(
+                slots[plain], names, items.starts[plain], result.tokens[plain], reply
+            )
+        for index in np.flatnonzero(~is_fast_path).tolist():
             request = self._rows.request(int(slots[index]))
-            got = result.odd.get(index) or ItemResult((int(result.tokens[index]),))
-            self._land(request, items[index], got, reply)
+            got = result.detailed.get(index) or ItemResult((int(result.tokens[index]),))
+            self._commit_item(request, items[index], got, reply)
 
-    def _know(
-        self, slots: Longs, rids: Sequence[str], starts: Longs, tokens: Ids, reply: StepReply
+    def _commit_decodes(
+        self,
+        slots: Int64Array,
+        rids: Sequence[str],
+        starts: Int64Array,
+        tokens: Int32Array,
+        reply: StepReply,
     ) -> None:
         """A token of each row becomes known, and nothing else has to be done with it."""
         rows = self._rows
-        rows.done[slots] = starts + 1
+        rows.num_committed[slots] = starts + 1
         if self._has_window:
             for slot in slots[(starts + 1) % self.limits.page_size == 0].tolist():
-                self.planner.ledger.slide(rows.request(slot))
+                self.planner.kv_manager.free_out_of_window(rows.request(slot))
         known = rows.append(slots, tokens)
         self.num_generated += len(slots)
         values: list[int] = tokens.tolist()
-        is_due = known >= rows.look_at[slots]
+        is_due = known >= rows.check_at[slots]
         if not self._stops.keys().isdisjoint(values):
             is_due |= np.array([token in self._stops for token in values])
         if np.count_nonzero(is_due):
             for i in np.flatnonzero(is_due).tolist():
-                self._look(rows.request(int(slots[i])), values[i], reply)
-        self._tell(slots, rids, known, values, reply)
+                self._check_finished(rows.request(int(slots[i])), values[i], reply)
+        self._emit_decodes(slots, rids, known, values, reply)
 
-    def _look(self, request: Request, token: int, reply: StepReply) -> None:
+    def _check_finished(self, request: Request, token: int, reply: StepReply) -> None:
         """A row may have ended, or must store its tokens."""
         finish = self._finish(request, token)
         if finish is None:
@@ -133,78 +140,84 @@ class Committer:
         if not request.inflight:
             self.retire(request)
 
-    def _tell(
+    def _emit_decodes(
         self,
-        slots: Longs,
+        slots: Int64Array,
         rids: Sequence[str],
-        known: Longs,
+        known: Int64Array,
         values: list[int],
         reply: StepReply,
     ) -> None:
         """Tokens that are due go to intake: of a row that has one new token, just that."""
         rows = self._rows
-        fresh = known - rows.sent[slots]
-        is_one = (fresh == 1) & (rows.interval[slots] == 1)
+        fresh = known - rows.num_sent[slots]
+        is_one = (fresh == 1) & (rows.emit_interval[slots] == 1)
         if np.count_nonzero(is_one) == len(slots):
             reply.rids, reply.tokens = rids, values
-            rows.sent[slots] = known
+            rows.num_sent[slots] = known
             return
         one = np.flatnonzero(is_one)
-        rows.sent[slots[one]] = known[one]
+        rows.num_sent[slots[one]] = known[one]
         reply.rids = [rids[i] for i in one.tolist()]
         reply.tokens = [values[i] for i in one.tolist()]
-        for i in np.flatnonzero(~is_one & (fresh >= rows.interval[slots])).tolist():
+        for i in np.flatnonzero(~is_one & (fresh >= rows.emit_interval[slots])).tolist():
             request = rows.requests[int(slots[i])]
-            if request is not None and request.num_fresh:
+            if request is not None and request.num_unsent:
                 reply.deltas.append(self.delta(request))
 
     # ---- one by one ------------------------------------------------------------------------
 
-    def _computed(self, request: Request, item: Item, got: ItemResult, reply: StepReply) -> None:
+    def _commit_prefill(
+        self, request: Request, item: Item, got: ItemResult, reply: StepReply
+    ) -> None:
         """An item that did not just decode has been computed."""
         request.inflight -= 1
-        self._land(request, item, got, reply)
+        self._commit_item(request, item, got, reply)
 
-    def _land(self, request: Request, item: Item, got: ItemResult, reply: StepReply) -> None:
+    def _commit_item(self, request: Request, item: Item, got: ItemResult, reply: StepReply) -> None:
         """What becomes of one item's result."""
         if request.finish is None:
-            request.done = item.start + item.count
+            request.num_committed = item.start + item.count
             if item.tokens is not None or got.error is not None:
-                delta = self._advance(request, item, got)
+                delta = self._commit_chunk(request, item, got)
             else:
-                if self._has_window and request.done % self.limits.page_size == 0:
-                    self.planner.ledger.slide(request)
-                self._keep(request, item, got)
+                if self._has_window and request.num_committed % self.limits.page_size == 0:
+                    self.planner.kv_manager.free_out_of_window(request)
+                self._buffer_outputs(request, item, got)
                 delta = self._emit(request, got)
             if delta is not None:
                 reply.deltas.append(delta)
         if request.finish is not None and not request.inflight:
             self.retire(request)
 
-    def _advance(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
+    def _commit_chunk(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
         """A part of the prompt was computed."""
         if got.error is not None:
-            request.done = item.start  # what this step wrote is not shared
+            request.num_committed = item.start  # what this step wrote is not shared
             return self.end(request, Finish("error", message=got.error, status=500))
-        self.planner.ledger.insert(request)
-        self.planner.ledger.slide(request)
-        self._keep(request, item, got)
+        self.planner.kv_manager.insert(request)
+        self.planner.kv_manager.free_out_of_window(request)
+        self._buffer_outputs(request, item, got)
         if got.pooled is not None:
             return self.end(request, Finish("stop"), pooled=got.pooled)
         if got.tokens:
             return self._emit(request, got)
-        if request.done == request.base and not item.emit and not request.wire.pooling:
+        if (
+            request.num_committed == request.prefill_len
+            and not item.emit
+            and not request.wire.pooling
+        ):
             return self.end(request, Finish("length"))
         return None
 
     def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
         """Tokens were sampled."""
         finish = self._append(request, got.tokens)
-        if finish is None and request.is_followed:
-            finish = self._jump(request)
+        if finish is None and request.has_token_hook:
+            finish = self._jump_forward(request)
         if finish is not None:
             return self.end(request, finish)
-        return self.delta(request) if request.num_fresh >= request.interval else None
+        return self.delta(request) if request.num_unsent >= request.emit_interval else None
 
     def _append(self, request: Request, tokens: tuple[int, ...]) -> Finish | None:
         finish: Finish | None = None
@@ -216,7 +229,7 @@ class Committer:
             if finish is not None:
                 break
         self.num_generated += count
-        if request.is_followed:
+        if request.has_token_hook:
             try:
                 self.hooks.committed(request, tokens[:count])
             except RequestError as error:
@@ -225,22 +238,24 @@ class Committer:
 
     def _finish(self, request: Request, token: int) -> Finish | None:
         """Whether the token, which has just become known, is the last."""
-        if token in request.stop_ids and request.num_output >= request.min_new:
+        if token in request.stop_ids and request.num_output >= request.min_new_tokens:
             return Finish("stop", matched=token)
-        return Finish("length") if request.num_known >= request.full_at else None
+        return Finish("length") if request.num_tokens >= request.max_len else None
 
-    def _jump(self, request: Request) -> Finish | None:
+    def _jump_forward(self, request: Request) -> Finish | None:
         """Append what must come next. The next step computes it as a piece of prompt; if there are
         no pages for it, it is sampled token by token."""
         tokens = () if request.inflight else self.hooks.forced(request)
-        tokens = tokens[: request.full_at - request.num_known]
-        if not tokens or not self.planner.ledger.take(request, request.num_known + len(tokens)):
+        tokens = tokens[: request.max_len - request.num_tokens]
+        if not tokens or not self.planner.kv_manager.allocate(
+            request, request.num_tokens + len(tokens)
+        ):
             return None
         finish = self._append(request, tuple(tokens))
-        request.compute_known()
+        request.prefill_all()
         return finish
 
-    def _keep(self, request: Request, item: Item, got: ItemResult) -> None:
+    def _buffer_outputs(self, request: Request, item: Item, got: ItemResult) -> None:
         if got.logprobs is None and got.prompt_logprobs is None and got.hidden_states is None:
             return
         unsent = self._unsent.setdefault(request.rid, Unsent())
@@ -254,7 +269,7 @@ class Committer:
             fresh = got.hidden_states[(first - item.start) * row_bytes :]
             unsent.hidden.extend([fresh] if fresh else [])
 
-    def forget_prompt(self, request: Request) -> None:
+    def drop_prompt_outputs(self, request: Request) -> None:
         """The request was retracted: what it kept of its prompt will be made again."""
         if not request.num_output:
             self._unsent.pop(request.rid, None)
@@ -262,7 +277,7 @@ class Committer:
 
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
-        tokens = request.take_fresh()
+        tokens = request.take_unsent()
         unsent = self._unsent.pop(request.rid, None) if self._unsent else None
         return TokenDelta(
             rid=request.rid,

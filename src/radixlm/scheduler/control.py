@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Controls:
+class ControlHandler:
     """The verbs of ``Control``. What concerns tensors is passed on to the executor."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -50,8 +50,8 @@ class Controls:
             running, waiting = len(s.planner.running), len(s.queue)
             message = f"not flushed: {running} requests run and {waiting} wait"
             return ControlReply(control.call_id, False, message)
-        s.ledger.cache.reset()
-        self.check_books()
+        s.kv_manager.cache.reset()
+        self.check_invariants()
         return ControlReply(control.call_id, True, "Cache flushed.")
 
     def _pause(self, control: Control) -> ControlReply:
@@ -101,15 +101,21 @@ class Controls:
         }
         return ControlReply(control.call_id, True, data=data)
 
-    def check_books(self) -> None:
-        """At idle: a breach is logged with its numbers, counted and repaired; we live on."""
-        ledger = self._scheduler.ledger
+    def check_invariants(self) -> None:
+        """At idle: a violation is logged with its numbers, counted and repaired; we live on."""
+        kv_manager = self._scheduler.kv_manager
         running = self._scheduler.planner.running
-        breaches = ledger.breaches(running)
-        if not breaches:
+        violations = kv_manager.find_violations(running)
+        if not violations:
             return
-        self.num_breaches += len(breaches)
-        for breach in breaches:
-            log.error("ledger: %s", breach)
-        window = ledger.window.pages if ledger.window is not None else None
-        repair(ledger.pages, ledger.slots, ledger.cache, ledger.holdings(running), window)
+        self.num_breaches += len(violations)
+        for violation in violations:
+            log.error("ledger: %s", violation)
+        window = kv_manager.window.pages if kv_manager.window is not None else None
+        repair(
+            kv_manager.pages,
+            kv_manager.slots,
+            kv_manager.cache,
+            kv_manager.holdings(running),
+            window,
+        )

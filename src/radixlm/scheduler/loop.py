@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from radixlm.base.errors import EngineError, RadixError, RequestError, TooManyRequests
 from radixlm.scheduler.commit import Committer
-from radixlm.scheduler.control import Controls
+from radixlm.scheduler.control import ControlHandler
 from radixlm.scheduler.hooks import Hooks, Mask
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
@@ -63,19 +63,19 @@ class Scheduler:
         limits: Limits,
         executor: Executor,
         channel: Channel,
-        ledger: KvLedger,
+        kv_manager: KVCacheManager,
         hooks: Hooks | None = None,
         stream_interval: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
-        self.ledger = ledger
-        self.queue = WaitingQueue(limits, ledger.cache)
-        self.planner = Planner(limits, ledger, self.queue, self.hooks, self._refuse)
+        self.kv_manager = kv_manager
+        self.queue = WaitingQueue(limits, kv_manager.cache)
+        self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval)
-        self.planner.on_retract = self.committer.forget_prompt
-        self.controls = Controls(self)
+        self.planner.on_retract = self.committer.drop_prompt_outputs
+        self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self.deltas: list[TokenDelta] = []  # of requests that ended outside of a step
         self.is_paused = False
@@ -151,7 +151,7 @@ class Scheduler:
             self._was_idle, self._idle_since_s = True, now_s
         is_due = not self._is_checked and now_s - self._idle_since_s >= BEAT_S
         if is_due and not self.planner.running and not self.queue:
-            self.controls.check_books()
+            self.controls.check_invariants()
             self._is_checked = True
 
     # ---- messages --------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Scheduler:
 
     def _refusal(self, request: Request) -> RequestError | None:
         most = self.limits.max_queued
-        was_running = request.wire.is_suspect or request.wire.num_emitted > 0
+        was_running = request.wire.is_quarantined or request.wire.num_emitted > 0
         if most is not None and len(self.queue) >= most and not was_running:
             return TooManyRequests(
                 f"the queue is full ({most} requests wait, --max-queued-requests)",
@@ -210,7 +210,7 @@ class Scheduler:
         self.arriving = request.rid
         refused: RadixError | None = None
         try:
-            request.is_followed = self.hooks.arrive(request)
+            request.has_token_hook = self.hooks.arrive(request)
         except RadixError as error:
             refused = error
         self.arriving = None
@@ -265,7 +265,7 @@ class Scheduler:
 
     def retry_after_s(self) -> float:
         """When the queue will have moved: the tokens that wait over the tokens made a second."""
-        tokens = sum(request.max_new for request in self.queue)
+        tokens = sum(request.max_new_tokens for request in self.queue)
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
 
@@ -293,14 +293,14 @@ class Scheduler:
             generated = self.committer.num_generated
             self._throughput = (generated - counted) / (now_s - since_s)
             self._rate = (now_s, generated)
-        ledger = self.ledger
+        kv_manager = self.kv_manager
         return LoadReport(
             num_running=len(self.planner.running),
             num_waiting=len(self.queue),
-            num_used_tokens=ledger.num_used_tokens,
-            num_total_tokens=ledger.num_total_tokens,
+            num_used_tokens=kv_manager.num_used_tokens,
+            num_total_tokens=kv_manager.num_total_tokens,
             gen_throughput=self._throughput,
-            cache_hit_rate=ledger.hit_tokens / max(1, ledger.asked_tokens),
+            cache_hit_rate=kv_manager.hit_tokens / max(1, kv_manager.asked_tokens),
             num_retracted=self.planner.num_retracted,
             num_paused=len(self.planner.running) if self.is_paused else 0,
             steps=self.num_steps,

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest, RadixError, RequestError
-from radixlm.scheduler.encoder import EncoderBudget
+from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.ledger import KvLedger
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.rows import Longs
-from radixlm.step.plan import NOBODY, Admission, Item, Items, Lineup, StepPlan
+from radixlm.scheduler.slot_table import Int64Array
+from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ class Planner:
     def __init__(
         self,
         limits: Limits,
-        ledger: KvLedger,
+        kv_manager: KVCacheManager,
         queue: WaitingQueue,
         hooks: Hooks,
         refuse: Callable[[Request, RadixError], None],
     ) -> None:
-        self.limits, self.ledger, self.queue, self.hooks = limits, ledger, queue, hooks
+        self.limits, self.kv_manager, self.queue, self.hooks = limits, kv_manager, queue, hooks
         self.running: list[Request] = []  # in the order of admission
         self.releases: list[int] = []
         self.num_retracted = 0
@@ -44,18 +44,18 @@ class Planner:
         self._admissions: list[Admission] = []
         self._index = 0
         self._encoder = EncoderBudget(limits.step_tokens)
-        self._rows = ledger.rows
+        self._rows = kv_manager.rows
         # of the running requests, in their order, until one joins or leaves
-        self._slots: Longs | None = None
-        self._lineup = NOBODY
+        self._slots: Int64Array | None = None
+        self._decode_batch = EMPTY_DECODES
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         items: list[Item] = []  # those that do not just decode
-        slots = NOBODY.slots
+        slots = EMPTY_DECODES.slots
         self._encoder.begin()
         behind = self._behind()
-        alone = self._suspect_alone(behind, items, now_s)
+        alone = self._plan_quarantined(behind, items, now_s)
         if not alone and not self.limits.mixed:  # prefill first: the two may not share a step
             self._admit(items, self._chunks(behind, items, self.limits.step_tokens), now_s)
         if not items:
@@ -75,43 +75,43 @@ class Planner:
             items=items,
             admissions=tuple(self._admissions),
             releases=tuple(self.releases),
-            pages=tuple(self.ledger.updates),
+            pages=tuple(self.kv_manager.updates),
             extras=self.hooks.extend(items),
-            new_pages=self.ledger.new_pages,
+            new_pages=self.kv_manager.new_pages,
         )
         self._index += 1
-        self._admissions, self.releases, self.ledger.updates = [], [], []
-        self.ledger.new_pages = None
+        self._admissions, self.releases, self.kv_manager.updates = [], [], []
+        self.kv_manager.new_pages = None
         return plan
 
-    def _items(self, slots: Longs, others: list[Item]) -> Items:
+    def _items(self, slots: Int64Array, others: list[Item]) -> Items:
         """Of rows that decode their next token, which ``_decodes`` has counted, and other items."""
-        known = self._lineup.slots
+        known = self._decode_batch.slots
         if slots is not known and not np.array_equal(slots, known):
-            self._lineup = self._new_lineup(slots)
-        return Items(self._lineup, self._rows.computed[slots] - 1, tuple(others))
+            self._decode_batch = self._new_decode_batch(slots)
+        return Items(self._decode_batch, self._rows.num_computed[slots] - 1, tuple(others))
 
-    def _new_lineup(self, slots: Longs) -> Lineup:
+    def _new_decode_batch(self, slots: Int64Array) -> DecodeBatch:
         rows = self._rows
-        asking = np.flatnonzero(rows.asks_more[slots]).tolist()
+        asking = np.flatnonzero(rows.needs_extras[slots]).tolist()
         wires = {i: rows.request(int(slots[i])).wire for i in asking}
-        return Lineup(
+        return DecodeBatch(
             tuple(rows.rids[slots].tolist()),
             slots,
             {i: wire.logprobs for i, wire in wires.items() if wire.logprobs is not None},
             frozenset(i for i, wire in wires.items() if wire.return_hidden_states),
         )
 
-    def _running_slots(self) -> Longs:
+    def _running_slots(self) -> Int64Array:
         if self._slots is None:
             self._slots = np.array([r.slot for r in self.running], np.int64)
-            self._lineup = NOBODY  # a slot may have changed hands
+            self._decode_batch = EMPTY_DECODES  # a slot may have changed hands
         return self._slots
 
     def _behind(self) -> list[Request]:
         """Running requests whose prompts are not yet computed."""
         rows, slots = self._rows, self._running_slots()
-        is_behind = rows.computed[slots] < rows.base[slots]
+        is_behind = rows.num_computed[slots] < rows.prefill_len[slots]
         if not np.count_nonzero(is_behind):  # a fraction of what any() and all() cost
             return []
         return [self.running[i] for i in np.flatnonzero(is_behind).tolist()]
@@ -127,14 +127,14 @@ class Planner:
         self.retract(victim)
         return True
 
-    def _suspect_alone(self, behind: list[Request], items: list[Item], now_s: float) -> bool:
+    def _plan_quarantined(self, behind: list[Request], items: list[Item], now_s: float) -> bool:
         """A request that may have killed an engine computes its prompt in steps of its own, so that
         a second death has one culprit. True if such a step was planned."""
-        running = next((r for r in behind if r.wire.is_suspect), None)
+        running = next((r for r in behind if r.wire.is_quarantined), None)
         if running is not None:
             self._chunk(running, items, self.limits.step_tokens)
-        elif self.queue.num_suspects:
-            waiting = next((r for r in self.queue if r.wire.is_suspect), None)
+        elif self.queue.num_quarantined:
+            waiting = next((r for r in self.queue if r.wire.is_quarantined), None)
             if waiting is not None and self._is_ready(waiting) and self._enter(waiting):
                 self._start(waiting, items, self.limits.step_tokens, now_s)
         return bool(items)
@@ -151,25 +151,25 @@ class Planner:
     def _begin(self, request: Request, item: Item, items: list[Item]) -> None:
         """Count the item's tokens as computed: from now on the request gives way to none."""
         request.inflight += 1
-        request.computed = item.start + item.count
+        request.num_computed = item.start + item.count
         items.append(item)
 
-    def _decodes(self) -> Longs:
+    def _decodes(self) -> Int64Array:
         """Slots of the requests that have caught up; each computes one more token."""
         rows, slots = self._rows, self._running_slots()
-        at = rows.computed[slots]
-        is_ready = (at >= rows.base[slots]) & (at < rows.last[slots])
+        at = rows.num_computed[slots]
+        is_ready = (at >= rows.prefill_len[slots]) & (at < rows.end[slots])
         if np.count_nonzero(is_ready) < len(slots) or len(slots) > self.limits.step_tokens:
             index = np.flatnonzero(is_ready)[: self.limits.step_tokens]
             slots, at = slots[index], at[index]
-        is_short = at >= rows.room[slots]
-        if np.count_nonzero(is_short) and not self.ledger.take_each(slots[is_short]):
+        is_short = at >= rows.num_allocated[slots]
+        if np.count_nonzero(is_short) and not self.kv_manager.allocate_next_page(slots[is_short]):
             slots = self._squeezed(slots)
         rows.inflight[slots] += 1
-        rows.computed[slots] += 1
+        rows.num_computed[slots] += 1
         return slots
 
-    def _squeezed(self, slots: Longs) -> Longs:
+    def _squeezed(self, slots: Int64Array) -> Int64Array:
         """Those of the rows that get room for a token, one after the other, where there are not
         enough pages for all."""
         rows = self._rows
@@ -178,7 +178,7 @@ class Planner:
             request = rows.requests[slot]
             if request is None:  # it gave way to one before it
                 continue
-            if request.computed >= request.room and not self._make_room(request):
+            if request.num_computed >= request.num_allocated and not self._make_room(request):
                 continue
             request.inflight += 1  # from now on it gives way to none
             found.append(slot)
@@ -188,7 +188,7 @@ class Planner:
 
     def _make_room(self, request: Request) -> bool:
         """Pages for one more token, taken from the newest requests if need be."""
-        while not self.ledger.take(request, request.computed + 1):
+        while not self.kv_manager.allocate(request, request.num_computed + 1):
             victim = self._victim()
             if victim is None or victim is request:
                 if victim is request and len(self.running) > 1:
@@ -213,18 +213,18 @@ class Planner:
         self.running.remove(request)
         self._slots = None
         slot = request.slot
-        self.ledger.insert(request)
-        self.ledger.give(request)
+        self.kv_manager.insert(request)
+        self.kv_manager.free(request)
         self.releases.append(slot)
-        self.ledger.updates = [u for u in self.ledger.updates if u.slot != slot]
+        self.kv_manager.updates = [u for u in self.kv_manager.updates if u.slot != slot]
         self._admissions = [a for a in self._admissions if a.slot != slot]
 
     def retract(self, request: Request) -> None:
         """Take everything back and queue again; its known tokens are kept."""
-        log.debug("retract %s at %d tokens", request.rid, request.num_known)
+        log.debug("retract %s at %d tokens", request.rid, request.num_tokens)
         self.leave(request)
         self.on_retract(request)
-        request.back_to_queue()
+        request.reset_for_retract()
         self.queue.push_front(request)
         self.num_retracted += 1
 
@@ -239,26 +239,26 @@ class Planner:
 
     def _chunk(self, request: Request, items: list[Item], left: int) -> int:
         """Append the next part of the prompt; its number of tokens, 0 if no page is left."""
-        rest = request.base - request.computed
+        rest = request.prefill_len - request.num_computed
         count = rest if not self.limits.chunked else min(left, rest)
-        end = request.computed + count
+        end = request.num_computed + count
         if request.wire.media:
             end = self._encoder.cut(request, _uncut(request, end))
-            count = end - request.computed
+            count = end - request.num_computed
             if not count:
                 return 0
-        if not self.ledger.take(request, end):
+        if not self.kv_manager.allocate(request, end):
             return 0
-        start = request.computed
+        start = request.num_computed
         first, targets = self._prompt_targets(request, start, end)
-        last = end == request.base
+        last = end == request.prefill_len
         item = Item(
             rid=request.rid,
             slot=request.slot,
             start=start,
             count=count,
             tokens=request.ids[start:end].copy(),
-            emit=last and request.max_new > request.num_output and not request.wire.pooling,
+            emit=last and request.max_new_tokens > request.num_output and not request.wire.pooling,
             logprobs=request.wire.logprobs,
             targets_at=first - start,
             targets=targets,
@@ -287,7 +287,7 @@ class Planner:
         for request in self.queue.in_order(now_s):
             if prefill_left <= 0:
                 break
-            if request.wire.is_suspect or not self._is_ready(request):
+            if request.wire.is_quarantined or not self._is_ready(request):
                 continue
             entered = self._enter(request) or (self._preempt(request) and self._enter(request))
             if not entered:
@@ -297,7 +297,7 @@ class Planner:
     def _enter(self, request: Request) -> bool:
         if len(self.running) >= self.limits.max_running:
             return False
-        return self.ledger.admit(request, self._spare_pages())
+        return self.kv_manager.admit(request, self._spare_pages())
 
     def _is_ready(self, request: Request) -> bool:
         if self._waits_for_prefix(request):
@@ -312,36 +312,36 @@ class Planner:
         """What admission keeps free: the rest of the running prompts, and a share of the output
         that running requests may still produce. Nothing when nothing runs."""
         rows, slots = self._rows, self._running_slots()
-        prompts = np.maximum(rows.base[slots] - rows.room[slots], 0).sum()
-        planned = np.maximum(rows.known[slots], rows.computed[slots] + 1)
-        outputs = np.minimum(rows.full_at[slots] - planned, MAX_RESERVED).sum()
-        return self.ledger.pages_for(int(prompts + outputs * self.limits.reserve))
+        prompts = np.maximum(rows.prefill_len[slots] - rows.num_allocated[slots], 0).sum()
+        planned = np.maximum(rows.num_tokens[slots], rows.num_computed[slots] + 1)
+        outputs = np.minimum(rows.max_len[slots] - planned, MAX_RESERVED).sum()
+        return self.kv_manager.pages_for(int(prompts + outputs * self.limits.reserve))
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """Whether a running request is computing a prefix that this one would compute again.
 
         Waiting pays when the part that is not yet in the tree is at least a page and a quarter of
         what the request has to compute."""
-        limit = self.ledger.match_limit(request)
+        limit = self.kv_manager.match_limit(request)
         if limit < self.limits.page_size:
             return False
         page = self.limits.page_size
         found: int | None = None
         rows, slots = self._rows, self._running_slots()
-        for index in np.flatnonzero(rows.done[slots] < rows.base[slots]).tolist():
+        for index in np.flatnonzero(rows.num_committed[slots] < rows.prefill_len[slots]).tolist():
             other = self.running[index]
-            if other.key != request.key:
+            if other.cache_key != request.cache_key:
                 continue
-            ahead = min(other.base // page * page, limit)
-            if other.inserted >= ahead or other.wire.embeds is not None:
+            ahead = min(other.prefill_len // page * page, limit)
+            if other.num_inserted >= ahead or other.wire.embeds is not None:
                 continue
             common = _common_prefix(other.ids[:ahead], request.ids[:ahead]) // page * page
-            if common <= other.inserted:
+            if common <= other.num_inserted:
                 continue
             if found is None:
-                found = self.ledger.cache.peek(request.ids[:limit], request.key)
+                found = self.kv_manager.cache.peek(request.ids[:limit], request.cache_key)
             gain = common - found
-            if gain >= page and 4 * gain >= request.base - found:
+            if gain >= page and 4 * gain >= request.prefill_len - found:
                 return True
         return False
 
@@ -379,14 +379,14 @@ class Planner:
 
     def too_long(self, request: Request) -> RequestError | None:
         """Why the request can never run, if so."""
-        most = self.ledger.num_total_tokens
-        if request.base + 1 > most:
+        most = self.kv_manager.num_total_tokens
+        if request.prefill_len + 1 > most:
             return InvalidRequest(
-                f"the prompt has {request.base} tokens, the KV cache holds {most}: "
+                f"the prompt has {request.prefill_len} tokens, the KV cache holds {most}: "
                 "raise --max-total-tokens or --mem-fraction-static",
                 param="input_ids",
             )
-        run, most = self.ledger.run_pages(request), self.ledger.num_window_pages
+        run, most = self.kv_manager.run_pages(request), self.kv_manager.num_window_pages
         if run > most:
             return InvalidRequest(
                 f"an image of this prompt needs {run} pages of the window layers' cache at once, "
@@ -402,7 +402,7 @@ def _uncut(request: Request, end: int) -> int:
     for media in request.wire.media:
         for start, count in media.bidirectional_spans:
             if start < end < start + count:
-                return start if start > request.computed else start + count
+                return start if start > request.num_computed else start + count
     return end
 
 

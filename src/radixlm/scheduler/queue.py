@@ -22,7 +22,7 @@ def _fcfs(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
 
 
 def _longest_output(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
-    waiting.sort(key=lambda r: -r.max_new)
+    waiting.sort(key=lambda r: -r.max_new_tokens)
 
 
 def _shuffled(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
@@ -31,7 +31,7 @@ def _shuffled(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
 
 def _longest_prefix(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
     if len(waiting) <= MAX_MATCHED:
-        hits = {r.rid: cache.peek(r.ids[: r.base - 1], r.key) for r in waiting}
+        hits = {r.rid: cache.peek(r.ids[: r.prefill_len - 1], r.cache_key) for r in waiting}
         waiting.sort(key=lambda r: -hits[r.rid])
 
 
@@ -39,7 +39,9 @@ def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> No
     """Below the heaviest subtree first: a page weighs the waiting requests that share it."""
     if len(waiting) > MAX_MATCHED:
         return
-    paths = {r.rid: cache.match(r.ids[: r.base - 1], r.key).pages.tolist() for r in waiting}
+    paths = {
+        r.rid: cache.match(r.ids[: r.prefill_len - 1], r.cache_key).pages.tolist() for r in waiting
+    }
     weight = Counter(page for path in paths.values() for page in path)
     waiting.sort(key=lambda r: [(-weight[page], page) for page in paths[r.rid]] or [(0, 0)])
 
@@ -53,7 +55,7 @@ ORDERS: dict[str, Order] = {
 }
 
 
-class Turns:
+class FairShare:
     """Users in turn (virtual counters, after arXiv:2401.00588): who has been served least is next;
     a user who comes back after a pause has no credit for it."""
 
@@ -90,8 +92,8 @@ class WaitingQueue:
             raise ConfigError(f"--schedule-policy {limits.policy!r}: choose one of {known}")
         self._order, self._limits, self._cache = ORDERS[limits.policy], limits, cache
         self._waiting: list[Request] = []
-        self._turns = Turns()
-        self.num_suspects = 0  # of those that wait
+        self._turns = FairShare()
+        self.num_quarantined = 0  # of those that wait
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,7 +105,7 @@ class WaitingQueue:
         if self._limits.fair:
             self._turns.arrive(request.wire.fair_key, self._waiting)
         self._waiting.append(request)
-        self.num_suspects += request.wire.is_suspect
+        self.num_quarantined += request.wire.is_quarantined
 
     def start(self, request: Request) -> None:
         """The request leaves the queue for a slot."""
@@ -113,11 +115,11 @@ class WaitingQueue:
 
     def push_front(self, request: Request) -> None:
         self._waiting.insert(0, request)
-        self.num_suspects += request.wire.is_suspect
+        self.num_quarantined += request.wire.is_quarantined
 
     def remove(self, request: Request) -> None:
         self._waiting.remove(request)
-        self.num_suspects -= request.wire.is_suspect
+        self.num_quarantined -= request.wire.is_quarantined
 
     def priority(self, request: Request, now_s: float) -> float:
         """Higher is sooner; one more for every ``aging_s`` of waiting."""

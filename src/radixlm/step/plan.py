@@ -5,7 +5,7 @@ A chunk carries its token values; a decode item (``tokens`` None, count 1) takes
 device's token table, where the sampler wrote it, so that the host may plan ahead of the results.
 
 Most steps decode the same sequences as the step before. So these are held together, as columns
-(``Lineup``), and Items of them are made only where somebody asks for one.
+(``DecodeBatch``), and Items of them are made only where somebody asks for one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixlm.wire.media import Media
 from radixlm.wire.requests import LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
-Ids = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -36,16 +36,16 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     slot: int
     start: int
     count: int
-    tokens: Ids | None
+    tokens: Int32Array | None
     emit: bool
     logprobs: LogprobParams | None = None
     targets_at: int = 0
-    targets: Ids | None = None
+    targets: Int32Array | None = None
     hidden_states: bool = False
     pooling: PoolingParams | None = None
 
 
-class Lineup(Record, eq=False):
+class DecodeBatch(Record, eq=False):
     """Sequences that decode: each takes its one token from the token table and emits one. The same
     object comes step after step until somebody joins or leaves, so what is made of it may be kept.
 
@@ -58,20 +58,20 @@ class Lineup(Record, eq=False):
     hidden: frozenset[int] = frozenset()
 
 
-NOBODY = Lineup((), np.zeros(0, np.int64))
+EMPTY_DECODES = DecodeBatch((), np.zeros(0, np.int64))
 
 
 class Items(Sequence[Item]):
     """The sequences of a step: those that decode, of which the n-th computes the token at
-    ``starts[n]``, then the ``others``."""
+    ``starts[n]``, then the ``prefills``."""
 
-    __slots__ = ("_whole", "lineup", "others", "starts")
+    __slots__ = ("_whole", "decodes", "prefills", "starts")
 
     def __init__(
-        self, lineup: Lineup, starts: NDArray[np.int64], others: tuple[Item, ...] = ()
+        self, decodes: DecodeBatch, starts: NDArray[np.int64], prefills: tuple[Item, ...] = ()
     ) -> None:
-        self.lineup, self.starts, self.others = lineup, starts, others
-        self._whole: tuple[Item, ...] | None = None if len(starts) else others
+        self.decodes, self.starts, self.prefills = decodes, starts, prefills
+        self._whole: tuple[Item, ...] | None = None if len(starts) else prefills
 
     @staticmethod
     def of(items: Sequence[Item]) -> Items:
@@ -80,21 +80,21 @@ class Items(Sequence[Item]):
             return items
         count = next((i for i, it in enumerate(items) if not _is_decode(it)), len(items))
         front = items[:count]
-        lineup = Lineup(
+        decodes = DecodeBatch(
             tuple(item.rid for item in front),
             np.array([item.slot for item in front], np.int64),
             {i: item.logprobs for i, item in enumerate(front) if item.logprobs is not None},
             frozenset(i for i, item in enumerate(front) if item.hidden_states),
         )
         starts = np.array([item.start for item in front], np.int64)
-        return Items(lineup, starts, tuple(items[count:]))
+        return Items(decodes, starts, tuple(items[count:]))
 
     @property
     def num_tokens(self) -> int:
-        return len(self.starts) + sum(item.count for item in self.others)
+        return len(self.starts) + sum(item.count for item in self.prefills)
 
     def __len__(self) -> int:
-        return len(self.starts) + len(self.others)
+        return len(self.starts) + len(self.prefills)
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
@@ -108,7 +108,7 @@ class Items(Sequence[Item]):
 
     def _made(self) -> tuple[Item, ...]:
         if self._whole is None:
-            them = self.lineup
+            them = self.decodes
             rows = zip(them.rids, them.slots.tolist(), self.starts.tolist(), strict=True)
             decodes = [
                 Item(
@@ -116,7 +116,7 @@ class Items(Sequence[Item]):
                 )
                 for i, (rid, slot, start) in enumerate(rows)
             ]
-            self._whole = (*decodes, *self.others)
+            self._whole = (*decodes, *self.prefills)
         return self._whole
 
 
@@ -132,11 +132,11 @@ class Admission(Record):
     rid: str
     slot: int
     sampling: SamplingParams
-    prompt_ids: Ids
-    output_ids: Ids
+    prompt_ids: Int32Array
+    output_ids: Int32Array
     embeds: NDArray[np.float32] | None = None
     media: tuple[Media, ...] = ()
-    rope_ids: Ids | None = None
+    rope_ids: Int32Array | None = None
     processor: str | None = None
 
 
@@ -146,7 +146,7 @@ class PageUpdate(msgspec.Struct, frozen=True, gc=False):
     group: int
     slot: int
     first: int
-    pages: Ids
+    pages: Int32Array
 
 
 class NewPages(Record, eq=False):
@@ -155,7 +155,7 @@ class NewPages(Record, eq=False):
 
     slots: NDArray[np.int64]
     columns: NDArray[np.int64]
-    pages: Ids
+    pages: Int32Array
 
 
 class StepPlan(Record):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from radixlm.base.record import Record, field
-from radixlm.step.plan import Ids, Item, Items
+from radixlm.step.plan import Int32Array, Item, Items
 from radixlm.wire.replies import Logprobs
 
 
@@ -25,7 +25,7 @@ class ItemResult(msgspec.Struct, gc=False):
     error: str | None = None
 
     @property
-    def is_one_token(self) -> bool:
+    def is_single_token(self) -> bool:
         """Whether there is a token and nothing else to tell."""
         return (
             len(self.tokens) == 1
@@ -37,11 +37,11 @@ class ItemResult(msgspec.Struct, gc=False):
 
 class StepResult(Record):
     """``tokens``: of the sequences that decode, in the order of the plan's lineup; ``odd``: by
-    their index, those of them that brought something else. ``others``: of the other items."""
+    their index, those of them that brought something else. ``prefills``: of the other items."""
 
-    tokens: Ids
-    odd: Mapping[int, ItemResult] = field(default_factory=dict)
-    others: Sequence[ItemResult] = ()
+    tokens: Int32Array
+    detailed: Mapping[int, ItemResult] = field(default_factory=dict)
+    prefills: Sequence[ItemResult] = ()
 
     @staticmethod
     def of(plan_items: Sequence[Item], results: Sequence[ItemResult]) -> StepResult:
@@ -49,12 +49,14 @@ class StepResult(Record):
         count = len(Items.of(plan_items).starts)
         front = results[:count]
         tokens = np.array([got.tokens[0] if got.tokens else 0 for got in front], np.int32)
-        odd = {i: got for i, got in enumerate(front) if not got.is_one_token}
+        odd = {i: got for i, got in enumerate(front) if not got.is_single_token}
         return StepResult(tokens, odd, results[count:])
 
     @property
     def items(self) -> list[ItemResult]:
         """A result an item, in the order of the plan."""
         tokens = enumerate(self.tokens.tolist())
-        front = [self.odd[i] if i in self.odd else ItemResult((token,)) for i, token in tokens]
-        return [*front, *self.others]
+        front = [
+            self.detailed[i] if i in self.detailed else ItemResult((token,)) for i, token in tokens
+        ]
+        return [*front, *self.prefills]

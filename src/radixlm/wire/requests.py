@@ -50,7 +50,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     died or by a retraction elsewhere. ``media`` fill places of the prompt whose ids are of
     ``wire/media.py``; ``rope_ids``: int32 [3, prompt], what a rope with sections turns by, where it
     is not the place itself. ``deadline_s`` and ``queue_deadline_s`` are
-    ``time.monotonic`` values (0 = none), equal in all processes of one machine. ``is_suspect``: an
+    ``time.monotonic`` values (0 = none), equal in all processes of one machine. ``is_quarantined``: an
     engine died while it held the request, so its prompt is computed in steps of its own.
     """
 
@@ -74,7 +74,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     pooling: PoolingParams | None = None
     fair_key: str | None = None
     stream: bool = True
-    is_suspect: bool = False
+    is_quarantined: bool = False
 
     def __post_init__(self) -> None:
         """A message that breaks these was not made by intake; the codec refuses it."""

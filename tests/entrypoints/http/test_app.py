@@ -121,7 +121,7 @@ async def test_flush_is_refused_while_a_request_runs(server: Face) -> None:
     server.engine.executor.is_slow = True
     body = {"messages": [{"role": "user", "content": "forever"}]}
     running = asyncio.create_task(server.post(CHAT, **body))
-    while not server.engine.intake.live:
+    while not server.engine.intake.requests:
         await asyncio.sleep(0)
     assert (await server.client.post("/flush_cache")).status_code == 400
     assert (await server.post("/abort_request", abort_all=True)).json()["num_aborted"] == 1

@@ -114,7 +114,7 @@ async def test_a_batch_can_be_cancelled(toy_folder: Path, tmp_path: Path) -> Non
         await until(server, batch["id"], "in_progress")
         got = (await server.post(f"/v1/batches/{batch['id']}/cancel")).json()
         assert got["status"] == "cancelled" and got["cancelled_at"]
-        assert not server.engine.intake.live
+        assert not server.engine.intake.requests
         again = await server.post(f"/v1/batches/{batch['id']}/cancel")
         assert again.status_code == 400
 

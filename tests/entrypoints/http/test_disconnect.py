@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_frees_its_slot(
             await reader.readuntil(b"data: ")
         await until(lambda: planner.running)
         writer.close()
-        await until(lambda: not server.engine.intake.live)
+        await until(lambda: not server.engine.intake.requests)
         await until(lambda: not planner.running)
 
 
@@ -59,9 +59,9 @@ async def test_leaving_before_the_first_token(server: Face, stream: bool) -> Non
     await server.post("/pause_generation", mode="in_place")
     async with listening(server) as port:
         _, writer = await connect(port, CHAT, body_of(CHAT, stream))
-        await until(lambda: server.engine.intake.live)
+        await until(lambda: server.engine.intake.requests)
         writer.close()
-        await until(lambda: not server.engine.intake.live)
+        await until(lambda: not server.engine.intake.requests)
     await server.post("/continue_generation")
 
 

@@ -90,7 +90,7 @@ async def test_no_field_can_bring_the_server_down(
             assert got.status_code < 500, shown
             if 400 <= got.status_code < 500:
                 assert got.json()["error"], shown
-        assert not server.engine.intake.live
+        assert not server.engine.intake.requests
         assert (await server.client.get("/health_generate")).status_code == 200
 
 

@@ -91,7 +91,7 @@ async def test_abort_says_whether_it_found_something(server: Face) -> None:
     server.engine.executor.is_slow = True
     body = {"text": "forever", "rid": "mine", "sampling_params": {"max_new_tokens": 1000}}
     running = asyncio.create_task(server.post("/generate", **body))
-    while "mine" not in server.engine.intake.live:
+    while "mine" not in server.engine.intake.requests:
         await asyncio.sleep(0)
     twice = await server.post("/generate", **body)
     assert twice.status_code == 400 and twice.json()["error"]["param"] == "rid"

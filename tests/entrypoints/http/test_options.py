@@ -11,8 +11,8 @@ from tests.fakes.http import Face, face
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.serve import REASONING_PARSERS, TOOL_CALL_PARSERS
-from radixlm.intake.manager import Observer
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import Observer
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 
@@ -59,8 +59,8 @@ async def test_the_header_of_fair_share_names_the_user(toy_folder: Path) -> None
     class Seen(Observer):
         keys: ClassVar[list[str | None]] = []
 
-        def submitted(self, live: Live) -> None:
-            self.keys.append(live.wire.fair_key)
+        def submitted(self, state: RequestState) -> None:
+            self.keys.append(state.wire.fair_key)
 
     async with face(toy_folder, {}, fair_share="X-User") as made:
         intake = made.engine.intake

@@ -144,7 +144,7 @@ async def test_background_can_be_polled_watched_and_cancelled(
     made = await client.responses.create(model="tiny", input="forever", background=True)
     assert made.status == "queued"
     ended = await client.responses.cancel(made.id)
-    assert ended.status == "cancelled" and not server.engine.intake.live
+    assert ended.status == "cancelled" and not server.engine.intake.requests
     assert (await client.responses.retrieve(made.id)).status == "cancelled"
     server.engine.executor.is_slow = False
     short = await client.responses.create(model="tiny", input="hi", background=True)

@@ -37,7 +37,7 @@ class Server:
             self.url = f"http://127.0.0.1:{port}"
             self._ready.set()
             await asyncio.to_thread(self._done.wait)
-            self.num_live = len(server.engine.intake.live)
+            self.num_live = len(server.engine.intake.requests)
 
     def __enter__(self) -> Server:
         self._thread.start()

@@ -193,7 +193,7 @@ async def _ask_the_gone(toy_folder: Path, port: int) -> None:
         got = await server.post("/v1/responses", input="x", tools=[tool(label)])
         assert got.status_code == 424, got.text
         assert got.json()["error"]["code"] == "tool_server_error"
-        assert not server.engine.intake.live
+        assert not server.engine.intake.requests
 
 
 def test_addresses_of_the_flag() -> None:

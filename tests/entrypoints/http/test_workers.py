@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.config.root import ServerConfig
-from radixlm.engine.fan import FanChannel
+from radixlm.engine.multi_channel import MultiChannel
 from radixlm.entrypoints.http import workers
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
@@ -39,11 +39,11 @@ async def test_what_comes_before_the_engine_is_heard_is_not_lost(
     await engine.start()
     sampling = SamplingParams(max_new_tokens=4)
     request = GenerateRequest(sampling, input_ids=[5], rid="early")
-    (live,) = engine.intake.submit(request)
+    (state,) = engine.intake.submit(request)
     await asyncio.sleep(0)
     assert not engine.intake.ready.is_set(), "there is nobody at the other end"
 
-    there = FanChannel([ZmqChannel(address, scheduler_codec(), bind=False)])
+    there = MultiChannel([ZmqChannel(address, scheduler_codec(), bind=False)])
     there.send(Heartbeat(LoadReport()))
     await until(engine.intake.ready.is_set)
     heard: list[Any] = []
@@ -55,7 +55,7 @@ async def test_what_comes_before_the_engine_is_heard_is_not_lost(
     assert isinstance(abort, AbortRequest) and abort.all and abort.quiet
     assert isinstance(asked, TokenizedRequest) and asked.rid == "early"
     there.send(StepReply([TokenDelta("early", [7], Finish("length"))]))
-    output = await asyncio.wait_for(live.next(), 60)
+    output = await asyncio.wait_for(state.next(), 60)
     assert output.token_ids == [7]
     there.close()
     await engine.stop()
@@ -70,7 +70,7 @@ async def test_an_engine_that_starts_again_meanwhile_is_told_nothing(
     info: Any = None
     engine = workers.SharedEngine(ServerConfig.from_kwargs(model_path="x"), info, order)
     sent: list[Any] = []
-    (replica,) = engine.intake.link
+    (replica,) = engine.intake.replicas
     monkeypatch.setattr(replica.link, "send", sent.append)
     await engine.start()
     engine.intake.become_ready(FACTS | {"context_len": 32})

@@ -151,7 +151,7 @@ async def flush_cache(request: Request) -> Response:
     args = await read_args(request, FlushCache)
     intake = state_of(request).intake
     until_s = time.monotonic() + args.timeout
-    while intake.live and time.monotonic() < until_s:
+    while intake.requests and time.monotonic() < until_s:
         await asyncio.sleep(IDLE_POLL_S)
     reply = await intake.control("flush_cache")
     text = f"{reply.message}\nPlease check backend logs for more details.\n"

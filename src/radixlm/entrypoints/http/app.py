@@ -17,7 +17,7 @@ from radixlm.base.errors import ConfigError, RadixError
 from radixlm.base.log import level_number
 from radixlm.config.root import ServerConfig
 from radixlm.config.serve import ServeConfig
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http import (
     admin,
     anthropic,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.engine.crashdump import Recorder
+from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints.http.diskfull import DiskFull
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -23,7 +23,7 @@ def install(state: ServerState) -> None:
     if folder is None:
         return
     intake = state.intake
-    recorder = Recorder(Path(folder), state.config, lambda: intake.live.values())
+    recorder = Recorder(Path(folder), state.config, lambda: intake.requests.values())
     state.extras[Recorder] = recorder
     intake.observers = (*intake.observers, recorder)
 

@@ -179,5 +179,5 @@ async def abort_request(request: Request) -> Response:
     count = sum(intake.abort(rid, message) for rid in rids)
     if not count and state_of(request).config.serve.tokenizer_worker_num > 1:
         # it may run for another HTTP process; the engine knows
-        intake.link.send(AbortRequest(rids=tuple(rids), message=message))
+        intake.replicas.send(AbortRequest(rids=tuple(rids), message=message))
     return json_response({"success": count > 0, "num_aborted": count})

@@ -13,8 +13,8 @@ from radixlm.base.env import HEALTH_CHECK_TIMEOUT_S, HEALTH_GENERATES
 from radixlm.base.errors import RequestError
 from radixlm.entrypoints.http.errors import error_body, json_response
 from radixlm.entrypoints.http.state import state_of
-from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -70,7 +70,7 @@ async def health_generate(request: Request) -> Response:
     return _unavailable(f"no token came within {limit_s:g} s")
 
 
-def why_not_ready(intake: Intake) -> str | None:
+def why_not_ready(intake: TokenizerManager) -> str | None:
     """What keeps a request from being served now."""
     if intake.failure is not None:
         return "the engine has failed"
@@ -83,7 +83,7 @@ def why_not_ready(intake: Intake) -> str | None:
     return None
 
 
-async def probe(intake: Intake, limit_s: float) -> bool:
+async def probe(intake: TokenizerManager, limit_s: float) -> bool:
     """Send one token through the model; True as soon as any token has come."""
     began_s = time.monotonic()
     writes = intake.facts.is_generation

@@ -83,7 +83,7 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
         "internal_states": [flat(state.config) | each | load for each in internal or [{}]],
         "engine": intake.engine_facts,
         "version": __version__,
-        "replicas": [replica.facts | {"is_ready": replica.is_ready} for replica in intake.link],
+        "replicas": [replica.facts | {"is_ready": replica.is_ready} for replica in intake.replicas],
         "uptime_s": round(time.monotonic() - state.began_s, 3),
     }
 
@@ -106,7 +106,7 @@ def _load(load: LoadReport, rank: int = 0) -> dict[str, Any]:
 @router.get("/get_load")
 async def get_load(request: Request) -> Response:
     """The load of each replica."""
-    replicas = state_of(request).intake.link
+    replicas = state_of(request).intake.replicas
     return json_response([_load(replica.load, replica.index) for replica in replicas])
 
 
@@ -119,7 +119,7 @@ async def loads(
     unknown = parts - set(_PARTS)
     if unknown:
         raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is none of {_PARTS}", "include")
-    replicas = state_of(request).intake.link
+    replicas = state_of(request).intake.replicas
     if dp_rank is not None and not 0 <= dp_rank < len(replicas):
         raise InvalidRequest(f"dp_rank must be below --dp-size {len(replicas)}", "dp_rank")
     if format not in ("json", "prometheus"):

@@ -11,8 +11,8 @@ from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
 from radixlm.entrypoints.http.health import PROBE_PREFIX
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.intake.manager import Observer
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import Observer
 from radixlm.wire.replies import Finish
 
 if TYPE_CHECKING:
@@ -28,26 +28,26 @@ class MetricsObserver(Observer):
         self._metrics = metrics
         self._last_s: dict[str, float] = {}
 
-    def progressed(self, live: Live, num_tokens: int) -> None:
-        if not num_tokens or live.rid.startswith(PROBE_PREFIX):
+    def progressed(self, state: RequestState, num_tokens: int) -> None:
+        if not num_tokens or state.rid.startswith(PROBE_PREFIX):
             return
-        last_s = self._last_s.get(live.rid)
+        last_s = self._last_s.get(state.rid)
         if last_s is None:
-            self._metrics.first_token(live.first_token_s - live.arrival_s)
+            self._metrics.first_token(state.first_token_s - state.arrival_s)
         else:
-            self._metrics.tokens(live.last_token_s - last_s, num_tokens)
-        self._last_s[live.rid] = live.last_token_s
+            self._metrics.tokens(state.last_token_s - last_s, num_tokens)
+        self._last_s[state.rid] = state.last_token_s
 
-    def ended(self, live: Live, finish: Finish) -> None:
-        self._last_s.pop(live.rid, None)
-        if live.rid.startswith(PROBE_PREFIX) or live.pending is None:
+    def ended(self, state: RequestState, finish: Finish) -> None:
+        self._last_s.pop(state.rid, None)
+        if state.rid.startswith(PROBE_PREFIX) or state.pending is None:
             return
         self._metrics.ended(
-            seconds=live.finished_s - live.arrival_s,
-            queue_s=live.pending.queue_time_s,
-            prompt_tokens=live.prompt_tokens,
-            output_tokens=len(live.output_ids),
-            cached_tokens=live.pending.cached_tokens,
+            seconds=state.finished_s - state.arrival_s,
+            queue_s=state.pending.queue_time_s,
+            prompt_tokens=state.prompt_tokens,
+            output_tokens=len(state.output_ids),
+            cached_tokens=state.pending.cached_tokens,
             is_aborted=finish.kind == "abort",
         )
 
@@ -92,7 +92,7 @@ def _buckets(observe: ObserveConfig) -> Buckets:
 def gauges(state: ServerState) -> dict[str, float]:
     """The gauges as they stand."""
     load_, facts = state.intake.load, state.intake.engine_facts
-    most = (state.config.schedule.max_running_requests or 0) * len(state.intake.link)
+    most = (state.config.schedule.max_running_requests or 0) * len(state.intake.replicas)
     return {
         "num_running_reqs": load_.num_running,
         "num_queue_reqs": load_.num_waiting,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from radixlm.intake.manager import Observer
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import Observer
 from radixlm.observe.requestlog import finished, received
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
@@ -17,24 +17,24 @@ class RequestLog(Observer):
     def __init__(self, tokenizer: Tokenizer | None, is_on: bool, level: int) -> None:
         self._tokenizer, self.is_on, self.level = tokenizer, is_on, level
 
-    def submitted(self, live: Live) -> None:
+    def submitted(self, state: RequestState) -> None:
         if self.is_on:
-            text = self._text(live.wire.ids().tolist())
-            received(live.rid, self.level, live.prompt_tokens, live.wire.sampling, text)
+            text = self._text(state.wire.ids().tolist())
+            received(state.rid, self.level, state.prompt_tokens, state.wire.sampling, text)
 
-    def ended(self, live: Live, finish: Finish) -> None:
+    def ended(self, state: RequestState, finish: Finish) -> None:
         if not self.is_on:
             return
-        end = live.pending
+        end = state.pending
         facts = {
             "reason": finish.kind if finish.message is None else f"{finish.kind}: {finish.message}",
-            "prompt": live.prompt_tokens,
+            "prompt": state.prompt_tokens,
             "cached": end.cached_tokens if end else 0,
-            "output": len(live.output_ids),
-            "first token": f"{max(live.first_token_s - live.arrival_s, 0):.3f} s",
-            "total": f"{live.finished_s - live.arrival_s:.3f} s",
+            "output": len(state.output_ids),
+            "first token": f"{max(state.first_token_s - state.arrival_s, 0):.3f} s",
+            "total": f"{state.finished_s - state.arrival_s:.3f} s",
         }
-        finished(live.rid, self.level, facts, self._text(live.output_ids))
+        finished(state.rid, self.level, facts, self._text(state.output_ids))
 
     def _text(self, ids: list[int]) -> str | None:
         """Only where it is shown: decoding a long prompt costs."""

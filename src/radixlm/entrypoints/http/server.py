@@ -22,9 +22,9 @@ from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.base.units import format_seconds
 from radixlm.config.root import ServerConfig
-from radixlm.engine.ahead import read_ahead
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
-from radixlm.engine.modelinfo import ModelInfo, resolved
+from radixlm.engine.model_info import ModelInfo, resolved
+from radixlm.engine.prefault import read_ahead
 from radixlm.observe.gcwatch import GcWatch
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Server:
             self._stop_now()
             return
         name = signal.Signals(signum).name
-        running = len(self.engine.intake.live)
+        running = len(self.engine.intake.requests)
         log.info("%s: draining, %d requests run", name, running)
         self._spawn(self._drain())
 

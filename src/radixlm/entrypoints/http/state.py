@@ -12,10 +12,10 @@ from fastapi import Request
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.root import ServerConfig
-from radixlm.engine.modelinfo import ModelInfo
+from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.media import MediaReader
-from radixlm.intake.manager import Intake
 from radixlm.intake.sessions import Sessions
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.chat import ChatTemplate
 from radixlm.text.fim import FimTemplate
 from radixlm.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class ServerState:
     info: ModelInfo
     tokenizer: Tokenizer | None
     engine: Any  # ProcessEngine | ThreadEngine
-    intake: Intake
+    intake: TokenizerManager
     model_name: str
     defaults: SamplingParams
     sessions: Sessions

@@ -24,11 +24,11 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
 from radixlm.config.root import ServerConfig, flat
 from radixlm.engine.launch import intake_facts
-from radixlm.engine.modelinfo import ModelInfo, resolved
-from radixlm.engine.recover import Supervisor, Watcher
+from radixlm.engine.model_info import ModelInfo, resolved
+from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.entrypoints.http.server import Server
 from radixlm.intake.link import ZmqLink
-from radixlm.intake.manager import Intake
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec
 from radixlm.wire.replies import Failed
@@ -59,7 +59,7 @@ def serve_many(config: ServerConfig, given: frozenset[str], sock: socket.socket)
 class Replica:
     """An engine as the main process sees it."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: EngineSupervisor) -> None:
         self.supervisor = supervisor
         self.facts: dict[str, Any] | None = None
         self.beat_s = 0.0
@@ -72,7 +72,7 @@ class Fleet:
         self._config, self._given, self._sock = config, given, sock
         self._count = config.serve.tokenizer_worker_num
         self._replicas = [
-            Replica(Supervisor(config, given, self._count, index))
+            Replica(EngineSupervisor(config, given, self._count, index))
             for index in range(config.parallel.dp_size)
         ]
         self._workers: dict[int, asyncio.subprocess.Process] = {}
@@ -101,10 +101,10 @@ class Fleet:
         log.info("stopped")
         return self._status
 
-    def _watcher(self, index: int) -> Watcher:
+    def _watcher(self, index: int) -> EngineListener:
         replica = self._replicas[index]
-        return Watcher(
-            lost=lambda culprit: self._lost(index, culprit),
+        return EngineListener(
+            lost=lambda poison_rid: self._lost(index, poison_rid),
             gave_up=lambda message: self._gave_up(index, message),
             beat_s=lambda: replica.beat_s,
         )
@@ -189,10 +189,10 @@ class Fleet:
             self._deaths.popleft()
         return len(self._deaths) <= MAX_DEATHS
 
-    def _lost(self, index: int, culprit: str | None) -> None:
+    def _lost(self, index: int, poison_rid: str | None) -> None:
         self._replicas[index].facts, self._replicas[index].beat_s = None, 0.0
         for process in self._workers.values():
-            self._tell(process, {"do": "lose", "replica": index, "culprit": culprit})
+            self._tell(process, {"do": "lose", "replica": index, "poison_rid": poison_rid})
 
     def _gave_up(self, index: int, message: str) -> None:
         for process in self._workers.values():
@@ -216,7 +216,7 @@ class SharedEngine:
         codec = intake_codec()
         links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in order["addresses"]]
         method = config.parallel.load_balance_method
-        self.intake = Intake(None, intake_facts(config, info), links, method=method)
+        self.intake = TokenizerManager(None, intake_facts(config, info), links, method=method)
         self._joining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -231,7 +231,7 @@ class SharedEngine:
     async def _join(self, index: int, facts: dict[str, Any]) -> None:
         """Its socket has to find ours first: what is sent to nobody is lost. What the predecessor
         had asked for is ended."""
-        replica = self.intake.link[index]
+        replica = self.intake.replicas[index]
         while not replica.beat_s:
             await asyncio.sleep(JOIN_LOOK_S)
         if replica.is_ready:
@@ -242,7 +242,7 @@ class SharedEngine:
     async def stop(self) -> None:
         for joining in tuple(self._joining):
             joining.cancel()
-        self.intake.link.close()
+        self.intake.replicas.close()
 
 
 class Worker:
@@ -278,7 +278,7 @@ class Worker:
         async for line in orders:
             order = json.loads(line)
             if order["do"] == "lose":
-                intake.lose_engine(order["culprit"], order["replica"])
+                intake.lose_engine(order["poison_rid"], order["replica"])
             elif order["do"] == "give_up":
                 failure = Failed("EngineError", order["message"])
                 intake.give_up(failure, order["replica"])
@@ -289,7 +289,7 @@ class Worker:
 
     async def _report(self) -> None:
         """Signs of life, the engines' and one's own, for the process that watches."""
-        replicas = list(self._engine.intake.link)
+        replicas = list(self._engine.intake.replicas)
         were_ready = [False] * len(replicas)
         while True:
             told: list[dict[str, Any]] = []

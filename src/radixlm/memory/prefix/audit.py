@@ -1,4 +1,4 @@
-"""Does the tree agree with itself and with those who hold locks? Breaches give both numbers."""
+"""Does the tree agree with itself and with those who hold locks? Violations give both numbers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from radixlm.memory.prefix.window import WindowGroup
 
 def audit_shape(tree: Tree) -> list[str]:
     """Every node stands under the right edge and has as many pages as its tokens fill."""
-    breaches: list[str] = []
+    violations: list[str] = []
     for node in tree.nodes():
         parent = node.parent
         head = node.tokens[: tree.page_size * TOKEN_BYTES]
         stored = node.edge[1] if isinstance(node.edge, tuple) else node.edge
         if parent is None or parent.children.get(node.edge) is not node or stored != head:
-            breaches.append(f"node {node.serial} does not stand under its first page")
+            violations.append(f"node {node.serial} does not stand under its first page")
         num_tokens = len(node.tokens) // TOKEN_BYTES
         if num_tokens != node.num_pages * tree.page_size or not node.num_pages:
-            breaches.append(
+            violations.append(
                 f"node {node.serial} has {num_tokens} tokens in {node.num_pages} pages "
                 f"of {tree.page_size}"
             )
         for pages in (node.pages, node.window_pages):
             if pages is not None and len(pages) != node.num_pages * PAGE_ID_BYTES:
-                breaches.append(
+                violations.append(
                     f"node {node.serial} has {len(pages) // PAGE_ID_BYTES} page ids, "
                     f"counts {node.num_pages}"
                 )
-    return breaches
+    return violations
 
 
 def audit_locks(
@@ -42,30 +42,30 @@ def audit_locks(
     """Lock counts of the nodes against the handles that are locked, as often as they are."""
     wanted: Counter[Node] = Counter()
     window_wanted: Counter[Node] = Counter()
-    breaches: list[str] = []
+    violations: list[str] = []
     for handle, is_window_locked in locks:
         if handle is None:
             continue
         if not isinstance(handle, Node) or not handle.is_alive:
-            breaches.append("a request has locked a prefix that is no longer cached")
+            violations.append("a request has locked a prefix that is no longer cached")
             continue
         wanted.update(handle.path())
         if window is not None and is_window_locked:
             window_wanted.update(window.tail(handle))
     for node in tree.nodes():
         if node.num_locks != wanted[node]:
-            breaches.append(
+            violations.append(
                 f"node {node.serial} has {node.num_locks} locks, requests hold {wanted[node]}"
             )
         if node.num_window_locks != window_wanted[node]:
-            breaches.append(
+            violations.append(
                 f"node {node.serial} has {node.num_window_locks} window locks, "
                 f"requests hold {window_wanted[node]}"
             )
         if is_repair:
             node.num_locks = wanted[node]
             node.num_window_locks = window_wanted[node]
-    return breaches
+    return violations
 
 
 def locked_pages(handle: Handle | None) -> PageIds:

@@ -69,7 +69,7 @@ class Audit(Record):
     paths, window_paths: for each lock that was asked about, ids of the pages that it keeps.
     """
 
-    breaches: list[str]
+    violations: list[str]
     pages: PageIds
     window_pages: PageIds
     paths: list[PageIds]

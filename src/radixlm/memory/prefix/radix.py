@@ -212,25 +212,25 @@ class RadixCache:
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
         """Compares the books with the nodes and with all ``locks`` held; may set them right."""
         locks = list(locks)
-        breaches = audit_shape(self.tree)
-        breaches += audit_locks(self.tree, self.window, locks, is_repair)
+        violations = audit_shape(self.tree)
+        violations += audit_locks(self.tree, self.window, locks, is_repair)
         nodes = list(self.tree.nodes())
         total = sum(node.num_pages for node in nodes)
         num_locked = sum(node.num_pages for node in nodes if node.num_locks)
         if (self.total_pages, self.num_locked) != (total, num_locked):
-            breaches.append(
+            violations.append(
                 f"the tree counts {self.total_pages} pages, {self.num_locked} locked; "
                 f"its nodes hold {total}, {num_locked} locked"
             )
         if self.window is not None:
-            breaches += self.window.audit(nodes, is_repair)
+            violations += self.window.audit(nodes, is_repair)
         if is_repair:
             self.total_pages, self.num_locked = total, num_locked
             for node in nodes:
                 if not node.num_locks and not node.children:
                     self._queue.push(node)
         return Audit(
-            breaches,
+            violations,
             join(node.pages for node in nodes),
             join(node.window_pages for node in nodes if node.window_pages is not None),
             [locked_pages(handle) for handle, _ in locks],

@@ -199,17 +199,17 @@ class WindowGroup:
         return None
 
     def audit(self, nodes: list[Node], is_repair: bool) -> list[str]:
-        """Breaches of the sums and of "locked means live"; sums are set right if asked."""
+        """Violations of the sums and of "locked means live"; sums are set right if asked."""
         live = [node for node in nodes if node.window_pages is not None]
         total = sum(node.num_pages for node in live)
         num_locked = sum(node.num_pages for node in live if node.num_window_locks)
-        breaches = [
+        violations = [
             f"node {node.serial} is a tombstone with {node.num_window_locks} window locks"
             for node in nodes
             if node.window_pages is None and node.num_window_locks
         ]
         if (self.total_pages, self.num_locked) != (total, num_locked):
-            breaches.append(
+            violations.append(
                 f"the window group counts {self.total_pages} pages, {self.num_locked} locked; "
                 f"its nodes hold {total}, {num_locked} locked"
             )
@@ -218,7 +218,7 @@ class WindowGroup:
             for node in live:
                 if not node.num_window_locks:
                     self._queue.push(node)
-        return breaches
+        return violations
 
 
 def checked_row(row: PageIds) -> PageIds:

@@ -25,8 +25,8 @@ from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, 
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.media import sources_of
 from radixlm.entrypoints.native import MediaSource
-from radixlm.intake.manager import grammar_of
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.intake.tokenizer_manager import grammar_of
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import ToolSpec, tool_specs

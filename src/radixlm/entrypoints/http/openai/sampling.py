@@ -14,8 +14,8 @@ from radixlm.entrypoints.http.client import client_key
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import prefix_key, replica_of
-from radixlm.intake.checks import processor_name
 from radixlm.intake.records import GenerateRequest, in_client_words
+from radixlm.intake.validation import processor_name
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
 
 # OpenAI's name -> ours; the others have one name

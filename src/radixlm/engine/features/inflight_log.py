@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 SIZE = 1024
 
 
-class FlightRecord(Feature):
+class InflightLog(Feature):
     """Writes the rid of a suspect before its step, and clears it after. Without a ``path``, or
     on a full disk, the record lives as long as the process."""
 
@@ -30,9 +30,9 @@ class FlightRecord(Feature):
         self._write("")
 
     def arrive(self, request: Request) -> bool:
-        if request.wire.is_suspect:
+        if request.wire.is_quarantined:
             self._suspects.add(request.rid)
-        return request.wire.is_suspect
+        return request.wire.is_quarantined
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
         if not self._suspects and self.current is None:

@@ -19,10 +19,10 @@ from typing import Any
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 COMMAND = (sys.executable, "-m", "radixlm.engine.worker")
 
-_waiting: list[Child] = []
+_waiting: list[EngineProcess] = []
 
 
-class Child:
+class EngineProcess:
     """One process, awaited in an event loop."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
@@ -60,17 +60,17 @@ class Child:
         return self._popen.wait()
 
 
-def start_early(count: int) -> None:
-    """Start ``count`` engine processes that ``engine_child`` will hand out; what nobody has taken
+def prestart_engines(count: int) -> None:
+    """Start ``count`` engine processes that ``take_engine_process`` will hand out; what nobody has taken
     ends with this process."""
     if not _waiting:
         atexit.register(_end_waiting)
-    _waiting.extend(Child() for _ in range(count))
+    _waiting.extend(EngineProcess() for _ in range(count))
 
 
-def engine_child() -> Child:
+def take_engine_process() -> EngineProcess:
     """An engine process without orders: one started early, or a new one."""
-    return _waiting.pop() if _waiting else Child()
+    return _waiting.pop() if _waiting else EngineProcess()
 
 
 def _end_waiting() -> None:

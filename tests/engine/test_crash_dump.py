@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from radixlm.config.root import ServerConfig
-from radixlm.engine import crashdump
-from radixlm.engine.crashdump import Recorder
-from radixlm.intake.stream import Live
+from radixlm.engine import crash_dump
+from radixlm.engine.crash_dump import Recorder
+from radixlm.intake.request_state import RequestState
 from radixlm.wire.replies import Finish
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
@@ -24,18 +24,18 @@ class Case:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
-        self.live: dict[str, Live] = {}
-        self.recorder = Recorder(folder, CONFIG, lambda: self.live.values(), lambda: self.now_s)
+        self.requests: dict[str, RequestState] = {}
+        self.recorder = Recorder(folder, CONFIG, lambda: self.requests.values(), lambda: self.now_s)
 
-    def begin(self, rid: str, prompt: list[int], output: list[int]) -> Live:
+    def begin(self, rid: str, prompt: list[int], output: list[int]) -> RequestState:
         sampling = SamplingParams(max_new_tokens=9, sampling_seed=7)
-        live = Live(TokenizedRequest(rid, pack_ids(prompt), sampling), 0, None, None)
-        live.arrival_s, live.output_ids = self.now_s, output
-        self.live[rid] = live
-        return live
+        state = RequestState(TokenizedRequest(rid, pack_ids(prompt), sampling), 0, None, None)
+        state.arrival_s, state.output_ids = self.now_s, output
+        self.requests[rid] = state
+        return state
 
     def end(self, rid: str) -> None:
-        self.recorder.ended(self.live.pop(rid), Finish("length"))
+        self.recorder.ended(self.requests.pop(rid), Finish("length"))
 
     def rids(self) -> list[str]:
         return [entry.wire.rid for entry in self.recorder.entries()]
@@ -75,8 +75,8 @@ def test_what_ended_five_minutes_ago_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_memory_and_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crashdump, "MAX_BYTES", 10_000)
-    monkeypatch.setattr(crashdump, "MAX_FILES", 3)
+    monkeypatch.setattr(crash_dump, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(crash_dump, "MAX_FILES", 3)
     case = Case(tmp_path)
     for i in range(100):
         case.begin(f"r{i}", [1] * 100, [2] * 50)
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_leaves_nothing_and_harms_nothing(
     def full(record: object, began: float) -> object:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(crashdump, "as_record", full)
+    monkeypatch.setattr(crash_dump, "as_record", full)
     case.recorder.engine_lost("the engine died")
     case.recorder.wait()
     assert "No space left" in caplog.text and not list(tmp_path.iterdir())

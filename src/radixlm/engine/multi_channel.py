@@ -23,7 +23,7 @@ MAX_TOP = 1 << 20  # log-probabilities of a place
 ROOM = 4 << 20  # of a message: for what is not hidden states
 
 
-class FanChannel:
+class MultiChannel:
     """A Channel over one zmq PAIR an intake process. Its messages are marked with their origin by
     remembering rid and call id; what belongs to nobody goes to all."""
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from radixlm.config.root import ServerConfig
-from radixlm.engine import ahead
+from radixlm.engine import prefault
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
@@ -22,7 +22,7 @@ def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         asked.append((Path(f"/proc/self/fd/{opened}").resolve().name, advice))
 
     monkeypatch.setattr(os, "posix_fadvise", note)
-    thread = ahead.read_ahead(tmp_path)
+    thread = prefault.read_ahead(tmp_path)
     assert thread is not None
     thread.join()
     wanted = os.POSIX_FADV_WILLNEED
@@ -30,7 +30,7 @@ def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).unlink()
     asked.clear()
-    thread = ahead.read_ahead(tmp_path)
+    thread = prefault.read_ahead(tmp_path)
     assert thread is not None
     thread.join()
     assert asked == [("d.gguf", wanted)]
@@ -39,14 +39,14 @@ def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_asked_without_files_or_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ahead.read_ahead(tmp_path) is None
+    assert prefault.read_ahead(tmp_path) is None
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
-    assert ahead.read_ahead(tmp_path) is None
+    assert prefault.read_ahead(tmp_path) is None
     (tmp_path / "gone.safetensors").unlink()
     (tmp_path / "a.safetensors").write_bytes(b"weights")
     full = psutil.virtual_memory()._replace(available=8)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
-    assert ahead.read_ahead(tmp_path) is None
+    assert prefault.read_ahead(tmp_path) is None
 
 
 def test_pages_are_wanted_for_what_a_cpu_packs(
@@ -54,7 +54,7 @@ def test_pages_are_wanted_for_what_a_cpu_packs(
 ) -> None:
     def wanted(**options: object) -> int:
         config = ServerConfig.from_kwargs(model_path="x", **{"device": "cpu", **options})
-        return ahead.bytes_ahead(config, tmp_path)
+        return prefault.prefault_bytes(config, tmp_path)
 
     assert wanted() == 0  # no files
     with (tmp_path / "a.safetensors").open("wb") as file:
@@ -67,7 +67,7 @@ def test_pages_are_wanted_for_what_a_cpu_packs(
     assert wanted(device="cuda") == wanted(load_format="dummy") == 0
     with (tmp_path / "b.safetensors").open("wb") as file:
         file.truncate(100 << 30)
-    assert wanted() == ahead.MOST_BYTES
+    assert wanted() == prefault.MOST_BYTES
     short = plenty._replace(available=4 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: short)
     assert wanted() == 0

@@ -14,10 +14,10 @@ import pytest
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.root import ServerConfig
-from radixlm.engine import recover
-from radixlm.engine.child import Child
+from radixlm.engine import supervisor as module
 from radixlm.engine.launch import ThreadEngine
-from radixlm.engine.recover import Supervisor, Watcher
+from radixlm.engine.process import EngineProcess
+from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -26,21 +26,21 @@ class Case:
     """A supervisor whose engine is ``code``, and what it told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str, **options: Any) -> None:
-        monkeypatch.setattr(recover, "CHECK_S", 0.01)
-        monkeypatch.setattr(recover, "LAST_WORDS_S", 0.05)
+        monkeypatch.setattr(module, "CHECK_S", 0.01)
+        monkeypatch.setattr(module, "LAST_WORDS_S", 0.05)
         self.code = code
         self.beat_s = 0.0
         self.lost: list[str | None] = []
         self.reason: str | None = None
         self.over = asyncio.Event()
         config = ServerConfig.from_kwargs(model_path="x", **options)
-        self.supervisor = Supervisor(config, frozenset())
+        self.supervisor = EngineSupervisor(config, frozenset())
         monkeypatch.setattr(self.supervisor, "_spawn", self._spawn)
         self.num_started = 0
 
     def _spawn(self) -> None:
         self.num_started += 1
-        self.supervisor.process = Child((sys.executable, "-S", "-c", self.code))
+        self.supervisor.process = EngineProcess((sys.executable, "-S", "-c", self.code))
         self.supervisor.process.give({})
 
     def _give_up(self, reason: str) -> None:
@@ -48,7 +48,7 @@ class Case:
         self.over.set()
 
     async def run(self) -> str:
-        watcher = Watcher(self.lost.append, self._give_up, lambda: self.beat_s)
+        watcher = EngineListener(self.lost.append, self._give_up, lambda: self.beat_s)
         await self.supervisor.start(watcher)
         try:
             await asyncio.wait_for(self.over.wait(), 60)
@@ -100,7 +100,7 @@ async def test_deaths_out_of_the_window_are_forgotten(monkeypatch: pytest.Monkey
     supervisor = Case(monkeypatch, SLEEP, max_engine_restarts=1, restart_window_s=100).supervisor
     deaths_s = iter((0.0, 101.0, 202.0, 250.0))
     with monkeypatch.context() as patch:
-        patch.setattr(recover.time, "monotonic", lambda: next(deaths_s))
+        patch.setattr(supervisor.time, "monotonic", lambda: next(deaths_s))
         found = [supervisor._may_restart() for _ in range(4)]
     assert found == [True, True, True, False]
     await supervisor.stop()
@@ -134,6 +134,6 @@ def test_an_engine_inside_a_program_has_no_replicas() -> None:
 async def test_the_order_holds_no_secret_and_shares_the_cores(tmp_path: Path) -> None:
     given = {"model_path": "x", "dp_size": 3, "api_key": "sesame", "cpu_threads": 8}
     config = ServerConfig.from_kwargs(**given)
-    options = recover._sendable(config, frozenset())
+    options = supervisor._sendable(config, frozenset())
     assert options["cpu_threads"] == 2 and "api_key" not in options
-    assert recover._sendable(config, frozenset({"cpu_threads"}))["cpu_threads"] == 8
+    assert supervisor._sendable(config, frozenset({"cpu_threads"}))["cpu_threads"] == 8

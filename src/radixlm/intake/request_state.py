@@ -17,7 +17,7 @@ from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 
 
-class Live:
+class RequestState:
     """A request from submission to its end. It outlives any engine process."""
 
     __slots__ = (
@@ -29,8 +29,8 @@ class Live:
         "finished_s",
         "first_token_s",
         "index",
-        "is_suspect",
-        "kills",
+        "is_quarantined",
+        "crash_count",
         "last_token_s",
         "num_hidden",
         "output_ids",
@@ -39,7 +39,7 @@ class Live:
         "replica",
         "skip_hidden",
         "stop",
-        "told",
+        "last_delta",
         "unread_s",
         "wire",
     )
@@ -57,14 +57,14 @@ class Live:
         self.replica: int | None = None  # who was asked for
         self.detokenizer, self.stop = detokenizer, stop
         self.output_ids: list[int] = []
-        self.told = TokenDelta(wire.rid)  # the last whole delta
+        self.last_delta = TokenDelta(wire.rid)  # the last whole delta
         self.pending: Output | None = None
         self.event = event or asyncio.Event()
         self.unread_s = 0.0  # how long there has been something to read
         self.abort_message: str | None = None  # an operator wants it ended
         self.ended = False
-        self.kills = 0
-        self.is_suspect = False
+        self.crash_count = 0
+        self.is_quarantined = False
         self.arrival_s = time.monotonic()
         self.first_token_s = 0.0
         self.last_token_s = 0.0
@@ -77,7 +77,7 @@ class Live:
     def rid(self) -> str:
         return self.wire.rid
 
-    def again(self) -> TokenizedRequest:
+    def resume_request(self) -> TokenizedRequest:
         """The same request with what was emitted appended to its prompt: a new engine goes on
         where the old one stopped, random draws being keyed by (seed, position)."""
         self.skip_hidden = self.num_hidden
@@ -88,14 +88,14 @@ class Live:
             self.wire,
             input_ids=ids,
             num_emitted=len(self.output_ids),
-            is_suspect=self.is_suspect,
+            is_quarantined=self.is_quarantined,
             # it has been through the queue once
             queue_deadline_s=0.0 if self.output_ids else self.wire.queue_deadline_s,
         )
 
-    def one_more(self, token: int) -> TokenDelta:
+    def single_token_delta(self, token: int) -> TokenDelta:
         """What the scheduler means when it says no more than a token."""
-        told = self.told
+        told = self.last_delta
         return TokenDelta(
             told.rid,
             [token],
@@ -109,11 +109,11 @@ class Live:
         """Absorb what the scheduler sent. Returns the stop string that ended the text, if one
         did: the scheduler must then be told."""
         now_s = time.monotonic()
-        self.told = delta
+        self.last_delta = delta
         if delta.tokens:
             self.first_token_s = self.first_token_s or now_s
             self.last_token_s = now_s
-            self.kills = 0  # it can be computed: whatever killed the engine before, not this
+            self.crash_count = 0  # it can be computed: whatever killed the engine before, not this
         text, matched, num_kept = self._text(delta)
         if num_kept < len(delta.tokens):
             delta = _cut(delta, num_kept)
@@ -225,18 +225,18 @@ def _cut(delta: TokenDelta, count: int) -> TokenDelta:
     )
 
 
-async def merged(lives: list[Live]) -> AsyncIterator[Output]:
+async def merged(states: list[RequestState]) -> AsyncIterator[Output]:
     """Outputs of several samples as they come, until all have ended. What a slow reader leaves
     waits in the samples themselves, joined to one output each."""
-    left = list(lives)
+    left = list(states)
     while left:
         left[0].event.clear()  # parallel samples share it
-        for live in tuple(left):
-            output = live.read()
+        for state in tuple(left):
+            output = state.read()
             if output is None:
                 continue
             if output.finish is not None:
-                left.remove(live)
+                left.remove(state)
             yield output
         if left and not left[0].event.is_set():
             await left[0].event.wait()

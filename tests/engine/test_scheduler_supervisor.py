@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from radixlm.base.errors import CheckpointError
-from radixlm.engine.features.flight import FlightRecord
-from radixlm.engine.renew import MAX_FAILURES, Renewing
+from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.scheduler_supervisor import MAX_FAILURES, SchedulerSupervisor
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Handler
-from radixlm.intake.manager import Intake
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
@@ -49,19 +49,19 @@ class Choosy(Feature):
 
 
 class House:
-    """Intake and renewed schedulers in one thread; the scheduler runs when ``run`` is called."""
+    """TokenizerManager and renewed schedulers in one thread; the scheduler runs when ``run`` is called."""
 
     def __init__(self, error: Callable[[], Exception], *more: Feature) -> None:
-        self.flight, self.more = FlightRecord(), more
+        self.flight, self.more = InflightLog(), more
         self.mine, self.theirs = (bench := Bench()).mine, bench.scheduler.channel
         self.num_made = 0
         self.error = error
         self.handler: Handler = lambda message: None
-        self.intake = Intake(None, IntakeFacts(vocab=VOCAB, context_len=512), self)
+        self.intake = TokenizerManager(None, IntakeFacts(vocab=VOCAB, context_len=512), self)
         self.intake.start()
         self.intake.become_ready({"context_len": 512})
         facts = {"context_len": 512}
-        self.serving = Renewing(self.make(), self.make, self.theirs, facts, self.flight)
+        self.serving = SchedulerSupervisor(self.make(), self.make, self.theirs, facts, self.flight)
 
     def make(self) -> Scheduler:
         """Stops when nothing is left to do, so that ``run`` returns."""
@@ -76,7 +76,7 @@ class House:
         def once(wait: bool = True) -> None:
             tick(wait=False)
             self.deliver()
-            scheduler.is_stopped = not self.intake.live
+            scheduler.is_stopped = not self.intake.requests
 
         scheduler.tick = once  # type: ignore[method-assign]
         return scheduler
@@ -94,7 +94,7 @@ class House:
         for message in self.mine.receive(0):
             self.handler(message)
 
-    def submit(self, prompt: list[int]) -> Live:
+    def submit(self, prompt: list[int]) -> RequestState:
         sampling = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
         return self.intake.submit(GenerateRequest(sampling, input_ids=prompt, stream=True))[0]
 
@@ -112,10 +112,10 @@ async def test_the_culprit_fails_alone(error: Callable[[], Exception]) -> None:
     end = bad.read()
     assert end is not None and end.finish is not None and not end.token_ids
     assert (end.finish.kind, end.finish.status) == ("error", 500)
-    for live, prompt in zip(good, pure, strict=True):
-        got = live.read()
+    for state, prompt in zip(good, pure, strict=True):
+        got = state.read()
         assert got is not None and got.token_ids == reference(prompt, 12, True)
-    assert house.serving.scheduler.ledger.breaches([]) == []
+    assert house.serving.scheduler.kv_manager.find_violations([]) == []
 
 
 @pytest.mark.parametrize(

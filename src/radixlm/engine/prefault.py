@@ -32,7 +32,7 @@ def read_ahead(folder: Path) -> threading.Thread | None:
     return thread
 
 
-def bytes_ahead(config: ServerConfig, folder: Path) -> int:
+def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     """Memory worth making ready for weights that a CPU packs: not quite what they will take. 0
     where nothing is packed on the host, or memory is short."""
     model = config.model

@@ -26,8 +26,8 @@ import msgspec
 from radixlm import __version__
 from radixlm.base.record import Record
 from radixlm.config.root import ServerConfig, flat
-from radixlm.intake.manager import Observer
-from radixlm.intake.stream import Live
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import Observer
 from radixlm.wire.replies import Finish
 from radixlm.wire.requests import TokenizedRequest
 
@@ -63,7 +63,7 @@ class Recorder(Observer):
         self,
         folder: Path,
         config: ServerConfig,
-        running: Callable[[], Iterable[Live]],
+        running: Callable[[], Iterable[RequestState]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``running``: the requests that have not ended yet."""
@@ -73,8 +73,8 @@ class Recorder(Observer):
         self._num_files = 0
         self._writer: threading.Thread | None = None
 
-    def ended(self, live: Live, finish: Finish) -> None:
-        entry = _entry(live, finish, self._clock())
+    def ended(self, state: RequestState, finish: Finish) -> None:
+        entry = _entry(state, finish, self._clock())
         self._ended.append(entry)
         self._num_bytes += entry.num_bytes
         self._forget_old()
@@ -102,7 +102,7 @@ class Recorder(Observer):
     def entries(self) -> list[Entry]:
         """What would be written now, oldest first."""
         self._forget_old()
-        running = [_entry(live, None, 0.0) for live in self._running()]
+        running = [_entry(state, None, 0.0) for state in self._running()]
         return sorted([*self._ended, *running], key=lambda entry: entry.arrival_s)
 
     def _next_path(self) -> Path:
@@ -150,8 +150,10 @@ class Recorder(Observer):
         }
 
 
-def _entry(live: Live, finish: Finish | None, now_s: float) -> Entry:
-    return Entry(live.arrival_s, live.wire, list(live.output_ids), finish, now_s, live.kills)
+def _entry(state: RequestState, finish: Finish | None, now_s: float) -> Entry:
+    return Entry(
+        state.arrival_s, state.wire, list(state.output_ids), finish, now_s, state.crash_count
+    )
 
 
 def as_record(entry: Entry, began: float) -> dict[str, Any]:

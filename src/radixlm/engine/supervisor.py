@@ -1,6 +1,6 @@
 """Keep an engine process alive: start it, watch it, start it again.
 
-Intake holds every live request (``intake/stream.py``); when the new process says that it is ready,
+Intake holds every live request (``intake/request_state.py``); when the new process says that it is ready,
 they are sent again from where they stand. A request that was computed alone when the engine died
 twice is failed alone.
 """
@@ -21,9 +21,9 @@ from typing import Any
 
 from radixlm.base.record import Record
 from radixlm.config.root import ServerConfig, flat
-from radixlm.engine.ahead import bytes_ahead
-from radixlm.engine.child import Child, engine_child
-from radixlm.engine.features.flight import blamed
+from radixlm.engine.features.inflight_log import blamed
+from radixlm.engine.prefault import prefault_bytes
+from radixlm.engine.process import EngineProcess, take_engine_process
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ OUT_OF_MEMORY = (
 )
 
 
-class Watcher(Record):
+class EngineListener(Record):
     """Whom the supervisor tells: the engine is lost (and whom it was computing alone); it cannot
     be had any more; when did it last give a sign of life (monotonic seconds, 0 = not yet)."""
 
@@ -51,7 +51,7 @@ class Watcher(Record):
     beat_s: Callable[[], float]
 
 
-class Supervisor:
+class EngineSupervisor:
     """Owns one engine process and the folder of its sockets (mode 0700). With --dp-size there is
     one for each replica ``index``."""
 
@@ -68,8 +68,8 @@ class Supervisor:
         self.checkpoint = checkpoint
         self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
-        self.flight_path = self.folder / "flight"
-        self.process: Child | None = None
+        self.inflight_log_path = self.folder / "flight"
+        self.process: EngineProcess | None = None
         self.num_restarts = 0
         self.name = f"engine {index}" if config.parallel.dp_size > 1 else "the engine"
         self._deaths: deque[float] = deque()
@@ -79,7 +79,7 @@ class Supervisor:
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, watcher: Watcher) -> None:
+    async def start(self, watcher: EngineListener) -> None:
         """Start the engine and watch it in the background."""
         self._spawn()
         self._task = asyncio.create_task(self._watch(watcher), name="engine supervisor")
@@ -90,14 +90,16 @@ class Supervisor:
             "index": self.index,
             "given": sorted(self.given),
             "addresses": self.addresses,
-            "flight_path": str(self.flight_path),
+            "inflight_log_path": str(self.inflight_log_path),
             "parent": os.getpid(),
-            "bytes_ahead": bytes_ahead(self.config, self.checkpoint) if self.checkpoint else 0,
+            "prefault_bytes": prefault_bytes(self.config, self.checkpoint)
+            if self.checkpoint
+            else 0,
         }
-        self.process = engine_child()
+        self.process = take_engine_process()
         self.process.give(order)
 
-    async def _watch(self, watcher: Watcher) -> None:
+    async def _watch(self, watcher: EngineListener) -> None:
         while True:
             assert self.process is not None
             code = await self._until_dead(self.process, watcher)
@@ -112,9 +114,11 @@ class Supervisor:
             if (code > 0 or self._hung_loading) and not (self.num_restarts or self._has_served):
                 watcher.gave_up(self._why_not_started(code))
                 return
-            culprit = blamed(self.flight_path)
-            self.flight_path.unlink(missing_ok=True)  # the next may die before it writes its own
-            watcher.lost(self._to_blame(code, culprit))
+            poison_rid = blamed(self.inflight_log_path)
+            self.inflight_log_path.unlink(
+                missing_ok=True
+            )  # the next may die before it writes its own
+            watcher.lost(self._to_blame(code, poison_rid))
             if not self._may_restart():
                 watcher.gave_up(self._verdict(code))
                 return
@@ -122,7 +126,7 @@ class Supervisor:
             self.num_restarts += 1
             self._spawn()
 
-    async def _until_dead(self, process: Child, watcher: Watcher) -> int:
+    async def _until_dead(self, process: EngineProcess, watcher: EngineListener) -> int:
         """Wait for the end of the process; one that gives no sign of life is ended."""
         limit_s = self.config.serve.watchdog_timeout
         load_s, started_s = self.config.serve.load_timeout_s, time.monotonic()
@@ -148,13 +152,13 @@ class Supervisor:
                 process.kill()
         return await waiting
 
-    def _to_blame(self, code: int, culprit: str | None) -> str | None:
+    def _to_blame(self, code: int, poison_rid: str | None) -> str | None:
         """Who is told to have killed the engine. SIGKILL comes from outside as a rule: it is held
         against a request only if it struck while the same one was computed before."""
-        if code != -signal.SIGKILL or culprit is None:
-            return culprit
-        known, self._struck = self._struck, culprit
-        return culprit if culprit == known else None
+        if code != -signal.SIGKILL or poison_rid is None:
+            return poison_rid
+        known, self._struck = self._struck, poison_rid
+        return poison_rid if poison_rid == known else None
 
     def _may_restart(self) -> bool:
         now_s = time.monotonic()

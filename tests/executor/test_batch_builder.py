@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.executor.prepare import prepare
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.batch_builder import prepare
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.wire.sampling_params import SamplingParams
 from tests.executor.fake_model import CPU, PAGE, FakeAttention
@@ -16,7 +16,7 @@ from tests.executor.fake_model import CPU, PAGE, FakeAttention
 MAX_PAGES = 8
 
 
-def _admit(tables: SlotTables, slot: int, prompt_len: int, **fields: object) -> None:
+def _admit(tables: DeviceTables, slot: int, prompt_len: int, **fields: object) -> None:
     ids, none = np.arange(prompt_len, dtype=np.int32), np.zeros(0, np.int32)
     tables.admit(Admission(f"r{slot}", slot, SamplingParams(), ids, none, **fields))  # type: ignore[arg-type]
 
@@ -32,7 +32,7 @@ SEQUENCES = st.lists(
 def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots = rng.permutation(len(sequences) + 2)[: len(sequences)].tolist()
-    tables = SlotTables(len(sequences) + 2, MAX_PAGES, 2, CPU)
+    tables = DeviceTables(len(sequences) + 2, MAX_PAGES, 2, CPU)
     items, tokens = [], []
     for slot, (prompt_len, start, count) in zip(slots, sequences, strict=True):
         _admit(tables, slot, prompt_len)
@@ -74,7 +74,7 @@ def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed:
 
 
 def test_embeds_replace_prompt_rows_chunk_by_chunk() -> None:
-    tables = SlotTables(2, MAX_PAGES, 1, CPU)
+    tables = DeviceTables(2, MAX_PAGES, 1, CPU)
     rows = np.arange(5 * 3, dtype=np.float32).reshape(5, 3) + 1
     _admit(tables, 0, 5, embeds=rows)
     _admit(tables, 1, 2)

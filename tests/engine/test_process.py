@@ -6,27 +6,29 @@ import sys
 
 import pytest
 
-from radixlm.engine import child
-from radixlm.engine.child import Child, engine_child, start_early
+from radixlm.engine import process
+from radixlm.engine.process import EngineProcess, prestart_engines, take_engine_process
 
 ECHO = "import json, sys; sys.exit(json.load(sys.stdin)['end'])"
 
 
 @pytest.fixture(autouse=True)
 def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Child.__init__, "__defaults__", ((sys.executable, "-S", "-c", ECHO),))
-    monkeypatch.setattr(child, "_waiting", [])
+    monkeypatch.setattr(
+        EngineProcess.__init__, "__defaults__", ((sys.executable, "-S", "-c", ECHO),)
+    )
+    monkeypatch.setattr(process, "_waiting", [])
 
 
 async def test_orders_come_late() -> None:
-    start_early(2)
-    early = list(child._waiting)
+    prestart_engines(2)
+    early = list(process._waiting)
     for end in (3, 4):
-        taken = engine_child()
+        taken = take_engine_process()
         assert taken in early and taken.returncode is None
         taken.give({"end": end})
         assert await taken.wait() == end == taken.returncode
-    new = engine_child()
+    new = take_engine_process()
     assert new not in early
     new.give({"end": 5})
     assert await new.wait() == 5
@@ -36,22 +38,22 @@ async def test_threads_wait_asleep_unless_the_user_says(monkeypatch: pytest.Monk
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     found = "'GOMP_SPINCOUNT'] == '7' and os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"
-    told = Child((sys.executable, "-S", "-c", f"import os; assert os.environ[{found}"))
+    told = EngineProcess((sys.executable, "-S", "-c", f"import os; assert os.environ[{found}"))
     told.give({})
     assert await told.wait() == 0
 
 
 async def test_orders_to_the_dead_are_not_heard() -> None:
-    dead = Child()
+    dead = EngineProcess()
     dead.kill()
     assert await dead.wait() < 0
     dead.give({"end": 0})
 
 
 async def test_what_nobody_takes_ends() -> None:
-    start_early(1)
-    (left,) = child._waiting
-    child._end_waiting()
-    assert not child._waiting
+    prestart_engines(1)
+    (left,) = process._waiting
+    process._end_waiting()
+    assert not process._waiting
     assert await left.wait() < 0
     left.give({})

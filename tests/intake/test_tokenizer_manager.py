@@ -33,7 +33,7 @@ async def test_deltas_join_to_the_text(tokenizer: Tokenizer) -> None:
     assert [p.completion_tokens for p in pieces] == list(range(1, len(ids) + 1))
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
-    assert not stage.intake.live and not stage.link.aborts
+    assert not stage.intake.requests and not stage.link.aborts
     assert stage.watch.done == [("r", "length")] and stage.watch.tokens == len(ids)
 
 
@@ -47,14 +47,14 @@ async def test_text_is_tokenised_and_the_seed_fixed(tokenizer: Tokenizer) -> Non
 
 async def test_slow_reader_gets_all_in_one(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer)
-    (live,) = stage.intake.submit(stage.ask())
+    (state,) = stage.intake.submit(stage.ask())
     ids = stage.ids("The quick brown fox")
     for token in ids:
         stage.reply("r", [token], logprobs=Logprobs([(-1.0, token)], [None], [None]))
-    output = await live.next()
+    output = await state.next()
     assert output.text == "The quick brown fox" and output.token_ids == ids
     assert output.logprobs is not None and [t for _, t in output.logprobs.chosen] == ids
-    assert live.pending is None
+    assert state.pending is None
 
 
 async def test_parallel_samples_of_a_slow_reader(tokenizer: Tokenizer) -> None:
@@ -81,7 +81,7 @@ async def test_parallel_samples_of_a_slow_reader(tokenizer: Tokenizer) -> None:
         assert sorted([(await anext(stream)).index for _ in range(3)]) == [0, 1, 2]
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-    assert not stage.intake.live
+    assert not stage.intake.requests
 
 
 @pytest.mark.parametrize("trim", [True, False])
@@ -180,7 +180,7 @@ async def test_a_bad_request_is_named_and_leaves_nothing(
     with pytest.raises(error) as caught:
         stage.intake.submit(stage.ask(**{"rid": "r", **fields}))
     assert caught.value.param == param and caught.value.status == 400
-    assert not stage.intake.live and not stage.link.sent and not stage.watch.begun
+    assert not stage.intake.requests and not stage.link.sent and not stage.watch.begun
 
 
 async def test_text_without_a_tokenizer() -> None:
@@ -215,10 +215,10 @@ async def test_an_id_is_used_once_at_a_time(tokenizer: Tokenizer) -> None:
     stage.intake.submit(stage.ask("b#1"))
     with pytest.raises(InvalidRequest, match="in use"):
         stage.intake.submit(stage.ask("b", n=3))
-    assert sorted(stage.intake.live) == ["a", "b#1"]
+    assert sorted(stage.intake.requests) == ["a", "b#1"]
     stage.reply("a", [9], LENGTH)
     stage.intake.submit(stage.ask("a"))
-    assert "a" in stage.intake.live
+    assert "a" in stage.intake.requests
 
 
 async def test_deadlines_are_set(tokenizer: Tokenizer) -> None:
@@ -239,7 +239,7 @@ async def test_leaving_a_stream_aborts_it(tokenizer: Tokenizer) -> None:
     stage.reply("r#0", [9], LENGTH)
     await task
     await stream.aclose()
-    assert not stage.intake.live
+    assert not stage.intake.requests
     assert [(a.rids, a.quiet) for a in stage.link.aborts] == [(("r#1",), True)]
     stage.reply("r#1", [9])  # was under way: nobody is hurt
 
@@ -251,7 +251,7 @@ async def test_cancelling_collect_aborts_it(tokenizer: Tokenizer) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not stage.intake.live and stage.link.aborts[0].rids == ("r",)
+    assert not stage.intake.requests and stage.link.aborts[0].rids == ("r",)
 
 
 async def test_abort_finds_all_samples_and_nobody_else(tokenizer: Tokenizer) -> None:
@@ -279,7 +279,7 @@ async def test_one_text_that_fails_costs_no_other(
     stage.link.say(StepReply([TokenDelta(rid=r, tokens=[9]) for r in ("bad", "good")]))
     finish = (await bad.next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 500)
-    assert (await good.next()).token_ids == [9] and list(stage.intake.live) == ["good"]
+    assert (await good.next()).token_ids == [9] and list(stage.intake.requests) == ["good"]
     assert stage.link.aborts[0].rids == ("bad",)
 
 
@@ -288,7 +288,7 @@ async def test_a_client_that_does_not_read_loses_its_slot(
 ) -> None:
     stage = Stage(tokenizer, stall_timeout_s=3.0)
     now_s = [1000.0]
-    monkeypatch.setattr("radixlm.intake.manager.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("radixlm.intake.tokenizer_manager.time.monotonic", lambda: now_s[0])
     stage.beat()
     stuck, reads, waits = (stage.intake.submit(stage.ask(r))[0] for r in ("stuck", "reads", "w"))
     for _ in range(3):
@@ -297,10 +297,10 @@ async def test_a_client_that_does_not_read_loses_its_slot(
             stage.reply(rid, [9])
         await reads.next()
         stage.beat()
-    assert len(stage.intake.live) == 3
+    assert len(stage.intake.requests) == 3
     now_s[0] += 500.0  # this process stood still: nobody is to blame for more than a moment
     stage.beat()
-    assert sorted(stage.intake.live) == ["reads", "w"]
+    assert sorted(stage.intake.requests) == ["reads", "w"]
     assert [(a.rids, a.quiet) for a in stage.link.aborts] == [(("stuck",), True)]
     output = await stuck.next()
     assert output.token_ids == [9, 9, 9] and output.finish is not None
@@ -320,7 +320,7 @@ async def test_control_is_answered_by_call(tokenizer: Tokenizer) -> None:
 
 async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer)
-    (live,) = stage.intake.submit(stage.ask())
+    (state,) = stage.intake.submit(stage.ask())
     drain = asyncio.create_task(stage.intake.drain(60))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as refused:
@@ -329,13 +329,13 @@ async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
     assert not drain.done()
     stage.reply("r", [9], LENGTH)
     assert await drain is True
-    assert (await live.next()).finish == LENGTH
+    assert (await state.next()).finish == LENGTH
 
 
 async def test_drain_that_takes_too_long_says_so(tokenizer: Tokenizer) -> None:
     stage = Stage(tokenizer)
-    (live,) = stage.intake.submit(stage.ask())
+    (state,) = stage.intake.submit(stage.ask())
     assert await stage.intake.drain(0.001) is False
-    finish = (await live.next()).finish
+    finish = (await state.next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 503)
     assert await stage.intake.drain(0.001) is True  # nothing is left

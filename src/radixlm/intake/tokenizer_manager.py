@@ -23,12 +23,12 @@ from radixlm.base.errors import (
     RadixError,
 )
 from radixlm.base.record import replace
-from radixlm.intake.checks import Checks
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
 from radixlm.intake.records import GenerateRequest, Output, check_names, in_client_words
 from radixlm.intake.replicas import Replica, Replicas
-from radixlm.intake.stream import Live, merged, stop_checker
+from radixlm.intake.request_state import RequestState, merged, stop_checker
+from radixlm.intake.validation import RequestValidator
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import (
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 120.0
 # a request that was computed alone when the engine died so often is failed alone
-MAX_KILLS = 2
+MAX_CRASHES = 2
 # a sweep that comes late, since this process stood still, blames no reader for it
 MAX_SWEEP_S = 2.0
 
@@ -63,16 +63,16 @@ MAX_SWEEP_S = 2.0
 class Observer:
     """Told of what happens to requests; the metrics and the request log listen."""
 
-    def submitted(self, live: Live) -> None: ...
+    def submitted(self, state: RequestState) -> None: ...
 
-    def progressed(self, live: Live, num_tokens: int) -> None: ...
+    def progressed(self, state: RequestState, num_tokens: int) -> None: ...
 
-    def ended(self, live: Live, finish: Finish) -> None: ...
+    def ended(self, state: RequestState, finish: Finish) -> None: ...
 
     def engine_lost(self, reason: str) -> None: ...
 
 
-class Intake:
+class TokenizerManager:
     """One per HTTP process, or per offline engine."""
 
     def __init__(
@@ -87,9 +87,9 @@ class Intake:
         requests are spread by ``method`` (``intake/replicas.py``)."""
         self.tokenizer, self.facts = tokenizer, facts
         self._model_context = facts.context_len  # the engine may have room for less
-        self.link = Replicas(link if isinstance(link, Sequence) else (link,), method)
+        self.replicas = Replicas(link if isinstance(link, Sequence) else (link,), method)
         self.observers = tuple(observers)
-        self.live: dict[str, Live] = {}
+        self.requests: dict[str, RequestState] = {}
         self.token_s = 0.0  # when a token last came
         self.is_accepting = True
         self.is_paused = False
@@ -102,27 +102,27 @@ class Intake:
 
     def start(self) -> None:
         """Listen to the scheduler; call inside the event loop."""
-        self.link.start(self._handle)
+        self.replicas.start(self._handle)
 
     @property
     def load(self) -> LoadReport:
         """The load of all replicas together."""
-        return self.link.load()
+        return self.replicas.load()
 
     @property
     def engine_facts(self) -> dict[str, Any]:
         """What the engine said of itself; of several, the first that is there."""
-        return next((r.facts for r in self.link if r.facts), {})
+        return next((r.facts for r in self.replicas if r.facts), {})
 
     @property
     def beat_s(self) -> float:
         """When an engine last gave a sign of life."""
-        return max(replica.beat_s for replica in self.link)
+        return max(replica.beat_s for replica in self.replicas)
 
     # ---- requests --------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> list[Live]:
-        """Check, tokenise and send; one Live a sample. RequestError if it cannot be served."""
+    def submit(self, request: GenerateRequest) -> list[RequestState]:
+        """Check, tokenise and send; one RequestState a sample. RequestError if it cannot be served."""
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         try:
@@ -130,38 +130,38 @@ class Intake:
         except InvalidRequest as error:
             raise in_client_words(error, request.names) from None
         packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
-        lives = [
+        states = [
             self._live(request, sampling, (ids, packed), i, event)
             for i in range(max(1, sampling.n))
         ]
-        for live in lives:
-            self.live[live.rid] = live
+        for state in states:
+            self.requests[state.rid] = state
             for observer in self.observers:
-                observer.submitted(live)
-            self._dispatch(live, live.wire)  # or all are sent when an engine is ready
-        return lives
+                observer.submitted(state)
+            self._dispatch(state, state.wire)  # or all are sent when an engine is ready
+        return states
 
-    def _dispatch(self, live: Live, wire: TokenizedRequest) -> None:
-        replica = self.link.assign(live.rid, live.replica)
+    def _dispatch(self, state: RequestState, wire: TokenizedRequest) -> None:
+        replica = self.replicas.assign(state.rid, state.replica)
         if replica is not None:
             replica.link.send(wire)
 
     def _checked(self, request: GenerateRequest) -> tuple[list[int], SamplingParams]:
         check_names(request)
-        checks = Checks(self.facts, self.tokenizer)
+        checks = RequestValidator(self.facts, self.tokenizer)
         checks.kind(request)
-        self.link.check(request.replica)
+        self.replicas.check(request.replica)
         ids = checks.prompt_ids(request)
         return ids, checks.sampling(request, len(ids))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
-        lives = self.submit(request)
+        states = self.submit(request)
         try:
-            async for output in merged(lives):
+            async for output in merged(states):
                 yield output
         finally:
-            self.leave(lives)
+            self.leave(states)
 
     async def collect(self, request: GenerateRequest) -> list[Output]:
         """The finished samples, in order."""
@@ -173,41 +173,41 @@ class Intake:
                 whole[output.index] = output
         return [whole[i] for i in sorted(whole)]
 
-    def leave(self, lives: Iterable[Live]) -> None:
+    def leave(self, states: Iterable[RequestState]) -> None:
         """Nobody reads these any more: those that run are aborted."""
-        gone = tuple(live.rid for live in lives if not live.ended)
+        gone = tuple(state.rid for state in states if not state.ended)
         for rid in gone:
-            self.live[rid].fail(Finish("abort", message="the client left", status=499))
+            self.requests[rid].fail(Finish("abort", message="the client left", status=499))
             self._forget(rid)
         if gone:
-            self.link.send(AbortRequest(rids=gone, quiet=True))
+            self.replicas.send(AbortRequest(rids=gone, quiet=True))
 
     def abort(self, rid: str, message: str = "aborted by request") -> int:
         """End the request ``rid`` (and its samples); the number of sequences ended."""
-        return self._abort([r for r in self.live if _is_of(r, rid)], message)
+        return self._abort([r for r in self.requests if _is_of(r, rid)], message)
 
     def abort_all(self, message: str = "aborted by request") -> int:
-        return self._abort(list(self.live), message)
+        return self._abort(list(self.requests), message)
 
     def _abort(self, rids: list[str], message: str) -> int:
         """An engine that dies before it has heard of it must not make them live again."""
         for rid in rids:
-            self.live[rid].abort_message = message
-        known = tuple(rid for rid in rids if self.ready.is_set() and self.link.is_computed(rid))
+            self.requests[rid].abort_message = message
+        known = tuple(rid for rid in rids if self.ready.is_set() and self.replicas.is_computed(rid))
         if known:
-            self.link.send(AbortRequest(rids=known, message=message))
+            self.replicas.send(AbortRequest(rids=known, message=message))
         self._end_aborted(set(rids) - set(known))
         return len(rids)
 
     def _end_aborted(self, among: set[str]) -> None:
-        for live in list(self.live.values()):
-            if live.rid in among and live.abort_message is not None:
-                self._fail(live, Finish("abort", message=live.abort_message))
+        for state in list(self.requests.values()):
+            if state.rid in among and state.abort_message is not None:
+                self._fail(state, Finish("abort", message=state.abort_message))
 
-    def _fail(self, live: Live, finish: Finish) -> None:
+    def _fail(self, state: RequestState, finish: Finish) -> None:
         """End a request without the scheduler."""
-        live.fail(finish)
-        self._forget(live.rid)
+        state.fail(finish)
+        self._forget(state.rid)
 
     def _live(
         self,
@@ -216,12 +216,12 @@ class Intake:
         prompt: tuple[list[int], bytes],
         index: int,
         event: asyncio.Event,
-    ) -> Live:
+    ) -> RequestState:
         ids, packed = prompt
         media = request.prompt
         base = request.rid or secrets.token_hex(16)
         rid = base if sampling.n <= 1 else f"{base}#{index}"
-        if rid in self.live:
+        if rid in self.requests:
             raise InvalidRequest(f"rid: {rid!r} is already in use", param="rid")
         now_s = time.monotonic()
         timeout_s = request.timeout_s or self.facts.request_timeout_s
@@ -255,9 +255,9 @@ class Intake:
         elif media is not None:
             ids = media.plain.tolist()
         text = self._detokenizer(sampling, ids)
-        live = Live(wire, index, text, stop_checker(sampling), event)
-        live.replica = request.replica
-        return live
+        state = RequestState(wire, index, text, stop_checker(sampling), event)
+        state.replica = request.replica
+        return state
 
     def _detokenizer(
         self, sampling: SamplingParams, prompt_ids: Sequence[int]
@@ -281,7 +281,7 @@ class Intake:
 
     async def control_each(self, verb: str, **args: Any) -> list[ControlReply]:
         """The answers of all replicas that serve, in order; Overloaded if one does not answer."""
-        ready = self.link.ready
+        ready = self.replicas.ready
         if not ready:
             raise Overloaded("no engine serves yet", retry_after_s=2.0)
         calls = [self._call(replica, verb, args) for replica in ready]
@@ -306,7 +306,7 @@ class Intake:
     async def drain(self, timeout_s: float) -> bool:
         """Accept nothing new and wait for what runs; False if some had to be dropped."""
         self.is_accepting = False
-        if self.live:
+        if self.requests:
             self._drained.clear()
             try:
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
@@ -314,8 +314,8 @@ class Intake:
                 late = Finish(
                     "error", message="the server shut down", status=503, retry_after_s=1.0
                 )
-                for live in list(self.live.values()):
-                    self._fail(live, late)
+                for state in list(self.requests.values()):
+                    self._fail(state, late)
                 return False
         return True
 
@@ -329,7 +329,7 @@ class Intake:
             self._sweep(replica.beat_s)
         elif isinstance(message, Ready):
             if replica.is_ready:  # it has lost its state, not its process
-                self.lose_engine(message.facts.get("culprit"), replica.index)
+                self.lose_engine(message.facts.get("poison_rid"), replica.index)
             self.become_ready(message.facts, replica.index)
         elif isinstance(message, ControlReply):
             _, future = self._calls.get(message.call_id, (None, None))
@@ -340,7 +340,7 @@ class Intake:
 
     def become_ready(self, facts: dict[str, Any], index: int = 0) -> None:
         """An engine serves: send it every live request that no other has, from where it stands."""
-        replica = self.link[index]
+        replica = self.replicas[index]
         total, context_len = facts.get("max_total_num_tokens", 0), facts.get("context_len")
         context_len = self._model_context if context_len is None else context_len
         if int(total) < 0 or int(context_len) < 1:
@@ -355,34 +355,36 @@ class Intake:
         self.ready.set()
         if self.is_paused:
             replica.link.send(Control("pause again", "pause", {"mode": "in_place"}))
-        self.link.orphans(replica)
+        self.replicas.orphans(replica)
         self._send_again()
 
     def _send_again(self) -> None:
         """What nobody computes. What was blamed before goes last: a second death by chance
         strikes another."""
-        for live in sorted(self.live.values(), key=lambda live: live.kills):
-            if not self.link.is_computed(live.rid):
-                self._dispatch(live, live.again())
+        for state in sorted(self.requests.values(), key=lambda state: state.crash_count):
+            if not self.replicas.is_computed(state.rid):
+                self._dispatch(state, state.resume_request())
 
-    def lose_engine(self, culprit: str | None = None, index: int = 0) -> None:
+    def lose_engine(self, poison_rid: str | None = None, index: int = 0) -> None:
         """An engine died: what it held goes to the others at once, or waits for the next. All of
-        that becomes suspect: its prompts are computed one by one; ``culprit`` was alone when the
+        that becomes suspect: its prompts are computed one by one; ``poison_rid`` was alone when the
         engine died again."""
-        replica = self.link[index]
+        replica = self.replicas[index]
         was_serving = replica.is_ready
         replica.is_ready, replica.beat_s, replica.load = False, 0.0, LoadReport()
-        struck = self.link.orphans(replica)
-        if not self.link.ready:
+        struck = self.replicas.orphans(replica)
+        if not self.replicas.ready:
             self.ready.clear()
         self._fail_calls(Overloaded("the engine restarts", retry_after_s=2.0), replica)
         self._end_aborted(struck)
-        for live in [live for live in self.live.values() if live.rid in struck]:
-            live.is_suspect = True
-            live.kills += live.rid == culprit
-            if live.kills >= MAX_KILLS:
-                message = f"the engine died {live.kills} times while it computed this request"
-                self._fail(live, Finish("error", message=message, status=EngineError.status))
+        for state in [state for state in self.requests.values() if state.rid in struck]:
+            state.is_quarantined = True
+            state.crash_count += state.rid == poison_rid
+            if state.crash_count >= MAX_CRASHES:
+                message = (
+                    f"the engine died {state.crash_count} times while it computed this request"
+                )
+                self._fail(state, Finish("error", message=message, status=EngineError.status))
         self._send_again()
         for observer in self.observers if was_serving else ():
             observer.engine_lost("the engine died")
@@ -395,8 +397,8 @@ class Intake:
     def give_up(self, failure: Failed, index: int = 0) -> None:
         """There will be no engine any more. The first reason given is the one that counts. One of
         several replicas that had served before goes without the others."""
-        replica = self.link[index]
-        others = [r for r in self.link if r is not replica and not r.is_gone]
+        replica = self.replicas[index]
+        others = [r for r in self.replicas if r is not replica and not r.is_gone]
         replica.is_gone, had_served = True, bool(replica.facts)
         if self.failure is not None:
             return
@@ -407,9 +409,9 @@ class Intake:
         self.is_accepting = False
         self.ready.clear()
         self._fail_calls(Overloaded(failure.message, retry_after_s=10.0))
-        for live in list(self.live.values()):
+        for state in list(self.requests.values()):
             gone = Finish("error", message=failure.message, status=503, retry_after_s=10.0)
-            self._fail(live, gone)
+            self._fail(state, gone)
         for observer in self.observers:
             observer.engine_lost(failure.message)
         if self.on_failed is not None:
@@ -420,28 +422,28 @@ class Intake:
         self.token_s = time.monotonic()
         ones: Iterable[tuple[str, int | TokenDelta]] = zip(reply.rids, reply.tokens, strict=False)
         for rid, news in chain(ones, ((delta.rid, delta) for delta in reply.deltas)):
-            live = self.live.get(rid)
-            if live is None or not self.link.is_of(rid, replica):
+            state = self.requests.get(rid)
+            if state is None or not self.replicas.is_of(rid, replica):
                 continue
-            delta = live.one_more(news) if isinstance(news, int) else news
-            if self._give(live, delta):
+            delta = state.single_token_delta(news) if isinstance(news, int) else news
+            if self._give(state, delta):
                 stopped.append(rid)
             for observer in self.observers:
-                observer.progressed(live, len(delta.tokens))
-            if live.ended:
+                observer.progressed(state, len(delta.tokens))
+            if state.ended:
                 self._forget(rid)
         if stopped:
-            self.link.send(AbortRequest(rids=tuple(stopped), quiet=True))
+            self.replicas.send(AbortRequest(rids=tuple(stopped), quiet=True))
 
-    def _give(self, live: Live, delta: TokenDelta) -> bool:
+    def _give(self, state: RequestState, delta: TokenDelta) -> bool:
         """Whether intake ended the request, so that the scheduler must be told. Whatever goes
         wrong with one text must not cost the others theirs."""
         try:
-            return live.take(delta) is not None
+            return state.take(delta) is not None
         except Exception as error:
-            log.exception("request %s: its text cannot be made", live.rid)
+            log.exception("request %s: its text cannot be made", state.rid)
             message = f"the output cannot be turned into text: {type(error).__name__}: {error}"
-            live.fail(Finish("error", message=message, status=EngineError.status))
+            state.fail(Finish("error", message=message, status=EngineError.status))
             return delta.finish is None
 
     def _sweep(self, now_s: float) -> None:
@@ -450,23 +452,23 @@ class Intake:
         self._swept_s = now_s
         limit_s = self.facts.stall_timeout_s
         stalled: list[str] = []
-        for live in list(self.live.values()):
-            live.unread_s += since_s if live.pending is not None else 0.0
-            if live.unread_s > limit_s:
-                stalled.append(live.rid)
+        for state in list(self.requests.values()):
+            state.unread_s += since_s if state.pending is not None else 0.0
+            if state.unread_s > limit_s:
+                stalled.append(state.rid)
                 message = f"the client read nothing for {limit_s:.0f} s"
-                self._fail(live, Finish("abort", message=message, status=408))
+                self._fail(state, Finish("abort", message=message, status=408))
         if stalled:
             log.warning("%d requests ended: nobody reads them", len(stalled))
-            self.link.send(AbortRequest(rids=tuple(stalled), quiet=True))
+            self.replicas.send(AbortRequest(rids=tuple(stalled), quiet=True))
 
     def _forget(self, rid: str) -> None:
-        live = self.live.pop(rid, None)
-        self.link.forget(rid)
-        if live is not None and live.pending is not None and live.pending.finish is not None:
+        state = self.requests.pop(rid, None)
+        self.replicas.forget(rid)
+        if state is not None and state.pending is not None and state.pending.finish is not None:
             for observer in self.observers:
-                observer.ended(live, live.pending.finish)
-        if not self.live:
+                observer.ended(state, state.pending.finish)
+        if not self.requests:
             self._drained.set()
 
 
@@ -485,10 +487,10 @@ def _is_of(rid: str, asked: str) -> bool:
     return rid == asked or (bool(mark) and base == asked)
 
 
-def require_live(intake: Intake, rid: str) -> None:
+def require_live(intake: TokenizerManager, rid: str) -> None:
     """NotFound unless a request of this id runs."""
-    if not any(_is_of(r, rid) for r in intake.live):
+    if not any(_is_of(r, rid) for r in intake.requests):
         raise NotFound(f"no running request has the id {rid!r}", param="rid")
 
 
-__all__ = ["Intake", "Observer", "RadixError", "grammar_of", "require_live"]
+__all__ = ["TokenizerManager", "Observer", "RadixError", "grammar_of", "require_live"]

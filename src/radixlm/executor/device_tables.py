@@ -19,7 +19,7 @@ from radixlm.wire.media import Media
 
 
 @dataclass(slots=True)
-class SlotState:
+class SlotInputs:
     """Of one admitted request: where its prompt ends, and embeddings that replace its tokens."""
 
     rid: str
@@ -34,7 +34,7 @@ class SlotState:
         return self.embeds is None and not self.media and self.rope_ids is None
 
 
-class SlotTables:
+class DeviceTables:
     """Page tables [spaces][slots, pages] and the token table [slots].
 
     One slot more than ``num_slots``, whose pages are all page 0, stands for the rows that fill a
@@ -59,8 +59,8 @@ class SlotTables:
         else:
             self.device_pages = torch.zeros(self.pages.shape, dtype=torch.int32, device=device)
         self.next_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self.states: list[SlotState | None] = [None] * num_slots
-        self.num_odd = 0  # slots that hold more than token ids
+        self.states: list[SlotInputs | None] = [None] * num_slots
+        self.num_with_extras = 0  # slots that hold more than token ids
         self._changed: list[NDArray[np.int64]] = []
 
     @property
@@ -71,7 +71,7 @@ class SlotTables:
     def admit(self, admission: Admission) -> None:
         """The slot has a new owner."""
         self.release(admission.slot)
-        state = SlotState(
+        state = SlotInputs(
             admission.rid,
             len(admission.prompt_ids),
             admission.embeds,
@@ -80,7 +80,7 @@ class SlotTables:
         )
         self.states[admission.slot] = state
         self.prompt_len[admission.slot] = state.prompt_len
-        self.num_odd += not state.is_plain
+        self.num_with_extras += not state.is_plain
 
     def write(self, update: PageUpdate) -> None:
         """Enter pages, on the host at once and on the device with the next step."""
@@ -105,10 +105,10 @@ class SlotTables:
     def release(self, slot: int) -> None:
         """Drop what is large; the numbers stay until the next owner."""
         state = self.states[slot]
-        self.num_odd -= state is not None and not state.is_plain
+        self.num_with_extras -= state is not None and not state.is_plain
         self.states[slot] = None
 
-    def state(self, slot: int) -> SlotState:
+    def state(self, slot: int) -> SlotInputs:
         found = self.states[slot]
         assert found is not None, f"slot {slot} has no owner"
         return found

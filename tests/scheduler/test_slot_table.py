@@ -1,4 +1,4 @@
-"""Rows that are committed together and those that are committed one by one say the same."""
+"""SlotTable that are committed together and those that are committed one by one say the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.rows import RECENT, Rows
+from radixlm.scheduler.slot_table import RECENT, SlotTable
 from radixlm.wire.requests import AbortRequest, LogprobParams, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.engine import Bench
@@ -107,29 +107,29 @@ def test_the_lineup_is_the_same_object_until_somebody_joins_or_leaves() -> None:
     for rid, count in (("a", 6), ("b", 9)):
         bench.submit(rid, [ord(rid) % 31, 2], count, ignore_eos=True)
     bench.run()
-    lineups = [plan.items.lineup for plan in bench.executor.steps]
-    assert [lineup.rids for lineup in lineups] == [(), *[("a", "b")] * 5, *[("b",)] * 3]
-    assert len({id(lineup) for lineup in lineups}) == 3
+    decode_batches = [plan.items.decodes for plan in bench.executor.steps]
+    assert [lineup.rids for lineup in decode_batches] == [(), *[("a", "b")] * 5, *[("b",)] * 3]
+    assert len({id(lineup) for lineup in decode_batches}) == 3
 
 
 def request(ids: list[int]) -> Request:
     made = Request(
         TokenizedRequest("r", pack_ids(ids), SamplingParams(max_new_tokens=500)), frozenset(), None
     )
-    made.full_at = len(ids) + 500
+    made.max_len = len(ids) + 500
     return made
 
 
 @given(st.lists(st.tuples(st.sampled_from("apfslw"), st.integers(1, 80)), max_size=30))
 def test_a_request_knows_its_tokens_in_its_slot_and_out_of_it(steps: list[tuple[str, int]]) -> None:
-    rows, mine = Rows(2), request([1, 2, 3])
+    rows, mine = SlotTable(2), request([1, 2, 3])
     known, sent = [1, 2, 3], 3
     mine.enter(rows, 1)
     for kind, number in steps:
         if kind == "l" and not mine.is_waiting:
             mine.leave()
-            mine.back_to_queue()
-            assert mine.base == len(known) and mine.is_waiting and mine.room == 0
+            mine.reset_for_retract()
+            assert mine.prefill_len == len(known) and mine.is_waiting and mine.num_allocated == 0
         elif kind in "ap" and mine.is_waiting:
             mine.enter(rows, number % 2)
         if kind == "a":  # one by one
@@ -140,33 +140,33 @@ def test_a_request_knows_its_tokens_in_its_slot_and_out_of_it(steps: list[tuple[
             for token in range(number):
                 count = rows.append(np.array([mine.slot]), np.array([token], np.int32))
                 known.append(token)
-                if count[0] >= rows.look_at[mine.slot]:
+                if count[0] >= rows.check_at[mine.slot]:
                     mine.store()
         elif kind == "f":
-            assert mine.take_fresh() == known[sent:]
+            assert mine.take_unsent() == known[sent:]
             sent = len(known)
-        assert mine.num_known == len(known) and mine.num_fresh == len(known) - sent
+        assert mine.num_tokens == len(known) and mine.num_unsent == len(known) - sent
         if kind == "s":
             assert mine.ids.tolist() == known and mine.output_ids.tolist() == known[3:]
     assert mine.ids.tolist() == known
 
 
 def test_rows_grow_with_their_pages() -> None:
-    rows, mine = Rows(3), request([1])
+    rows, mine = SlotTable(3), request([1])
     mine.enter(rows, 2)
     mine.add_pages(np.arange(1, 8, dtype=np.int32), None, page_size=4)
     for page in range(8, 40):
         column = rows.add_pages(np.array([2]), np.array([page], np.int32), page_size=4)
         assert column.tolist() == [page - 1]
-    assert mine.pages[:39].tolist() == list(range(1, 40)) and mine.room == 39 * 4
+    assert mine.pages[:39].tolist() == list(range(1, 40)) and mine.num_allocated == 39 * 4
     assert not rows.pages[:2].any()
 
 
 def test_nobody_writes_to_the_row_of_those_without_a_slot() -> None:
     waiting = request([1, 2])
-    assert (waiting.computed, waiting.inflight, waiting.room) == (0, 0, 0)
+    assert (waiting.num_computed, waiting.inflight, waiting.num_allocated) == (0, 0, 0)
     with pytest.raises(ValueError, match="read-only"):
-        waiting.computed = 1
+        waiting.num_computed = 1
 
 
 @pytest.mark.parametrize("radix", [False, True])
@@ -176,5 +176,5 @@ def test_nobody_waits_for_a_prompt_that_is_computed(radix: bool) -> None:
     for rid in "ab":
         bench.submit(rid, [1 + i % 30 for i in range(12)], 20, ignore_eos=True)
     bench.run()
-    lineups = [plan.items.lineup.rids for plan in bench.executor.steps]
-    assert lineups.count(("a", "b")) >= 15
+    decode_batches = [plan.items.decodes.rids for plan in bench.executor.steps]
+    assert decode_batches.count(("a", "b")) >= 15

@@ -24,7 +24,7 @@ class EncoderBudget:
         beyond the budget. The first media of a step may, or it would never be encoded."""
         for media in request.wire.media:
             first = _first_from(media, request.num_cached)
-            if not request.computed <= first < end or media.digest in self._begun:
+            if not request.num_computed <= first < end or media.digest in self._begun:
                 continue
             if media.num_placeholders > self._left and self._begun:
                 return first

@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from radixlm.engine.order import HUGE_PAGE, Order, PagesAhead
+from radixlm.engine.startup import HUGE_PAGE, PrefaultedMemory, StartupReader
 from radixlm.kernels.cpu.extension import available, native
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="pages are made on Linux only")
 
 
-def given(monkeypatch: pytest.MonkeyPatch, text: str) -> Order:
+def given(monkeypatch: pytest.MonkeyPatch, text: str) -> StartupReader:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    return Order()
+    return StartupReader()
 
 
 def test_an_order_is_read_and_none_where_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_an_order_is_read_and_none_where_the_server_ended(monkeypatch: pytest.Mo
 
 @LINUX
 def test_the_pages_that_an_order_asks_for_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    early = given(monkeypatch, json.dumps({"bytes_ahead": 3 * HUGE_PAGE + 5}))
+    early = given(monkeypatch, json.dumps({"prefault_bytes": 3 * HUGE_PAGE + 5}))
     early.wait()
     early.join()
     assert early.pages is not None and early.pages.num_bytes == 3 * HUGE_PAGE
@@ -40,14 +40,14 @@ def test_the_pages_that_an_order_asks_for_are_made(monkeypatch: pytest.MonkeyPat
 
 @LINUX
 def test_memory_that_is_not_to_be_had_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    early = given(monkeypatch, json.dumps({"bytes_ahead": 1 << 60}))
+    early = given(monkeypatch, json.dumps({"prefault_bytes": 1 << 60}))
     assert early.wait() is not None and early.pages is None
 
 
 @LINUX
 @pytest.mark.skipif(not available, reason="the C++ kernels are not built")
 def test_weights_are_parts_of_what_is_lent_and_keep_what_is_written() -> None:
-    pages = PagesAhead(2 * HUGE_PAGE)
+    pages = PrefaultedMemory(2 * HUGE_PAGE)
     end = pages.address + pages.num_bytes
     native().lend_memory(pages.address, pages.num_bytes)
     first, second = native().Memory(5000), native().Memory(HUGE_PAGE)

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from radixlm.scheduler.request import Request
 
-Longs = NDArray[np.int64]
-Ids = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
 
 RECENT = 64  # tokens of a row that may wait here until its request stores them
 _FIRST_PAGES = 8
 _COLUMNS = 10
 
 
-class Rows:
+class SlotTable:
     """The table; one row more than slots, all zeros: that of requests that have no slot.
 
     computed   tokens computed, those of steps in flight included
@@ -34,38 +34,44 @@ class Rows:
     room       tokens that the row's pages hold
     base       a row decodes from here on
     last       and up to here, not included; 0 once it has ended
-    full_at    known tokens at which it ends
-    look_at    known tokens at which that, or its ring, must be looked at
+    max_len    known tokens at which it ends
+    check_at    known tokens at which that, or its ring, must be looked at
     """
 
     def __init__(self, num_slots: int) -> None:
         numbers = np.zeros((_COLUMNS, num_slots + 1), np.int64)
         (
-            self.computed,
-            self.done,
+            self.num_computed,
+            self.num_committed,
             self.inflight,
-            self.known,
-            self.sent,
-            self.room,
-            self.base,
-            self.last,
-            self.full_at,
-            self.look_at,
+            self.num_tokens,
+            self.num_sent,
+            self.num_allocated,
+            self.prefill_len,
+            self.end,
+            self.max_len,
+            self.check_at,
         ) = numbers
-        self.interval: Longs = np.ones(num_slots + 1, np.int64)
-        self.asks_more = np.zeros(num_slots + 1, np.bool_)  # for more than tokens
+        self.emit_interval: Int64Array = np.ones(num_slots + 1, np.int64)
+        self.needs_extras = np.zeros(num_slots + 1, np.bool_)  # for more than tokens
         # it does not, no feature wants to know its tokens, and it has not ended
-        self.is_plain = np.zeros(num_slots + 1, np.bool_)
+        self.is_fast_path = np.zeros(num_slots + 1, np.bool_)
         self.rids = np.full(num_slots + 1, "", np.object_)
-        self.recent: Ids = np.zeros((num_slots + 1, RECENT), np.int32)
-        self.pages: Ids = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
+        self.recent: Int32Array = np.zeros((num_slots + 1, RECENT), np.int32)
+        self.pages: Int32Array = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
         # of the window layers, 0 where passed
-        self.window: Ids = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
+        self.window: Int32Array = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
         self.requests: list[Request | None] = [None] * num_slots
 
-    def freeze(self) -> Rows:
+    def freeze(self) -> SlotTable:
         """A table whose rows never change."""
-        for column in (self.computed, self.done, self.inflight, self.known, self.room):
+        for column in (
+            self.num_computed,
+            self.num_committed,
+            self.inflight,
+            self.num_tokens,
+            self.num_allocated,
+        ):
             column.flags.writeable = False
         return self
 
@@ -82,18 +88,18 @@ class Rows:
             self.pages = np.pad(self.pages, ((0, 0), (0, more)))
             self.window = np.pad(self.window, ((0, 0), (0, more)))
 
-    def add_pages(self, slots: Longs, pages: Ids, page_size: int) -> Longs:
+    def add_pages(self, slots: Int64Array, pages: Int32Array, page_size: int) -> Int64Array:
         """A page more for each of the rows; the columns where they are."""
-        columns = self.room[slots] // page_size
+        columns = self.num_allocated[slots] // page_size
         self.widen(int(columns.max()) + 1)
         self.pages[slots, columns] = pages
-        self.room[slots] += page_size
+        self.num_allocated[slots] += page_size
         return columns
 
-    def append(self, slots: Longs, tokens: Ids) -> Longs:
+    def append(self, slots: Int64Array, tokens: Int32Array) -> Int64Array:
         """One more token is known of each of the rows; how many are now."""
-        known = self.known[slots]
+        known = self.num_tokens[slots]
         self.recent[slots, known % RECENT] = tokens
         known += 1
-        self.known[slots] = known
+        self.num_tokens[slots] = known
         return known

@@ -21,7 +21,7 @@ SAFE_WAY = (
 )
 
 
-class Checks(Record):
+class RequestValidator(Record):
     """The facts and the tokenizer that requests are held against."""
 
     facts: IntakeFacts

@@ -25,7 +25,7 @@ _PENALISED = SamplingParams(
 FEW = 64  # up to so many tokens tiles are chosen more finely
 
 
-class Trial:
+class DummyRun:
     """Steps of a runner whose pools have one page."""
 
     def __init__(self, runner: Runner, num_slots: int, context_len: int) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from radixlm.engine.features.flight import FlightRecord
+from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import Channel
 from radixlm.wire.replies import Ready
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 64
 
 
-class Renewing:
+class SchedulerSupervisor:
     """Serves with schedulers that ``make`` builds around the same model, one after another."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Renewing:
         make: Callable[[], Scheduler],
         channel: Channel,
         facts: dict[str, Any],
-        flight: FlightRecord,
+        flight: InflightLog,
     ) -> None:
         self.scheduler, self._make, self._channel = scheduler, make, channel
         self._facts, self._flight = facts, flight
@@ -68,7 +68,7 @@ class Renewing:
 
     def _renew(self) -> None:
         old = self.scheduler
-        culprit = old.arriving or self._flight.current
+        poison_rid = old.arriving or self._flight.current
         for request in list(old.committer.requests.values()):
             old.hooks.release(request)
         self._channel.receive(0)  # all of it is sent again
@@ -77,4 +77,4 @@ class Renewing:
         self.scheduler = fresh
         del old
         gc.collect()  # what the failed step held
-        self._channel.send(Ready(self._facts | {"culprit": culprit}))
+        self._channel.send(Ready(self._facts | {"poison_rid": poison_rid}))

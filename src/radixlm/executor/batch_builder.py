@@ -12,20 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixlm.executor import numbers as n
-from radixlm.executor.numbers import DeviceNumbers, DrawTable, Packer, Shape
-from radixlm.executor.tables import SlotTables
+from radixlm.executor import step_layout as n
+from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker, StepShape
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Item, Items, StepPlan
 
 
-class Expander:
+class BatchBuilder:
     """Makes the tensors of steps. ``space_of_group[g]``: the page table that KV group g reads."""
 
     def __init__(
         self,
-        tables: SlotTables,
-        numbers: DeviceNumbers,
+        tables: DeviceTables,
+        numbers: DeviceStepBuffer,
         space_of_group: tuple[int, ...],
         page_size: int,
         attn: AttentionRunner,
@@ -36,7 +36,7 @@ class Expander:
         is_power = page_size & (page_size - 1) == 0
         self._shift = page_size.bit_length() - 1 if is_power else None
 
-    def update_tables(self, shape: Shape) -> None:
+    def update_tables(self, shape: StepShape) -> None:
         """Enter the changed places into the device's page tables."""
         flat = self._tables.device_pages.view(-1)
         if shape.num_updates:
@@ -69,7 +69,7 @@ class Expander:
             is_decode=True,
         )
 
-    def mixed(self, shape: Shape) -> ForwardBatch:
+    def mixed(self, shape: StepShape) -> ForwardBatch:
         """Any step."""
         numbers, count, device = self._numbers, shape.num_sequences, self._tables.device
         columns_4S = numbers.head_FN[n.SLOT : n.COUNT + 1, :count].long()
@@ -119,33 +119,33 @@ class Expander:
 
 def prepare(
     plan: StepPlan,
-    tables: SlotTables,
+    tables: DeviceTables,
     space_of_group: tuple[int, ...],
     page_size: int,
     attn: AttentionRunner,
 ) -> ForwardBatch:
     """The tensors of one step by itself, from tables that the host and the device share."""
-    draws = DrawTable(tables.num_slots, 1)
-    packer = Packer(tables, draws, len(plan.items), plan.num_tokens, 1)
+    draws = SamplingParamTable(tables.num_slots, 1)
+    packer = StepPacker(tables, draws, len(plan.items), plan.num_tokens, 1)
     ints = torch.zeros(packer.num_ints, dtype=torch.int32)
     shape, _ = packer.pack(Items.of(plan.items), ints)
-    expander = Expander(tables, DeviceNumbers(ints, packer), space_of_group, page_size, attn)
+    expander = BatchBuilder(tables, DeviceStepBuffer(ints, packer), space_of_group, page_size, attn)
     if shape.is_decode:
         batch = expander.decodes(shape.num_sequences, shape.max_kv_len)
     else:
         batch = expander.mixed(shape)
-    put_extras(plan, tables, batch)
+    add_optional_inputs(plan, tables, batch)
     return batch
 
 
-def put_extras(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
+def add_optional_inputs(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
     """What few steps have: rows of embeddings, second texts, positions of images."""
     batch.extras = plan.extras
-    if tables.num_odd:
+    if tables.num_with_extras:
         starts_S = np.cumsum([0, *(item.count for item in plan.items)])
         _put_embeds(plan, tables, batch, starts_S)
         _put_rope_ids(plan, tables, batch)
-    if any(map(_first_len, Items.of(plan.items).others)):
+    if any(map(_first_len, Items.of(plan.items).prefills)):
         _put_pairs(plan, batch)
 
 
@@ -164,7 +164,7 @@ def _first_len(item: Item) -> int:
     return item.pooling.first_len if item.pooling is not None else 0
 
 
-def _put_rope_ids(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> None:
+def _put_rope_ids(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
     """What ropes with sections turn by, where a prompt of the step has media. Tokens behind the
     prompt go on one by one from its largest."""
     if all(tables.state(item.slot).rope_ids is None for item in plan.items):
@@ -185,7 +185,7 @@ def _put_rope_ids(plan: StepPlan, tables: SlotTables, batch: ForwardBatch) -> No
 
 
 def _whole_rope_ids(
-    plan: StepPlan, tables: SlotTables, device: torch.device, index: int
+    plan: StepPlan, tables: DeviceTables, device: torch.device, index: int
 ) -> Tensor | None:
     """int64 [3, N] of an item's sequence up to its last token; None without media."""
     item = plan.items[index]
@@ -198,7 +198,7 @@ def _whole_rope_ids(
 
 
 def _put_embeds(
-    plan: StepPlan, tables: SlotTables, batch: ForwardBatch, starts_S1: NDArray[np.int64]
+    plan: StepPlan, tables: DeviceTables, batch: ForwardBatch, starts_S1: NDArray[np.int64]
 ) -> None:
     """Rows of the input embeddings that the client gave instead of token ids."""
     for item, at in zip(plan.items, starts_S1, strict=False):

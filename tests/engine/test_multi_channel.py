@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from radixlm.engine.fan import FanChannel
+from radixlm.engine.multi_channel import MultiChannel
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import ControlReply, Finish, Heartbeat, LoadReport, StepReply, TokenDelta
@@ -20,14 +20,14 @@ from radixlm.wire.requests import (
 )
 from radixlm.wire.sampling_params import SamplingParams
 
-Ends = tuple[list[ZmqChannel], FanChannel]
+Ends = tuple[list[ZmqChannel], MultiChannel]
 
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
     addresses = [f"ipc://{tmp_path}/{i}" for i in range(2)]
     intakes = [ZmqChannel(a, intake_codec(), bind=True) for a in addresses]
-    fan = FanChannel([ZmqChannel(a, scheduler_codec(), bind=False) for a in addresses])
+    fan = MultiChannel([ZmqChannel(a, scheduler_codec(), bind=False) for a in addresses])
     fan.send(Heartbeat(LoadReport()))  # a PAIR refuses to send before its peer is there
     for intake in intakes:
         assert len(intake.receive(30.0)) == 1
@@ -41,7 +41,7 @@ def _request(rid: str) -> TokenizedRequest:
     return TokenizedRequest(rid=rid, input_ids=pack_ids([1, 2]), sampling=SamplingParams())
 
 
-def _receive(fan: FanChannel, count: int) -> list[object]:
+def _receive(fan: MultiChannel, count: int) -> list[object]:
     found: list[object] = []
     while len(found) < count:
         dropped = fan.num_dropped
@@ -151,7 +151,7 @@ def test_hidden_states_that_exceed_a_message_come_in_pieces(tmp_path: Path) -> N
     address = f"ipc://{tmp_path}/s"
     intake = ZmqChannel(address, intake_codec(), bind=True)
     channel = ZmqChannel(address, scheduler_codec(), bind=False)
-    fan = FanChannel([channel], max_bytes=4000)
+    fan = MultiChannel([channel], max_bytes=4000)
     fan.send(Heartbeat(LoadReport()))
     assert len(intake.receive(30.0)) == 1
     parts = [bytes([i]) * 900 for i in range(5)] + [b"x" * 5000]

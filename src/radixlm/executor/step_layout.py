@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.record import Record
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.device_tables import DeviceTables
 from radixlm.sampling.tensors import SlotState
-from radixlm.step.plan import NOBODY, Items, Lineup, StepPlan
+from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Items, StepPlan
 from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
@@ -34,7 +34,7 @@ FIELDS = 17
 NUM_PARAMS = FIELDS - TEMPERATURE
 
 
-class Kinds(Record):
+class SamplingKinds(Record):
     """Which steps of the draw some row of the batch needs, as the host knows it. ``all_plain``: no
     row has penalties, biases or a logit processor."""
 
@@ -44,7 +44,7 @@ class Kinds(Record):
 
 
 @dataclass(slots=True)
-class Shape:
+class StepShape:
     """What the host knows of a packed step. ``slots_R``: of the rows with logits."""
 
     num_sequences: int
@@ -53,7 +53,7 @@ class Shape:
     max_query_len: int
     max_kv_len: int
     slots_R: NDArray[np.int64]
-    kinds: Kinds  # of the rows with logits
+    kinds: SamplingKinds  # of the rows with logits
     is_decode: bool  # every sequence takes its one token from the token table, and emits
     # what found no room in the buffer: tokens, and places and values of the page tables
     late_tokens: Ints | None = None
@@ -69,7 +69,7 @@ class Shape:
         return 0 if self.is_decode or self.late_tokens is not None else self.num_tokens
 
 
-class DrawTable:
+class SamplingParamTable:
     """Sampling parameters by slot on the host, as the columns of the buffer hold them."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
@@ -90,9 +90,9 @@ class DrawTable:
         self.is_greedy_S[slot] = state.is_greedy
         self.is_filtered_S[slot] = state.is_filtered and not state.is_greedy
 
-    def kinds(self, slots: NDArray[np.int64]) -> Kinds:
+    def kinds(self, slots: NDArray[np.int64]) -> SamplingKinds:
         """Of rows of these slots."""
-        return Kinds(
+        return SamplingKinds(
             bool(self.is_plain_S[slots].all()),
             bool(self.is_greedy_S[slots].all()),
             bool(self.is_filtered_S[slots].any()),
@@ -100,20 +100,25 @@ class DrawTable:
 
 
 class _Form(Record):
-    """A step that decodes a lineup, filled in but for what changes from step to step."""
+    """A step that decodes a decodes, filled in but for what changes from step to step."""
 
-    lineup: Lineup
+    decodes: DecodeBatch
     head: Ints  # [FIELDS, rows + 1]
     slots_R: NDArray[np.int64]
     prompt_len: Ints  # [rows]
-    kinds: Kinds
+    kinds: SamplingKinds
 
 
-class Packer:
+class StepPacker:
     """Writes steps into buffers of one fixed size."""
 
     def __init__(
-        self, tables: SlotTables, draws: DrawTable, max_rows: int, max_tokens: int, max_updates: int
+        self,
+        tables: DeviceTables,
+        draws: SamplingParamTable,
+        max_rows: int,
+        max_tokens: int,
+        max_updates: int,
     ) -> None:
         self.tables, self.draws = tables, draws
         self.max_rows = max_rows + 1  # FIRST_TOKEN has one entry more
@@ -122,12 +127,12 @@ class Packer:
         self.num_ints = self.num_head + max_tokens + 2 * max_updates
         self._form: _Form | None = None
 
-    def pack(self, items: Items, host: Tensor, num_padded: int = 0) -> tuple[Shape, int]:
+    def pack(self, items: Items, host: Tensor, num_padded: int = 0) -> tuple[StepShape, int]:
         """Fill ``host``; the step's shape, and how many of the numbers count. If all items decode,
         rows of the dummy slot fill it up to ``num_padded``."""
         ints: Ints = host.numpy()
         head = ints[: self.num_head].reshape(FIELDS, -1)
-        if not items.others:
+        if not items.prefills:
             shape = self._decodes(items, head, num_padded)
         else:
             shape = self._mixed(items, head, ints)
@@ -136,26 +141,26 @@ class Packer:
     def fill_dummies(self, host: Tensor, count: int) -> None:
         """A step of ``count`` rows that all belong to the dummy slot."""
         head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
-        head[:, : count + 1] = self._new_form(NOBODY, count).head
+        head[:, : count + 1] = self._new_form(EMPTY_DECODES, count).head
 
-    def _decodes(self, items: Items, head: Ints, num_padded: int) -> Shape:
-        lineup, after = items.lineup, items.starts + 1
+    def _decodes(self, items: Items, head: Ints, num_padded: int) -> StepShape:
+        decodes, after = items.decodes, items.starts + 1
         count = len(after)
         rows = max(count, num_padded)
         form = self._form
-        if form is None or form.lineup is not lineup or form.head.shape[1] != rows + 1:
-            form = self._form = self._new_form(lineup, rows)
+        if form is None or form.decodes is not decodes or form.head.shape[1] != rows + 1:
+            form = self._form = self._new_form(decodes, rows)
         head[:, : rows + 1] = form.head
         head[START, :count] = items.starts
         head[KV_LEN, :count] = head[POSITION, :count] = after
         np.maximum(after, form.prompt_len[:count], out=head[ROPE_LEN, :count], casting="unsafe")
         longest = int(after.max())
-        return Shape(count, count, 0, 1, longest, form.slots_R, form.kinds, is_decode=True)
+        return StepShape(count, count, 0, 1, longest, form.slots_R, form.kinds, is_decode=True)
 
-    def _new_form(self, lineup: Lineup, rows: int) -> _Form:
-        """Rows of one token each; those beyond the lineup are the dummy slot's and read nothing."""
+    def _new_form(self, decodes: DecodeBatch, rows: int) -> _Form:
+        """Rows of one token each; those beyond the decodes are the dummy slot's and read nothing."""
         slots = np.full(rows, self.tables.dummy, np.int64)
-        slots[: len(lineup.slots)] = lineup.slots
+        slots[: len(decodes.slots)] = decodes.slots
         prompt_len = self.tables.prompt_len[slots]
         head = np.zeros((FIELDS, rows + 1), np.int32)
         head[SLOT, :rows] = head[DRAW_SLOT, :rows] = slots
@@ -163,13 +168,13 @@ class Packer:
         head[ROPE_LEN, :rows] = np.maximum(prompt_len, 1)
         head[FIRST_TOKEN] = head[TOKEN] = np.arange(rows + 1)
         head[TEMPERATURE:, :rows] = self.draws.params_PS[:, slots]
-        kinds = self.draws.kinds(lineup.slots)
-        return _Form(lineup, head, slots[: len(lineup.slots)], prompt_len, kinds)
+        kinds = self.draws.kinds(decodes.slots)
+        return _Form(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
 
-    def _mixed(self, items: Items, head: Ints, ints: Ints) -> Shape:
-        count, others = len(items), items.others
+    def _mixed(self, items: Items, head: Ints, ints: Ints) -> StepShape:
+        count, others = len(items), items.prefills
         num_decodes = count - len(others)
-        slots = np.append(items.lineup.slots, [item.slot for item in others]).astype(np.int64)
+        slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
         start = np.append(items.starts, [item.start for item in others]).astype(np.int32)
         counts, emit = np.ones(count, np.int32), np.ones(count, np.bool_)
         counts[num_decodes:] = [item.count for item in others]
@@ -200,11 +205,11 @@ class Packer:
         longest = int((start + counts).max())
         kinds = self.draws.kinds(drawn)
         most = int(counts.max())
-        shape = Shape(count, num_tokens, 0, most, longest, drawn, kinds, is_decode=False)
+        shape = StepShape(count, num_tokens, 0, most, longest, drawn, kinds, is_decode=False)
         shape.late_tokens = None if has_room else values
         return shape
 
-    def _updates(self, shape: Shape, ints: Ints, at: int) -> int:
+    def _updates(self, shape: StepShape, ints: Ints, at: int) -> int:
         """Append the changed places of the page tables; where the numbers end."""
         places = self.tables.changes()
         if not len(places):
@@ -220,13 +225,13 @@ class Packer:
 
 def is_decode_only(plan: StepPlan) -> bool:
     """Whether every item takes one token from the token table and emits one."""
-    return not Items.of(plan.items).others
+    return not Items.of(plan.items).prefills
 
 
-class DeviceNumbers:
+class DeviceStepBuffer:
     """The buffer on the device, and its parts as views."""
 
-    def __init__(self, ints: Tensor, packer: Packer) -> None:
+    def __init__(self, ints: Tensor, packer: StepPacker) -> None:
         self.ints, self._packer = ints, packer
         self.head_FN = ints[: packer.num_head].view(FIELDS, -1)
         self._fields: dict[tuple[int, int], Tensor] = {}
@@ -242,14 +247,14 @@ class DeviceNumbers:
         """float32 [count], a view of the bits."""
         return self.head_FN[field, :count].view(torch.float32)
 
-    def tokens(self, shape: Shape) -> Tensor:
+    def tokens(self, shape: StepShape) -> Tensor:
         """Token ids of the step's chunks, 0 elsewhere."""
         if shape.late_tokens is not None:
             return torch.from_numpy(shape.late_tokens).to(self.ints.device)
         at = self._packer.num_head
         return self.ints[at : at + shape.num_tokens]
 
-    def updates(self, shape: Shape) -> tuple[Tensor, Tensor]:
+    def updates(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Places of the flat page tables, and their new values."""
         at = self._packer.num_head + shape.num_tail_tokens
         end = at + shape.num_updates

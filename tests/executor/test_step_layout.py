@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from radixlm.executor.numbers import DrawTable, Packer
-from radixlm.executor.tables import SlotTables
+from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.sampling.tensors import SlotState
-from radixlm.step.plan import Admission, Items, Lineup, NewPages, PageUpdate
+from radixlm.step.plan import Admission, DecodeBatch, Items, NewPages, PageUpdate
 from radixlm.wire.sampling_params import SamplingParams
 
 SLOTS = 6
 
 
-def parts() -> tuple[SlotTables, DrawTable]:
-    tables = SlotTables(SLOTS, 32, 1, torch.device("cpu"), is_shared=False)
-    draws = DrawTable(SLOTS, 99)
+def parts() -> tuple[DeviceTables, SamplingParamTable]:
+    tables = DeviceTables(SLOTS, 32, 1, torch.device("cpu"), is_shared=False)
+    draws = SamplingParamTable(SLOTS, 99)
     for slot in range(SLOTS):
         ids = np.zeros(5 * slot + 1, np.int32)
         tables.admit(Admission(f"r{slot}", slot, SamplingParams(), ids, ids[:0]))
@@ -30,9 +30,9 @@ def parts() -> tuple[SlotTables, DrawTable]:
 @pytest.mark.parametrize("padded", [0, SLOTS])
 def test_a_kept_form_is_as_good_as_a_new_one(padded: int) -> None:
     rng, (tables, draws) = random.Random(padded), parts()
-    packer = Packer(tables, draws, SLOTS, 16, 16)
+    packer = StepPacker(tables, draws, SLOTS, 16, 16)
     lineups = [
-        Lineup(tuple(f"r{slot}" for slot in slots), np.array(slots, np.int64))
+        DecodeBatch(tuple(f"r{slot}" for slot in slots), np.array(slots, np.int64))
         for slots in ([0, 1, 2, 3], [3, 1], [5], [0, 1, 2, 3])
     ]
     for _ in range(40):
@@ -41,7 +41,7 @@ def test_a_kept_form_is_as_good_as_a_new_one(padded: int) -> None:
         items = Items(lineup, starts)
         host, fresh = (torch.full((packer.num_ints,), -7, dtype=torch.int32) for _ in range(2))
         kept_shape, num = packer.pack(items, host, padded)
-        other = Packer(tables, draws, SLOTS, 16, 16)
+        other = StepPacker(tables, draws, SLOTS, 16, 16)
         shape, _ = other.pack(Items.of(tuple(items)), fresh, padded)
         assert host.tolist() == fresh.tolist() and num == packer.num_head
         assert (kept_shape.max_kv_len, kept_shape.kinds) == (shape.max_kv_len, shape.kinds)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from radixlm.base.lazy import load
-from radixlm.executor import numbers as n
-from radixlm.executor.numbers import DeviceNumbers, Kinds
+from radixlm.executor import step_layout as n
+from radixlm.executor.step_layout import DeviceStepBuffer, SamplingKinds
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.sampler import threshold, unpack_mask
 from radixlm.sampling.tensors import MIN_P, TEMPERATURE
@@ -23,7 +23,7 @@ from radixlm.sampling.tensors import MIN_P, TEMPERATURE
 _NO = float("-inf")
 
 
-class Drawer(Protocol):
+class FusedSampler(Protocol):
     """Draws tokens, int64 [R], also to ``next_token[slots_R]`` of the token table, and marks rows
     that hold a NaN or allow nothing, bool [R]."""
 
@@ -38,15 +38,18 @@ class Drawer(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-def fused_drawer(where: torch.device) -> Drawer | None:
+def fused_sampler(where: torch.device) -> FusedSampler | None:
     """The kernels that draw in two launches, where there are any."""
     if where.type != "cuda" or find_spec("triton") is None:
         return None
-    return cast(Drawer, load("radixlm.kernels.triton.sample:draw"))
+    return cast(FusedSampler, load("radixlm.kernels.triton.sample:draw"))
 
 
-def draw(
-    logits_RV: Tensor, numbers: DeviceNumbers, kinds: Kinds, mask_RW: Tensor | None = None
+def sample_plain(
+    logits_RV: Tensor,
+    numbers: DeviceStepBuffer,
+    kinds: SamplingKinds,
+    mask_RW: Tensor | None = None,
 ) -> Tensor:
     """int64 [R]. ``logits_RV`` float32, overwritten where there is a mask (as the sampler's)."""
     rows = logits_RV.shape[0]
@@ -71,6 +74,6 @@ def draw(
     return torch.where(is_greedy_R, best_R, scores_RV.argmax(dim=-1))
 
 
-def _seeds(numbers: DeviceNumbers, rows: int) -> Tensor:
+def _seeds(numbers: DeviceStepBuffer, rows: int) -> Tensor:
     low, high = (numbers.field(field, rows).long() for field in (n.SEED_LOW, n.SEED_HIGH))
     return (high << 32) | (low & 0xFFFFFFFF)

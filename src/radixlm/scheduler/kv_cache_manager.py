@@ -19,13 +19,13 @@ from radixlm.memory.prefix.base import Match, PrefixCache
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.rows import Longs, Rows
-from radixlm.step.plan import Ids, NewPages, PageUpdate
+from radixlm.scheduler.slot_table import Int64Array, SlotTable
+from radixlm.step.plan import Int32Array, NewPages, PageUpdate
 
 FULL, WINDOW = 0, 1
 
 
-class WindowBooks(Record):
+class WindowPages(Record):
     """The second page space: of models with window layers, or of those that keep states
     (``is_state``). A page of states is the state behind the page's last computed token, so of the
     pages of a step only two are needed: the last, and the last that is whole, which is a snapshot
@@ -36,7 +36,7 @@ class WindowBooks(Record):
     is_state: bool = False
 
 
-class KvLedger:
+class KVCacheManager:
     """Pages and slots of one replica."""
 
     def __init__(
@@ -45,11 +45,11 @@ class KvLedger:
         slots: SlotAllocator,
         cache: PrefixCache,
         page_size: int,
-        window: WindowBooks | None = None,
+        window: WindowPages | None = None,
     ) -> None:
         self.pages, self.slots, self.cache, self.page_size = pages, slots, cache, page_size
         self.window = window
-        self.rows = Rows(slots.num_total)
+        self.rows = SlotTable(slots.num_total)
         self.updates: list[PageUpdate] = []  # for the next plan, as are these
         self.new_pages: NewPages | None = None
         self.hit_tokens = 0
@@ -84,7 +84,7 @@ class KvLedger:
             return 0
         if wire.pooling is not None and wire.pooling.is_whole:
             return 0
-        limit = request.base - 1
+        limit = request.prefill_len - 1
         if wire.logprobs and wire.logprobs.prompt_from >= 0 and not request.num_output:
             limit = min(limit, max(wire.logprobs.prompt_from - 1, 0))
         return limit
@@ -94,7 +94,7 @@ class KvLedger:
         limit = self.match_limit(request)
         found = self._match(request, min(limit, request.share_limit))
         self.cache.lock(found.handle)
-        need = self.pages_for(request.base + 1) - len(found.pages)
+        need = self.pages_for(request.prefill_len + 1) - len(found.pages)
         fits = need + spare_pages <= self.num_available and self._window_fits(request)
         slot = self.slots.alloc() if fits else None
         if slot is None:
@@ -103,17 +103,17 @@ class KvLedger:
         request.enter(self.rows, slot)
         request.handle, request.is_window_locked = found.handle, True
         request.add_pages(found.pages, found.window_pages, self.page_size)
-        request.computed = request.done = request.inserted = found.num_tokens
+        request.num_computed = request.num_committed = request.num_inserted = found.num_tokens
         request.num_cached = found.num_tokens
         self.hit_tokens += found.num_tokens
-        self.asked_tokens += request.base
+        self.asked_tokens += request.prefill_len
         if len(found.pages):
             self._note(request, 0, len(found.pages))
         return True
 
     def _match(self, request: Request, limit: int) -> Match:
         """The cached prefix; it does not end inside of places that see one another."""
-        found = self.cache.match(request.ids[:limit], request.key)
+        found = self.cache.match(request.ids[:limit], request.cache_key)
         for media in request.wire.media:
             for start, count in media.bidirectional_spans:
                 if start < found.num_tokens < start + count:
@@ -124,7 +124,7 @@ class KvLedger:
         """Whether window pages for the window and one page more can be had."""
         if self.window is None:
             return True
-        need = self.pages_for(min(request.base + 1, self.window.table.window_tokens)) + 2
+        need = self.pages_for(min(request.prefill_len + 1, self.window.table.window_tokens)) + 2
         need = max(need, self.run_pages(request))
         return need <= self.window.pages.num_free + self.cache.num_window_evictable
 
@@ -137,7 +137,7 @@ class KvLedger:
         runs = (run for media in request.wire.media for run in media.bidirectional_spans)
         return max((table.num_live_pages(*run) for run in runs), default=0)
 
-    def take(self, request: Request, num_tokens: int) -> bool:
+    def allocate(self, request: Request, num_tokens: int) -> bool:
         """Hold pages for the first ``num_tokens`` tokens; False if they cannot be had."""
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
@@ -155,12 +155,12 @@ class KvLedger:
             self.updates.append(PageUpdate(WINDOW, request.slot, first, rows[1]))
         return True
 
-    def take_each(self, slots: Longs) -> bool:
+    def allocate_next_page(self, slots: Int64Array) -> bool:
         """Hold one page more for each of these rows, which have used theirs up; False if there are
         not enough for all."""
         if self.window is not None:
             requests = map(self.rows.request, slots.tolist())
-            return all(self.take(request, request.room + 1) for request in requests)
+            return all(self.allocate(request, request.num_allocated + 1) for request in requests)
         if len(slots) > self.pages.num_free:
             self.cache.evict(len(slots) - self.pages.num_free)
         pages = self.pages.alloc(len(slots))
@@ -172,9 +172,11 @@ class KvLedger:
 
     def _num_pages(self, request: Request) -> int:
         """Pages that it holds."""
-        return request.room // self.page_size
+        return request.num_allocated // self.page_size
 
-    def _alloc(self, first: int, need: int, num_tokens: int) -> tuple[Ids, Ids | None] | None:
+    def _alloc(
+        self, first: int, need: int, num_tokens: int
+    ) -> tuple[Int32Array, Int32Array | None] | None:
         """Pages of both spaces for columns from ``first`` on, or none at all."""
         window = self.window
         if window is None:
@@ -208,18 +210,18 @@ class KvLedger:
     def insert(self, request: Request) -> None:
         """Share the request's computed whole pages; its duplicates are swapped and freed."""
         if self.window is not None and self.window.is_state:
-            self.slide(request)  # only the last snapshot is shared
-        whole = min(request.done, request.share_limit) // self.page_size
-        if request.wire.embeds is not None or whole * self.page_size <= request.inserted:
+            self.free_out_of_window(request)  # only the last snapshot is shared
+        whole = min(request.num_committed, request.share_limit) // self.page_size
+        if request.wire.embeds is not None or whole * self.page_size <= request.num_inserted:
             return  # embeddings are not named by their token ids
         ids = request.ids[: whole * self.page_size]
         row = request.window[:whole].copy() if self.window is not None else None
-        result = self.cache.insert(ids, request.pages[:whole].copy(), request.key, row)
+        result = self.cache.insert(ids, request.pages[:whole].copy(), request.cache_key, row)
         shared = result.num_cached_pages
         self.cache.lock(result.handle)
         if request.handle is not None:
             self.cache.unlock(request.handle, request.is_window_locked)
-        request.handle, request.inserted = result.handle, shared * self.page_size
+        request.handle, request.num_inserted = result.handle, shared * self.page_size
         request.is_window_locked = True
         changed = result.pages != request.pages[:shared]
         request.pages[:shared] = result.pages
@@ -233,22 +235,22 @@ class KvLedger:
             self._note(request, int(places[0]), shared)
         self.pages.free(result.duplicate_pages)
 
-    def slide(self, request: Request) -> None:
+    def free_out_of_window(self, request: Request) -> None:
         """Give back the window pages that no later token reads."""
         if self.window is None:
             return
         table = self.window.table
-        start = request.inserted // self.page_size
+        start = request.num_inserted // self.page_size
         row = request.window[: self._num_pages(request)]
-        self.window.pages.free(table.take_dead(row, request.done, start))
-        if request.is_window_locked and table.first_live_page(request.done) >= start:
+        self.window.pages.free(table.take_dead(row, request.num_committed, start))
+        if request.is_window_locked and table.first_live_page(request.num_committed) >= start:
             if request.handle is not None:
                 self.cache.unlock_window(request.handle)
             request.is_window_locked = False
 
-    def give(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         """Take back everything that the request holds."""
-        own = slice(request.inserted // self.page_size, self._num_pages(request))
+        own = slice(request.num_inserted // self.page_size, self._num_pages(request))
         if request.handle is not None:
             self.cache.unlock(request.handle, request.is_window_locked)
         self.pages.free(request.pages[own])
@@ -263,11 +265,11 @@ class KvLedger:
         return [self._holding(r) for r in running]
 
     def _holding(self, r: Request) -> Holding:
-        own = slice(r.inserted // self.page_size, self._num_pages(r))
+        own = slice(r.num_inserted // self.page_size, self._num_pages(r))
         row = r.window[own] if self.window is not None else None
         return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
 
-    def breaches(self, running: Iterable[Request]) -> list[str]:
+    def find_violations(self, running: Iterable[Request]) -> list[str]:
         """Every page has one owner, every slot one request; the differences in words."""
         window = self.window.pages if self.window is not None else None
         return check(self.pages, self.slots, self.cache, self.holdings(running), window)

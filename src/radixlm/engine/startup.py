@@ -17,7 +17,7 @@ MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-class PagesAhead:
+class PrefaultedMemory:
     """``num_bytes`` of private memory from ``address`` on, whose pages ``make`` makes."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -64,12 +64,12 @@ class PagesAhead:
         self._free(self.address, self.num_bytes)
 
 
-class Order(threading.Thread):
-    """A server's order, and the pages that it asks for (``bytes_ahead``)."""
+class StartupReader(threading.Thread):
+    """A server's order, and the pages that it asks for (``prefault_bytes``)."""
 
     def __init__(self) -> None:
         super().__init__(name="order", daemon=True)
-        self.pages: PagesAhead | None = None
+        self.pages: PrefaultedMemory | None = None
         self._is_read = threading.Event()
         self._order: dict[str, Any] | None = None
         self.start()
@@ -79,9 +79,9 @@ class Order(threading.Thread):
         try:
             given = sys.stdin.read()
             self._order = json.loads(given) if given else None
-            num_bytes = self._order.get("bytes_ahead", 0) if self._order else 0
+            num_bytes = self._order.get("prefault_bytes", 0) if self._order else 0
             if num_bytes >= HUGE_PAGE and sys.platform == "linux":
-                self.pages = PagesAhead(num_bytes)
+                self.pages = PrefaultedMemory(num_bytes)
         except OSError:
             pass  # the weights find memory of their own, or say that there is none
         finally:

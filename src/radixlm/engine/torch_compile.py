@@ -15,8 +15,8 @@ from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
 from radixlm.config.root import ServerConfig
 from radixlm.engine.gpu import reads_on_host
+from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.runner import Runner
-from radixlm.executor.trial import Trial
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
@@ -90,7 +90,7 @@ def compile_now(
     most = min(limits.max_running, steps.max_rows)
     length = min(FEW_TOKENS, limits.context_len)
     runner = make_runner(replace(limits, max_running=most, context_len=length))
-    trial = Trial(runner, most, length)
+    trial = DummyRun(runner, most, length)
     for rows in sorted({1, most}):
         trial.decodes(rows)
     if steps.is_on:
