@@ -23,7 +23,7 @@ from radixlm.executor.runner import Runner
 from radixlm.quant.param import Param
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.weights import load
-from radixlm.weights.feeder import DummyFeeder
+from radixlm.weights.param_reader import DummyReader
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -31,7 +31,7 @@ MOST_LEFT_BYTES = 1 << 30
 _NO_IDS = np.zeros(0, np.int32)
 
 
-class DeviceFeeder(DummyFeeder):
+class DeviceReader(DummyReader):
     """Numbers of the sizes that ``--load-format dummy`` has, drawn where they will be."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
@@ -39,7 +39,7 @@ class DeviceFeeder(DummyFeeder):
         self._device = device
         self._generator = torch.Generator(device).manual_seed(1)
 
-    def feed(self, path: str, param: Param) -> Tensor:
+    def read(self, path: str, param: Param) -> Tensor:
         value = torch.empty(param.shape, dtype=self._dtype, device=self._device)
         if len(param.shape) == 1:
             mean = 1.0 if "norm" in path else 0.0
@@ -87,10 +87,10 @@ class Engine:
         config, info = resolved(*parse([*common, *flags], prog="bench/gpu"))
         self.mine, theirs = MemoryChannel.pair()
 
-        def feeder(folder: Path) -> DeviceFeeder:
-            return DeviceFeeder(s.device, folder)
+        def reader(folder: Path) -> DeviceReader:
+            return DeviceReader(s.device, folder)
 
-        with mock.patch.object(load, "DummyFeeder", feeder):
+        with mock.patch.object(load, "DummyReader", reader):
             self.replica: EngineCore = assemble(config, info, theirs)
         self.vocab = info.decoder.vocab
         self.scheduler = self.replica.scheduler

@@ -16,7 +16,7 @@ MODEL_NAME = "m"  # that requests ask for
 KV_TOKENS = 8192  # more than any case holds at once
 NUM_SLOTS = 16
 
-# With quantised weights the cache has 8 bits too: OpenVINO's has, whatever its weights are.
+# With quantized weights the cache has 8 bits too: OpenVINO's has, whatever its weights are.
 OUR_FLAGS = {
     16: (),
     8: ("--quantization", "w8a8_int8", "--kv-cache-dtype", "int8"),

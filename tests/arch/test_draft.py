@@ -15,7 +15,7 @@ from radixlm.arch.spec import Attention, LatentAttention, Mlp, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import build_model
-from radixlm.weights.assemble import Resolver
+from radixlm.weights.mapper import WeightsMapper
 from tests.fakes.shapes import LATENT, ROUTED
 
 SHAPE = {
@@ -139,7 +139,7 @@ def _of_block(draft: Any, step: int = 0) -> set[str]:
     """Names of the tensors of the module's blocks."""
     decoder = at_step(draft, step)
     model = build_model(decoder, torch.device("cpu"), torch.float32, bind("cpu"))
-    resolver, found = Resolver(decoder, ()), set()
+    resolver, found = WeightsMapper(decoder, ()), set()
     for path, layer in model.layers():
         if path.startswith("blocks."):
             for name in layer.own_params():

@@ -10,7 +10,7 @@ from tests.attention.paged_step import make_batch, new_rows, open_backend, run_s
 from tests.fakes.attention_case import CPU, Case
 
 from radixlm.attention import select
-from radixlm.attention.mixed import MixedBackend
+from radixlm.attention.mixed import HybridBackend
 from radixlm.attention.reference import TorchNativeBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
@@ -33,12 +33,12 @@ class Named(TorchNativeBackend):
         super().begin(batch)
 
 
-def pair() -> tuple[MixedBackend, list[tuple[str, int]]]:
+def pair() -> tuple[HybridBackend, list[tuple[str, int]]]:
     parts = [Named(GROUPS, bind("cpu", {"all": "reference"}), CPU) for _ in range(2)]
     steps: list[tuple[str, int]] = []
     for part, name in zip(parts, ("of prompts", "of decodes"), strict=True):
         part.name, part.steps = name, steps
-    return MixedBackend(*parts), steps
+    return HybridBackend(*parts), steps
 
 
 def test_steps_go_by_their_longest_query_and_share_a_pool() -> None:
@@ -78,10 +78,10 @@ def test_phases_override_the_common_name() -> None:
     pytest.importorskip("triton")
     kernels = bind("cpu", {"all": "reference"})
     backend = select.make_backend("torch_native", GROUPS, kernels, CPU, decode="triton")
-    assert isinstance(backend, MixedBackend)
+    assert isinstance(backend, HybridBackend)
     assert (backend.prefill.name, backend.decode.name) == ("torch_native", "triton")
     backend = select.make_backend("triton", GROUPS, kernels, CPU, prefill="torch_native")
-    assert isinstance(backend, MixedBackend) and backend.name == "triton"
+    assert isinstance(backend, HybridBackend) and backend.name == "triton"
 
 
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)

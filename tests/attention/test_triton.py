@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from radixlm.attention import triton as backend_module
 from radixlm.attention.select import make_backend
-from radixlm.attention.tree import tree_of_masks
+from radixlm.attention.tree import pack_tree_masks
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES
@@ -157,10 +157,10 @@ def test_guesses_in_a_tree_see_their_branch(name: str) -> None:
     for node, branch in enumerate(branches):
         mask[node, branch] = True
     depth = torch.tensor([before + len(branch) - 1 for branch in branches])
-    tree = tree_of_masks(
+    tree = pack_tree_masks(
         [mask, torch.ones(2, 2).tril().bool()], torch.cat([depth, torch.tensor([9, 10])])
     )
-    out = run_step("triton", case, site, prepare=lambda backend: backend.see_tree(tree))
+    out = run_step("triton", case, site, prepare=lambda backend: backend.set_tree_mask(tree))
     for node, branch in enumerate(branches):
         picked = [*range(before), *(before + i for i in branch)]
         alone = Case([case.q[0][[node]]], [case.k[0][picked]], [case.v[0][picked]], 4, 9)
@@ -231,7 +231,7 @@ def test_what_a_graph_would_replay_follows_the_lengths() -> None:
 
 def test_cut_alone_gives_a_row_the_same_bits_in_every_batch() -> None:
     case = Case.random(SITE, [(1, 139), (1, 3), (1, 70)], 16, 13)
-    cut: Any = lambda backend: backend.cut_alone(True)  # noqa: E731
+    cut: Any = lambda backend: backend.set_batch_invariant(True)  # noqa: E731
     whole = run_step("triton", case, SITE, prepare=cut)
     for row in range(3):
         one = Case([case.q[row]], [case.k[row]], [case.v[row]], 16, 14)
@@ -256,7 +256,7 @@ def test_a_step_takes_the_smallest_tile_that_holds_its_sequences() -> None:
 
 
 def test_memory_that_a_graph_may_read_is_never_given_back() -> None:
-    memory = backend_module.Memory(CPU)
+    memory = backend_module.Workspace(CPU)
     first = memory.take("x", 4, torch.int32)
     assert memory.take("x", 3, torch.int32).data_ptr() == first.data_ptr()
     first.fill_(7)

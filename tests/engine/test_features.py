@@ -122,7 +122,7 @@ def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8wo", "w8a8_int8", "int4wo-32"])
-def test_bundled_model_adds_when_quantised_at_load(name: str) -> None:
+def test_bundled_model_adds_when_quantized_at_load(name: str) -> None:
     with radixlm.Engine(
         model_path="radix-tiny", quantization=name, cpu_threads=1, log_level="error"
     ) as engine:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
 
 VOCAB = 16

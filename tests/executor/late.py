@@ -20,7 +20,7 @@ from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks, Mask
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler

@@ -14,7 +14,7 @@ from radixlm.base.errors import InvariantError
 from radixlm.base.lazy import load
 from radixlm.executor.device import AsyncCopy, CpuDevice, PinnedRing
 from radixlm.executor.runner import RunnerOptions
-from radixlm.sampling.cuda import DeviceDraw, DrawKernels
+from radixlm.sampling.cuda import GpuSampler, SamplerKernels
 from radixlm.wire.requests import LogprobParams
 from tests.executor.late import LateBench, workload
 from tests.fakes.device import NONSENSE, SimulatedDevice
@@ -167,7 +167,7 @@ def test_log_probabilities_are_read_late(monkeypatch: pytest.MonkeyPatch) -> Non
     want = run(LateBench())
     late = LateBench(SimulatedDevice(4), depth=1)
     sampler = late.runner.sampler
-    monkeypatch.setattr(sampler, "_gpu", DeviceDraw(late.runner.sampling, DrawKernels()))
+    monkeypatch.setattr(sampler, "_gpu", GpuSampler(late.runner.sampling, SamplerKernels()))
     got = run(late)
     assert [token for _, token in got] == [token for _, token in want] == late.out["r"]
     assert [p for p, _ in got] == pytest.approx([p for p, _ in want], abs=1e-4)

@@ -10,7 +10,7 @@ import torch
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
-from radixlm.sampling.tensors import SlotState
+from radixlm.sampling.table import SlotState
 from radixlm.step.plan import Admission, DecodeBatch, Items, NewPages, PageUpdate
 from radixlm.wire.sampling_params import SamplingParams
 

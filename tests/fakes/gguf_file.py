@@ -33,7 +33,7 @@ def value_of(value: Any) -> bytes:
     return struct.pack("<I", code) + struct.pack(form, value)
 
 
-def quantised(value: torch.Tensor, kind: str) -> bytes:
+def quantized(value: torch.Tensor, kind: str) -> bytes:
     """The data of one tensor."""
     if kind == "F32":
         return value.float().numpy().tobytes()
@@ -89,7 +89,7 @@ def write(
         records += text(name) + struct.pack(
             f"<I{len(dims)}QIQ", len(dims), *dims, TYPE[kind], len(data)
         )
-        data += quantised(value, kind)
+        data += quantized(value, kind)
         data += bytes(-len(data) % 32)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + pairs + records
     path.write_bytes(head + bytes(-len(head) % 32) + data)

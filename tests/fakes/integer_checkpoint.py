@@ -102,9 +102,9 @@ def stored(
     num_out, num_in = weight.shape
     group = layout.group or num_in
     index = np.arange(num_in) // group
-    if layout.order:  # input order[j] is the j-th that is quantised
+    if layout.order:  # input order[j] is the j-th that is quantized
         index[order] = np.arange(num_in) // group
-    values, scale, zero = _quantised(weight, index, layout)
+    values, scale, zero = _quantized(weight, index, layout)
     if layout.kind == "blocks":
         scale = np.stack([scale[row // group * group] for row in range(num_out)])
         values = np.clip(np.round(weight / scale[:, index]), -128, 127).astype(np.int64) + 128
@@ -112,7 +112,7 @@ def stored(
     return _tensors(values, scale, zero, index, layout), numbers
 
 
-def _quantised(
+def _quantized(
     weight: NDArray[np.float64], index: Ints, layout: Layout
 ) -> tuple[Ints, NDArray[np.float16], Ints]:
     most = (1 << layout.bits) - 1

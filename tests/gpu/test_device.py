@@ -18,7 +18,7 @@ from radixlm.executor.step_layout import (
     SamplingParamTable,
     StepPacker,
 )
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.step.plan import Item, Items
 from radixlm.wire.sampling_params import SamplingParams
 

@@ -14,7 +14,7 @@ from radixlm.arch.spec import Moe
 from radixlm.kernels.dispatch import OPS, REFERENCES, Implementation, implementations
 from radixlm.kernels.ops import activation, moe, norm, rope
 from radixlm.kernels.ops.lora import AdapterRows
-from radixlm.kernels.ops.quantised import FORMATS, ReferenceQuantised
+from radixlm.kernels.ops.quantized import FORMATS, ReferenceQuantized
 from radixlm.kernels.ops.rope import QkNorm
 
 GATED = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "tanh", "swiglu_oai")
@@ -125,7 +125,7 @@ SPECS = (
 )
 
 
-def quantised_linear_cases() -> list[Run]:
+def quantized_linear_cases() -> list[Run]:
     def case(fmt: str, tokens: int, dtype: torch.dtype, with_bias: bool) -> Run:
         weight = (rand(40, 256) / 16).to(dtype)
         weight[3] = 0.0
@@ -277,7 +277,7 @@ CASES: dict[str, list[Run]] = {
     "activate": activation_cases(gated=False),
     "activate_gated": activation_cases(gated=True),
     "embedding": embedding_cases(),
-    "pack_linear": [*linear_cases(), *quantised_linear_cases()],
+    "pack_linear": [*linear_cases(), *quantized_linear_cases()],
     "pack_gated": gated_cases(),
     "pack_tied": tied_cases(),
     "pack_head_linear": head_cases(),
@@ -359,23 +359,23 @@ def test_groups_that_are_out_cannot_be_chosen_even_by_their_best_expert() -> Non
 
 
 @pytest.mark.parametrize(("fmt", "step"), [("int8wo", 1 / 127), ("int4-32", 1 / 8)])
-def test_quantised_weights_are_within_half_a_step(fmt: str, step: float) -> None:
+def test_quantized_weights_are_within_half_a_step(fmt: str, step: float) -> None:
     weight = rand(12, 64)
     group = 32 if "-" in fmt else 64
     largest = weight.view(12, -1, group).abs().amax(-1, keepdim=True)
-    error = (ReferenceQuantised(weight, None, fmt).unpack() - weight).view(12, -1, group).abs()
+    error = (ReferenceQuantized(weight, None, fmt).unpack() - weight).view(12, -1, group).abs()
     # The end of the int4 range that is one step short may clip by a whole step.
     slack = 1.0 if fmt.startswith("int4") else 0.5
     assert bool((error <= largest * step * slack * 1.0001).all())
     assert float(error.mean()) < float(largest.mean()) * step * 0.3
 
 
-def test_activations_are_quantised_row_by_row() -> None:
+def test_activations_are_quantized_row_by_row() -> None:
     weight, x = rand(8, 64), rand(3, 64)
     x[1] *= 1000.0
     x[2] = 0.0
-    got = ReferenceQuantised(weight, None, "w8a8").run(x)
-    want = x @ ReferenceQuantised(weight, None, "int8wo").unpack().T
+    got = ReferenceQuantized(weight, None, "w8a8").run(x)
+    want = x @ ReferenceQuantized(weight, None, "int8wo").unpack().T
     assert float((got - want)[0].abs().max()) < 0.02 * float(want[0].abs().max())
     assert float((got - want)[1].abs().max()) < 0.02 * float(want[1].abs().max())
     assert not got[2].any()

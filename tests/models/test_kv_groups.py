@@ -69,12 +69,16 @@ def test_sums_of_tokens_have_rows_of_their_own_that_tokens_share() -> None:
     alone = CompressedSparseAttention(4, 8, rope, 7, 6, norm, 2, 3)
     blocks = tuple(Block(one, Mlp(16, "silu"), norm) for one in (sums, alone, sums))
     groups = kv_groups(Decoder(10, 12, blocks, norm, 64))
-    shapes = {g.name + str(g.every): (g.layers, g.head_dim, g.window) for g in groups if g.every}
+    shapes = {
+        g.name + str(g.compress_ratio): (g.layers, g.head_dim, g.window)
+        for g in groups
+        if g.compress_ratio
+    }
     assert shapes == {"full12": ((0, 2), 8 + 4, 0)}
-    assert {(g.layers, g.head_dim, g.window) for g in groups if not g.every} == {
+    assert {(g.layers, g.head_dim, g.window) for g in groups if not g.compress_ratio} == {
         ((0, 2), 8 + 4 * 8 + 4 * 4, 24),  # two runs of 12 must be there to be summed up
         ((1,), 8, 7),
     }
-    full = next(g for g in groups if g.every)
+    full = next(g for g in groups if g.compress_ratio)
     assert [full.rows_per_page(size) for size in (16, 12, 5)] == [4, 1, 5]
     assert entry_places(groups) == {0: (full.index, 0), 2: (full.index, 1)}

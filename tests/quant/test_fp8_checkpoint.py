@@ -20,7 +20,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops import fp8
 from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant, parse
-from radixlm.quant.load_time import KeepFp8, make_scheme, was_fp8
+from radixlm.quant.load_time import PrequantizedFp8Scheme, is_fp8_exact, make_scheme
 from radixlm.weights.fp8_source import widened
 
 IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
@@ -168,11 +168,11 @@ def test_a_layout_that_is_not_read_is_named_once(
     assert [word in record.message for record in caplog.records] == [True] * bool(word)
 
 
-def test_options_with_a_checkpoint_that_is_quantised() -> None:
+def test_options_with_a_checkpoint_that_is_quantized() -> None:
     quant = CheckpointQuant("fp8", "fp8-128")
     for name in (None, "fp8", "compressed-tensors"):
         scheme = make_scheme(name, "", quant)
-        assert isinstance(scheme, KeepFp8) and scheme.head_fmt == ""
+        assert isinstance(scheme, PrequantizedFp8Scheme) and scheme.head_fmt == ""
         assert (scheme.fmt(256), scheme.fmt(200)) == ("fp8-128", "fp8")
     assert make_scheme("int8wo", "", quant).fmt(256) == "int8wo"
     assert make_scheme("fp8").fmt(256) == make_scheme(None, "fp8dq-per_row").fmt(256) == "fp8"
@@ -184,9 +184,9 @@ def test_layers_that_were_kept_in_more_bits_are_told_apart() -> None:
     torch.manual_seed(4)
     weight = torch.randn(300, 256).bfloat16()
     for fmt in fp8.FORMATS:
-        assert not was_fp8(weight, fmt)
-        assert was_fp8(fp8.rounded_weight(weight, fmt), fmt)
-    assert was_fp8(torch.zeros(8, 8), "fp8")
+        assert not is_fp8_exact(weight, fmt)
+        assert is_fp8_exact(fp8.fake_quantize_weight(weight, fmt), fmt)
+    assert is_fp8_exact(torch.zeros(8, 8), "fp8")
 
 
 @pytest.mark.parametrize(

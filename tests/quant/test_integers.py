@@ -19,11 +19,11 @@ from radixlm.kernels.cpu import given as cpu_given
 from radixlm.kernels.cpu.given import TURNS_SIGNS
 from radixlm.kernels.dispatch import bind
 from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant
-from radixlm.quant.grid import Grid, joined, stacked
 from radixlm.quant.integers import IntegerQuant, parse_integers
-from radixlm.quant.kept import KeepGrids, integers_of
-from radixlm.quant.load_time import QuantizeAtLoad, make_scheme
-from radixlm.weights.integer_blocks import Integers, unpacked, unpacked_awq, whole_groups
+from radixlm.quant.load_time import OnlineQuantScheme, make_scheme
+from radixlm.quant.prequantized import PrequantizedScheme, to_kernel_weight
+from radixlm.quant.quantized_weight import QuantizedWeight, joined, stacked
+from radixlm.weights.packed_integers import Integers, unpacked, unpacked_awq, whole_groups
 
 AWQ = Layout("awq", group=128).config()
 GPTQ = Layout("gptq", group=64).config()
@@ -135,13 +135,13 @@ def test_lies_are_refused_or_read(stated: dict[str, Any], changes: dict[str, Any
 def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) -> None:
     quant = parse_integers(stated)
     assert quant is not None
-    assert isinstance(make_scheme(None, "", quant), KeepGrids)
+    assert isinstance(make_scheme(None, "", quant), PrequantizedScheme)
     for name in ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "compressed-tensors",
                  "blockwise_int8", "w8a8_int8"):  # fmt: skip
         if name in fitting:
-            assert isinstance(make_scheme(name, "", quant), KeepGrids)
+            assert isinstance(make_scheme(name, "", quant), PrequantizedScheme)
         elif name == "w8a8_int8":  # packs what the checkpoint has anew
-            assert isinstance(make_scheme(name, "", quant), QuantizeAtLoad)
+            assert isinstance(make_scheme(name, "", quant), OnlineQuantScheme)
         else:
             said = f"--quantization {name}: .* of {quant.method}, which is read without --quant"
             with pytest.raises(ConfigError, match=said):
@@ -184,16 +184,16 @@ def test_grids_are_the_same_numbers(
     want = (values - zero[:, index]) * scale[:, index]
     whole = Integers(values, scale, zero, group, bits, index if has_order else None)
     torch.testing.assert_close(whole.widened(torch.float32), want)
-    grid = whole.grid(False)
+    grid = whole.read_quantized(False)
     assert (grid is None) == (group < 32 and num_groups > 1)
     if grid is None:
         return
     near = {"rtol": 1e-5, "atol": 1e-4}
     torch.testing.assert_close(grid.widened(), want, **near)
-    scheme = KeepGrids()
+    scheme = PrequantizedScheme()
     params = scheme.params(rows, num_in, False, None)
-    assert params["weight"].takes_grid
-    params["weight"].grid = grid
+    assert params["weight"].accepts_quantized
+    params["weight"].quantized = grid
     x = torch.randn(3, num_in, generator=rng)
     packed = scheme.pack(bind("cpu", {"all": "reference"}), params)
     got, exact = packed.run(x), x @ want.T
@@ -205,9 +205,11 @@ def test_groups_of_a_weight() -> None:
     assert whole_groups(320, 3, (128,)) == 128 and whole_groups(4096, 31, (128,)) == 0
 
 
-def grid(rows: int, group: int, **more: Any) -> Grid:
+def grid(rows: int, group: int, **more: Any) -> QuantizedWeight:
     shape = (rows, 256 // group)
-    return Grid(torch.ones(rows, 256).to(torch.uint8), torch.rand(shape), torch.rand(shape), **more)
+    return QuantizedWeight(
+        torch.ones(rows, 256).to(torch.uint8), torch.rand(shape), torch.rand(shape), **more
+    )
 
 
 def test_parts_of_one_layer() -> None:
@@ -228,10 +230,10 @@ def test_eight_bits_that_are_no_int8() -> None:
     values = torch.tensor([[0, 255] * 16], dtype=torch.uint8)
     scale = torch.ones(1, 1)
     for zero, fmt in ((128, "int8wo"), (127, "w4a8-32"), (0, "w4a8-32")):
-        whole = integers_of(Grid(values, scale, -zero * scale, bits=8))
+        whole = to_kernel_weight(QuantizedWeight(values, scale, -zero * scale, bits=8))
         assert whole.fmt == fmt
-    near = Grid(values.clamp(20, 220), scale, -100.0 * scale, bits=8, rounds_inputs=True)
-    whole = integers_of(near)
+    near = QuantizedWeight(values.clamp(20, 220), scale, -100.0 * scale, bits=8, rounds_inputs=True)
+    whole = to_kernel_weight(near)
     assert whole.fmt == "w8a8" and whole.values.flatten().tolist()[:2] == [-80, 120]
 
 
@@ -243,7 +245,7 @@ def test_minus_128_where_products_of_bytes_turn_signs(monkeypatch: pytest.Monkey
     for isa, fmt in (("x86_64_v3", "int8wo"), (own, "int8wo" if own in TURNS_SIGNS else "w8a8")):
         named = SimpleNamespace(isa=lambda isa=isa: isa)
         monkeypatch.setattr(cpu_given, "native", lambda named=named: named)
-        packed = cpu_given.pack_given(values, (scale, None), None, "w8a8")
+        packed = cpu_given.pack_quantized(values, (scale, None), None, "w8a8")
         assert packed.fmt == fmt
         want = torch.full((2, 32), 64.0 * 128)
         torch.testing.assert_close(packed.run(x), want, rtol=1e-3, atol=0.0)

@@ -1,4 +1,4 @@
-"""Quantising at load: names, formats that fit, and models that still say nearly the same."""
+"""Quantizing at load: names, formats that fit, and models that still say nearly the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.fp8 import is_fp8
-from radixlm.quant.load_time import NAMES, QuantizeAtLoad, make_scheme
+from radixlm.quant.load_time import NAMES, OnlineQuantScheme, make_scheme
 from radixlm.quant.scheme import UnquantizedScheme
 
 IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
@@ -31,7 +31,7 @@ IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
     ],
 )
 def test_the_nearest_format_that_fits(asked: str, inputs: int, expected: str) -> None:
-    assert QuantizeAtLoad(asked).fmt(inputs) == expected
+    assert OnlineQuantScheme(asked).fmt(inputs) == expected
 
 
 def test_options() -> None:

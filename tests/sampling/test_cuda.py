@@ -15,7 +15,7 @@ from radixlm.kernels.cpu import extension
 from radixlm.sampling import cuda
 from radixlm.sampling.logprobs import LogprobRequest, compute_logprobs
 from radixlm.sampling.sampler import Sampler
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
@@ -37,7 +37,7 @@ class Pair:
         self.slots = list(range(len(requests)))
         self.reference = Sampler(self.tables[0], detect_bad=True)
         self.kernels = Sampler(self.tables[1], detect_bad=True)
-        self.kernels._gpu = cuda.DeviceDraw(self.tables[1], cuda.DrawKernels())
+        self.kernels._gpu = cuda.GpuSampler(self.tables[1], cuda.SamplerKernels())
 
     def check(self, logits: torch.Tensor, position: int, **more: Any) -> None:
         positions = [position] * len(self.slots)
@@ -50,7 +50,9 @@ class Pair:
         if wanted.logprobs is not None and got.logprobs is not None:
             assert [t[1] for t in got.logprobs.top] == [t[1] for t in wanted.logprobs.top]
             assert got.logprobs.chosen == pytest.approx(wanted.logprobs.chosen, abs=1e-5)
-            for mine, theirs in zip(got.logprobs.given, wanted.logprobs.given, strict=True):
+            for mine, theirs in zip(
+                got.logprobs.of_token_ids, wanted.logprobs.of_token_ids, strict=True
+            ):
                 assert mine[1] == theirs[1] and mine[0] == pytest.approx(theirs[0], abs=1e-5)
 
 
@@ -137,7 +139,7 @@ def test_any_parameters_on_small_vocabularies(data: st.DataObject) -> None:
 
 
 def test_log_probabilities_of_many_chunks_and_dtypes() -> None:
-    at = cuda.DrawKernels().logprob.logprobs_at
+    at = cuda.SamplerKernels().logprob.logprobs_at
     for dtype, limit in ((torch.float32, 2e-5), (torch.float16, 2e-5)):
         logits = logits_of(3, 9000).to(dtype)
         logits[1, 17] = float("-inf")
@@ -155,7 +157,7 @@ def test_the_mask_alone() -> None:
     expected = logits.clone()
     bits = torch.tensor([[(int(w) >> i) & 1 for w in row for i in range(32)] for row in mask])
     expected[bits[:, :100] == 0] = float("-inf")
-    cuda.DrawKernels().bitmask.apply_mask_(logits, mask)
+    cuda.SamplerKernels().bitmask.apply_mask_(logits, mask)
     assert torch.equal(logits, expected)
 
 

@@ -14,7 +14,7 @@ from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.config.grammar import BUILTIN_PROCESSORS, GrammarConfig, processor_targets
 from radixlm.sampling.processors import LogitProcessors, NamedProcessor, RowInfo, ServerFacts
 from radixlm.sampling.sampler import Sampler
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
 
 VOCAB = 12

@@ -17,7 +17,7 @@ from radixlm.kernels import cpu
 from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
 from radixlm.sampling.processors import NamedProcessor
 from radixlm.sampling.sampler import Sampler, apply_mask_, unpack_mask
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
 
 QUICK = settings(
@@ -206,9 +206,9 @@ def test_penalties_follow_the_formula() -> None:
     result = sampler.sample(logits.clone(), [0, 1], [5, 1], None, wanted)
     assert result.logprobs is not None
     reference = torch.log_softmax(torch.tensor(expected), 0).tolist()
-    assert result.logprobs.given[0][0] == pytest.approx(reference)
+    assert result.logprobs.of_token_ids[0][0] == pytest.approx(reference)
     plain = torch.log_softmax(logits[1], 0).tolist()
-    assert result.logprobs.given[1][0] == pytest.approx(plain)
+    assert result.logprobs.of_token_ids[1][0] == pytest.approx(plain)
 
 
 @QUICK
@@ -304,8 +304,8 @@ def test_logprobs_equal_log_softmax() -> None:
     values, ids = torch.sort(reference[0], descending=True)
     assert found.top[0][1] == ids[:3].tolist()
     assert found.top[0][0] == pytest.approx(values[:3].tolist())
-    assert found.given[0] == (pytest.approx(reference[0, [7, 8]].tolist()), [7, 8])
-    assert (found.chosen[1], found.top[1], found.given[1]) == (0.0, ([], []), ([], []))
+    assert found.of_token_ids[0] == (pytest.approx(reference[0, [7, 8]].tolist()), [7, 8])
+    assert (found.chosen[1], found.top[1], found.of_token_ids[1]) == (0.0, ([], []), ([], []))
     assert [len(pair[1]) for pair in found.top] == [3, 0, 50, 0]
     processed = make(params, 50, logprobs_mode="processed").sample(
         logits.clone(), [0, 1, 2, 3], [0] * 4, None, wanted
@@ -322,7 +322,7 @@ def test_logprobs_of_equals_and_of_the_impossible() -> None:
     found = compute_logprobs(logits, torch.tensor([3]), [LogprobRequest(4, (3,))])
     assert found.chosen == [LOWEST]
     assert found.top[0][1] == [1, 2, 0, 3]
-    assert found.given[0][0] == [LOWEST]
+    assert found.of_token_ids[0][0] == [LOWEST]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

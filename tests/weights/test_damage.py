@@ -21,7 +21,7 @@ from radixlm.kernels.dispatch import bind
 from radixlm.models.build import build_model
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
-from radixlm.weights.load import load_weights, open_feeder
+from radixlm.weights.load import load_weights, open_reader
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.sharded_state import save_sharded_state
 
@@ -193,7 +193,7 @@ def _npcache(folder: Path, edit: Edit) -> tuple[str, str, str]:
 
 def _state(folder: Path, edit: Edit) -> tuple[str, str, str]:
     model = build_model(describe(folder), CPU, torch.float32, bind("cpu", {"all": "reference"}))
-    save_sharded_state(model, open_feeder(model, folder, "auto"), folder)
+    save_sharded_state(model, open_reader(model, folder, "auto"), folder)
     (folder / FILE).unlink()
     file, name = "model-rank-0-part-0.safetensors", "blocks.1.ffn.up.weight"
     edited(folder / file, name, edit)

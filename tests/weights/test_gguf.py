@@ -104,9 +104,9 @@ def test_four_bits_stay_as_they_are(architecture: str, kind: str, tmp_path: Path
     )
     source = GgufSource(file)
     names = [name for name in source.sizes() if name.endswith("proj.weight")]
-    assert len(names) == 7 * 3 and all(source.has_grid(name) for name in names)
+    assert len(names) == 7 * 3 and all(source.is_quantized(name) for name in names)
     for name in names:
-        assert torch.equal(source.grid(name).widened(), source.read(name)), name
+        assert torch.equal(source.read_quantized(name).widened(), source.read(name)), name
 
 
 def _linears(folder: Path, name: str, **build: Any) -> list[PackedLinear]:
@@ -136,9 +136,11 @@ def test_layers_keep_the_grid_that_all_their_parts_have(
         assert float((got - wanted).norm()) < 0.02 * float(wanted.norm())  # inputs in 8 bits
     asked = _linears(folder, name, scheme=make_scheme(None, "", quant), weight_dtype=torch.float32)
     assert all(torch.equal(a.unpack(), b.unpack()) for a, b in zip(asked, wide, strict=True))
-    has_grid = GgufSource.has_grid
+    is_quantized = GgufSource.is_quantized
     monkeypatch.setattr(
-        GgufSource, "has_grid", lambda self, name: "v_proj" not in name and has_grid(self, name)
+        GgufSource,
+        "is_quantized",
+        lambda self, name: "v_proj" not in name and is_quantized(self, name),
     )
     mixed = _linears(folder, name, scheme=make_scheme("gguf", "", quant))
     is_kept = [torch.equal(a.run(x), b.run(x)) for a, b in zip(mixed, kept, strict=True)]

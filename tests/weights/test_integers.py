@@ -22,7 +22,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.linear import PackedLinear
 from radixlm.kernels.dispatch import bind
-from radixlm.kernels.ops.picked import PickedLinear
+from radixlm.kernels.ops.picked import GatherLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
@@ -111,8 +111,8 @@ def test_layers_stay_narrow(name: str, tmp_path: Path) -> None:
         if name in WHOLE_ROWS:
             assert packed.packed.fmt == WHOLE_ROWS[name]
             continue
-        assert isinstance(packed, PickedLinear) == (layout.order or layout.bits == 8)
-        native = (packed.inner if isinstance(packed, PickedLinear) else packed).packed
+        assert isinstance(packed, GatherLinear) == (layout.order or layout.bits == 8)
+        native = (packed.inner if isinstance(packed, GatherLinear) else packed).packed
         assert isinstance(native, PackedLinear)
         group = min(layout.group or 128, 128)
         assert native.fmt == f"w4a8-{group}"

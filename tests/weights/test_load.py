@@ -18,8 +18,8 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
-from radixlm.weights.load import load_weights, open_feeder
-from radixlm.weights.place import bad_number_of
+from radixlm.weights.load import load_weights, open_reader
+from radixlm.weights.place import non_finite_problem
 from radixlm.weights.sharded_state import save_sharded_state
 
 CPU = torch.device("cpu")
@@ -107,7 +107,7 @@ def test_sharded_state_round_trip(arch: str, tmp_path: Path) -> None:
     folder = cached_tiny(arch)
     model = loaded(folder)
     saved = tmp_path / "saved"
-    save_sharded_state(empty_model(folder), open_feeder(model, folder, "auto"), saved)
+    save_sharded_state(empty_model(folder), open_reader(model, folder, "auto"), saved)
     (saved / "config.json").write_text((folder / "config.json").read_text())
     again = loaded(saved, "sharded_state")
     assert torch.equal(again.embed.unpack(), model.embed.unpack())
@@ -213,12 +213,12 @@ def test_infinity_is_named(name: str, folder: Path) -> None:
 
 def test_sums_may_overflow_and_biases_be_infinite() -> None:
     large = torch.full((64, 64), 6e4, dtype=torch.float16)
-    assert bad_number_of("a.weight", large) == ""
+    assert non_finite_problem("a.weight", large) == ""
     forbidding = torch.tensor([0.0, -torch.inf])
-    assert bad_number_of("head.bias", forbidding) == ""
-    assert "infinity" in bad_number_of("head.weight", forbidding)
+    assert non_finite_problem("head.bias", forbidding) == ""
+    assert "infinity" in non_finite_problem("head.weight", forbidding)
     both = torch.tensor([-torch.inf, torch.nan])
-    assert "NaN" in bad_number_of("head.bias", both)
+    assert "NaN" in non_finite_problem("head.bias", both)
 
 
 def test_nan_is_named(folder: Path) -> None:

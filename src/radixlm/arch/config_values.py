@@ -1,5 +1,5 @@
 """Words of a config.json that must be among those known: dtypes, types of layers, methods of
-quantisation. An unknown one would be read as float32, as full attention, as no quantisation."""
+quantization. An unknown one would be read as float32, as full attention, as no quantization."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a language model IS, as frozen data: no torch, no layer code, no model names.
 
 A family (``arch/families``) turns a checkpoint's config.json into a ``Decoder``; memory, config,
-adapters, quantisation, kernels and benchmarks ask these records instead of testing a name.
+adapters, quantization, kernels and benchmarks ask these records instead of testing a name.
 Over 500 lines: it is one vocabulary, looked up as a whole.
 """
 

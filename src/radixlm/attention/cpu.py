@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixlm.attention.reference import Span, attend, make_piece, spans_of, split_spans
+from radixlm.attention.reference import Span, attend, make_block, sequence_spans, split_spans
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import TILE, CacheShape
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.kv import DTYPES, movable
+from radixlm.kernels.ops.kv import DTYPES, indexable_view
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -58,7 +58,7 @@ class CpuPool:
         to, of = torch.as_tensor(target), torch.as_tensor(source)
         for tensor in (self.k, self.v):
             if tensor.numel():
-                pages = movable(tensor)
+                pages = indexable_view(tensor)
                 pages[:, to] = pages[:, of]
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
@@ -71,12 +71,12 @@ class CpuPool:
         index = torch.as_tensor(pages)
         for tensor, part in zip((self.k, self.v), self.shape.pages(k, v), strict=True):
             if tensor.numel():
-                movable(tensor[layer])[index] = movable(part)
+                indexable_view(tensor[layer])[index] = indexable_view(part)
 
     def _pick(self, tensor: Tensor, layer: int, index: Tensor) -> Tensor:
         if not tensor.numel():
             return tensor
-        return movable(tensor[layer])[index].view(self.dtype)
+        return indexable_view(tensor[layer])[index].view(self.dtype)
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class CpuBackend:
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
     ) -> CpuPool | PagedPool:
         """Allocate and keep the group's pool; memory is taken as pages are first written."""
-        if group.every:  # layers read it themselves
+        if group.compress_ratio:  # layers read it themselves
             plain = PagedPool(group, num_pages, page_size, dtype, torch.device("cpu"))
             self.pools[group.index] = plain
             return plain
@@ -142,7 +142,7 @@ class CpuBackend:
         self._lengths_at = lengths
         self._mutual: list[Span] = []
         if batch.bidirectional_spans:
-            self._mutual = [s for s in spans_of(batch) if s.num_ahead is not None]
+            self._mutual = [s for s in sequence_spans(batch) if s.num_ahead is not None]
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -191,7 +191,7 @@ class CpuBackend:
         assert pool is not None
         table_SP = self.tables[site.group].long()
         for spans in split_spans(self._mutual, site):
-            piece = make_piece(spans, table_SP, pool.page_size, site.window, site.chunk)
+            piece = make_block(spans, table_SP, pool.page_size, site.window, site.chunk)
             pages, at = torch.unique(piece.tokens_SN // pool.page_size, return_inverse=True)
             k, v = pool.read(site.layer, pages.tolist())
             rows = at * pool.page_size + piece.tokens_SN % pool.page_size

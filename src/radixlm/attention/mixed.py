@@ -13,7 +13,7 @@ from radixlm.pools.pool import KvPool, PagedPool
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
-class MixedBackend:
+class HybridBackend:
     """``prefill`` and ``decode`` by turns. Its name is the decoding one's, on which depends
     whether decode steps can be recorded as graphs."""
 

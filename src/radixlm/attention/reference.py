@@ -23,7 +23,7 @@ MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go i
 MAX_PADDING = 2  # decode sequences share a call while the longest is at most this times longer
 
 
-class Piece(Record):
+class QueryBlock(Record):
     """Some query tokens and what they may read; sequences of one piece are padded alike."""
 
     rows_SQ: Tensor  # int64: indices into T
@@ -55,7 +55,7 @@ class TorchNativeBackend(PagedBackend):
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         super().__init__(groups, kernels, device)
-        self._pieces: dict[tuple[int, int, int, bool], list[Piece]] = {}  # of a kind of site
+        self._pieces: dict[tuple[int, int, int, bool], list[QueryBlock]] = {}  # of a kind of site
 
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch; pieces are made when a layer first needs them."""
@@ -76,14 +76,14 @@ class TorchNativeBackend(PagedBackend):
             out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece, site)
         return out_THV.flatten(1)
 
-    def _pieces_of(self, site: AttentionSite, page_size: int) -> list[Piece]:
+    def _pieces_of(self, site: AttentionSite, page_size: int) -> list[QueryBlock]:
         key = (site.group, site.window, site.chunk, site.looks_ahead)
         if key not in self._pieces:
             assert self._batch is not None
             table_SP = self._batch.page_table_GSP[site.group].long()
             self._pieces[key] = [
-                make_piece(part, table_SP, page_size, site.window, site.chunk)
-                for part in split_spans(spans_of(self._batch, site.looks_ahead), site)
+                make_block(part, table_SP, page_size, site.window, site.chunk)
+                for part in split_spans(sequence_spans(self._batch, site.looks_ahead), site)
             ]
         return self._pieces[key]
 
@@ -122,7 +122,7 @@ def _part(span: Span, first: int, count: int) -> Span:
     return Span(span.index, span.start + first, count, span.kv_len, ahead)
 
 
-def spans_of(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
+def sequence_spans(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
     """The step's sequences, on the host, cut where tokens begin or end to see one another."""
     starts = batch.query_start_S1.tolist()
     spans = [
@@ -148,9 +148,9 @@ def _cut(span: Span, runs: Sequence[tuple[int, int]]) -> Iterator[Span]:
         yield _part(span, at, end - at)
 
 
-def make_piece(
+def make_block(
     spans: Sequence[Span], table_SP: Tensor, page_size: int, window: int, chunk: int = 0
-) -> Piece:
+) -> QueryBlock:
     """Indices and mask of sequences that have the same number of query tokens."""
     device = table_SP.device
     num_queries = spans[0].num_queries
@@ -176,11 +176,11 @@ def make_piece(
     position_SN = torch.minimum(position_SN, kv_len_S[:, None] - 1)
     pages_SN = table_SP[index_S[:, None], position_SN // page_size]
     tokens_SN = pages_SN * page_size + position_SN % page_size
-    return Piece(start_S[:, None] + query_Q, tokens_SN, seen_SQN, ahead_SQN)
+    return QueryBlock(start_S[:, None] + query_Q, tokens_SN, seen_SQN, ahead_SQN)
 
 
 def attend(
-    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, piece: Piece, site: AttentionSite
+    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, piece: QueryBlock, site: AttentionSite
 ) -> Tensor:
     """Masked softmax attention: [S, Q, H, V] in the dtype of q."""
     q, k, v = (t.transpose(1, 2) for t in (q_SQHC, k_SNKC, v_SNKV))
@@ -194,7 +194,7 @@ def attend(
 
 
 def _attend_by_hand(
-    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, piece: Piece, site: AttentionSite
+    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, piece: QueryBlock, site: AttentionSite
 ) -> Tensor:
     """What scaled_dot_product_attention lacks: a cap on the scores, a slope, a sink beside them."""
     grouped = q_SHQC.reshape(

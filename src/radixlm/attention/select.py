@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from radixlm.attention.base import AttentionBackend
-from radixlm.attention.mixed import MixedBackend
+from radixlm.attention.mixed import HybridBackend
 from radixlm.attention.paged import PagedBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.registry import Registry
@@ -46,7 +46,7 @@ def make_backend(
     if prefill == decode:
         return first
     second = _make(decode, kv_groups, kernels, device)
-    return MixedBackend(*(_plain(x, prefill, decode) for x in (first, second)))
+    return HybridBackend(*(_plain(x, prefill, decode) for x in (first, second)))
 
 
 def _make(

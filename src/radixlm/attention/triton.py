@@ -21,9 +21,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from radixlm.attention import dense
+from radixlm.attention import cudnn
 from radixlm.attention.paged import PagedBackend
-from radixlm.attention.tree import tree_of_runs
+from radixlm.attention.tree import tree_mask_of_runs
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
@@ -37,7 +37,7 @@ from radixlm.kernels.triton.attention_run import (
     Shape,
     StepTensors,
     Tile,
-    Tree,
+    TreeMask,
     attend,
     computed_in,
     cut_of,
@@ -65,7 +65,7 @@ class TritonPool(PagedPool):
                 kv.copy_pages(tensor, source, target)
 
 
-class Memory:
+class Workspace:
     """Tensors by name. One keeps its address until more is wanted; then it is kept all the same,
     because a graph may read it."""
 
@@ -120,20 +120,20 @@ class TritonBackend(PagedBackend):
             )
         super().__init__(groups, kernels, device)
         self.num_processors, self.is_hopper = _facts(device)
-        self.own_splits = 0
+        self.fixed_splits = 0
         self._prepares = kernels.chosen["prepare_qk"] == NAME
         self._stored = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
-        self._memory = Memory(device)
-        self._tree: Tree | None = None
+        self._memory = Workspace(device)
+        self._tree: TreeMask | None = None
         self._has_runs = False  # the tree is of runs that see one another, where layers look ahead
         self._has_cudnn = True  # until it has failed
         self._works: dict[Cut, Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
 
-    def cut_alone(self, is_on: bool) -> None:
+    def set_batch_invariant(self, is_on: bool) -> None:
         """Cut a sequence by its own length only, so that its numbers are the same in every batch
         of its kind, at some cost where the batch is large. Off at first."""
-        self.own_splits = OWN_SPLITS if is_on else 0
+        self.fixed_splits = OWN_SPLITS if is_on else 0
 
     def begin(self, batch: ForwardBatch) -> None:
         """Remember the batch; its plans are made on the device when layers first need them."""
@@ -141,17 +141,17 @@ class TritonBackend(PagedBackend):
         self._batch = batch
         self._works = {}
         self._launches = {}
-        self._tree = tree_of_runs(batch) if batch.bidirectional_spans else None
+        self._tree = tree_mask_of_runs(batch) if batch.bidirectional_spans else None
         self._has_runs = bool(batch.bidirectional_spans)
         batch.preparing = cast(PreparingRunner, self) if self._prepares else None
 
-    def see_tree(self, tree: Tree | None) -> None:
+    def set_tree_mask(self, tree: TreeMask | None) -> None:
         """What the step's own tokens see of one another instead of all before them, for
         speculation: after ``begin``."""
         self._tree, self._has_runs = tree, False
         self._launches = {}
 
-    def _tree_of(self, site: AttentionSite) -> Tree | None:
+    def _tree_of(self, site: AttentionSite) -> TreeMask | None:
         return None if self._has_runs and not site.looks_ahead else self._tree
 
     def run(
@@ -203,7 +203,7 @@ class TritonBackend(PagedBackend):
         if self._is_dense(batch, pool, q_THD, k_TKD, v_TKV, site):
             assert k_TKD is not None and v_TKV is not None
             try:
-                return dense.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
+                return cudnn.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # what is stored is stored: our kernels do the rest
@@ -239,7 +239,7 @@ class TritonBackend(PagedBackend):
             return False
         if not self._has_cudnn:
             return False
-        return dense.takes(batch, site) and dense.is_available(q_THD, k_TKD, v_TKV)
+        return cudnn.takes(batch, site) and cudnn.is_available(q_THD, k_TKD, v_TKV)
 
     def _launches_of(
         self, site: AttentionSite, dtype: torch.dtype, pool: PagedPool, num_pages: int
@@ -267,7 +267,7 @@ class TritonBackend(PagedBackend):
             shape = Shape(site, tile)
             cut = cut_of(
                 shape, self.num_processors, batch.num_tokens, batch.num_sequences, max_len,
-                queries, self.own_splits, batch.max_query_len if has_tree else 0,
+                queries, self.fixed_splits, batch.max_query_len if has_tree else 0,
             )  # fmt: skip
             num_units = cut.max_units(batch.num_tokens, batch.num_sequences)
             work = self._work(cut, num_units, batch)

@@ -24,7 +24,7 @@ from radixlm.executor.runner import Runner, RunnerOptions
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits

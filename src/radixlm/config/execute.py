@@ -170,7 +170,7 @@ class ExecuteConfig(Group):
     ] = False
     disable_flashinfer_cutlass_moe_fp4_allgather: Annotated[
         bool,
-        "Gather before quantising in flashinfer's FP4 experts.",
+        "Gather before quantizing in flashinfer's FP4 experts.",
         Flag(state="no-op", why=_CUDA),
     ] = False
     enable_double_sparsity: Annotated[

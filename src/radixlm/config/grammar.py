@@ -58,7 +58,7 @@ BUILTIN_PROCESSORS = {
     "disallowed_tokens": "radixlm.sampling.builtin:DisallowedTokens",
     "no_repeat_ngram": "radixlm.sampling.builtin:NoRepeatNgram",
     "thinking_budget": "radixlm.sampling.builtin:ThinkingBudget",
-    "transcript": "radixlm.sampling.transcript:Transcript",
+    "transcript": "radixlm.sampling.whisper_timestamps:WhisperTimestamps",
 }
 
 

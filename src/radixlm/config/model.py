@@ -22,9 +22,9 @@ LOAD_FORMATS = (
     "remote_instance",
 )
 AT_LOAD = ("w8a8_int8", "int8wo", "int8dq", "int4wo-32", "int4wo-64", "int4wo-128")
-"""Methods that quantise a float checkpoint while it loads (``quant/load_time.py``)."""
+"""Methods that quantize a float checkpoint while it loads (``quant/load_time.py``)."""
 FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
-"""Methods of checkpoints in 8 bit floats; the first two quantise floats too."""
+"""Methods of checkpoints in 8 bit floats; the first two quantize floats too."""
 INTEGERS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "blockwise_int8")
 """Methods of checkpoints in integers, beside "compressed-tensors" (``quant/integers.py``)."""
 _FP8_TORCHAO = ("fp8dq-per_tensor", "fp8dq-per_row")
@@ -131,21 +131,21 @@ class ModelConfig(Group):
     ] = "auto"
     quantization: Annotated[
         str | None,
-        "Method that quantises the weights at load, or that the checkpoint was quantised with.",
+        "Method that quantizes the weights at load, or that the checkpoint was quantized with.",
         Flag(
             choices=QUANTIZATIONS,
             built=(*AT_LOAD, *FP8, *INTEGERS, "gguf"),
-            needs="quantised kernels and loaders",
+            needs="quantized kernels and loaders",
         ),
     ] = None
     quantization_param_path: Annotated[
         str | None,
-        "JSON file with the scales of a quantised KV cache.",
-        Flag(state="planned", needs="a quantised KV cache"),
+        "JSON file with the scales of a quantized KV cache.",
+        Flag(state="planned", needs="a quantized KV cache"),
     ] = None
     torchao_config: Annotated[
         str,
-        "Quantise at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
+        "Quantize at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
         Flag(
             choices=("", *AT_LOAD, "fp8wo", *_FP8_TORCHAO),
             built=("", *AT_LOAD, *_FP8_TORCHAO),

@@ -61,7 +61,7 @@ from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits, RopeLengths

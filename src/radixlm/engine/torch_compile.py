@@ -35,7 +35,7 @@ def for_compiling(kernels: Kernels, config: ServerConfig) -> Kernels:
     """The kernels, so that torch.compile can put them into graphs if it is to."""
     if not config.execute.enable_torch_compile:
         return kernels
-    return cast(Kernels, load("radixlm.kernels.opaque:opaque")(kernels))
+    return cast(Kernels, load("radixlm.kernels.custom_ops:with_custom_ops")(kernels))
 
 
 def compiled_steps(

@@ -18,7 +18,7 @@ from radixlm.executor import step_layout as n
 from radixlm.executor.step_layout import DeviceStepBuffer, SamplingKinds
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.sampler import threshold, unpack_mask
-from radixlm.sampling.tensors import MIN_P, TEMPERATURE
+from radixlm.sampling.table import MIN_P, TEMPERATURE
 
 _NO = float("-inf")
 

@@ -19,7 +19,7 @@ from radixlm.executor.pooling import Pooler
 from radixlm.executor.step_layout import StepShape
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.cuda import DeviceLogprobs
-from radixlm.sampling.tensors import SamplingTable, SlotState
+from radixlm.sampling.table import SamplingTable, SlotState
 from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.media import plain_ids
@@ -179,4 +179,4 @@ def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: Log
     if need.top:
         whole.top.append(list(zip(*found.top[row], strict=True)))
     if need.token_ids:
-        whole.asked.append(list(zip(*found.given[row], strict=True)))
+        whole.asked.append(list(zip(*found.of_token_ids[row], strict=True)))

@@ -35,7 +35,7 @@ from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, S
 from radixlm.pools.state import StatePool
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.sampling.tensors import SlotState
+from radixlm.sampling.table import SlotState
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Items, StepPlan
 from radixlm.wire.media import plain_ids
 

@@ -31,7 +31,7 @@ BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
                 "radixlm.kernels.cpu.ops",
                 "radixlm.kernels.cpu.scan",
                 "radixlm.kernels.cpu.lora",
-                "radixlm.kernels.cpu_fused",
+                "radixlm.kernels.cpu.fused",
             ),
         ),
     ),
@@ -110,12 +110,12 @@ class Kernels(Record):
         return self.chosen["pack_linear"] != REFERENCE
 
     @property
-    def repeats_experts(self) -> bool:
+    def allows_repeated_experts(self) -> bool:
         """Whether one expert may come twice for a token."""
         return self.chosen["pack_experts"] != "triton"
 
     @property
-    def packs_plain_experts(self) -> bool:
+    def supports_ungated_experts(self) -> bool:
         """Whether experts without a gate may be packed (``is_gated`` False)."""
         return self.chosen["pack_experts"] == "native"
 

@@ -36,5 +36,5 @@ class LayerContext(Record):
         return Linear(in_features, out_features, bias, scheme, self.kernels)
 
     def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
-        """A linear layer that is never quantised (routers, gates, heads)."""
+        """A linear layer that is never quantized (routers, gates, heads)."""
         return Linear(in_features, out_features, bias, UnquantizedScheme(), self.kernels)

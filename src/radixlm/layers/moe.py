@@ -11,14 +11,14 @@ from torch import Tensor
 from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.given import Given
-from radixlm.kernels.ops.moe import PackedExperts, PlainExperts, pack_experts, route
+from radixlm.kernels.ops.given import QuantScales
+from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts, pack_experts, route
 from radixlm.layers.context import LayerContext
 from radixlm.layers.mlp import MlpLayer, limited
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.quant.kept import integers_of
 from radixlm.quant.param import Param, Shard
+from radixlm.quant.prequantized import to_kernel_weight
 from radixlm.step.batch import ForwardBatch
 
 RARE_SCORES = (
@@ -51,8 +51,8 @@ class MoeLayer(Module):
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
         if self._is_usual:
-            self.up.takes_grid = context.scheme.takes_grid(dim)
-            self.down.takes_grid = context.scheme.takes_grid(spec.inner)
+            self.up.accepts_quantized = context.scheme.accepts_quantized(dim)
+            self.down.accepts_quantized = context.scheme.accepts_quantized(spec.inner)
         if spec.bias:
             self.up_bias = Param((spec.experts, sum(parts)), "float32", Shard(1))
             self.down_bias = Param((spec.experts, dim), "float32")
@@ -93,7 +93,7 @@ class MoeLayer(Module):
         spec = self.spec
         is_rare = spec.limit or spec.expert_norm is not None
         # beside experts that hand their input through, one expert may come twice for a token
-        knows_repeats = not spec.zero_experts or self._kernels.repeats_experts
+        knows_repeats = not spec.zero_experts or self._kernels.allows_repeated_experts
         return spec.gated and knows_repeats and not is_rare
 
     def finish(self) -> None:
@@ -114,11 +114,11 @@ class MoeLayer(Module):
             pack = RareExperts((up, down), biases, self.spec, norm)
         elif self._is_usual:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids)
-        elif self._kernels.packs_plain_experts and not self.spec.zero_experts:
+        elif self._kernels.supports_ungated_experts and not self.spec.zero_experts:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
         else:
             up, down = (weight.clone() if copies else weight for weight in weights)
-            reference = pack_experts if self.spec.gated else PlainExperts
+            reference = pack_experts if self.spec.gated else UngatedExperts
             pack = reference(up, down, biases[0], biases[1], act)
         self.experts = pack
         if self.spec.sinks:
@@ -214,12 +214,12 @@ class MoeLayer(Module):
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
 
 
-def _taken(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, Given | None]:
+def _taken(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, QuantScales | None]:
     """Weights of experts, their format, and scales where they are whole numbers."""
-    grid, param.grid = param.grid, None
+    grid, param.quantized = param.quantized, None
     if grid is None:
         return param.borrow() if copies else param.take(), fmt, None
-    whole = integers_of(grid)
+    whole = to_kernel_weight(grid)
     return whole.values, whole.fmt, whole.scales
 
 

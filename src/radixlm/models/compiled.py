@@ -2,7 +2,7 @@
 
 A step of a few rows that only decodes is one graph: from the token ids to the logits. Attention and
 whatever has a kernel of ours are operations that the compiler does not look into
-(kernels/opaque.py); what is plain torch between them it fuses. The page tables, lengths and pools
+(kernels/custom_ops.py); what is plain torch between them it fuses. The page tables, lengths and pools
 are the attention backend's, which was told of the step before: no graph knows them, so that it
 holds for any lengths. One row makes a graph of its own, all other counts share one; two are all
 that a model should need, and MAX_GRAPHS all that it gets.
@@ -37,7 +37,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from radixlm.base.units import format_seconds
-from radixlm.kernels.opaque import OPS, Held, flat_norm, norm_of
+from radixlm.kernels.custom_ops import OPS, FunctionHandle, flat_norm, norm_of
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.rope import Angles, RopeTables
 from radixlm.models.decoder import DecoderModel
@@ -76,9 +76,9 @@ class OpaqueAttention:
         self.pools: Sequence[Any] = ()
         self.real: Any = None  # the backend, and where it prepares q and k itself, the same again
         self._numbers: dict[int, int] = {}
-        self._held: list[Held] = []
+        self._held: list[FunctionHandle] = []
         for site in sites:
-            pair = (Held(self._calling(site)), Held(self._preparing(site)))
+            pair = (FunctionHandle(self._calling(site)), FunctionHandle(self._preparing(site)))
             self._numbers[id(site)] = pair[0].number
             assert pair[1].number == pair[0].number + 1
             self._held += [*pair]

@@ -50,7 +50,7 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
             v_dim=key[3],
             latent=key[4],
             window=key[0],
-            every=key[5],
+            compress_ratio=key[5],
         )
         for index, (key, layers) in enumerate(ordered)
     )
@@ -65,7 +65,7 @@ def source_of(decoder: Decoder, layer: int) -> int:
 
 def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool)."""
-    own = _places([group for group in groups if not group.every])
+    own = _places([group for group in groups if not group.compress_ratio])
     return {
         layer: own[source_of(decoder, layer)]
         for layer, block in enumerate(decoder.blocks)
@@ -75,7 +75,7 @@ def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tupl
 
 def entry_places(groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
     """Layer -> (group, row of its pool) of the layers that keep sums of tokens."""
-    return _places([group for group in groups if group.every])
+    return _places([group for group in groups if group.compress_ratio])
 
 
 def _places(groups: list[KvGroup]) -> dict[int, tuple[int, int]]:

@@ -30,7 +30,7 @@ _ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def head_layers(steps: Sequence[Dense | Norm], dim: int, context: LayerContext) -> list[Module]:
-    """The layers of a head, in the order of its record; never quantised. ``dim``: their input."""
+    """The layers of a head, in the order of its record; never quantized. ``dim``: their input."""
     layers: list[Module] = []
     for step in steps:
         if isinstance(step, Norm):

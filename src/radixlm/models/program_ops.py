@@ -16,7 +16,7 @@ from radixlm.attention.cpu import CpuPool
 from radixlm.base.record import Record
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import PackedLinear
-from radixlm.kernels.ops.picked import PickedLinear
+from radixlm.kernels.ops.picked import GatherLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.norm import NormLayer
@@ -35,7 +35,7 @@ GATES = {
 
 def packed_of(linear: object) -> PackedLinear | None:
     """The C++ weight behind a packed linear; None if something else runs it."""
-    inner = linear.inner if isinstance(linear, PickedLinear) else linear
+    inner = linear.inner if isinstance(linear, GatherLinear) else linear
     packed = getattr(inner, "packed", None)
     return packed if isinstance(packed, PackedLinear) else None
 
@@ -104,7 +104,7 @@ class ProgramOps:
 
     def in_order(self, linear: object, source: int, is_picked: bool) -> int:
         """The inputs in the order of the weight's columns."""
-        if not isinstance(linear, PickedLinear):
+        if not isinstance(linear, GatherLinear):
             return source
         index_J = linear.index_J.int().contiguous()
         width = int(index_J.shape[0])

@@ -15,7 +15,7 @@ class KvGroup(Record):
     (models whose layers differ in KV shape) use the same page ids, each in a pool of its own.
     ``layers`` are the model's layer numbers; a layer's place in the tuple is its row of the pool.
     ``latent`` means that V is the first ``v_dim`` channels of K and is not stored;
-    ``every`` above 0 that its rows are sums of so many tokens, beside rows of the same layers in
+    ``compress_ratio`` above 0 that its rows are sums of so many tokens, beside rows of the same layers in
     another group: a page has fewer of them than tokens.
     """
 
@@ -27,11 +27,11 @@ class KvGroup(Record):
     v_dim: int
     latent: bool = False
     window: int = 0
-    every: int = 0
+    compress_ratio: int = 0
 
     def tokens_per_row(self, page_size: int) -> int:
         """Tokens of a page that share a row: as many as divide both a sum and a page."""
-        return math.gcd(self.every, page_size) if self.every else 1
+        return math.gcd(self.compress_ratio, page_size) if self.compress_ratio else 1
 
     def rows_per_page(self, page_size: int) -> int:
         """Rows of a page of so many tokens."""

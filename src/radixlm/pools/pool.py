@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from radixlm.kernels.ops.kv import dequantise_int8, movable, quantise_int8, row_nbytes, to_kv
+from radixlm.kernels.ops.kv import dequantize_int8, indexable_view, quantize_int8, row_nbytes, to_kv
 from radixlm.pools.group import KvGroup
 
 
@@ -91,7 +91,7 @@ class PagedPool:
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
             if tensor is not None:
-                pages = movable(tensor)
+                pages = indexable_view(tensor)
                 pages[:, self._index(target)] = pages[:, self._index(source)]
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
@@ -104,15 +104,15 @@ class PagedPool:
 
     def _put(self, which: int, flat: Tensor, layer: int, slots: Tensor, rows: Tensor) -> None:
         if self.dtype == torch.int8:
-            flat[slots], self.scales[which][layer].flatten(0, 1)[slots] = quantise_int8(rows)
+            flat[slots], self.scales[which][layer].flatten(0, 1)[slots] = quantize_int8(rows)
         else:
-            movable(flat)[slots] = movable(to_kv(rows, self.dtype))
+            indexable_view(flat)[slots] = indexable_view(to_kv(rows, self.dtype))
 
     def _take(self, which: int, flat: Tensor, layer: int, slots: Tensor) -> Tensor:
         if self.dtype == torch.int8:
             scale = self.scales[which][layer].flatten(0, 1)[slots]
-            return dequantise_int8(flat[slots], scale)
-        return movable(flat)[slots].view(self.dtype)
+            return dequantize_int8(flat[slots], scale)
+        return indexable_view(flat)[slots].view(self.dtype)
 
     def _slots(self, pages: Sequence[int]) -> Tensor:
         offsets = torch.arange(self.page_size, device=self.k_LPBKC.device)

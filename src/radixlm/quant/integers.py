@@ -43,7 +43,7 @@ class IntegerQuant(Record):
     zero_shift: int = 0
     rounds_inputs: bool = False
 
-    def is_asked_by(self, name: str) -> bool:
+    def matches_flag(self, name: str) -> bool:
         """Whether ``--quantization name`` means this checkpoint's own numbers."""
         if name == W8A8 and self.rounds_inputs:
             return True

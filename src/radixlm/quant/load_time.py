@@ -1,4 +1,4 @@
-"""Quantise a float checkpoint while it loads: ``--quantization`` int8wo, w8a8_int8, int4wo-<group>,
+"""Quantize a float checkpoint while it loads: ``--quantization`` int8wo, w8a8_int8, int4wo-<group>,
 fp8 and the names of ``--torchao-config``. Checkpoints in 8 bit floats are widened while they are
 read and come this way too, back to the numbers that they had."""
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.fp8 import BLOCK, is_fp8, rounded_weight
+from radixlm.kernels.ops.fp8 import BLOCK, fake_quantize_weight, is_fp8
 from radixlm.kernels.ops.linear import PackedLinear
-from radixlm.kernels.ops.quantised import GROUPS
+from radixlm.kernels.ops.quantized import GROUPS
 from radixlm.quant.checkpoint import BY_BLOCK, BY_ROW, GGUF, StoredQuant
 from radixlm.quant.integers import ASKED, IntegerQuant
-from radixlm.quant.kept import KeepGrids
 from radixlm.quant.param import Param
+from radixlm.quant.prequantized import PrequantizedScheme
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
-# user's name -> format of kernels/ops/quantised
+# user's name -> format of kernels/ops/quantized
 NAMES = {
     "int8wo": "int8wo",
     "w8a8_int8": "w8a8",
@@ -34,7 +34,7 @@ NAMES = {
     "fp8dq-per_row": BY_ROW,
     "fp8dq-per_tensor": BY_ROW,  # a scale a row is finer and costs nothing
 }
-# ``--quantization`` of checkpoints that are quantised already: they say themselves how
+# ``--quantization`` of checkpoints that are quantized already: they say themselves how
 FROM_FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
 FROM_CHECKPOINT = (*dict.fromkeys((*FROM_FP8, GGUF, *ASKED)),)
 _SAMPLE_ROWS = 64
@@ -64,16 +64,16 @@ def make_scheme(
     if name not in NAMES:
         flag = "--quantization" if quantization else "--torchao-config"
         raise ConfigError(f"{flag} {name} is not available; choose one of: {', '.join(NAMES)}")
-    return QuantizeAtLoad(NAMES[name])
+    return OnlineQuantScheme(NAMES[name])
 
 
 def _kept(name: str, checkpoint: StoredQuant) -> Scheme | None:
     """The scheme that keeps the checkpoint's numbers, where the option does not ask for others."""
     if isinstance(checkpoint, IntegerQuant):
-        return KeepGrids() if not name or checkpoint.is_asked_by(name) else None
+        return PrequantizedScheme() if not name or checkpoint.matches_flag(name) else None
     if checkpoint.method == GGUF:
-        return KeepGrids() if not name or name == GGUF else None
-    return KeepFp8(checkpoint.fmt) if not name or name in FROM_FP8 else None
+        return PrequantizedScheme() if not name or name == GGUF else None
+    return PrequantizedFp8Scheme(checkpoint.fmt) if not name or name in FROM_FP8 else None
 
 
 def _what_it_is(name: str, checkpoint: StoredQuant | None) -> str:
@@ -87,11 +87,11 @@ def _what_it_is(name: str, checkpoint: StoredQuant | None) -> str:
     else:
         what = "has no 8 bit floats"
     if checkpoint is None:
-        return f"{what}; to quantise floats choose one of: {', '.join(NAMES)}"
+        return f"{what}; to quantize floats choose one of: {', '.join(NAMES)}"
     return f"{what} but of {checkpoint.method}, which is read without --quantization"
 
 
-class QuantizeAtLoad(UnquantizedScheme):
+class OnlineQuantScheme(UnquantizedScheme):
     """Loads floats and packs integers; the float copy lives as long as its layer loads."""
 
     def __init__(self, fmt: str) -> None:
@@ -113,7 +113,7 @@ class QuantizeAtLoad(UnquantizedScheme):
         return f"{kind}-{group}"
 
 
-class KeepFp8(QuantizeAtLoad):
+class PrequantizedFp8Scheme(OnlineQuantScheme):
     """For checkpoints in 8 bit floats: layers that they keep in more bits stay so."""
 
     def pack(
@@ -121,14 +121,14 @@ class KeepFp8(QuantizeAtLoad):
     ) -> PackedLinear:
         value = params["weight"].value
         assert value is not None, "a parameter was used before it was loaded"
-        if was_fp8(value, self.fmt(value.shape[1])):
+        if is_fp8_exact(value, self.fmt(value.shape[1])):
             return super().pack(kernels, params, gate_act)
         return UnquantizedScheme().pack(kernels, params, gate_act)
 
 
-def was_fp8(weight_OI: Tensor, fmt: str) -> bool:
+def is_fp8_exact(weight_OI: Tensor, fmt: str) -> bool:
     """Whether a weight holds numbers of ``fmt``, by a part of it."""
     rows = BLOCK if fmt == BY_BLOCK else _SAMPLE_ROWS
     part = weight_OI[:rows].float()
-    change = (rounded_weight(part, fmt) - part).norm()
+    change = (fake_quantize_weight(part, fmt) - part).norm()
     return bool(change <= _MOST_CHANGE * part.norm())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import Record
-from radixlm.quant.grid import Grid
+from radixlm.quant.quantized_weight import QuantizedWeight
 
 Storage = Literal["weight", "float32", "int64"]
 
@@ -31,7 +31,7 @@ class Param:
     router corrections) that are always kept in float32, "int64" for tables of numbers. A borrowed
     value lies in memory of the loader (a mapped file, a buffer that it uses again) and is valid
     until the layer is finished.
-    ``takes_grid``: the layer can pack a grid, which then fills it in place of a value.
+    ``accepts_quantized``: the layer can pack a grid, which then fills it in place of a value.
     """
 
     shape: tuple[int, ...]
@@ -39,8 +39,8 @@ class Param:
     shard: Shard | None = None
     value: Tensor | None = None
     is_borrowed: bool = False
-    takes_grid: bool = False
-    grid: Grid | None = None
+    accepts_quantized: bool = False
+    quantized: QuantizedWeight | None = None
 
     def take(self) -> Tensor:
         """The value, which the caller may keep."""

@@ -1,5 +1,5 @@
 """Scheme: how a linear layer stores its weight. The layer asks it for parameters and for the
-object that runs them; it knows nothing else about quantisation."""
+object that runs them; it knows nothing else about quantization."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scheme(Protocol):
         """The kernels' name of the format of a weight with so many inputs ("" = its dtype)."""
         ...
 
-    def takes_grid(self, in_features: int) -> bool:
+    def accepts_quantized(self, in_features: int) -> bool:
         """Whether a weight with so many inputs may keep the few bits of its checkpoint."""
         ...
 
@@ -46,7 +46,7 @@ class UnquantizedScheme:
     def fmt(self, in_features: int) -> str:
         return ""
 
-    def takes_grid(self, in_features: int) -> bool:
+    def accepts_quantized(self, in_features: int) -> bool:
         return False
 
     def params(

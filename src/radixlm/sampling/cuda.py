@@ -18,22 +18,22 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs
-from radixlm.sampling.tensors import SamplingTable, SlotState
+from radixlm.sampling.table import SamplingTable, SlotState
 
 _PACKAGE = "radixlm.kernels.triton"  # imported only here: triton is an optional extra
 
 
-def load_kernels(device: torch.device) -> DrawKernels | None:
+def load_kernels(device: torch.device) -> SamplerKernels | None:
     """The kernels for a device; None where it is no GPU or triton is missing."""
     if device.type != "cuda":
         return None
     try:
-        return DrawKernels()
+        return SamplerKernels()
     except ImportError:
         return None
 
 
-class DrawKernels:
+class SamplerKernels:
     """The modules of kernels that a draw uses."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class DeviceLogprobs(Record):
             top, asked = (0, ()) if request is None else (request.top, request.token_ids)
             found.chosen.append(0.0 if request is None else chosen[row])
             found.top.append((values[row][:top], ids[row][:top]))
-            found.given.append((given[row][: len(asked)], list(asked)))
+            found.of_token_ids.append((given[row][: len(asked)], list(asked)))
         return found
 
 
@@ -79,10 +79,10 @@ def _begin_copy(source: Tensor) -> Tensor:
     return host.copy_(source, non_blocking=True)
 
 
-class DeviceDraw:
+class GpuSampler:
     """Steps 2 to 9 of the sampler, and log-probabilities, for the slots of a table."""
 
-    def __init__(self, table: SamplingTable, kernels: DrawKernels) -> None:
+    def __init__(self, table: SamplingTable, kernels: SamplerKernels) -> None:
         self._table, self._kernels = table, kernels
         self.takes = kernels.sample.takes  # whether it can work on these logits
 

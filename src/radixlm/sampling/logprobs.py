@@ -30,12 +30,12 @@ class Logprobs(Record):
     """Log-probabilities of R rows, on the host.
 
     ``chosen[r]`` of the row's token; ``top[r]`` is (values, ids), best first;
-    ``given[r]`` is (values, ids) in the order asked; both are empty where not asked.
+    ``of_token_ids[r]`` is (values, ids) in the order asked; both are empty where not asked.
     """
 
     chosen: list[float]
     top: list[Pairs]
-    given: list[Pairs]
+    of_token_ids: list[Pairs]
 
 
 def compute_logprobs(
@@ -53,7 +53,7 @@ def gather_logprobs(
     return Logprobs(
         chosen=chosen_R.tolist(),
         top=_top(logprobs_RV, [request.top for request in wanted]),
-        given=[
+        of_token_ids=[
             _given(row, request.token_ids) for row, request in zip(logprobs_RV, wanted, strict=True)
         ],
     )

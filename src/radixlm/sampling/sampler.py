@@ -39,7 +39,7 @@ from radixlm.sampling import cpu, cuda
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.processors import RowInfo
-from radixlm.sampling.tensors import (
+from radixlm.sampling.table import (
     MIN_P,
     SEED,
     TEMPERATURE,
@@ -84,7 +84,7 @@ class Sampler:
         self._is_cpu = table.device.type == "cpu"
         self._is_native = self._is_cpu and extension.available
         kernels = cuda.load_kernels(table.device)
-        self._gpu = None if kernels is None else cuda.DeviceDraw(table, kernels)
+        self._gpu = None if kernels is None else cuda.GpuSampler(table, kernels)
         self._token_ids_1V = torch.arange(table.vocab_size, dtype=torch.int32, device=table.device)[
             None
         ]
@@ -145,7 +145,7 @@ class Sampler:
         raw_RV: Tensor,
         tokens_R: Tensor,
         wanted: Sequence[LogprobRequest | None],
-        gpu: cuda.DeviceDraw | None,
+        gpu: cuda.GpuSampler | None,
     ) -> Logprobs | cuda.DeviceLogprobs:
         """Of the tokens that ``gpu`` has drawn, or the host."""
         if gpu is None:
@@ -353,5 +353,5 @@ def _logprobs(
     top: list[Pairs] = [([], [])] * len(wanted)
     given: list[Pairs] = [([], [])] * len(wanted)
     for i, row in enumerate(rows):
-        chosen[row], top[row], given[row] = found.chosen[i], found.top[i], found.given[i]
+        chosen[row], top[row], given[row] = found.chosen[i], found.top[i], found.of_token_ids[i]
     return Logprobs(chosen, top, given)

@@ -15,10 +15,10 @@ from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.integer_source import IntegerSource
-from radixlm.weights.joined import JoinedSource, present_name
+from radixlm.weights.joined import JoinedSource, current_name
+from radixlm.weights.merged_adapter import with_merged_adapter
 from radixlm.weights.npcache import open_npcache
-from radixlm.weights.origin import seen_from
-from radixlm.weights.own_adapter import with_own_adapter
+from radixlm.weights.origin import relative_name
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
@@ -30,13 +30,13 @@ _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_
 
 def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None) -> TensorSource:
     """The weights of ``folder``, and as "2_Dense.linear.weight" those of the further layers of a
-    sentence-transformers folder; CheckpointError if there are none. Quantised ones are widened to
+    sentence-transformers folder; CheckpointError if there are none. Quantized ones are widened to
     ``dtype``, or to what config.json says."""
     dtype = dtype or checkpoint_dtype(folder)
     layers = {name: _open(folder / name, load_format, dtype) for name in dense_folders(folder)}
-    source = with_own_adapter(folder, _open(folder, load_format, dtype))
+    source = with_merged_adapter(folder, _open(folder, load_format, dtype))
     source = _with_scales(folder, source, dtype)
-    is_old = any(present_name(name) != name for name in source.sizes())
+    is_old = any(current_name(name) != name for name in source.sizes())
     return JoinedSource(source, layers) if layers or is_old else source
 
 
@@ -48,7 +48,7 @@ def _with_scales(folder: Path, source: TensorSource, dtype: torch.dtype) -> Tens
         return Fp8Source(source, quant.block, dtype)
     narrow = next((name for name in source.sizes() if name.endswith(_PACKED)), None)
     if quant is None and narrow is not None:
-        where = seen_from(folder, source.origins(narrow)[0].file)
+        where = relative_name(folder, source.origins(narrow)[0].file)
         raise CheckpointError(
             f"{folder / 'config.json'}: no quantization_config that can be read says what the "
             f"integers of {narrow} are ({where}: {narrow})"

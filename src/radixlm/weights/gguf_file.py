@@ -17,7 +17,7 @@ from torch import Tensor
 from radixlm.arch.families.gguf import Piece, pieces
 from radixlm.arch.gguf import GRIDS, TYPES, GgufTensor, read_header
 from radixlm.base.errors import CheckpointError
-from radixlm.quant.grid import Grid
+from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.gguf_blocks import WIDEN, grid_parts, widen
 from radixlm.weights.origin import Origin
 
@@ -92,21 +92,21 @@ class GgufSource:
         shape = tensor.shape if piece.expert is None else tensor.shape[1:]
         return self._values(tensor, *self._span(name)).view(shape)
 
-    def has_grid(self, name: str) -> bool:
+    def is_quantized(self, name: str) -> bool:
         """Whether ``grid`` gives a tensor."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         is_matrix = len(tensor.shape) == 2 + (piece.expert is not None) and all(tensor.shape)
         return tensor.kind in GRIDS and is_matrix and not piece.offset
 
-    def grid(self, name: str) -> Grid:
+    def read_quantized(self, name: str) -> QuantizedWeight:
         """A matrix of 4 bits with its scales and offsets, as it is stored."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         blocks = self._bytes(tensor, *self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
         parts = [part.view(tensor.shape[-2], -1) for part in grid_parts(tensor.kind, blocks)]
         values, scale, offset = (_halves(t, piece) if piece.heads else t for t in parts)
-        return Grid(values, scale, offset)
+        return QuantizedWeight(values, scale, offset)
 
     def release(self, name: str) -> None:
         """The pages of the file may go."""

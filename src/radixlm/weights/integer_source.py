@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from radixlm.quant.grid import Grid
 from radixlm.quant.integers import IntegerQuant
-from radixlm.weights.integer_blocks import Integers, unpacked, unpacked_awq, whole_groups
+from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.origin import Origin
+from radixlm.weights.packed_integers import Integers, unpacked, unpacked_awq, whole_groups
 from radixlm.weights.source import TensorSource
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class IntegerSource:
             if part in (_OF_COMPRESSED if is_compressed else _OF_GPTQ):
                 self._parts.setdefault(f"{stem}.weight", {})[part] = name
         if is_compressed:
-            self._parts = {n: p for n, p in self._parts.items() if self._is_quantised(p)}
+            self._parts = {n: p for n, p in self._parts.items() if self._is_quantized(p)}
         for weight, parts in self._parts.items():
             num_bytes = sum(self._sizes[name] for name in parts.values())
             self._sizes |= dict.fromkeys(parts.values(), 0)
             self._sizes[weight] = num_bytes
         self._say()
 
-    def _is_quantised(self, parts: Mapping[str, str]) -> bool:
+    def _is_quantized(self, parts: Mapping[str, str]) -> bool:
         """Floats may have scales too, which a calibration left there."""
         if len(parts) == 1 and "weight" in parts:
             return False
@@ -74,17 +74,19 @@ class IntegerSource:
             return self._source.read(name)
         return self._integers(name).widened(self._dtype)
 
-    def has_grid(self, name: str) -> bool:
+    def is_quantized(self, name: str) -> bool:
         """Whether a tensor is integers, so that ``grid`` may give them."""
         return name in self._parts
 
-    def grid(self, name: str) -> Grid | None:
+    def read_quantized(self, name: str) -> QuantizedWeight | None:
         """A weight's integers, None if the kernels have no groups such as these. ValueError as
         ``read``."""
-        return self._integers(name).grid(self._quant.rounds_inputs and not self._is_packed(name))
+        return self._integers(name).read_quantized(
+            self._quant.rounds_inputs and not self._is_packed(name)
+        )
 
-    def is_idle_bias(self, name: str) -> bool:
-        """Whether a tensor is the bias of a quantised layer, and zero: older tools wrote one for
+    def is_zero_bias(self, name: str) -> bool:
+        """Whether a tensor is the bias of a quantized layer, and zero: older tools wrote one for
         layers that have none."""
         weight = name.removesuffix(".bias") + ".weight"
         return name.endswith(".bias") and weight in self._parts and not self.read(name).any()

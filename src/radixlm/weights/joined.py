@@ -14,7 +14,7 @@ from radixlm.weights.source import TensorSource
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def present_name(name: str) -> str:
+def current_name(name: str) -> str:
     """The name that a tensor would have today."""
     for old, new in _OLD_NAMES.items():
         if name.endswith(old):
@@ -28,7 +28,7 @@ class JoinedSource:
 
     def __init__(self, main: TensorSource, parts: Mapping[str, TensorSource]) -> None:
         self._sources = (main, *parts.values())
-        self._homes = {present_name(name): (main, name) for name in main.sizes()}
+        self._homes = {current_name(name): (main, name) for name in main.sizes()}
         for part, source in parts.items():
             self._homes |= {f"{part}.{name}": (source, name) for name in source.sizes()}
 

@@ -21,7 +21,7 @@ class Origin(Record):
     read: Callable[[], Tensor]
 
 
-def not_finite(value: Tensor) -> str:
+def non_finite_kind(value: Tensor) -> str:
     """Either of "NaN" and "infinity", or "". One pass over the data: a sum is not finite if a
     number is not. It is taken in the data's own dtype, which is many times faster, and may
     overflow: each number is looked at then."""
@@ -36,12 +36,12 @@ def not_finite(value: Tensor) -> str:
     return "infinity" if bool(torch.isinf(value).any()) else ""
 
 
-def faulty(origins: Sequence[Origin]) -> Sequence[Origin]:
+def non_finite_origins(origins: Sequence[Origin]) -> Sequence[Origin]:
     """Those that hold NaN or infinity; all where none does."""
-    return [origin for origin in origins if not_finite(origin.read())] or origins
+    return [origin for origin in origins if non_finite_kind(origin.read())] or origins
 
 
-def named(origins: Iterable[Origin], folder: Path, shapes: bool = False) -> str:
+def describe_origins(origins: Iterable[Origin], folder: Path, shapes: bool = False) -> str:
     """ "FILE: TENSOR, TENSOR; FILE: TENSOR", files as seen from ``folder``, tensors with their
     shapes where those are wanted."""
     by_file: dict[Path, dict[str, None]] = {}
@@ -51,17 +51,17 @@ def named(origins: Iterable[Origin], folder: Path, shapes: bool = False) -> str:
     parts = []
     for file, names in list(by_file.items())[:MAX_FILES]:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        parts.append(f"{seen_from(folder, file)}: {', '.join(list(names)[:MAX_NAMES])}{more}")
+        parts.append(f"{relative_name(folder, file)}: {', '.join(list(names)[:MAX_NAMES])}{more}")
     more = f"; and {len(by_file) - MAX_FILES} more files" if len(by_file) > MAX_FILES else ""
     return "; ".join(parts) + more
 
 
-def named_files(files: Sequence[Path], folder: Path) -> str:
+def describe_files(files: Sequence[Path], folder: Path) -> str:
     """The files as seen from ``folder``, of several the first and the last."""
-    names = [seen_from(folder, file) for file in files]
+    names = [relative_name(folder, file) for file in files]
     return ", ".join(names) if len(names) < 2 else f"{names[0]} to {names[-1]}"
 
 
-def seen_from(folder: Path, file: Path) -> str:
+def relative_name(folder: Path, file: Path) -> str:
     """The file's path inside ``folder``, or its own."""
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)

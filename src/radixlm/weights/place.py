@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from radixlm.quant.param import Param
-from radixlm.weights.origin import not_finite
+from radixlm.weights.origin import non_finite_kind
 
 
-def misfit_of(path: str, param: Param, value: Tensor) -> str:
+def describe_mismatch(path: str, param: Param, value: Tensor) -> str:
     """How shape and dtype of ``value`` do not fit ``param``, naming both sides; "" if they do."""
     if tuple(value.shape) != param.shape:
         return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)}"
@@ -23,9 +23,9 @@ def misfit_of(path: str, param: Param, value: Tensor) -> str:
     return ""
 
 
-def bad_number_of(path: str, value: Tensor) -> str:
+def non_finite_problem(path: str, value: Tensor) -> str:
     """What number of a floating-point parameter is none, "" if all are."""
-    bad = not_finite(value)
+    bad = non_finite_kind(value)
     if bad == "infinity" and path.endswith("bias"):
         return ""  # forbids a token or an expert
     return f"{path} holds {bad} in the checkpoint" if bad else ""

@@ -11,21 +11,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
-from radixlm.quant.grid import Grid
 from radixlm.quant.param import Param
-from radixlm.weights.assemble import Target
-from radixlm.weights.feeder import Feeder, listing
-from radixlm.weights.origin import Origin, named, named_files
+from radixlm.quant.quantized_weight import QuantizedWeight
+from radixlm.weights.mapper import LoadableModel
+from radixlm.weights.origin import Origin, describe_files, describe_origins
+from radixlm.weights.param_reader import ParamReader, listing
 from radixlm.weights.place import place
 from radixlm.weights.safetensors_file import SafetensorsSource
 
 MAX_FILE_BYTES = 5 << 30
 
 
-class ShardedStateFeeder:
+class ShardedStateReader:
     """Parameters by their own path."""
 
-    def __init__(self, model: Target, folder: Path, rank: int = 0) -> None:
+    def __init__(self, model: LoadableModel, folder: Path, rank: int = 0) -> None:
         files = sorted(folder.glob(f"model-rank-{rank}-part-*.safetensors"))
         if not files:
             raise CheckpointError(f"{folder} holds no model-rank-{rank}-part-*.safetensors")
@@ -35,22 +35,22 @@ class ShardedStateFeeder:
         self.total_bytes = sum(self._sizes.values())
         self.ignored: tuple[str, ...] = ()
         wanted = {f"{path}.{name}" for path, layer in model.layers() for name in layer.own_params()}
-        where = named_files(files, folder)
+        where = describe_files(files, folder)
         problems = [f"missing from {where}: {n}" for n in sorted(wanted - self._sizes.keys())]
         problems += [
-            f"not part of the model: {named(self._source.origins(name), folder)}"
+            f"not part of the model: {describe_origins(self._source.origins(name), folder)}"
             for name in sorted(self._sizes.keys() - wanted)
         ]
         if problems:
             raise CheckpointError(listing(f"{folder} was saved from another model", problems))
 
-    def feed(self, path: str, param: Param) -> Tensor:
+    def read(self, path: str, param: Param) -> Tensor:
         return self._source.read(path)
 
-    def grid(self, path: str) -> Grid | None:
+    def read_quantized(self, path: str) -> QuantizedWeight | None:
         return None
 
-    def narrow_bytes(self, path: str) -> int:
+    def quantized_bytes(self, path: str) -> int:
         return 0
 
     def origins(self, path: str) -> Sequence[Origin]:
@@ -61,19 +61,21 @@ class ShardedStateFeeder:
         return self._sizes[path]
 
 
-def save_sharded_state(model: Target, feeder: Feeder, folder: str | Path, rank: int = 0) -> None:
-    """Write the parameters that ``feeder`` yields for ``model`` to ``folder``.
+def save_sharded_state(
+    model: LoadableModel, reader: ParamReader, folder: str | Path, rank: int = 0
+) -> None:
+    """Write the parameters that ``reader`` yields for ``model`` to ``folder``.
 
     Streams: no more than one file (at most 5 GiB) is in memory. The model is only asked for
     names and shapes, so it may be empty or in use.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    for part, tensors in enumerate(_parts(model, feeder)):
+    for part, tensors in enumerate(_parts(model, reader)):
         save_file(tensors, target / f"model-rank-{rank}-part-{part}.safetensors")
 
 
-def _parts(model: Target, feeder: Feeder) -> Iterator[dict[str, Tensor]]:
+def _parts(model: LoadableModel, reader: ParamReader) -> Iterator[dict[str, Tensor]]:
     part: dict[str, Tensor] = {}
     part_bytes = 0
     cpu = torch.device("cpu")
@@ -81,9 +83,9 @@ def _parts(model: Target, feeder: Feeder) -> Iterator[dict[str, Tensor]]:
         for name, param in layer.own_params().items():
             path = f"{layer_path}.{name}"
             filled = Param(param.shape, param.storage)
-            place(feeder.feed(path, param), filled, model.weight_dtype, cpu)
+            place(reader.read(path, param), filled, model.weight_dtype, cpu)
             value = filled.take()
-            feeder.release(path)
+            reader.release(path)
             if part and part_bytes + value.nbytes > MAX_FILE_BYTES:
                 yield part
                 part, part_bytes = {}, 0

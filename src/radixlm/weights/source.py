@@ -53,7 +53,7 @@ def shard_files(folder: Path, index: Path) -> list[Path]:
     return _all_present(folder, names, str(index))
 
 
-def promised(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor by an index (``shard_files`` has checked its form)."""
     promises: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
     return promises

@@ -35,7 +35,7 @@ class Case:
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """What a cache keeps of rows."""
     if dtype == torch.int8:
-        return kv.dequantise_int8(*kv.quantise_int8(x))
+        return kv.dequantize_int8(*kv.quantize_int8(x))
     return kv.to_kv(x, dtype).float()
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.kernels.cpu import linear
-from radixlm.kernels.ops.quantised import SPAN, quantise_int4, quantise_multiples
+from radixlm.kernels.ops.quantized import SPAN, quantize_int4, quantize_w4a8
 
 FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = [*FLOAT, "int8wo", "int4-32", "w8a8", "w4a8-64"]
@@ -28,7 +28,7 @@ def rows(num_rows: int, num_in: int, seed: int = 1) -> Tensor:
 def seen(x: Tensor, packed: linear.PackedLinear) -> Tensor:
     """Activations as the kernel multiplies them."""
     if packed.format_code == linear.W8A16:
-        return quantised(x, x.shape[1], 127 * 256)
+        return quantized(x, x.shape[1], 127 * 256)
     return (x.bfloat16() if packed.rounds_inputs else x).double()
 
 
@@ -89,7 +89,7 @@ def check_shape(shape: tuple[int, int, int], fmt: str, threads: int, seed: int) 
     x = rows(num_rows, num_in, seed + 1)
     y = packed.run(x, num_threads=threads)
     held = packed.unpack().double()
-    inputs = quantised(x, span_of(fmt, num_in)) if fmt.startswith("w") else seen(x, packed)
+    inputs = quantized(x, span_of(fmt, num_in)) if fmt.startswith("w") else seen(x, packed)
     bound = 3e-3 if fmt.startswith("w") else 1e-5
     scale = (inputs.abs() @ held.abs().T + bias.abs().double()).max()
     assert float((y.double() - inputs @ held.T - bias.double()).abs().max() / scale) < bound
@@ -148,7 +148,7 @@ def test_zero_points_of_eight_are_none() -> None:
     held = (q.double().view(50, 2, 64) - zero[..., None]) * scale.double()[..., None]
     assert error(packed.unpack(), held.view(50, 128)) < 1e-6
     for num_rows in (3, 20):
-        want = quantised(x[:num_rows], 64) @ held.view(50, 128).T
+        want = quantized(x[:num_rows], 64) @ held.view(50, 128).T
         assert error(packed.run(x[:num_rows].contiguous()), want) < 2e-3
 
 
@@ -195,7 +195,7 @@ def test_plain_activation(act: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", EXACT)
-def test_quantised_weights_compute_what_they_unpack_to(fmt: str) -> None:
+def test_quantized_weights_compute_what_they_unpack_to(fmt: str) -> None:
     weight, bias = make(75, 128)
     packed = linear.pack(weight, bias, fmt)
     held = packed.unpack()
@@ -223,7 +223,7 @@ def test_given_int8_and_int4_values() -> None:
     assert error(got, x.double() @ held.view(50, 128).T) < 1e-5
 
 
-def quantised(x: Tensor, group: int, most: int = 127) -> Tensor:
+def quantized(x: Tensor, group: int, most: int = 127) -> Tensor:
     """What integer products make of activations: whole numbers up to ``most`` with a scale for each
     row and group (the last one may be shorter)."""
     done = []
@@ -242,11 +242,11 @@ def span_of(fmt: str, num_in: int) -> int:
 @pytest.mark.parametrize("fmt", ["w8a8", "w4a8-32", "w4a8-64"])
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13, 50])
 @pytest.mark.parametrize("num_in", [192, 1088])
-def test_quantised_activations(fmt: str, num_in: int, num_rows: int) -> None:
+def test_quantized_activations(fmt: str, num_in: int, num_rows: int) -> None:
     weight, bias = make(75, num_in)
     packed = linear.pack(weight, bias, fmt)
     x = rows(num_rows, num_in)
-    want = quantised(x, span_of(fmt, num_in)) @ packed.unpack().double().T + bias.double()
+    want = quantized(x, span_of(fmt, num_in)) @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), want) < 2e-3  # a value halfway between steps may round either way
     exact = x.double() @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), exact) < 2e-2
@@ -258,11 +258,11 @@ def test_multiples_are_those_of_the_reference(group: int, num_in: int) -> None:
     weight = torch.distributions.StudentT(4.0).sample((70, num_in))
     weight[3], weight[4, :group], weight[5, 7] = 0, 0, 100
     held = linear.pack(weight, None, f"w4a8-{group}").unpack()
-    values, scale = quantise_multiples(weight, group)
+    values, scale = quantize_w4a8(weight, group)
     want = ((values.float().view(70, -1, group) - 8) * scale[..., None]).view(70, num_in)
     is_same = (held - want).abs() <= 1e-5 * want.abs().amax(1, keepdim=True)
     assert is_same.float().mean() > 0.99, "but for multiples that are as good as each other"
-    values, scale = quantise_int4(weight, group)
+    values, scale = quantize_int4(weight, group)
     plain = ((values.float().view(70, -1, group) - 8) * scale[..., None]).view(70, num_in)
     assert (held - weight).norm() <= 1.02 * (plain - weight).norm()
     assert torch.equal(held[3], weight[3]) and torch.equal(held[4, :group], weight[4, :group])
@@ -284,7 +284,7 @@ def test_w8a8_takes_any_number_of_inputs(num_in: int) -> None:
     x = rows(3, num_in)
     x[1] = 0
     got = packed.run(x)
-    assert error(got, quantised(x, num_in) @ packed.unpack().double().T) < 3e-3
+    assert error(got, quantized(x, num_in) @ packed.unpack().double().T) < 3e-3
     assert not got[1].any()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from radixlm.kernels.ops import activation, fp8
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, product
-from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
+from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_pack import pack, widened
 
 FORMATS = ["", "int8wo", "w8a8", "int4-32", "int4-64", "int4-128", "fp8", "fp8-128"]
@@ -27,11 +27,11 @@ def as_wide(packed: Packed) -> Packed:
 def run(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
     """(the kernel's product, x as the kernel saw it)."""
     if packed.kind == kinds.W8A8:
-        values, scale = quantise_rows(x, torch.int8)
+        values, scale = quantize_rows(x, torch.int8)
     elif packed.kind == kinds.FP8:
-        values, scale = quantise_rows(x)
+        values, scale = quantize_rows(x)
     elif packed.kind == kinds.FP8_BLOCK:
-        values, scale = quantise_groups(x)
+        values, scale = quantize_groups(x)
         wide = values.float() * scale.repeat_interleave(128, 1)[:, : x.shape[1]]
         return product(values, packed, scale, x.dtype), wide
     else:
@@ -95,5 +95,5 @@ def test_packing_keeps_the_weights(fmt: str, act: str) -> None:
     bound = {"": 0, "int4-32": 0.1, "int4-64": 0.12, "int4-128": 0.13}.get(fmt, 0.03)
     assert float(error) <= bound
     if fmt == "fp8":
-        rows = torch.stack([fp8.rounded_weight(part, fmt) for part in weight])
+        rows = torch.stack([fp8.fake_quantize_weight(part, fmt) for part in weight])
         torch.testing.assert_close(widened(pack(weight, None, fmt, act)), rows)

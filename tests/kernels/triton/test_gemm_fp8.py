@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixlm.kernels.ops import fp8, quantised
+from radixlm.kernels.ops import fp8, quantized
 from radixlm.kernels.triton import gemm_fp8
 
 
@@ -17,9 +17,9 @@ def test_activations_are_rounded_as_the_reference_does(
     torch.manual_seed(1)
     x = torch.randn(shape[0], shape[1] + 16)[:, : shape[1]].to(dtype) * 3
     x[0, :128] = 0
-    for group, quantise in ((0, gemm_fp8.quantise_rows), (128, gemm_fp8.quantise_groups)):
-        values, scale = quantise(x)
-        want_values, want_scale = fp8.quantise_x(x, group)
+    for group, quantize in ((0, gemm_fp8.quantize_rows), (128, gemm_fp8.quantize_groups)):
+        values, scale = quantize(x)
+        want_values, want_scale = fp8.quantize_x(x, group)
         torch.testing.assert_close(scale.view(want_scale.shape), want_scale)
         steps = values.view(torch.uint8).int() - want_values.contiguous().view(torch.uint8).int()
         # 1 / scale may differ in its last bit, and then the neighbour is taken.
@@ -28,11 +28,11 @@ def test_activations_are_rounded_as_the_reference_does(
 
 def test_activations_as_integers() -> None:
     x = torch.randn(4, 300)
-    values, scale = gemm_fp8.quantise_rows(x, torch.int8)
-    want, want_scale = quantised.quantise_rows(x)
+    values, scale = gemm_fp8.quantize_rows(x, torch.int8)
+    want, want_scale = quantized.quantize_rows(x)
     torch.testing.assert_close(scale, want_scale[:, 0])
     assert float((values - want).abs().max()) <= 1
-    assert gemm_fp8.quantise_rows(x[:0])[0].shape == (0, 300)
+    assert gemm_fp8.quantize_rows(x[:0])[0].shape == (0, 300)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,7 +46,7 @@ def test_widened_checkpoints_become_what_they_were(scales: str, dtype: torch.dty
         "power of two": torch.tensor(2.0**-9),
     }[scales]
     wide = (values.float() * scale).to(dtype)
-    got, got_scale = fp8.quantise_rows(wide)
+    got, got_scale = fp8.quantize_rows(wide)
     ratio = (got.float() * got_scale[:, None]) / (values.float() * scale)
     bound = 1e-5 if dtype == torch.float32 else 4e-3  # half a step of e4m3 is 3e-2
     assert float((ratio[values.float() != 0] - 1).abs().max()) < bound
@@ -56,13 +56,13 @@ def test_widened_checkpoints_become_what_they_were(scales: str, dtype: torch.dty
 def test_blocks_of_any_shape(shape: tuple[int, int]) -> None:
     torch.manual_seed(3)
     weight = torch.randn(shape) * torch.logspace(-3, 3, shape[0])[:, None]
-    values, scale = fp8.quantise_blocks(weight)
+    values, scale = fp8.quantize_blocks(weight)
     assert scale.shape == (-(-shape[0] // 128), -(-shape[1] // 128))
     wide = values.float() * fp8.spread(scale, *shape)
-    top = fp8.spread(scale, *shape) * fp8.FP8_MOST
+    top = fp8.spread(scale, *shape) * fp8.FP8_MAX
     assert bool(((wide - weight).abs() <= weight.abs() / 16 + top * 2.0**-18).all())
 
 
 def test_zeros_stay_zeros() -> None:
     for fmt in fp8.FORMATS:
-        assert not fp8.rounded_weight(torch.zeros(130, 130), fmt).any()
+        assert not fp8.fake_quantize_weight(torch.zeros(130, 130), fmt).any()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.activation import activate_gated
-from radixlm.kernels.ops.given import Given
+from radixlm.kernels.ops.given import QuantScales
 from radixlm.kernels.ops.moe import pack_experts as reference_experts
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.linear import QuantisedLinear, pack_gated, pack_linear
+from radixlm.kernels.triton.linear import QuantizedLinear, pack_gated, pack_linear
 from radixlm.kernels.triton.moe import TritonExperts, pack_experts
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -27,7 +27,7 @@ FMTS = ["w4a8-32", "w4a8-64", "w4a8-128", "int8wo", "w8a8"]
 
 def given(
     shape: tuple[int, ...], fmt: str, is_shifted: bool, is_whole: bool = True
-) -> tuple[Tensor, Given, Tensor]:
+) -> tuple[Tensor, QuantScales, Tensor]:
     """(values, scales, the numbers that they are). Zero points that are not ``is_whole`` are
     anything, and some groups have one number only."""
     torch.manual_seed(len(shape) + is_shifted)
@@ -56,7 +56,7 @@ def test_linear_maps(fmt: str, is_shifted: bool) -> None:
     values, grid, wide = given((64, 128), fmt, is_shifted)
     bias, act = torch.randn(64), "silu"
     plain, gated = pack_linear(values, bias, fmt, grid), pack_gated(values, bias, fmt, act, grid)
-    assert isinstance(plain, QuantisedLinear) and isinstance(gated, QuantisedLinear)
+    assert isinstance(plain, QuantizedLinear) and isinstance(gated, QuantizedLinear)
     is_own = is_shifted and fmt.startswith("w4")
     assert (plain.packed.kind == gated.packed.kind == kinds.INT4_SHIFTED) == is_own
     bound = 0.02 if fmt == "w8a8" else 1e-5
@@ -93,7 +93,7 @@ def test_whole_zero_points_stay_whole() -> None:
     """Differences of whole numbers are exact in 16 bits, so no weight is rounded."""
     values, grid, _ = given((64, 128), "w4a8-32", True)
     packed = pack_linear(values, None, "w4a8-32", grid)
-    assert isinstance(packed, QuantisedLinear) and packed.packed.scale is not None
+    assert isinstance(packed, QuantizedLinear) and packed.packed.scale is not None
     zero = packed.packed.scale[0, 4:]
     assert torch.equal(zero, zero.round()) and 0 <= zero.min() and zero.max() <= 15
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixlm.kernels.ops.kv import movable
+from radixlm.kernels.ops.kv import indexable_view
 from radixlm.kernels.triton import kv
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
@@ -26,24 +26,24 @@ def test_copies_read_before_they_write(
     dtype: torch.dtype, source: list[int], target: list[int]
 ) -> None:
     pool, expected = pool_of(dtype), pool_of(dtype)
-    movable(expected)[:, target] = movable(expected)[:, source]
+    indexable_view(expected)[:, target] = indexable_view(expected)[:, source]
     kv.copy_pages(pool, source, target)
-    assert torch.equal(movable(pool), movable(expected))
+    assert torch.equal(indexable_view(pool), indexable_view(expected))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pages_go_out_and_come_back(dtype: torch.dtype) -> None:
     pool, pages = pool_of(dtype, 700), [8, 0, 3]  # more than a block of words
     rows = kv.gather_pages(pool, pages)
-    assert torch.equal(movable(rows), movable(pool)[:, pages])
+    assert torch.equal(indexable_view(rows), indexable_view(pool)[:, pages])
     other = torch.zeros_like(pool)
     kv.scatter_pages(other, torch.tensor([2, 6, 1]), rows)
     expected = torch.zeros_like(pool)
-    movable(expected)[:, [2, 6, 1]] = movable(rows)
-    assert torch.equal(movable(other), movable(expected))
+    indexable_view(expected)[:, [2, 6, 1]] = indexable_view(rows)
+    assert torch.equal(indexable_view(other), indexable_view(expected))
     kept = torch.empty_like(rows)
     assert kv.gather_pages(pool, pages, kept) is kept
-    assert torch.equal(movable(kept), movable(rows))
+    assert torch.equal(indexable_view(kept), indexable_view(rows))
 
 
 def test_an_odd_number_of_bytes_is_moved_byte_by_byte() -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops import linear as reference
-from radixlm.kernels.ops.fp8 import coarsened_x
+from radixlm.kernels.ops.fp8 import fake_quantize_x
 from radixlm.kernels.triton import linear
-from radixlm.kernels.triton.gemm_fp8 import quantise_rows
+from radixlm.kernels.triton.gemm_fp8 import quantize_rows
 from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
 
 FORMATS = ["", "int8wo", "w8a8", "int4-32", "w4a8-64", "fp8", "fp8-128"]
@@ -81,10 +81,10 @@ def test_torchs_product_by_rows() -> None:
     torch.manual_seed(4)
     weight, x = torch.randn(64, 128).bfloat16(), torch.randn(80, 128).bfloat16()
     packed = linear.pack_linear(weight, None, "fp8")
-    assert isinstance(packed, linear.QuantisedLinear)
-    values, scale = quantise_rows(x)
+    assert isinstance(packed, linear.QuantizedLinear)
+    values, scale = quantize_rows(x)
     got = linear.by_rows(values, scale, packed.packed, torch.ones(64).bfloat16())
-    want = coarsened_x(x) @ packed.unpack().float().T + 1
+    want = fake_quantize_x(x) @ packed.unpack().float().T + 1
     assert error(got, want) < 1e-2
 
 

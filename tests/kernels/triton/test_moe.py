@@ -55,7 +55,7 @@ def test_equals_the_reference(dtype: torch.dtype, tokens: int, top_k: int, has_b
     ("fmt", "tokens"),
     [*((fmt, 2) for fmt in FORMATS), *((fmt, 20) for fmt in ("w8a8", "w4a8-64", "fp8", "fp8-128"))],
 )
-def test_quantised_experts(fmt: str, tokens: int) -> None:
+def test_quantized_experts(fmt: str, tokens: int) -> None:
     up, down, *_ = weights(torch.float32, False)
     x = torch.randn(tokens, DIM)
     chosen = choices(tokens, 2)

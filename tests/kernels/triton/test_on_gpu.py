@@ -14,11 +14,11 @@ from radixlm.kernels.ops import activation as ops_activation
 from radixlm.kernels.ops import lora as ops_lora
 from radixlm.kernels.ops import norm as ops_norm
 from radixlm.kernels.ops import rope as ops_rope
-from radixlm.kernels.ops.kv import movable, to_kv
+from radixlm.kernels.ops.kv import indexable_view, to_kv
 from radixlm.kernels.triton import activation, kv, lora, norm, ops, rope, sample
 from radixlm.sampling import cuda, noise
 from radixlm.sampling.sampler import Sampler, threshold
-from radixlm.sampling.tensors import SamplingTable
+from radixlm.sampling.table import SamplingTable
 from radixlm.wire.sampling_params import SamplingParams
 
 IS_READY = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -70,7 +70,7 @@ def test_q_k_and_their_store(tokens: int, cache: torch.dtype) -> None:
     near(q, twins[0])
     near(k, twins[1])
     for pool, rows in zip(pools, (k, v), strict=True):
-        assert torch.equal(movable(pool)[slots], movable(to_kv(rows, cache)))
+        assert torch.equal(indexable_view(pool)[slots], indexable_view(to_kv(rows, cache)))
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"])
@@ -162,7 +162,7 @@ def test_a_graph_replays_a_draw_with_new_numbers() -> None:
 def test_log_probabilities() -> None:
     logits = random(5, VOCAB, dtype=torch.float32) * 3
     tokens = torch.randint(VOCAB, (5, 40), device=GPU)
-    found = cuda.DrawKernels().logprob.logprobs_at(logits, tokens)
+    found = cuda.SamplerKernels().logprob.logprobs_at(logits, tokens)
     wanted = logits.double().log_softmax(-1).gather(1, tokens)
     assert float((found - wanted).abs().max()) < 2e-5
 

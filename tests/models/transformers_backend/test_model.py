@@ -72,7 +72,7 @@ def test_the_same_tokens_in_chunks_and_from_the_prefix_cache(name: str, tmp_path
         engine.shutdown()
 
 
-def test_quantisation_is_refused_by_name(tmp_path: Path) -> None:
+def test_quantization_is_refused_by_name(tmp_path: Path) -> None:
     saved(CONFIGS["llama"](), tmp_path)
     with pytest.raises(ConfigError, match="quantization"):
         engine_of(tmp_path, model_impl="transformers", quantization="int8wo")

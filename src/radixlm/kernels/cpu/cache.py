@@ -14,7 +14,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.kernels.cpu.checks import dtype_code
-from radixlm.kernels.ops.kv import DTYPES, SCALE_BYTES, dequantise_int8, quantise_int8, to_kv
+from radixlm.kernels.ops.kv import DTYPES, SCALE_BYTES, dequantize_int8, quantize_int8, to_kv
 
 TILE = 16
 
@@ -85,12 +85,12 @@ class CacheShape(Record):
             if self.is_latent:
                 return v, v[..., : self.v_dim]
             return tokens_of_k(k_pages), v
-        v = dequantise_int8(*self._rows(v_pages))
+        v = dequantize_int8(*self._rows(v_pages))
         if self.is_latent:
             return v, v[..., : self.v_dim]
         k, scales = k_pages.split_with_sizes((self.k_dim, SCALE_BYTES), 3)
         k_scale = scales.flatten(3).contiguous().view(torch.float32)
-        return dequantise_int8(tokens_of_k(k), _tokens_of_scales(k_scale)), v
+        return dequantize_int8(tokens_of_k(k), _tokens_of_scales(k_scale)), v
 
     def pages(self, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
         """The inverse of ``tokens``; rounds what the dtype cannot hold. Latent: v is not read."""
@@ -101,13 +101,13 @@ class CacheShape(Record):
             if not self.is_latent:
                 k_pages = pages_from_k(to_kv(k, self.dtype), self.page_size)
             return k_pages, pages_from_v(to_kv(rows, self.dtype), self.page_size)
-        q, scale = quantise_int8(rows)
+        q, scale = quantize_int8(rows)
         tiles = pages_from_v(q, self.page_size)
         tiles = tiles.view(*tiles.shape[:2], self.page_size // TILE, -1)
         v_pages = torch.cat((tiles, _pages_of_scales(scale, self.page_size)), 3)
         if self.is_latent:
             return torch.empty(0, dtype=self.dtype), v_pages
-        q, scale = quantise_int8(k)
+        q, scale = quantize_int8(k)
         scales = _pages_of_scales(scale, self.page_size)
         scales = scales.view(*scales.shape[:3], SCALE_BYTES, TILE)
         return torch.cat((pages_from_k(q, self.page_size), scales), 3), v_pages

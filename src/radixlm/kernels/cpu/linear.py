@@ -15,8 +15,8 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
-from radixlm.kernels.ops.given import is_around_eight
-from radixlm.kernels.ops.quantised import SPAN
+from radixlm.kernels.ops.given import is_symmetric
+from radixlm.kernels.ops.quantized import SPAN
 
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
@@ -232,7 +232,7 @@ class PackedLinear:
         return out
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight [N, K] again (quantised formats: what the kernel computes with)."""
+        """The weight [N, K] again (quantized formats: what the kernel computes with)."""
         flat = torch.empty(self.num_out, self.num_in)
         if self.is_paired:
             raise NotImplementedError("paired weights are unpacked by their owner")
@@ -292,7 +292,7 @@ def pack_int4(
     return packed
 
 
-def pack_grid(
+def pack_int4_offsets(
     nibbles_NK: Tensor,
     scale_NG: Tensor,
     offset_NG: Tensor,
@@ -302,7 +302,7 @@ def pack_grid(
 ) -> PackedLinear:
     """Pack given values 0..15 (uint8 [N, K]): weight = q * scale + offset; offsets take no room
     where they are -8 scales."""
-    is_shifted = not is_around_eight((scale_NG, offset_NG))
+    is_shifted = not is_symmetric((scale_NG, offset_NG))
     num_out, num_in = nibbles_NK.shape
     zeros: Zeros = "given" if is_shifted else "eight"
     packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zeros)

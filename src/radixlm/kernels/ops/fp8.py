@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.kernels.ops.widened import WidenedLinear
+from radixlm.kernels.ops.widened import DequantLinear
 
-FP8_MOST = 448.0
+FP8_MAX = 448.0
 BLOCK = 128
 FORMATS = ("fp8", f"fp8-{BLOCK}")
 _SAMPLE = 256  # numbers that tell which scale a group had
@@ -36,7 +36,7 @@ def scales_of(groups_GN: Tensor) -> Tensor:
     step = max(1, groups_GN.shape[1] // _SAMPLE)
     part_GN = groups_GN[:, ::step].float()
     top_G1 = groups_GN.abs().amax(1, keepdim=True).float()
-    best_G1, best_error_G1 = top_G1 / FP8_MOST, torch.full_like(top_G1, torch.inf)
+    best_G1, best_error_G1 = top_G1 / FP8_MAX, torch.full_like(top_G1, torch.inf)
     for leading in _LEADING:
         most = leading * (256.0 if leading <= 1.75 else 128.0)
         scale_G1 = top_G1 / most
@@ -59,16 +59,16 @@ def inverse(scale: Tensor) -> Tensor:
 
 def e4m3(x: Tensor) -> Tensor:
     """x rounded to e4m3; what is too large becomes the largest."""
-    return x.clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn)
+    return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
-def quantise_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """(e4m3 [O, I], scale [O])."""
     scale_O = scales_of(weight_OI)
     return e4m3(weight_OI.float() * inverse(scale_O)[:, None]), scale_O
 
 
-def quantise_blocks(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_blocks(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """(e4m3 [O, I], scale [ceil(O / 128), ceil(I / 128)])."""
     num_out, num_in = weight_OI.shape
     padded = torch.nn.functional.pad(weight_OI, (0, -num_in % BLOCK, 0, -num_out % BLOCK))
@@ -85,44 +85,44 @@ def spread(scale_RC: Tensor, num_out: int, num_in: int) -> Tensor:
     return rows.repeat_interleave(BLOCK, 1)[:, :num_in]
 
 
-def quantise_x(x_TI: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
+def quantize_x(x_TI: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
     """Activations as (e4m3 [T, I], scale [T, ceil(I / group)]); group 0: a scale for each row."""
     num_in = x_TI.shape[1]
     group = group or num_in
     padded = torch.nn.functional.pad(x_TI.float(), (0, -num_in % group))
     groups = padded.view(x_TI.shape[0], -1, group)
-    scale = groups.abs().amax(-1, keepdim=True) / FP8_MOST
+    scale = groups.abs().amax(-1, keepdim=True) / FP8_MAX
     return e4m3(groups * inverse(scale)).flatten(1)[:, :num_in], scale[..., 0]
 
 
-def coarsened_x(x_TI: Tensor, group: int = 0) -> Tensor:
-    """Activations after ``quantise_x``, as float32 again."""
-    values, scale = quantise_x(x_TI, group)
+def fake_quantize_x(x_TI: Tensor, group: int = 0) -> Tensor:
+    """Activations after ``quantize_x``, as float32 again."""
+    values, scale = quantize_x(x_TI, group)
     if not group:
         return values.float() * scale
     return values.float() * scale.repeat_interleave(group, 1)[:, : x_TI.shape[1]]
 
 
-def rounded_weight(weight_OI: Tensor, fmt: str) -> Tensor:
+def fake_quantize_weight(weight_OI: Tensor, fmt: str) -> Tensor:
     """A weight [O, I] after its way through ``fmt``, in its own dtype again."""
     if fmt == FORMATS[0]:
-        values, scale_O = quantise_rows(weight_OI)
+        values, scale_O = quantize_rows(weight_OI)
         return (values.float() * scale_O[:, None]).to(weight_OI.dtype)
-    values, scale = quantise_blocks(weight_OI)
+    values, scale = quantize_blocks(weight_OI)
     return (values.float() * spread(scale, *weight_OI.shape)).to(weight_OI.dtype)
 
 
-def without_fp8(weight: Tensor, fmt: str) -> tuple[Tensor, str]:
+def emulate_fp8(weight: Tensor, fmt: str) -> tuple[Tensor, str]:
     """For devices that compute with wider numbers: a weight [O, I] or [E, O, I] with the numbers
     of ``fmt``, to be packed as it is; other formats unchanged."""
     if not is_fp8(fmt):
         return weight, fmt
     if weight.ndim == 2:
-        return rounded_weight(weight, fmt), ""
-    return torch.stack([rounded_weight(part, fmt) for part in weight]), ""
+        return fake_quantize_weight(weight, fmt), ""
+    return torch.stack([fake_quantize_weight(part, fmt) for part in weight]), ""
 
 
-class ReferenceFp8(WidenedLinear):
+class ReferenceFp8(DequantLinear):
     """Holds e4m3; rounds activations as the format says."""
 
     formats = FORMATS
@@ -130,11 +130,11 @@ class ReferenceFp8(WidenedLinear):
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
         super().__init__(weight_OI, bias_O, fmt)
         self._group = 0 if fmt == FORMATS[0] else BLOCK
-        quantise = quantise_blocks if self._group else quantise_rows
-        self._values, self._scale = quantise(weight_OI)
+        quantize = quantize_blocks if self._group else quantize_rows
+        self._values, self._scale = quantize(weight_OI)
 
     def product(self, x_TI: Tensor) -> Tensor:
-        return coarsened_x(x_TI, self._group) @ self.widened().T
+        return fake_quantize_x(x_TI, self._group) @ self.widened().T
 
     def widened(self) -> Tensor:
         if not self._group:

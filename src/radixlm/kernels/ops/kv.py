@@ -32,12 +32,12 @@ def row_nbytes(channels: int, dtype: torch.dtype) -> int:
     return channels * dtype.itemsize + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
-def quantise_int8(x_NKC: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(x_NKC: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [..., C] and float32 scales [...], x = q * scale. The largest number of a row becomes
     127. The scale of a row that is not finite is NaN.
 
     A scale has 16 significant bits, so 127 * scale is exact and a row that was read and is
-    quantised again gives the same bytes.
+    quantized again gives the same bytes.
     """
     x = x_NKC.float()
     most = x.abs().amax(-1)
@@ -48,7 +48,7 @@ def quantise_int8(x_NKC: Tensor) -> tuple[Tensor, Tensor]:
     return q.round_().clamp_(-127, 127).to(torch.int8), scale
 
 
-def dequantise_int8(q_NKC: Tensor, scale_NK: Tensor) -> Tensor:
+def dequantize_int8(q_NKC: Tensor, scale_NK: Tensor) -> Tensor:
     """float32 [..., C]."""
     return q_NKC.float() * scale_NK[..., None]
 
@@ -61,6 +61,6 @@ def to_kv(x_NKC: Tensor, dtype: torch.dtype) -> Tensor:
     return x_NKC.float().clamp(-most, most).to(dtype)
 
 
-def movable(x: Tensor) -> Tensor:
+def indexable_view(x: Tensor) -> Tensor:
     """A view that can be indexed: torch moves no 8-bit floats."""
     return x.view(torch.uint8) if x.dtype in FLOAT8 else x

@@ -12,9 +12,9 @@ from torch import Tensor
 from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.embedding import embedding
 from radixlm.kernels.ops.fp8 import ReferenceFp8, is_fp8
-from radixlm.kernels.ops.given import Given
-from radixlm.kernels.ops.quantised import ReferenceQuantised
-from radixlm.kernels.ops.widened import WidenedLinear
+from radixlm.kernels.ops.given import QuantScales
+from radixlm.kernels.ops.quantized import ReferenceQuantized
+from radixlm.kernels.ops.widened import DequantLinear
 
 
 class PackedLinear(Protocol):
@@ -52,21 +52,21 @@ class ReferenceLinear:
 
 
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
 ) -> PackedLinear:
     """An object whose ``run`` is the map. ``fmt`` is "" (the weight's own dtype; the reference
-    packs nothing) or a format of ``ops/quantised`` or ``ops/fp8``. With ``grid``, (scale, offset)
+    packs nothing) or a format of ``ops/quantized`` or ``ops/fp8``. With ``grid``, (scale, offset)
     of each group, ``weight_OI`` holds values 0..15 (uint8) of a format of 4 bits; with (scale of
     each row, None) int8 values of a format of 8 bits."""
     if grid is not None:
-        return ReferenceQuantised(weight_OI, bias_O, fmt, grid)
+        return ReferenceQuantized(weight_OI, bias_O, fmt, grid)
     if fmt:
-        return _quantised(weight_OI, bias_O, fmt)
+        return _quantized(weight_OI, bias_O, fmt)
     return ReferenceLinear(weight_OI, bias_O)
 
 
-def _quantised(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> WidenedLinear:
-    packed = ReferenceFp8 if is_fp8(fmt) else ReferenceQuantised
+def _quantized(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> DequantLinear:
+    packed = ReferenceFp8 if is_fp8(fmt) else ReferenceQuantized
     return packed(weight_OI, bias_O, fmt)
 
 
@@ -85,7 +85,7 @@ class Gated:
 
 
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Given | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: QuantScales | None = None
 ) -> PackedLinear:
     """The front of a gated MLP: ``run`` gives act(gate) * up, [T, O / 2]; gate's rows first.
     ``grid`` as in ``pack_linear``."""
@@ -117,7 +117,7 @@ class ReferenceTied(ReferenceLinear):
 
 def pack_tied(table_VD: Tensor, fmt: str = "") -> TiedTable:
     """An object that looks rows up and projects to the vocabulary from one copy of the table."""
-    return _quantised(table_VD, None, fmt) if fmt else ReferenceTied(table_VD, None)
+    return _quantized(table_VD, None, fmt) if fmt else ReferenceTied(table_VD, None)
 
 
 class HeadLinear(Protocol):

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.ops import activation
-from radixlm.kernels.ops.given import Given, of_expert
+from radixlm.kernels.ops.given import QuantScales, expert_scales
 from radixlm.kernels.ops.linear import pack_gated, pack_linear
 
-Grids = tuple[Given | None, Given | None]  # of up and of down, with an axis of experts in front
+Grids = tuple[
+    QuantScales | None, QuantScales | None
+]  # of up and of down, with an axis of experts in front
 
 
 class PackedExperts(Protocol):
@@ -104,7 +106,7 @@ class ReferenceExperts:
         for expert in range(self.num_experts):
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-            up, down = (of_expert(grid, expert) for grid in grids)
+            up, down = (expert_scales(grid, expert) for grid in grids)
             self._up.append(pack_gated(up_E2ID[expert], up_bias, fmts[0], act, up))
             self._down.append(pack_linear(down_EDI[expert], down_bias, fmts[1], down))
 
@@ -128,7 +130,7 @@ class ReferenceExperts:
         return outputs.view(-1, top_k, x_TD.shape[1]).sum(1)
 
 
-class PlainExperts:
+class UngatedExperts:
     """Experts ``down(act(up))`` without a gate."""
 
     def __init__(

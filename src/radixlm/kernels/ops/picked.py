@@ -8,7 +8,7 @@ from torch import Tensor
 from radixlm.kernels.ops.linear import PackedLinear
 
 
-class PickedLinear:
+class GatherLinear:
     """Column j of ``inner`` reads input ``index_J[j]``; an input may be read more than once, and
     its columns then add up."""
 

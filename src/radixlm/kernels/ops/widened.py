@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class WidenedLinear(ABC):
+class DequantLinear(ABC):
     """Holds the few bits; widens them on every call."""
 
     formats: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class WidenedLinear(ABC):
         return y_TO.to(x_TI.dtype).view(*x_TI.shape[:-1], self.out_features)
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` of the weight times ``scale``: a quantised token table."""
+        """Rows ``ids`` of the weight times ``scale``: a quantized token table."""
         return (self.widened()[ids_T] * scale).to(dtype)
 
     def unpack(self) -> Tensor:

@@ -106,7 +106,7 @@ class Cache(Record):
     page_size: int
 
 
-class Tree(Record):
+class TreeMask(Record):
     """Which of the step's own tokens each sees, instead of all before it.
 
     ``bits_TW``: int32; bit i % 32 of word i // 32: sees token i of its own sequence's new ones.
@@ -123,7 +123,7 @@ class StepTensors(Record):
     query_start_S1: Tensor
     kv_len_S: Tensor
     page_table_SP: Tensor
-    tree: Tree | None = None
+    tree: TreeMask | None = None
 
 
 def channel_blocks(site: AttentionSite) -> tuple[int, int]:

@@ -110,11 +110,11 @@ def int4_chunk(group: int) -> int:
     return 64 if group == 32 else 128
 
 
-QUANTISED_X = ("w8a8", "fp8", "fp8-128")  # formats whose x is rounded too
+QUANTIZED_X = ("w8a8", "fp8", "fp8-128")  # formats whose x is rounded too
 
 
 def fits(fmt: str, dtype: torch.dtype) -> bool:
-    """Whether x in ``dtype`` can be multiplied with weights in ``fmt``: quantised weights go with
+    """Whether x in ``dtype`` can be multiplied with weights in ``fmt``: quantized weights go with
     16 bit activations."""
     return interpreting() or not fmt or dtype != torch.float32
 
@@ -135,7 +135,7 @@ def _is_old(packed: Packed) -> bool:
 def _fit(
     kind: int, group: int, num_out: int, rows: int, dtype: torch.dtype, is_old: bool = False
 ) -> Tile:
-    table = _FLOAT32 if dtype == torch.float32 and kind not in kinds.QUANTISED_X else TABLES[kind]
+    table = _FLOAT32 if dtype == torch.float32 and kind not in kinds.QUANTIZED_X else TABLES[kind]
     if is_old and kind == kinds.W8A8:
         table = _BYTES_OLD
     elif is_old and group != 32 and (kind, dtype) in _TIGHT_OLD:
@@ -157,7 +157,7 @@ def _fit(
 
 
 def product(x_MK: Tensor, packed: Packed, x_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[M, width] of dense weights. ``x_scale`` belongs to a quantised x."""
+    """[M, width] of dense weights. ``x_scale`` belongs to a quantized x."""
     rows = x_MK.shape[0]
     tile = choose_tile(packed, rows, x_MK.dtype)
     out = torch.empty(rows, packed.width, dtype=dtype, device=x_MK.device)
@@ -280,7 +280,7 @@ def _tiles(kind: int, dtype: torch.dtype, is_old: bool) -> set[Tile]:
 def _variant(
     label: str, kind: int, pointer: str, tile: Tile, is_gated: bool, archs: tuple[int, int]
 ) -> Variant:
-    is_wide = pointer == "*fp32" or kind not in (kinds.PLAIN, *kinds.QUANTISED_X)
+    is_wide = pointer == "*fp32" or kind not in (kinds.PLAIN, *kinds.QUANTIZED_X)
     min_arch, max_arch = archs
     return Variant(
         f"{label}-{tile.m}x{tile.n}x{tile.k}{'-gated' * is_gated}",

@@ -17,7 +17,7 @@ from radixlm.kernels.triton.gemm_tile import FP8_GROUP
 from radixlm.kernels.triton.mode import INTERPRET, interpreting
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
-_MOST = tl.constexpr(reference.FP8_MOST)
+_MOST = tl.constexpr(reference.FP8_MAX)
 _NATIVE_SINCE = (8, 9)  # compute capability
 
 
@@ -91,7 +91,7 @@ def _row_block(num_in: int) -> tuple[int, int]:
     return block, min(8, max(1, block // 256))
 
 
-def quantise_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+def quantize_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
     """(x in ``dtype`` e4m3 or int8 [M, K], float32 scale [M])."""
     rows, num_in = x_MK.shape
     out = torch.empty(rows, num_in, dtype=dtype, device=x_MK.device)
@@ -100,13 +100,13 @@ def quantise_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tup
     if rows:
         quantise_rows_kernel[(rows,)](
             x_MK, out, scale, num_in, x_MK.stride(0),
-            MOST=127.0 if dtype == torch.int8 else reference.FP8_MOST, BLOCK=block,
+            MOST=127.0 if dtype == torch.int8 else reference.FP8_MAX, BLOCK=block,
             num_warps=num_warps,
         )  # fmt: skip
     return out, scale
 
 
-def quantise_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """(e4m3 [M, K], float32 scale [M, ceil(K / 128)])."""
     rows, num_in = x_MK.shape
     num_groups = triton.cdiv(num_in, FP8_GROUP)
@@ -115,7 +115,7 @@ def quantise_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     if rows:
         quantise_groups_kernel[(rows, triton.cdiv(num_groups, _GROUPS))](
             x_MK, out, scale, num_in, x_MK.stride(0),
-            MOST=reference.FP8_MOST, GROUPS=_GROUPS, GROUP=FP8_GROUP, num_warps=4,
+            MOST=reference.FP8_MAX, GROUPS=_GROUPS, GROUP=FP8_GROUP, num_warps=4,
         )  # fmt: skip
     return out, scale
 
@@ -123,19 +123,19 @@ def quantise_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 _GROUPS = 8
 
 
-def quantise_experts(weight_ENK: Tensor, is_block: bool, halves: int) -> tuple[Tensor, Tensor]:
+def quantize_experts(weight_ENK: Tensor, is_block: bool, halves: int) -> tuple[Tensor, Tensor]:
     """(e4m3 [E, N, K], scale [E, N] or, by blocks of each half, [E, rows, ceil(K / 128)])."""
     values = torch.empty(weight_ENK.shape, dtype=torch.float8_e4m3fn, device=weight_ENK.device)
     scales = []
     for weight_NK, value_NK in zip(weight_ENK, values, strict=True):
         if is_block:
-            parts = [reference.quantise_blocks(part) for part in weight_NK.chunk(halves)]
+            parts = [reference.quantize_blocks(part) for part in weight_NK.chunk(halves)]
             value_NK.copy_(torch.cat([part[0].view(torch.uint8) for part in parts]).view(
                 torch.float8_e4m3fn
             ))  # fmt: skip
             scales.append(torch.cat([part[1] for part in parts]))
         else:
-            value, scale = reference.quantise_rows(weight_NK)
+            value, scale = reference.quantize_rows(weight_NK)
             value_NK.copy_(value)
             scales.append(scale)
     return values, torch.stack(scales)
@@ -147,7 +147,7 @@ def variants() -> tuple[Variant, ...]:
     for pointer in POINTERS.values():
         common = {"x_ptr": pointer, "scale_ptr": "*fp32"}
         sizes = dict.fromkeys(("num_in", "x_stride"), "i32:16")
-        for out, most in (("*i8", 127.0), ("*fp8e4nv", reference.FP8_MOST)):
+        for out, most in (("*i8", 127.0), ("*fp8e4nv", reference.FP8_MAX)):
             arch = 80 if out == "*i8" else 89
             for block, warps in {_row_block(1 << step) for step in range(7, 14)}:
                 found.append(
@@ -166,7 +166,7 @@ def variants() -> tuple[Variant, ...]:
                 f"groups-{pointer}",
                 quantise_groups_kernel,
                 {**common, "out_ptr": "*fp8e4nv", **sizes},
-                {"MOST": reference.FP8_MOST, "GROUPS": _GROUPS, "GROUP": FP8_GROUP},
+                {"MOST": reference.FP8_MAX, "GROUPS": _GROUPS, "GROUP": FP8_GROUP},
                 4,
                 3,
                 min_arch=89,

@@ -1,4 +1,4 @@
-"""Quantised weights as 16 bit floats again, for products of many rows, and the end of a product of
+"""Quantized weights as 16 bit floats again, for products of many rows, and the end of a product of
 integers. Legend: M rows, N outputs, K inputs.
 """
 

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.kernels.ops import quantised as reference
+from radixlm.kernels.ops import quantized as reference
 from radixlm.kernels.ops.fp8 import is_fp8
-from radixlm.kernels.ops.given import Given, is_around_eight
+from radixlm.kernels.ops.given import QuantScales, is_symmetric
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, int4_chunk
-from radixlm.kernels.triton.gemm_fp8 import is_native, quantise_experts
+from radixlm.kernels.triton.gemm_fp8 import is_native, quantize_experts
 
 
 def owned(weight: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ def pack(
     bias_EN: Tensor | None,
     fmt: str,
     act: str = "",
-    grid: Given | None = None,
+    grid: QuantScales | None = None,
 ) -> Packed:
-    """Weights in ``fmt`` (of kernels/ops/quantised.py or fp8.py; "": as they are); ``act`` of gated
+    """Weights in ``fmt`` (of kernels/ops/quantized.py or fp8.py; "": as they are); ``act`` of gated
     ones. w4a8-<group> keeps x as it is: with tensor cores rounding it would gain nothing. With
     ``grid``, (scale, offset) [E, N] of int8 values or [E, N, G] of values 0..15, weights are these
     values."""
@@ -58,13 +58,13 @@ def pack(
         kind, data, scale = _fp8(weight_ENK, fmt, bool(act))
     elif fmt in ("int8wo", "w8a8"):
         kind = kinds.INT8 if fmt == "int8wo" else kinds.W8A8
-        parts = [reference.quantise_int8(weight) for weight in weight_ENK]
+        parts = [reference.quantize_int8(weight) for weight in weight_ENK]
         data, scale = (torch.stack(part) for part in zip(*parts, strict=True))
         if act:
             data, scale = interleaved(data), interleaved(scale)
     else:
         kind, group = kinds.INT4, int(fmt.partition("-")[2])
-        parts = [reference.quantise_nibbles(weight, fmt) for weight in weight_ENK]
+        parts = [reference.quantize_4bit(weight, fmt) for weight in weight_ENK]
         values, scale = (torch.stack(part) for part in zip(*parts, strict=True))
         if act:
             values, scale = interleaved(values), interleaved(scale)
@@ -75,7 +75,9 @@ def pack(
     return Packed(kind, data, scale, bias, int(num_out), int(num_in), act, group)
 
 
-def _given(values_ENK: Tensor, grid: Given, fmt: str, is_gated: bool) -> tuple[int, Tensor, Tensor]:
+def _given(
+    values_ENK: Tensor, grid: QuantScales, fmt: str, is_gated: bool
+) -> tuple[int, Tensor, Tensor]:
     """Kind, data and scale of integers that are given."""
     scale, offset = grid
     if values_ENK.dtype == torch.int8:
@@ -84,7 +86,7 @@ def _given(values_ENK: Tensor, grid: Given, fmt: str, is_gated: bool) -> tuple[i
             return kind, interleaved(values_ENK), interleaved(scale)
         return kind, owned(values_ENK), owned(scale)
     kind, lines_EN = kinds.INT4, scale
-    if offset is not None and not is_around_eight(grid):
+    if offset is not None and not is_symmetric(grid):
         kind = kinds.INT4_SHIFTED
         values_ENK, *parts = _zero_points(values_ENK, scale, offset)
         lines_EN = torch.cat(parts, 2)
@@ -114,7 +116,7 @@ def _zero_points(
 
 def _fp8(weight_ENK: Tensor, fmt: str, is_gated: bool) -> tuple[int, Tensor, Tensor]:
     is_block = fmt != "fp8"
-    data, scale = quantise_experts(weight_ENK, is_block, 2 if is_gated else 1)
+    data, scale = quantize_experts(weight_ENK, is_block, 2 if is_gated else 1)
     native = is_native(weight_ENK.device)
     if is_gated:
         data = interleaved(data.view(torch.uint8)).view(torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""One kernel for every product of rows with weights: dense or by expert, float or quantised.
+"""One kernel for every product of rows with weights: dense or by expert, float or quantized.
 
     out[m, n] = act(sum_k x[m, k] w[n, k] * scales + bias[n]) * row weight
 
@@ -30,7 +30,7 @@ INT4_SHIFTED = 8  # as INT4 with zero points of their own: float [E, 2 G, N], sc
 ALL = tuple(range(INT4_SHIFTED + 1))
 NIBBLES = (INT4, INT4_SHIFTED)
 SCALED_ROWS = (INT8, W8A8, FP8, FP8_WIDE)  # a scale for each output
-QUANTISED_X = (W8A8, FP8, FP8_BLOCK)
+QUANTIZED_X = (W8A8, FP8, FP8_BLOCK)
 FP8_GROUP = 128
 
 _PLAIN, _INT8, _W8A8, _INT4 = (tl.constexpr(kind) for kind in (PLAIN, INT8, W8A8, INT4))

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from radixlm.kernels.ops import fp8 as reference_fp8
 from radixlm.kernels.ops import linear as reference
-from radixlm.kernels.ops.given import Given
-from radixlm.kernels.ops.quantised import FORMATS
+from radixlm.kernels.ops.given import QuantScales
+from radixlm.kernels.ops.quantized import FORMATS
 from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm import QUANTISED_X, Packed, fits, product
-from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
+from radixlm.kernels.triton.gemm import QUANTIZED_X, Packed, fits, product
+from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_int import scaled, widen
 from radixlm.kernels.triton.gemm_pack import owned, pack, widened
 from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
@@ -66,7 +66,7 @@ class TritonGated(reference.Gated):
         return activation.activate_gated(self._packed.run(x_TI), self._act)
 
 
-class QuantisedLinear:
+class QuantizedLinear:
     """Packed weights of any format; ``run`` takes the way of the number of rows."""
 
     def __init__(self, packed: Packed, dtype: torch.dtype, fmt: str) -> None:
@@ -87,7 +87,7 @@ class QuantisedLinear:
         return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` of an 8 bit weight times ``scale``: a quantised token table."""
+        """Rows ``ids`` of an 8 bit weight times ``scale``: a quantized token table."""
         assert self.packed.scale is not None
         values = self.packed.data[0][ids_T].float()
         return (values * (self.packed.scale[0][ids_T] * scale)[:, None]).to(dtype)
@@ -105,7 +105,7 @@ class QuantisedLinear:
         return None if self._bias is None else self._bias.to(dtype)
 
 
-def _run_wide(linear: QuantisedLinear, x: Tensor) -> Tensor:
+def _run_wide(linear: QuantizedLinear, x: Tensor) -> Tensor:
     """Weights are widened: inside the product, or for many rows once before it."""
     if x.shape[0] <= FEW_ROWS and fits(linear.fmt, x.dtype):
         return product(x, linear.packed, None, x.dtype)
@@ -113,9 +113,9 @@ def _run_wide(linear: QuantisedLinear, x: Tensor) -> Tensor:
     return linear.finished(F.linear(x, weight, linear.bias(x.dtype)))
 
 
-def _run_w8a8(linear: QuantisedLinear, x: Tensor) -> Tensor:
+def _run_w8a8(linear: QuantizedLinear, x: Tensor) -> Tensor:
     packed = linear.packed
-    values, scale = quantise_rows(x, torch.int8)
+    values, scale = quantize_rows(x, torch.int8)
     is_aligned = packed.num_in % 8 == 0 and packed.num_out % 8 == 0
     if x.shape[0] <= INTEGER_ROWS or not is_aligned:
         return product(values, packed, scale, x.dtype)
@@ -123,9 +123,9 @@ def _run_w8a8(linear: QuantisedLinear, x: Tensor) -> Tensor:
     return linear.finished(scaled(sums, scale, packed, x.dtype))
 
 
-def _run_fp8(linear: QuantisedLinear, x: Tensor) -> Tensor:
+def _run_fp8(linear: QuantizedLinear, x: Tensor) -> Tensor:
     packed = linear.packed
-    values, scale = quantise_rows(x)
+    values, scale = quantize_rows(x)
     is_aligned = packed.num_in % 16 == 0 and packed.num_out % 16 == 0
     # torch's product by rows writes bfloat16 only
     if x.shape[0] <= FEW_ROWS or x.dtype != torch.bfloat16 or not (is_aligned and x.is_cuda):
@@ -142,9 +142,9 @@ def by_rows(values: Tensor, scale: Tensor, packed: Packed, bias: Tensor | None) 
     )  # fmt: skip
 
 
-def _run_fp8_blocks(linear: QuantisedLinear, x: Tensor) -> Tensor:
+def _run_fp8_blocks(linear: QuantizedLinear, x: Tensor) -> Tensor:
     packed = linear.packed
-    values, scale = quantise_groups(x)
+    values, scale = quantize_groups(x)
     if (
         x.shape[0] >= BLOCKWISE_ROWS
         and not packed.act
@@ -184,10 +184,10 @@ def has_blockwise(device: torch.device) -> bool:
         return False
     x = torch.randn(256, 512, device=device)
     weight = torch.randn(384, 512, device=device) * torch.arange(1, 385, device=device)[:, None]
-    values, scale = quantise_groups(x)
-    weight_values, weight_scale = reference_fp8.quantise_blocks(weight)
+    values, scale = quantize_groups(x)
+    weight_values, weight_scale = reference_fp8.quantize_blocks(weight)
     want = (
-        reference_fp8.coarsened_x(x, kinds.FP8_GROUP)
+        reference_fp8.fake_quantize_x(x, kinds.FP8_GROUP)
         @ (weight_values.float() * reference_fp8.spread(weight_scale, 384, 512)).t()
     )
     try:
@@ -211,23 +211,23 @@ class PlainTied(PlainLinear):
 
 def _takes(weight: Tensor, fmt: str) -> bool:
     known = fmt in FORMATS or fmt in reference_fp8.FORMATS
-    is_fit = fits(fmt, weight.dtype) or fmt not in QUANTISED_X
+    is_fit = fits(fmt, weight.dtype) or fmt not in QUANTIZED_X
     return bool(fmt) and known and is_fit and runs_on(weight) and weight.dtype in POINTERS
 
 
 def _given(
-    values_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given, act: str = ""
-) -> QuantisedLinear:
+    values_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales, act: str = ""
+) -> QuantizedLinear:
     """Integers of a checkpoint."""
     scale, offset = grid
     bias = None if bias_O is None else bias_O[None]
     each = (scale[None], None if offset is None else offset[None])
     packed = pack(values_OI[None], bias, fmt, act, each)
-    return QuantisedLinear(packed, torch.bfloat16, fmt)
+    return QuantizedLinear(packed, torch.bfloat16, fmt)
 
 
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
 ) -> reference.PackedLinear:
     """See kernels/ops/linear.py."""
     if grid is not None:
@@ -239,11 +239,11 @@ def pack_linear(
     if not _takes(weight_OI, fmt):
         return reference.pack_linear(weight_OI, bias_O, fmt)
     bias = None if bias_O is None else bias_O[None]
-    return QuantisedLinear(pack(weight_OI[None], bias, fmt), weight_OI.dtype, fmt)
+    return QuantizedLinear(pack(weight_OI[None], bias, fmt), weight_OI.dtype, fmt)
 
 
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Given | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: QuantScales | None = None
 ) -> reference.PackedLinear:
     """See kernels/ops/linear.py."""
     if grid is not None:
@@ -254,7 +254,7 @@ def pack_gated(
     if not _takes(weight_OI, fmt) or act not in activation.CODES or fmt == reference_fp8.FORMATS[1]:
         return TritonGated(pack_linear(weight_OI, bias_O, fmt), act)
     bias = None if bias_O is None else bias_O[None]
-    return QuantisedLinear(pack(weight_OI[None], bias, fmt, act), weight_OI.dtype, fmt)
+    return QuantizedLinear(pack(weight_OI[None], bias, fmt, act), weight_OI.dtype, fmt)
 
 
 def pack_tied(table_VD: Tensor, fmt: str = "") -> reference.TiedTable:
@@ -263,7 +263,7 @@ def pack_tied(table_VD: Tensor, fmt: str = "") -> reference.TiedTable:
         return PlainTied(table_VD, None)
     if fmt not in ("int8wo", "w8a8") or not _takes(table_VD, fmt):
         return reference.pack_tied(table_VD, fmt)
-    return QuantisedLinear(pack(table_VD[None], None, fmt), table_VD.dtype, fmt)
+    return QuantizedLinear(pack(table_VD[None], None, fmt), table_VD.dtype, fmt)
 
 
 for _op, _function in {

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from radixlm.kernels.ops import moe as reference
 from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
-from radixlm.kernels.ops.quantised import FORMATS
+from radixlm.kernels.ops.quantized import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import CODES, SWISH, gated_pairs
 from radixlm.kernels.triton.gemm import Packed, choose_tile, fits, product_by_expert
-from radixlm.kernels.triton.gemm_fp8 import quantise_groups, quantise_rows
+from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_pack import pack
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.moe_align import align
@@ -111,12 +111,12 @@ class TritonExperts:
         down_tile = choose_tile(self.down, rows, x_TD.dtype, busy)
         aligned = align(ids_TK, self.num_experts, up_tile.m)
         h_SI = x_TD.new_empty(tokens * top_k, self.up.width)
-        x, x_scale = _quantised(x_TD, self.up)
+        x, x_scale = _quantized(x_TD, self.up)
         product_by_expert(x, self.up, aligned, up_tile, h_SI, top_k=top_k, x_scale=x_scale)
         if down_tile.m != up_tile.m:  # kinds that differ
             aligned = align(ids_TK, self.num_experts, down_tile.m)
         out_SD = x_TD.new_empty(tokens * top_k, self.down.width)
-        h, h_scale = _quantised(h_SI, self.down)
+        h, h_scale = _quantized(h_SI, self.down)
         product_by_expert(
             h, self.down, aligned, down_tile, out_SD,
             top_k=1, x_scale=h_scale, row_weights=weights_TK,
@@ -143,14 +143,14 @@ class TritonExperts:
         return out_TD
 
 
-def _quantised(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
+def _quantized(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
     """x as the products of ``packed`` want it, and its scale."""
     if packed.kind == kinds.W8A8:
-        return quantise_rows(x, torch.int8)
+        return quantize_rows(x, torch.int8)
     if packed.kind == kinds.FP8:
-        return quantise_rows(x)
+        return quantize_rows(x)
     if packed.kind == kinds.FP8_BLOCK:
-        return quantise_groups(x)
+        return quantize_groups(x)
     return x, None
 
 
@@ -174,7 +174,7 @@ def pack_experts(
     fmts: tuple[str, str] = ("", ""),
     grids: reference.Grids = (None, None),
 ) -> reference.PackedExperts:
-    """See kernels/ops/moe.py; formats of kernels/ops/quantised.py and fp8.py."""
+    """See kernels/ops/moe.py; formats of kernels/ops/quantized.py and fp8.py."""
     known = ("", *FORMATS, *FP8_FORMATS)
     weights = (up_E2ID, down_EDI)
     is_known = act in CODES and runs_on(up_E2ID) and set(fmts) <= set(known)

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from radixlm.base.errors import CheckpointError
-from radixlm.weights.feeder import MAX_LISTED, listing
 from radixlm.weights.folder import open_folder
-from radixlm.weights.origin import Origin, named, named_files, not_finite
+from radixlm.weights.origin import Origin, describe_files, describe_origins, non_finite_kind
+from radixlm.weights.param_reader import MAX_LISTED, listing
 from radixlm.weights.source import TensorSource
 
 
@@ -29,11 +29,11 @@ def check_report(
     if not missing and not misshapen:
         return
     source = open_folder(folder, "auto")
-    where = named_files(source.files(), folder)
+    where = describe_files(source.files(), folder)
     problems = [f"missing from {where}: {name}" for name in sorted(missing)[:MAX_LISTED]]
     for name, *shapes in sorted(misshapen)[:MAX_LISTED]:
         size = f" is {list(shapes[1])}, the checkpoint has {list(shapes[0])}" if shapes else ""
-        found = named(_likely(source, name), folder, shapes=True)
+        found = describe_origins(_likely(source, name), folder, shapes=True)
         problems.append(f"misshapen: {name}{size} ({found or where})")
     count = f"of {what} {len(missing)} tensors are missing, {len(misshapen)} misshapen"
     raise CheckpointError(listing(f"{folder}: {count}", problems))
@@ -41,13 +41,13 @@ def check_report(
 
 def check_numbers(module: nn.Module, folder: Path, what: str) -> None:
     """CheckpointError for weights that hold NaN or infinity, which are looked for in the files."""
-    bad = [name for name, value in module.named_parameters() if not_finite(value.detach())]
+    bad = [name for name, value in module.named_parameters() if non_finite_kind(value.detach())]
     if not bad:
         return
     source = open_folder(folder, "auto")
     origins = [origin for name in source.sizes() for origin in source.origins(name)]
-    found = [origin for origin in origins if not_finite(origin.read())]
-    where = named(found, folder) or named_files(source.files(), folder)
+    found = [origin for origin in origins if non_finite_kind(origin.read())]
+    where = describe_origins(found, folder) or describe_files(source.files(), folder)
     message = f"weights of {what} hold NaN or infinity: {', '.join(bad[:3])}"
     raise CheckpointError(f"{folder}: {message} ({where})")
 

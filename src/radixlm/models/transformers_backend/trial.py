@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Attention, AttentionExtras, Block, Decoder, Norm
-from radixlm.attention.reference import Piece, attend
+from radixlm.attention.reference import QueryBlock, attend
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.models.kv_groups import kv_groups, pool_places
@@ -173,7 +173,7 @@ class GrowingCache:
         seen = (ahead <= 0) & (ahead > -(site.window or len(k) + 1))
         if site.chunk:
             seen &= places[None] // site.chunk == query // site.chunk
-        piece = Piece(query.T, places[None], seen[None], ahead[None])
+        piece = QueryBlock(query.T, places[None], seen[None], ahead[None])
         return attend(q_THC[None], k[None], v[None], piece, site)[0].flatten(1)
 
 

@@ -1,11 +1,11 @@
-"""Linear maps over weights quantised at load: what the formats mean.
+"""Linear maps over weights quantized at load: what the formats mean.
 
     int8wo        int8 rows with a scale each; activations stay float, or are rounded to 16 bits row
                   by row, which adds less than 1 % to the error of the weights below 20,000 inputs
-    w8a8          the same weights; activations are quantised row by row, sums are integers
+    w8a8          the same weights; activations are quantized row by row, sums are integers
     int4-<group>  4 bit values with a scale for each group of inputs; activations stay float
     w4a8-<group>  4 bit values with a whole multiple 1..15 for each group and a scale for each span
-                  of 512 inputs; activations are quantised row by row and span by span. Where
+                  of 512 inputs; activations are quantized row by row and span by span. Where
                   values and scales are given, a group is a span and has no multiple
 
 Legend: T tokens, I inputs, O outputs, G groups of a row.
@@ -16,25 +16,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.kernels.ops.given import Given
-from radixlm.kernels.ops.widened import WidenedLinear
+from radixlm.kernels.ops.given import QuantScales
+from radixlm.kernels.ops.widened import DequantLinear
 
-INT8_MOST = 127.0
+INT8_MAX = 127.0
 SPAN = 512  # inputs that share a scale of activations in w4a8
-MOST_MULTIPLE = 15
+MAX_MULTIPLE = 15
 GROUPS = (32, 64, 128)
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
 
 
-def quantise_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """(int8 [O, I], scale [O]): symmetric, a row's largest magnitude becomes 127."""
-    scale_O = weight_OI.float().abs().amax(-1) / INT8_MOST
+    scale_O = weight_OI.float().abs().amax(-1) / INT8_MAX
     inverse_O = torch.where(scale_O > 0, 1.0 / scale_O, 0.0)
     rounded = (weight_OI.float() * inverse_O[:, None]).round()
-    return rounded.clamp(-INT8_MOST, INT8_MOST).to(torch.int8), scale_O
+    return rounded.clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale_O
 
 
-def quantise_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantize_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """(values 0..15 as uint8 [O, I], scale [O, G]): weight = (value - 8) * scale. A group's number
     of largest magnitude becomes 0, that is -8 * scale, exactly."""
     groups_OGK = weight_OI.float().view(weight_OI.shape[0], -1, group)
@@ -44,14 +44,14 @@ def quantise_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return values.to(torch.uint8).view(weight_OI.shape), scale[..., 0]
 
 
-def quantise_nibbles(weight_OI: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
+def quantize_4bit(weight_OI: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
     """Values 0..15 [O, I] and scales [O, G] of ``fmt``, int4-<group> or w4a8-<group>."""
     kind, _, group = fmt.partition("-")
-    return (quantise_int4 if kind == "int4" else quantise_multiples)(weight_OI, int(group))
+    return (quantize_int4 if kind == "int4" else quantize_w4a8)(weight_OI, int(group))
 
 
-def quantise_multiples(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """As ``quantise_int4``, but a group's scale is a whole multiple, -15..15, of a number that its
+def quantize_w4a8(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """As ``quantize_int4``, but a group's scale is a whole multiple, -15..15, of a number that its
     span of 512 inputs shares, so that products of integers can be summed over a span. Of the
     multiple that holds the group's largest magnitude and the next smaller one, the better."""
     parts = [_multiples_of_span(part, group) for part in _spans(weight_OI.float(), SPAN)]
@@ -67,9 +67,9 @@ def _spans(rows: Tensor, span: int) -> list[Tensor]:
 def _multiples_of_span(part_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     groups_OGK = part_OI.reshape(part_OI.shape[0], -1, group)
     largest = groups_OGK.gather(-1, groups_OGK.abs().argmax(-1, keepdim=True)) / -8.0
-    unit = largest.abs().amax(1, keepdim=True) / MOST_MULTIPLE
+    unit = largest.abs().amax(1, keepdim=True) / MAX_MULTIPLE
     fitting = torch.where(unit > 0, (largest.abs() / unit - 1e-4).ceil(), 1.0)
-    fitting = fitting.clamp(1, MOST_MULTIPLE)
+    fitting = fitting.clamp(1, MAX_MULTIPLE)
     scales = [torch.where(largest < 0, -1, 1) * m * unit for m in (fitting, fitting - 1)]
     values = [_around_eight(groups_OGK, scale) for scale in scales]
     errors = [
@@ -87,26 +87,26 @@ def _around_eight(x: Tensor, scale: Tensor) -> Tensor:
     return ((x * inverse).round() + 8).clamp(0, 15)
 
 
-def quantise_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
     """Activations as whole numbers -127..127 (kept in float64) and a scale for each row."""
     top_T = x_TI.float().abs().amax(-1, keepdim=True)
-    inverse = torch.where(top_T > 0, INT8_MOST / top_T, 0.0)
-    return (x_TI.float() * inverse).round().double(), top_T / INT8_MOST
+    inverse = torch.where(top_T > 0, INT8_MAX / top_T, 0.0)
+    return (x_TI.float() * inverse).round().double(), top_T / INT8_MAX
 
 
-def coarsened(x_TI: Tensor, group: int) -> Tensor:
-    """Activations after quantisation by groups of inputs (the last may be shorter), as floats."""
-    parts = [quantise_rows(part) for part in _spans(x_TI, group)]
+def fake_quantize_groups(x_TI: Tensor, group: int) -> Tensor:
+    """Activations after quantization by groups of inputs (the last may be shorter), as floats."""
+    parts = [quantize_rows(part) for part in _spans(x_TI, group)]
     return torch.cat([whole.float() * scale for whole, scale in parts], -1)
 
 
-class ReferenceQuantised(WidenedLinear):
+class ReferenceQuantized(DequantLinear):
     """Holds the integers."""
 
     formats = FORMATS
 
     def __init__(
-        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: Given | None = None
+        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
     ) -> None:
         """With ``grid``, the weight holds the values already."""
         super().__init__(weight_OI, bias_O, fmt)
@@ -118,16 +118,16 @@ class ReferenceQuantised(WidenedLinear):
             self._dtype, self._values = torch.bfloat16, weight_OI
             self._scale, self._offset = grid
         elif self._group:
-            self._values, self._scale = quantise_nibbles(weight_OI, fmt)
+            self._values, self._scale = quantize_4bit(weight_OI, fmt)
         else:
-            self._values, self._scale = quantise_int8(weight_OI)
+            self._values, self._scale = quantize_int8(weight_OI)
 
     def product(self, x_TI: Tensor) -> Tensor:
         if self._group:
-            x = coarsened(x_TI, self._span) if self._is_dynamic else x_TI.float()
+            x = fake_quantize_groups(x_TI, self._span) if self._is_dynamic else x_TI.float()
             return x @ self.widened().T
         if self._is_dynamic:
-            x_whole, x_scale = quantise_rows(x_TI)
+            x_whole, x_scale = quantize_rows(x_TI)
             sums_TO = (x_whole @ self._values.double().T).float()
             return sums_TO * (x_scale * self._scale)
         return x_TI.float() @ self.widened().T

@@ -15,7 +15,7 @@ from radixlm.kernels.cpu import activation as cpu_activation
 from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import moe as cpu_moe
 from radixlm.kernels.cpu import rope as cpu_rope
-from radixlm.kernels.cpu.given import pack_given
+from radixlm.kernels.cpu.given import pack_quantized
 from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
 from radixlm.kernels.dispatch import implements
@@ -23,8 +23,8 @@ from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
-from radixlm.kernels.ops.fp8 import without_fp8
-from radixlm.kernels.ops.given import Given, of_expert
+from radixlm.kernels.ops.fp8 import emulate_fp8
+from radixlm.kernels.ops.given import QuantScales, expert_scales
 
 NAME = "native"
 
@@ -118,15 +118,15 @@ def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
 
 @implements("pack_gated", name=NAME, device="cpu")
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: Given | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: QuantScales | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py."""
-    weight_OI, fmt = without_fp8(weight_OI, fmt)
+    weight_OI, fmt = emulate_fp8(weight_OI, fmt)
     is_known = bool(fmt) or weight_OI.dtype in cpu_linear.NATIVE_FORMAT
     if not is_known or act not in cpu_linear.GATED_CODE:
         return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt, grid), act)
     if grid is not None:
-        packed = pack_given(weight_OI, grid, bias_O, fmt, is_paired=True)
+        packed = pack_quantized(weight_OI, grid, bias_O, fmt, is_paired=True)
         return FusedGated(packed, torch.bfloat16, act)
     packed = cpu_linear.pack(weight_OI, bias_O, fmt, is_paired=True)
     return FusedGated(packed, weight_OI.dtype, act)
@@ -176,7 +176,7 @@ def pack_experts(
     if not are_known or act not in codes:
         weights = up_E2ID, down_EDI, up_bias_E2I, down_bias_ED
         if not is_gated:
-            return reference_moe.PlainExperts(*weights, act)
+            return reference_moe.UngatedExperts(*weights, act)
         return reference_moe.pack_experts(*weights, act, fmts, grids)
     ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], grids[0], is_gated)
     downs = _pack_each(down_EDI, down_bias_ED, fmts[1], grids[1], False)
@@ -184,15 +184,15 @@ def pack_experts(
 
 
 def _pack_each(
-    weight_EOI: Tensor, bias_EO: Tensor | None, fmt: str, grid: Given | None, is_paired: bool
+    weight_EOI: Tensor, bias_EO: Tensor | None, fmt: str, grid: QuantScales | None, is_paired: bool
 ) -> list[cpu_linear.PackedLinear]:
     packed = []
     for expert, weight_OI in enumerate(weight_EOI):
         bias_O = None if bias_EO is None else bias_EO[expert]
-        scales = of_expert(grid, expert)
+        scales = expert_scales(grid, expert)
         if scales is not None:
-            packed.append(pack_given(weight_OI, scales, bias_O, fmt, is_paired))
+            packed.append(pack_quantized(weight_OI, scales, bias_O, fmt, is_paired))
         else:
-            plain, plain_fmt = without_fp8(weight_OI.contiguous(), fmt)
+            plain, plain_fmt = emulate_fp8(weight_OI.contiguous(), fmt)
             packed.append(cpu_linear.pack(plain, bias_O, plain_fmt, is_paired))
     return packed

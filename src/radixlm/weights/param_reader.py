@@ -1,4 +1,4 @@
-"""Feeder: where the loader gets the value of each parameter from."""
+"""ParamReader: where the loader gets the value of each parameter from."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
 from radixlm.base.errors import CheckpointError
-from radixlm.quant.grid import Grid, joined, stacked
 from radixlm.quant.param import Param
-from radixlm.weights.assemble import Assembly, Joiner, Resolver, Target
+from radixlm.quant.quantized_weight import QuantizedWeight, joined, stacked
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
 from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.integer_source import IntegerSource
-from radixlm.weights.origin import Origin, named, named_files
-from radixlm.weights.source import TensorSource, promised
+from radixlm.weights.mapper import LoadableModel, ParamMapping, TensorJoiner, WeightsMapper
+from radixlm.weights.origin import Origin, describe_files, describe_origins
+from radixlm.weights.source import TensorSource, read_weight_map
 
 MAX_LISTED = 20  # names of one kind in an error message
 
 
-class Feeder(Protocol):
+class ParamReader(Protocol):
     """Values of parameters, in any order, each asked for once."""
 
     total_bytes: int
     ignored: tuple[str, ...]
     folder: Path  # of the files, for messages
 
-    def feed(self, path: str, param: Param) -> Tensor:
+    def read(self, path: str, param: Param) -> Tensor:
         """The value in the checkpoint's dtype: borrowed memory, valid until the layer's values are
         released. ValueError names the checkpoint's side if its tensors cannot be joined."""
         ...
 
-    def grid(self, path: str) -> Grid | None:
+    def read_quantized(self, path: str) -> QuantizedWeight | None:
         """The value as the checkpoint has it in few bits; None where it is not. ValueError as
-        ``feed``."""
+        ``read``."""
         ...
 
-    def narrow_bytes(self, path: str) -> int:
+    def quantized_bytes(self, path: str) -> int:
         """Bytes of what the checkpoint has in few bits of a value; 0 where it has floats."""
         ...
 
@@ -54,20 +54,20 @@ class Feeder(Protocol):
         ...
 
 
-class CheckpointFeeder:
+class CheckpointReader:
     """Joins a checkpoint's tensors by the names and recipes of its family."""
 
-    def __init__(self, model: Target, folder: Path, load_format: str) -> None:
+    def __init__(self, model: LoadableModel, folder: Path, load_format: str) -> None:
         self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
-        self._joiner = Joiner(self._source)
+        self._joiner = TensorJoiner(self._source)
         self._keeps_blocks = model.weight_dtype is None  # of GGUF: a dtype that is asked widens
         files = self._source.files()  # those of a GGUF file's folder are links to the user's
         is_inside = not files or any(file.is_relative_to(folder) for file in files)
         self.folder = folder if is_inside else files[0].parent
         self._sizes = dict(self._source.sizes())
         self.total_bytes = sum(self._sizes.values())
-        resolver = Resolver(model.decoder, self._sizes)
-        self._assemblies: dict[str, Assembly] = {
+        resolver = WeightsMapper(model.decoder, self._sizes)
+        self._assemblies: dict[str, ParamMapping] = {
             f"{path}.{name}": resolver.assembly(path, name)
             for path, layer in model.layers()
             for name in layer.own_params()
@@ -76,7 +76,7 @@ class CheckpointFeeder:
         self._uses = Counter(name for a in self._assemblies.values() for name in a.names())
         self.ignored = self._account(model, folder)
 
-    def _account(self, model: Target, folder: Path) -> tuple[str, ...]:
+    def _account(self, model: LoadableModel, folder: Path) -> tuple[str, ...]:
         """Compare what is wanted with what is there; the tensors that may be left over."""
         used = {name for assembly in self._assemblies.values() for name in assembly.names()}
         left = sorted(self._sizes.keys() - used)
@@ -85,52 +85,52 @@ class CheckpointFeeder:
         unknown = [name for name in full if not is_ignorable(name, model.decoder)]
         source = self._source
         if isinstance(source, IntegerSource):
-            unknown = [name for name in unknown if not source.is_idle_bias(name)]
+            unknown = [name for name in unknown if not source.is_zero_bias(name)]
         index = index_of(folder)
-        homes = {} if index is None else promised(index)
+        homes = {} if index is None else read_weight_map(index)
         missing = sorted(used - self._sizes.keys())
         missing += sorted(homes.keys() - self._sizes.keys() - set(missing))
         if missing or unknown:
-            files = named_files(self._source.files(), self.folder)
+            files = describe_files(self._source.files(), self.folder)
             where = files if index is None else f"{index.name} and {files}"
             problems = [
                 f"missing from {homes.get(name, where)}: {name}" for name in missing[:MAX_LISTED]
             ]
             problems += [
-                f"not part of the model: {named(self._source.origins(name), self.folder)}"
+                f"not part of the model: {describe_origins(self._source.origins(name), self.folder)}"
                 for name in unknown[:MAX_LISTED]
             ]
             count = f"{len(missing)} missing, {len(unknown)} unknown tensors"
             raise CheckpointError(listing(f"{self.folder}: {count}", problems))
         return tuple(left)
 
-    def feed(self, path: str, param: Param) -> Tensor:
+    def read(self, path: str, param: Param) -> Tensor:
         try:
             return self._joiner.join(self._assemblies[path])
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
-    def grid(self, path: str) -> Grid | None:
+    def read_quantized(self, path: str) -> QuantizedWeight | None:
         assembly, source = self._assemblies[path], self._source
         is_kept = isinstance(source, IntegerSource) or self._keeps_blocks
         if not isinstance(source, GgufSource | IntegerSource) or not is_kept:
             return None
-        if assembly.recipe is not None or not all(map(source.has_grid, assembly.names())):
+        if assembly.recipe is not None or not all(map(source.is_quantized, assembly.names())):
             return None
         try:
             if not assembly.is_stacked:
-                return joined([source.grid(row[0]) for row in assembly.tensors])
+                return joined([source.read_quantized(row[0]) for row in assembly.tensors])
             experts = zip(*assembly.tensors, strict=True)
-            return stacked([source.grid(name) for name in names] for names in experts)
+            return stacked([source.read_quantized(name) for name in names] for names in experts)
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
-    def narrow_bytes(self, path: str) -> int:
+    def quantized_bytes(self, path: str) -> int:
         source = self._source
         if not isinstance(source, GgufSource | IntegerSource):
             return 0
         names = self._assemblies[path].names()
-        return sum(self._sizes[name] for name in names if source.has_grid(name))
+        return sum(self._sizes[name] for name in names if source.is_quantized(name))
 
     def origins(self, path: str) -> Sequence[Origin]:
         names = self._assemblies[path].names()
@@ -146,7 +146,7 @@ class CheckpointFeeder:
         return num_bytes
 
 
-class DummyFeeder:
+class DummyReader:
     """Random numbers; reads nothing but the dtype in config.json."""
 
     total_bytes = 0
@@ -156,13 +156,13 @@ class DummyFeeder:
         self.folder = folder
         self._dtype = checkpoint_dtype(folder)
 
-    def feed(self, path: str, param: Param) -> Tensor:
+    def read(self, path: str, param: Param) -> Tensor:
         return dummy_value(path, param, self._dtype)
 
-    def grid(self, path: str) -> Grid | None:
+    def read_quantized(self, path: str) -> QuantizedWeight | None:
         return None
 
-    def narrow_bytes(self, path: str) -> int:
+    def quantized_bytes(self, path: str) -> int:
         return 0
 
     def origins(self, path: str) -> Sequence[Origin]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.sampling.processors import RowInfo, ServerFacts
-from radixlm.sampling.transcript import Transcript
+from radixlm.sampling.whisper_timestamps import WhisperTimestamps
 
 logits = pytest.importorskip("transformers.generation.logits_process")
 
@@ -30,12 +30,12 @@ def test_marks_of_time_are_those_of_the_oracle(
     rows = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     want = oracle(torch.tensor([[7, 8, *ids]]), rows.clone())
     params = {"times_from": TIMES, "end": END, "latest_first": latest}
-    got = Transcript()(rows.clone(), [params], [RowInfo("r", [7, 8], ids)])
+    got = WhisperTimestamps()(rows.clone(), [params], [RowInfo("r", [7, 8], ids)])
     assert torch.equal(got, want)
 
 
 def test_the_first_token_has_rules_of_its_own() -> None:
-    made = Transcript()
+    made = WhisperTimestamps()
     params = {"suppress": [1], "first_suppress": [2, 3]}
     first, later = made(
         torch.zeros(2, 8), [params, params], [RowInfo("a", [5], []), RowInfo("b", [5], [6])]
@@ -49,7 +49,7 @@ def test_the_first_token_has_rules_of_its_own() -> None:
 
 
 def test_options_are_checked() -> None:
-    made = Transcript()
+    made = WhisperTimestamps()
     made.bind(ServerFacts(vocab_size=VOCAB))
     made.check({"suppress": [1, 2], "times_from": TIMES, "end": END, "latest_first": 3})
     made.check(None)

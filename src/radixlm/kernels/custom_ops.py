@@ -31,7 +31,7 @@ from radixlm.kernels.ops.rope import QkNorm
 Function = Callable[..., Any]
 
 
-class Held:
+class FunctionHandle:
     """A function that operations call by its ``number`` while somebody keeps this object."""
 
     __slots__ = ("__weakref__", "call", "number")
@@ -42,7 +42,7 @@ class Held:
 
 
 _NUMBERS = itertools.count()
-_HELD: WeakValueDictionary[int, Held] = WeakValueDictionary()
+_HELD: WeakValueDictionary[int, FunctionHandle] = WeakValueDictionary()
 OPS: dict[str, Any] = {}  # the operations by name, as a traced function may call them
 
 
@@ -128,7 +128,7 @@ _define("attend", "Tensor q, Tensor? k, Tensor? v, int width", _attended)
 _define("prepare_and_attend", f"{_QK.format(v='Tensor v, ')}, int width", _attended, "q", "k")
 
 
-def opaque(kernels: Kernels) -> Kernels:
+def with_custom_ops(kernels: Kernels) -> Kernels:
     """The same kernels, which torch.compile can put into graphs."""
     changed: dict[str, Function] = {}
     for op, made in _WRAPPERS.items():
@@ -149,7 +149,7 @@ def _simple(name: str) -> Callable[[Function], Function]:
     op = OPS[name]
 
     def wrap(plain: Function) -> Function:
-        held = Held(plain)
+        held = FunctionHandle(plain)
 
         def run(*args: Any) -> Any:
             return op(held.number, *args) if torch.compiler.is_compiling() else plain(*args)
@@ -176,7 +176,7 @@ def _prepare(plain: Function) -> Function:
     def call(q: Tensor, k: Tensor, *rest: Any) -> None:
         plain(q, k, norm_of(rest[:7]), *rest[7:])
 
-    held = Held(call)
+    held = FunctionHandle(call)
     op = OPS["prepare_qk"]
 
     def prepare_qk(
@@ -206,7 +206,7 @@ def _route(plain: Function) -> Function:
     def call(logits: Tensor, correction: Tensor | None, *spec: Any) -> Any:
         return plain(logits, correction, _moe(*spec))
 
-    held = Held(call)
+    held = FunctionHandle(call)
     op = OPS["route"]
 
     def route(logits: Tensor, correction: Tensor | None, spec: Moe) -> Any:
@@ -266,7 +266,7 @@ def _hide(packed: _Packed, op: str, weight: Tensor) -> None:
 def _sized(name: str, plain: Function, width: int) -> Function:
     """An op whose operation is told how wide its outcome is."""
     op = OPS[name]
-    held = Held(lambda x, _, *rest: plain(x, *rest))
+    held = FunctionHandle(lambda x, _, *rest: plain(x, *rest))
 
     def run(x: Tensor, *rest: Any) -> Any:
         if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Grid: a weight of few bits as a checkpoint has it. Legend: O outputs, I inputs, G groups, E
+"""QuantizedWeight: a weight of few bits as a checkpoint has it. Legend: O outputs, I inputs, G groups, E
 experts."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from radixlm.base.record import Record, replace
 GROUPS = (128, 64, 32)  # inputs that share a scale in the kernels
 
 
-class Grid(Record):
+class QuantizedWeight(Record):
     """A weight as the checkpoint has it: value * scale + offset, a scale and an offset for each
     group of inputs. ``values_OI`` are 0..15, of 8 ``bits`` 0..255, in uint8; scales and offsets
     float32. Column j belongs to input ``order_I[j]``, without an order to input j.
@@ -40,7 +40,7 @@ class Grid(Record):
             return wide
         return torch.empty_like(wide).index_copy_(1, self.order_I, wide)
 
-    def in_groups(self, group: int) -> Grid:
+    def with_group_size(self, group: int) -> QuantizedWeight:
         """The same numbers, with scales for groups that a present one is a multiple of."""
         if group == self.group:
             return self
@@ -48,16 +48,16 @@ class Grid(Record):
         scale, offset = (t.repeat_interleave(times, -1) for t in (self.scale_OG, self.offset_OG))
         return replace(self, scale_OG=scale, offset_OG=offset)
 
-    def to(self, device: torch.device) -> Grid:
+    def to(self, device: torch.device) -> QuantizedWeight:
         """On a device."""
         order = None if self.order_I is None else self.order_I.to(device)
         values, scale, offset = (
             t.to(device) for t in (self.values_OI, self.scale_OG, self.offset_OG)
         )
-        return Grid(values, scale, offset, self.bits, self.rounds_inputs, order)
+        return QuantizedWeight(values, scale, offset, self.bits, self.rounds_inputs, order)
 
     @property
-    def is_shifted(self) -> bool:
+    def is_asymmetric(self) -> bool:
         """Whether zero points are others than 8, of 8 bits 128."""
         middle = float(1 << (self.bits - 1))
         return not torch.equal(self.offset_OG, -middle * self.scale_OG)
@@ -69,12 +69,12 @@ class Grid(Record):
         return self.values_OI.numel() * self.bits // 8 + scales
 
 
-def kernel_group(*sizes: int) -> int:
+def kernel_group_size(*sizes: int) -> int:
     """The largest group of the kernels that divides all sizes, 0 if there is none."""
     return next((g for g in GROUPS if not any(size % g for size in sizes)), 0)
 
 
-def joined(parts: Sequence[Grid | None]) -> Grid | None:
+def joined(parts: Sequence[QuantizedWeight | None]) -> QuantizedWeight | None:
     """Rows of one after those of another, in groups that fit all; None where a part is, and for
     grids of other kinds or orders of inputs than each other. RuntimeError for rows of other
     lengths."""
@@ -92,10 +92,10 @@ def joined(parts: Sequence[Grid | None]) -> Grid | None:
         raise RuntimeError("its parts have other shapes than each other")
     groups = {grid.group for grid in grids}
     if len(groups) > 1:
-        group = kernel_group(*groups)
+        group = kernel_group_size(*groups)
         if not group:
             return None
-        grids = [grid.in_groups(group) for grid in grids]
+        grids = [grid.with_group_size(group) for grid in grids]
     return replace(
         first,
         values_OI=torch.cat([one.values_OI for one in grids]),
@@ -110,16 +110,16 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def stacked(experts: Iterable[Sequence[Grid | None]]) -> Grid | None:
+def stacked(experts: Iterable[Sequence[QuantizedWeight | None]]) -> QuantizedWeight | None:
     """Joined rows of each expert, one expert behind another; None as of ``joined``, for inputs in
     an order of their own, and for 8 bits but whole rows around 128. RuntimeError for experts of
     other shapes than each other."""
-    parts: list[Grid] = []
+    parts: list[QuantizedWeight] = []
     for grids in experts:
         one = joined(grids)
         if one is None or one.order_I is not None:
             return None
-        if one.bits == 8 and (one.scale_OG.shape[1] > 1 or one.is_shifted):
+        if one.bits == 8 and (one.scale_OG.shape[1] > 1 or one.is_asymmetric):
             return None
         parts.append(one)
     first = parts[0]

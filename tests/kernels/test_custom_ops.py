@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
+from radixlm.kernels.custom_ops import OPS, FunctionHandle, flat_norm, norm_of, with_custom_ops
 from radixlm.kernels.dispatch import bind
-from radixlm.kernels.opaque import OPS, Held, flat_norm, norm_of, opaque
 from radixlm.kernels.ops import activation, embedding, linear, moe, norm, rope
 from radixlm.kernels.ops.rope import QkNorm
 
@@ -77,7 +77,7 @@ def test_every_operation_is_tried() -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_schema_and_fake_agree_with_what_runs(name: str) -> None:
     function, args = CALLS[name]
-    held = Held(function)
+    held = FunctionHandle(function)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(OPS[name], (held.number, *args), test_utils=checks)
 
@@ -85,7 +85,7 @@ def test_schema_and_fake_agree_with_what_runs(name: str) -> None:
 @pytest.mark.parametrize("name", ["reference", ""])
 def test_plain_calls_are_those_of_the_kernels(name: str) -> None:
     kernels = bind("cpu", {"all": name} if name else {})
-    hidden = opaque(kernels)
+    hidden = with_custom_ops(kernels)
     y, weight = x(), x(D)
     assert torch.equal(hidden.rms_norm(y, weight, 1e-6), kernels.rms_norm(y, weight, 1e-6))
     logits, spec = x(T, 4), Moe(4, 2, 8, "silu", "sigmoid", renorm=True)
@@ -99,7 +99,7 @@ def test_plain_calls_are_those_of_the_kernels(name: str) -> None:
 
 
 def test_a_traced_call_reaches_the_object_that_it_was_traced_with() -> None:
-    kernels = opaque(bind("cpu", {"all": "reference"}))
+    kernels = with_custom_ops(bind("cpu", {"all": "reference"}))
     up, down = x(4, 2 * 6, D), x(4, D, 6)
     packs = [kernels.pack_experts(up * n, down, None, None, "silu", ("", "")) for n in (1, 2)]
     ids = torch.tensor([[0, 1], [2, 3], [1, 3]])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError
-from radixlm.weights.origin import Origin, named
+from radixlm.weights.origin import Origin, describe_origins
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource
 
@@ -24,7 +24,7 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight$")
 
 
-def with_own_adapter(folder: Path, source: TensorSource) -> TensorSource:
+def with_merged_adapter(folder: Path, source: TensorSource) -> TensorSource:
     """``source``, with the folder's adapter in it where config.json wants one. CheckpointError for
     one that is no plain LoRA, or of modules that are not there."""
     if not object_or_empty(folder / "config.json").get("has_lora_adapter"):
@@ -71,7 +71,7 @@ class _Merged:
         try:
             return (weight.float() + self._scale * (b @ a)).to(weight.dtype)
         except RuntimeError as error:
-            said = named(self.origins(name), self._folder, shapes=True)
+            said = describe_origins(self.origins(name), self._folder, shapes=True)
             raise CheckpointError(
                 f"{self._folder}: the adapter does not fit its weight ({said})"
             ) from error

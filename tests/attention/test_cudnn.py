@@ -11,7 +11,7 @@ from tests.attention.paged_step import make_batch, new_rows, open_backend, run_s
 from tests.fakes.attention_case import Case
 from torch.nn.attention import SDPBackend
 
-from radixlm.attention import dense
+from radixlm.attention import cudnn
 from radixlm.base.record import replace
 from radixlm.step.batch import AttentionSite
 
@@ -21,14 +21,14 @@ ONES = torch.ones(4)
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "MIN_TOKENS", 8)
-    monkeypatch.setattr(dense, "STEP", 1)
+    monkeypatch.setattr(cudnn, "MIN_TOKENS", 8)
+    monkeypatch.setattr(cudnn, "STEP", 1)
 
 
 def takes(shapes: list[tuple[int, int]], bidirectional_spans: Any = (), **changes: Any) -> bool:
     case = Case.random(SITE, shapes, 4, 1)
     backend, table = open_backend("torch_native", case, SITE)
-    return dense.takes(
+    return cudnn.takes(
         make_batch(case, table, backend, bidirectional_spans), replace(SITE, **changes)
     )
 
@@ -44,7 +44,7 @@ def test_takes_new_sequences_of_one_length() -> None:
 
 
 def test_takes_lengths_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "STEP", 4)
+    monkeypatch.setattr(cudnn, "STEP", 4)
     assert takes([(12, 0)]) and not takes([(13, 0)])
 
 
@@ -60,8 +60,8 @@ def test_a_failure_of_cudnn_leaves_the_step_to_our_kernels(
         asked.append(args)
         raise RuntimeError("No available kernel. Aborting execution.\nand more")
 
-    monkeypatch.setattr(dense, "is_available", lambda *args: True)
-    monkeypatch.setattr(dense, "attend", fail)
+    monkeypatch.setattr(cudnn, "is_available", lambda *args: True)
+    monkeypatch.setattr(cudnn, "attend", fail)
     assert torch.equal(run_step("triton", case, SITE), want)
     assert asked and "no attention by cuDNN: No available kernel." in caplog.text
 
@@ -82,10 +82,10 @@ def test_computes_what_the_pages_give() -> None:
     assert q is not None and k is not None and v is not None
     packed = torch.cat([x.flatten(1) for x in (q, k, v)], 1)  # rows as a joined product leaves them
     q, k, v = (x.view(len(packed), -1, 16) for x in packed.split([4 * 16, 2 * 16, 2 * 16], 1))
-    out = dense.attend(q, k, v, SITE, 2, SDPBackend.MATH)
+    out = cudnn.attend(q, k, v, SITE, 2, SDPBackend.MATH)
     torch.testing.assert_close(out, run_step("torch_native", case, SITE), rtol=1e-4, atol=1e-6)
 
 
 def test_a_cpu_has_no_cudnn() -> None:
     x = torch.zeros(9, 2, 16, dtype=torch.bfloat16)
-    assert not dense.is_available(x, x, x)
+    assert not cudnn.is_available(x, x, x)

@@ -28,7 +28,7 @@ from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
 
 
-class Fillable(Protocol):
+class LoadableLayer(Protocol):
     """A layer with parameters of its own."""
 
     def own_params(self) -> dict[str, Param]:
@@ -40,18 +40,18 @@ class Fillable(Protocol):
         ...
 
 
-class Target(Protocol):
+class LoadableModel(Protocol):
     """A model as the loader sees it."""
 
     decoder: Decoder
     weight_dtype: torch.dtype | None
 
-    def layers(self) -> Iterator[tuple[str, Fillable]]:
+    def layers(self) -> Iterator[tuple[str, LoadableLayer]]:
         """Every layer that has parameters or something to finish, with its path."""
         ...
 
 
-class Assembly(Record):
+class ParamMapping(Record):
     """How one parameter is made. ``tensors`` has one row a template; a row holds one name, or
     one an expert when ``is_stacked``."""
 
@@ -65,7 +65,7 @@ class Assembly(Record):
         return [name for row in self.tensors for name in row]
 
 
-class Resolver:
+class WeightsMapper:
     """Finds the tensors of each parameter of one decoder in one checkpoint."""
 
     def __init__(self, decoder: Decoder, present: Container[str]) -> None:
@@ -75,7 +75,7 @@ class Resolver:
         is_nested = self._theirs != self._ours and self._theirs.endswith(self._ours)
         self._outer = self._theirs.removesuffix(self._ours) if is_nested else ""
 
-    def assembly(self, module: str, param: str) -> Assembly:
+    def assembly(self, module: str, param: str) -> ParamMapping:
         """The first spelling that is complete, else the first one (its names are then missing)."""
         role, suffix, layer = self._role(module, param)
         roles = (role, "head") if role == "embed" and self._decoder.tied else (role,)
@@ -126,7 +126,7 @@ class Resolver:
         is_up = key in ("ffn.up", "moe.shared.up")
         return key + "1" if is_up and isinstance(dense, Mlp) and not dense.gated else key
 
-    def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> Assembly:
+    def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> ParamMapping:
         block = self._decoder.blocks[layer] if layer >= 0 else None
         ffn = None if block is None else block.deferred_moe or block.parallel_moe or block.ffn
         num_experts = ffn.experts if isinstance(ffn, Moe) else 0
@@ -138,7 +138,7 @@ class Resolver:
             )
             for template in named.templates
         )
-        return Assembly(path, rows, is_stacked, named.recipe)
+        return ParamMapping(path, rows, is_stacked, named.recipe)
 
     def _name(self, template: str, suffix: str, layer: int, expert: int, num_experts: int) -> str:
         if template.startswith(self._ours):
@@ -158,7 +158,7 @@ class Resolver:
         return nested if name not in self._present and nested in self._present else name
 
 
-class Joiner:
+class TensorJoiner:
     """Joins tensors in buffers that are used again, one for each parameter of a layer: fresh
     memory for every parameter would leave the heap in pieces of twice the weights' size."""
 
@@ -166,7 +166,7 @@ class Joiner:
         self._source = source
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def join(self, assembly: Assembly) -> Tensor:
+    def join(self, assembly: ParamMapping) -> Tensor:
         """The parameter's value before dtype and device: a view of the source where nothing
         joins, else of a buffer; valid until the next layer's parameter of the same name."""
         source = self._source
@@ -178,14 +178,14 @@ class Joiner:
             value = self._cat(assembly, [source.read(row[0]) for row in assembly.tensors])
         return value if assembly.recipe is None else assembly.recipe(value, _cat)
 
-    def _buffer(self, assembly: Assembly, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _buffer(self, assembly: ParamMapping, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         key = (assembly.path.rpartition(".")[2], like.dtype)
         buffer, count = self._buffers.get(key), math.prod(shape)
         if buffer is None or buffer.numel() < count:
             self._buffers[key] = buffer = like.new_empty(count)
         return buffer[:count].view(shape)
 
-    def _cat(self, assembly: Assembly, parts: list[Tensor]) -> Tensor:
+    def _cat(self, assembly: ParamMapping, parts: list[Tensor]) -> Tensor:
         num_rows = sum(part.shape[0] for part in parts if part.ndim)
         for part, row in zip(parts, assembly.tensors, strict=True):
             _check_kind(row[0], part, parts[0])
@@ -196,7 +196,7 @@ class Joiner:
         out = self._buffer(assembly, parts[0], (num_rows, *parts[0].shape[1:]))
         return torch.cat(parts, out=out)
 
-    def _stack(self, assembly: Assembly) -> Tensor:
+    def _stack(self, assembly: ParamMapping) -> Tensor:
         """[experts, joined rows, ...], filled expert by expert."""
         source, tensors = self._source, assembly.tensors
         firsts = [source.read(row[0]) for row in tensors]

@@ -21,7 +21,7 @@ from radixlm.sampling.processors import RowInfo, ServerFacts
 _NO = float("-inf")
 
 
-class Transcript:
+class WhisperTimestamps:
     """The rules under which Whisper was trained to write."""
 
     def bind(self, facts: ServerFacts) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import Record
-from radixlm.quant.grid import Grid, kernel_group
+from radixlm.quant.quantized_weight import QuantizedWeight, kernel_group_size
 
 CHUNK = 1 << 20  # numbers that are widened at once
 _AWQ_ORDER = ((0, 2), (4, 6), (1, 3), (5, 7))  # outputs of each byte's lower and upper half
@@ -48,7 +48,7 @@ class Integers(Record):
             out[rows] = (self.values_OI[rows] - zero) * scale
         return out
 
-    def grid(self, rounds_inputs: bool) -> Grid | None:
+    def read_quantized(self, rounds_inputs: bool) -> QuantizedWeight | None:
         """The same numbers in groups of one size, inputs in the order of their groups; None where
         the kernels have no such groups."""
         values, scale, zero, order = self.values_OI, self.scale_OG, self.zero_OG, None
@@ -59,13 +59,15 @@ class Integers(Record):
             if not torch.equal(self.group_of_I[order], in_turn):
                 return None
             values = values[:, order]
-        fine = kernel_group(group, num_in)
+        fine = kernel_group_size(group, num_in)
         if not fine:
             return None
         if num_in % group:
             of_fine = torch.arange(0, num_in, fine) // group
             scale, zero = scale[:, of_fine], zero[:, of_fine]
-        return Grid(values.contiguous(), scale, -zero * scale, self.bits, rounds_inputs, order)
+        return QuantizedWeight(
+            values.contiguous(), scale, -zero * scale, self.bits, rounds_inputs, order
+        )
 
 
 def unpacked(words_RW: Tensor, bits: int) -> Tensor:
