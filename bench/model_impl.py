@@ -23,7 +23,7 @@ import transformers
 from radixlm.base.log import set_up_logging
 from radixlm.bench import one_batch
 from radixlm.bench.one_batch import Batch, Shape
-from radixlm.config.options import parse
+from radixlm.config.parser import parse
 from radixlm.engine.model_info import resolved
 
 NUM_OUTPUT = 12

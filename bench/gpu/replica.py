@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpu.roofline import Shape
 from gpu.session import Session
-from radixlm.config.options import parse
+from radixlm.config.parser import parse
 from radixlm.engine.assemble import EngineCore, assemble
 from radixlm.engine.model_info import resolved
 from radixlm.executor.runner import Runner

@@ -12,7 +12,7 @@ import pytest
 
 from radixlm.arch.json_file import object_or_empty, read_json, read_object
 from radixlm.base.errors import CheckpointError
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import DEFAULT_MODEL, find_model, resolved
 
 _opened: list[str] = []

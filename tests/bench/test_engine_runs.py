@@ -9,7 +9,7 @@ import pytest
 
 from radixlm.bench.cli import main
 from radixlm.bench.one_batch import Shape, with_room
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 
 
 @pytest.fixture

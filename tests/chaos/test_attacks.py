@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.supervisor import EngineSupervisor
 from radixlm.entrypoints.http import middleware
 from tests.fakes.http import Face, face, listening

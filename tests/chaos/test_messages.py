@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import zmq
 
-from radixlm.config.root import flat
+from radixlm.config.server_config import flat
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.launch import ServerConfig
 from radixlm.engine.model_info import resolved

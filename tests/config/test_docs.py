@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixlm.config.docs import main, render
-from radixlm.config.table import options
+from radixlm.config.option import options
 
 PAGE = Path(__file__).parents[2] / "docs" / "server-arguments.md"
 

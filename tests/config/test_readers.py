@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import radixlm
-from radixlm.config.table import Option, options
+from radixlm.config.option import Option, options
 
 SOURCE = Path(radixlm.__file__).parent
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from radixlm.config.options import build_parser, collect, parse
-from radixlm.config.renamed import RENAMED
-from radixlm.config.root import ServerConfig, flat
-from radixlm.config.table import names, options
+from radixlm.config.deprecated import DEPRECATED
+from radixlm.config.option import names, options
+from radixlm.config.parser import build_parser, collect, parse
+from radixlm.config.server_config import ServerConfig, flat
 from radixlm.config.values import example
 
 ROWS = [
@@ -48,8 +48,8 @@ def test_flag_is_accepted(flag: str, kind: str, default: str, tmp_path: Path) ->
         path.write_text("port: 1")
         assert parse([flag, str(path)])[1] == {"port"}
         return
-    if key in RENAMED:
-        assert collect(PARSER.read([flag]))[1] == {RENAMED[key].to}
+    if key in DEPRECATED:
+        assert collect(PARSER.read([flag]))[1] == {DEPRECATED[key].to}
         return
     option = options()[names()[key]]
     if kind != "-" and key != "debug_tensor_dump_inject":
@@ -67,9 +67,9 @@ def is_same(ours: object, shown: str) -> bool:
     return str(ours) == shown
 
 
-@pytest.mark.parametrize("key", sorted(RENAMED))
+@pytest.mark.parametrize("key", sorted(DEPRECATED))
 def test_old_flags_warn_in_one_line(key: str, caplog: pytest.LogCaptureFixture) -> None:
-    renamed = RENAMED[key]
+    renamed = DEPRECATED[key]
     flag = "--" + key.replace("_", "-")
     option = options().get(renamed.to)
     argv = [flag, example(option)] if option and renamed.takes_value else [flag]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from radixlm.base.errors import ConfigError
 from radixlm.config import resolve as resolving
-from radixlm.config.facts import Facts
 from radixlm.config.flag import AUTO, Flag
+from radixlm.config.flat_options import read_values
 from radixlm.config.groups import GROUPS
-from radixlm.config.reading import read_values
+from radixlm.config.host import HostInfo
+from radixlm.config.option import Option, options
 from radixlm.config.resolve import STEPS, Change, apply, resolve
-from radixlm.config.root import ServerConfig, flat
-from radixlm.config.table import Option, options
+from radixlm.config.server_config import ServerConfig, flat
 
-CPU = Facts(device="cpu", num_cpus=2, memory_bytes=2**33, seed=7)
+CPU = HostInfo(device="cpu", num_cpus=2, memory_bytes=2**33, seed=7)
 AUTO_NAMES = {
     field.name
     for owner in GROUPS.values()
@@ -30,7 +30,7 @@ AUTO_NAMES = {
 """Options whose type says that they are settled, although they are open by default."""
 
 
-def settle(facts: Facts = CPU, **flat_values: Any) -> ServerConfig:
+def settle(facts: HostInfo = CPU, **flat_values: Any) -> ServerConfig:
     values = read_values(flat_values)
     return resolve(ServerConfig().with_values(values), facts, frozenset(values))
 

@@ -6,15 +6,15 @@ import pytest
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.flag import Flag
-from radixlm.config.root import ServerConfig
+from radixlm.config.option import Option, options
+from radixlm.config.server_config import ServerConfig
 from radixlm.config.states import (
     check_states,
     compile_notes,
-    idle_notes,
-    unbuilt,
+    no_effect_notes,
+    unbuilt_reason,
     window_notes,
 )
-from radixlm.config.table import Option, options
 
 
 def make(default: object = 1, kind: type = int, many: bool = False, **flag: object) -> Option:
@@ -23,27 +23,27 @@ def make(default: object = 1, kind: type = int, many: bool = False, **flag: obje
 
 def test_a_planned_value_names_flag_need_and_default() -> None:
     option = make(state="planned", needs="a rocket")
-    assert unbuilt(option, 1) == unbuilt(option, None) == ""
-    assert unbuilt(option, 2) == (
+    assert unbuilt_reason(option, 1) == unbuilt_reason(option, None) == ""
+    assert unbuilt_reason(option, 2) == (
         "--an-option 2 is not built yet. It needs a rocket. Leave it out (default: 1)."
     )
     switch = make(False, bool, state="planned", needs="a rocket")
-    assert unbuilt(switch, True).startswith("--an-option is not built yet.")
+    assert unbuilt_reason(switch, True).startswith("--an-option is not built yet.")
 
 
 def test_a_planned_choice_names_those_that_work() -> None:
     option = make("a", str, choices=("a", "b", "c"), built=("a", "b"), needs="a rocket")
-    assert unbuilt(option, "b") == ""
-    assert unbuilt(option, "c") == (
+    assert unbuilt_reason(option, "b") == ""
+    assert unbuilt_reason(option, "c") == (
         "--an-option c is not built yet. It needs a rocket. What works: a, b."
     )
     many = make(None, str, True, choices=("a", "b"), built=("a",), needs="a rocket")
-    assert unbuilt(many, ("a",)) == ""
-    assert unbuilt(many, ("a", "b")).startswith("--an-option a b is not built yet.")
+    assert unbuilt_reason(many, ("a",)) == ""
+    assert unbuilt_reason(many, ("a", "b")).startswith("--an-option a b is not built yet.")
 
 
 def test_flipping_the_state_is_all_it_takes() -> None:
-    assert unbuilt(make(state="works", needs="a rocket"), 2) == ""
+    assert unbuilt_reason(make(state="works", needs="a rocket"), 2) == ""
 
 
 def test_every_planned_option_stops_the_start() -> None:
@@ -68,7 +68,7 @@ def test_all_problems_are_listed_at_once() -> None:
 
 def test_the_defaults_start() -> None:
     check_states(ServerConfig())
-    assert list(idle_notes(ServerConfig(), "cpu")) == []
+    assert list(no_effect_notes(ServerConfig(), "cpu")) == []
 
 
 def test_every_idle_option_is_said() -> None:
@@ -77,19 +77,19 @@ def test_every_idle_option_is_said() -> None:
         if option.flag.state == "no-op":
             sample = samples[option.kind]
             config = ServerConfig().with_values({name: (sample,) if option.is_many else sample})
-            (note,) = idle_notes(config, "cpu")
+            (note,) = no_effect_notes(config, "cpu")
             assert note == f"{option.dashed} has no effect: {option.flag.why}"
 
 
 def test_an_option_for_another_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     port = options()["port"]
-    gpu_port = Option("port", "serve", int, False, 30000, "Help.", Flag(only="cuda"))
+    gpu_port = Option("port", "serve", int, False, 30000, "Help.", Flag(only_device="cuda"))
     monkeypatch.setattr("radixlm.config.states.options", lambda: {"port": gpu_port})
     config = ServerConfig.from_kwargs(port=1)
-    assert list(idle_notes(config, "cuda")) == []
-    (note,) = idle_notes(config, "cpu")
+    assert list(no_effect_notes(config, "cuda")) == []
+    (note,) = no_effect_notes(config, "cpu")
     assert note == "--port has no effect: it is for cuda, this is cpu"
-    assert port.flag.only == ""
+    assert port.flag.only_device == ""
 
 
 def test_window_options_without_windows_are_said() -> None:

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from radixlm.base.errors import ConfigError
-from radixlm.config.options import parse
-from radixlm.config.root import ServerConfig
-from radixlm.config.table import options
+from radixlm.config.option import options
+from radixlm.config.parser import parse
+from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import coerce, example, is_within, show
 
 

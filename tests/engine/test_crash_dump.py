@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine import crash_dump
 from radixlm.engine.crash_dump import Recorder
 from radixlm.intake.request_state import RequestState

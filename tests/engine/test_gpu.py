@@ -12,7 +12,7 @@ import torch
 import radixlm
 from radixlm.base.errors import ConfigError
 from radixlm.config import resolve as resolving
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
 from radixlm.executor.device import CpuDevice, CudaDevice, cuda_device

@@ -18,7 +18,7 @@ from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
 
 pytest.importorskip("triton")
 
-from radixlm.config.options import parse
+from radixlm.config.parser import parse
 from radixlm.engine import gpu
 from radixlm.engine.assemble import assemble
 from radixlm.engine.model_info import resolved

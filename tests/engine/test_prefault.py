@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine import prefault
 
 

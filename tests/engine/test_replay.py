@@ -12,7 +12,7 @@ import pytest
 
 import radixlm
 from radixlm.base.errors import ConfigError
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints import replay
 from radixlm.intake.request_state import RequestState

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import ConfigError
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine import supervisor as module
 from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.process import EngineProcess

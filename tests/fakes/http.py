@@ -20,7 +20,7 @@ import httpx
 import orjson
 
 from radixlm.arch.spec import Pool
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
 from radixlm.intake.facts import IntakeFacts

@@ -17,7 +17,7 @@ from tests.fakes import toy_tokenizer
 from radixlm.base.errors import InvalidRequest
 from radixlm.grammar.compile import create_backend
 from radixlm.grammar.spec import GrammarBackend, GrammarOptions, GrammarSpec, Mask, Matcher
-from radixlm.text.pieces import Decoder
+from radixlm.text.token_bytes import Decoder
 from radixlm.text.tokenizer import Tokenizer
 
 WIDTH = 576  # logits are wider than the vocabulary

@@ -8,8 +8,8 @@ import pytest
 
 from radixlm.base.errors import ConfigError, InvalidRequest, Overloaded
 from radixlm.grammar import compile as module
-from radixlm.grammar.compile import GrammarCache, Ticket, create_backend
-from radixlm.grammar.spec import CompiledGrammar, GrammarSpec, exact_spec
+from radixlm.grammar.compile import GrammarCache, GrammarFuture, create_backend
+from radixlm.grammar.spec import CompiledGrammar, GrammarSpec, normalize_spec
 
 
 class Grammar:
@@ -41,7 +41,7 @@ def regex(text: str) -> GrammarSpec:
     return GrammarSpec("regex", text)
 
 
-def done(ticket: Ticket) -> Ticket:
+def done(ticket: GrammarFuture) -> GrammarFuture:
     assert ticket.wait(10)
     return ticket
 
@@ -111,7 +111,7 @@ def test_fields_of_requests_name_their_kind() -> None:
         (GrammarSpec("regex", "a"), GrammarSpec("regex", "a")),
     ]
     for given, exact in pairs:
-        assert exact_spec(given) == exact
+        assert normalize_spec(given) == exact
 
 
 def test_backends_by_name() -> None:

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ThreadEngine, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import create_app, leave

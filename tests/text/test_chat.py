@@ -12,7 +12,7 @@ from tests.fakes import toy_tokenizer
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.text.chat import ChatTemplate, load_chat_template
 from radixlm.text.conversations import CONVERSATIONS, guess_name
-from radixlm.text.pieces import Decoder
+from radixlm.text.token_bytes import Decoder
 from radixlm.text.tokenizer import Tokenizer
 
 CHATML_TOOLS = """{%- if tools %}

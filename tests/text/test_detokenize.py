@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fakes import toy_tokenizer
 
 from radixlm.text.detokenize import Detokenizer
-from radixlm.text.pieces import Decoder
+from radixlm.text.token_bytes import Decoder
 from radixlm.text.tokenizer import Tokenizer
 
 

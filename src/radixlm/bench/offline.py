@@ -24,8 +24,8 @@ from radixlm.bench.datasets import DatasetOptions, Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
 from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object
 from radixlm.bench.progress import Progress
-from radixlm.config.options import parse
-from radixlm.config.root import flat
+from radixlm.config.parser import parse
+from radixlm.config.server_config import flat
 from radixlm.entrypoints.offline import Engine
 
 _WARMUP_REQUESTS = 16

@@ -22,8 +22,8 @@ from radixlm.base.errors import ConfigError, EngineError
 from radixlm.base.log import set_up_logging
 from radixlm.bench import report
 from radixlm.bench.options import Parser, positive
-from radixlm.config.options import parse
-from radixlm.config.root import ServerConfig
+from radixlm.config.parser import parse
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.assemble import EngineCore, assemble
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.wire.channel import MemoryChannel

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from radixlm.base.env import VARIABLES
+from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.groups import GROUPS
-from radixlm.config.renamed import RENAMED
-from radixlm.config.table import Option, options
+from radixlm.config.option import Option, options
 from radixlm.config.values import show
 
 _INTRO = """\
@@ -88,7 +88,7 @@ def _old() -> Iterator[str]:
     yield "Accepted with one line of warning.\n"
     yield "| flag | today |"
     yield "|---|---|"
-    for key, renamed in RENAMED.items():
+    for key, renamed in DEPRECATED.items():
         to = "--" + renamed.to.replace("_", "-")
         value = (
             f"the value of --{renamed.like.replace('_', '-')}" if renamed.like else renamed.value

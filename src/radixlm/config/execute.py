@@ -110,31 +110,35 @@ class ExecuteConfig(Group):
     enable_nan_detection: Annotated[
         bool,
         "Fail a request whose logits are not numbers; a CPU always does.",
-        Flag(only="cuda"),
+        Flag(only_device="cuda"),
     ] = False
-    disable_cuda_graph: Annotated[bool, "Launch each kernel by itself.", Flag(only="cuda")] = False
+    disable_cuda_graph: Annotated[
+        bool, "Launch each kernel by itself.", Flag(only_device="cuda")
+    ] = False
     cuda_graph_max_bs: Annotated[
         int | None,
         "Largest batch that has a CUDA graph; --max-running-requests when unset.",
-        Flag(within=POSITIVE, only="cuda"),
+        Flag(within=POSITIVE, only_device="cuda"),
     ] = None
     cuda_graph_bs: Annotated[
         tuple[int, ...] | None,
         "Batch sizes that have a CUDA graph; 1 2 4 8 16 24 32 48 ... when unset.",
-        Flag(within=POSITIVE, only="cuda"),
+        Flag(within=POSITIVE, only_device="cuda"),
     ] = None
     disable_cuda_graph_padding: Annotated[
         bool,
         "CUDA graphs only for exact sizes; those up to 160 when no sizes are given.",
-        Flag(only="cuda"),
+        Flag(only_device="cuda"),
     ] = False
     enable_profile_cuda_graph: Annotated[
         bool,
         "Write a trace of the capture of CUDA graphs to RADIXLM_PROFILER_DIR.",
-        Flag(only="cuda"),
+        Flag(only_device="cuda"),
     ] = False
     enable_cudagraph_gc: Annotated[
-        bool, "Collect garbage during the capture, which then takes longer.", Flag(only="cuda")
+        bool,
+        "Collect garbage during the capture, which then takes longer.",
+        Flag(only_device="cuda"),
     ] = False
     enable_torch_compile: Annotated[
         bool,
@@ -202,7 +206,7 @@ class ExecuteConfig(Group):
     debug_tensor_dump_inject: Annotated[
         bool,
         "Replace tensors by those of the input file.",
-        Flag(bare=True, state="planned", needs=_DUMPS),
+        Flag(const=True, state="planned", needs=_DUMPS),
     ] = False
     debug_tensor_dump_prefill_only: Annotated[
         bool, "Dump prefill steps only.", Flag(state="planned", needs=_DUMPS)

@@ -33,7 +33,7 @@ class Flag:
     """Those ``choices`` that work today; None means all. The others are ``planned`` values."""
     within: str = ""
     """Interval of a number, such as "[1, inf)" or "(0, 1)"."""
-    bare: Any = None
+    const: Any = None
     """Value of the flag when it is written without one."""
     is_json: bool = False
     """The text must be a JSON object; YAML and keyword arguments may give a mapping."""
@@ -41,7 +41,7 @@ class Flag:
     """Never printed: neither in logs, nor by ``flat``, nor in /get_server_info."""
     is_repeatable: bool = False
     """Each occurrence adds one value; otherwise the flag takes all its values at once."""
-    only: str = ""
+    only_device: str = ""
     """Device on which the option means something; elsewhere a given value is logged as idle."""
     old_values: tuple[tuple[str, str], ...] = ()
     """(old, new) pairs of values that were renamed; the old one is accepted with a warning."""

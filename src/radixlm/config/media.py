@@ -29,5 +29,5 @@ class MediaConfig(Group):
     allow_local_media: Annotated[
         tuple[str, ...] | None,
         "Folders from which requests may name files; bare: any file and private addresses.",
-        Flag(bare=("/",)),
+        Flag(const=("/",)),
     ] = None

@@ -42,7 +42,7 @@ class MemoryConfig(Group):
         float | None,
         "Sliding-window models: 0 gives all layers full-length pools, 1 gives window layers only "
         "their window; 0.5 when written without a value.",
-        Flag(within="[0, 1]", bare=0.5),
+        Flag(within="[0, 1]", const=0.5),
     ] = None
     swa_full_tokens_ratio: Annotated[
         float,

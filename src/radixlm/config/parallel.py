@@ -87,7 +87,7 @@ class ParallelConfig(Group):
     base_gpu_id: Annotated[
         int,
         "GPU to use.",
-        Flag(within=NON_NEGATIVE, only="cuda"),
+        Flag(within=NON_NEGATIVE, only_device="cuda"),
     ] = 0
     gpu_id_step: Annotated[
         int,

@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from radixlm.base.errors import ConfigError
-from radixlm.config.compat import check
+from radixlm.config.conflicts import check
 from radixlm.config.execute import BUILT_ATTENTION
-from radixlm.config.facts import Facts
-from radixlm.config.root import ServerConfig
-from radixlm.config.states import check_states, compile_notes, idle_notes, window_notes
-from radixlm.config.table import options
+from radixlm.config.host import HostInfo
+from radixlm.config.option import options
+from radixlm.config.server_config import ServerConfig
+from radixlm.config.states import check_states, compile_notes, no_effect_notes, window_notes
 from radixlm.config.values import show
 
 logger = logging.getLogger(__name__)
@@ -49,10 +49,10 @@ class Change:
     is_minor: bool = False
 
 
-Step = Callable[[ServerConfig, Facts, frozenset[str]], Iterator[Change]]
+Step = Callable[[ServerConfig, HostInfo, frozenset[str]], Iterator[Change]]
 
 
-def fill_device(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_device(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """The device: the machine's best that has an executor."""
     if config.execute.device not in (None, "auto"):
         return
@@ -63,7 +63,7 @@ def fill_device(config: ServerConfig, facts: Facts, given: frozenset[str]) -> It
         yield Change("device", "cpu", f"there is no executor for {facts.device} yet")
 
 
-def fill_names(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_names(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """Names and levels that follow another option."""
     path = config.model.model_path
     if config.model.tokenizer_path is None:
@@ -75,7 +75,7 @@ def fill_names(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Ite
         yield Change("log_level_http", level, "same as --log-level", is_minor=True)
 
 
-def fill_context(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_context(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """The context length: the model's, which a given one may not exceed."""
     longest = (facts.model or {}).get("context_len")
     asked = config.model.context_length
@@ -90,7 +90,7 @@ def fill_context(config: ServerConfig, facts: Facts, given: frozenset[str]) -> I
         )
 
 
-def fill_backends(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_backends(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """Kernels, by device."""
     execute = config.execute
     backend = execute.attention_backend
@@ -120,7 +120,7 @@ def _first_gpu_attention() -> str:
     return "triton" if has_triton and "triton" in BUILT_ATTENTION else "torch_native"
 
 
-def fill_grammar(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_grammar(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """The grammar library; none without a tokenizer."""
     if config.grammar.grammar_backend is not None:
         return
@@ -131,7 +131,7 @@ def fill_grammar(config: ServerConfig, facts: Facts, given: frozenset[str]) -> I
         yield Change("grammar_backend", "llguidance", "always installed", is_minor=True)
 
 
-def fill_sizes(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_sizes(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """Pages, budgets and shares, by device."""
     device = config.execute.device
     defaults = CPU_DEFAULTS if device == "cpu" else GPU_DEFAULTS
@@ -140,7 +140,7 @@ def fill_sizes(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Ite
             yield Change(name, value, f"default on {device}")
 
 
-def fill_threads(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def fill_threads(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """Threads and the seed."""
     if config.execute.cpu_threads is None:
         yield Change("cpu_threads", facts.num_cpus, "all cores", is_minor=True)
@@ -148,7 +148,7 @@ def fill_threads(config: ServerConfig, facts: Facts, given: frozenset[str]) -> I
         yield Change("random_seed", facts.seed, "drawn at start")
 
 
-def settle_order(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def settle_order(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
     """Policies that mean another option, or nothing without a prefix cache."""
     policy = config.schedule.schedule_policy
     if policy == "priority" and not config.schedule.enable_priority_scheduling:
@@ -157,7 +157,9 @@ def settle_order(config: ServerConfig, facts: Facts, given: frozenset[str]) -> I
         yield Change("schedule_policy", "fcfs", "without a prefix cache all prefixes are empty")
 
 
-def settle_unchunked(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def settle_unchunked(
+    config: ServerConfig, facts: HostInfo, given: frozenset[str]
+) -> Iterator[Change]:
     """Without chunks, the longest prompt must fit into one step."""
     longest = config.model.context_length or 0
     schedule = config.schedule
@@ -165,7 +167,9 @@ def settle_unchunked(config: ServerConfig, facts: Facts, given: frozenset[str]) 
         yield Change("max_prefill_tokens", longest, "an unchunked prompt fills one step")
 
 
-def settle_adapters(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Iterator[Change]:
+def settle_adapters(
+    config: ServerConfig, facts: HostInfo, given: frozenset[str]
+) -> Iterator[Change]:
     """Paths of adapters switch adapters on."""
     if config.adapters.lora_paths and not config.adapters.enable_lora:
         yield Change("enable_lora", True, "required by --lora-paths")
@@ -204,7 +208,7 @@ def apply(config: ServerConfig, change: Change, given: frozenset[str]) -> Server
     return config.with_values({change.name: change.value})
 
 
-def resolve(config: ServerConfig, facts: Facts, given: frozenset[str]) -> ServerConfig:
+def resolve(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> ServerConfig:
     """``config`` with every option settled and checked, ready for the roles.
 
     Once resolved, no option whose default is AUTO is None. ConfigError if an option needs
@@ -217,7 +221,7 @@ def resolve(config: ServerConfig, facts: Facts, given: frozenset[str]) -> Server
             config = apply(config, change, given)
     check(config)
     has_window = (facts.model or {}).get("has_window")
-    notes = (*idle_notes(config, config.execute.device), *window_notes(config, has_window))
+    notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
     for note in (*notes, *compile_notes(config)):
         logger.info("%s", note)
     return config

@@ -75,7 +75,7 @@ class ScheduleConfig(Group):
     disable_overlap_schedule: Annotated[
         bool,
         "Plan the next step only after the results of this one.",
-        Flag(only="cuda"),
+        Flag(only_device="cuda"),
     ] = False
     num_continuous_decode_steps: Annotated[
         int,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from radixlm.base.errors import ConfigError
-from radixlm.config.root import ServerConfig
-from radixlm.config.table import Option, options
+from radixlm.config.option import Option, options
+from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import show
 
 
@@ -16,7 +16,7 @@ def is_set(option: Option, value: Any) -> bool:
     return value is not None and value != option.default
 
 
-def unbuilt(option: Option, value: Any) -> str:
+def unbuilt_reason(option: Option, value: Any) -> str:
     """Why ``value`` cannot be had yet, or ""."""
     flag = option.flag
     if not is_set(option, value):
@@ -35,7 +35,7 @@ def unbuilt(option: Option, value: Any) -> str:
 
 def check_states(config: ServerConfig) -> None:
     """ConfigError that lists every option whose value needs something that is not built."""
-    problems = [unbuilt(option, config.value(name)) for name, option in options().items()]
+    problems = [unbuilt_reason(option, config.value(name)) for name, option in options().items()]
     found = [problem for problem in problems if problem]
     if found:
         raise ConfigError("\n".join(found))
@@ -59,7 +59,7 @@ def compile_notes(config: ServerConfig) -> Iterator[str]:
         yield f"{option.dashed} has no effect: it is for --enable-torch-compile"
 
 
-def idle_notes(config: ServerConfig, device: str) -> Iterator[str]:
+def no_effect_notes(config: ServerConfig, device: str) -> Iterator[str]:
     """One line for each option that asks for something and has no effect."""
     for name, option in options().items():
         flag = option.flag
@@ -67,5 +67,5 @@ def idle_notes(config: ServerConfig, device: str) -> Iterator[str]:
             continue
         if flag.state == "no-op":
             yield f"{option.dashed} has no effect: {flag.why}"
-        elif flag.only and flag.only != device:
-            yield f"{option.dashed} has no effect: it is for {flag.only}, this is {device}"
+        elif flag.only_device and flag.only_device != device:
+            yield f"{option.dashed} has no effect: it is for {flag.only_device}, this is {device}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.nearest import suggestion
-from radixlm.config.table import Option
+from radixlm.config.option import Option
 
 logger = logging.getLogger(__name__)
 

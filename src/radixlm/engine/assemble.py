@@ -24,7 +24,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.grammar import processor_targets
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.allocation import needs_memory
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.processors import ProcessorFeature

@@ -19,7 +19,7 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.allocation import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun

@@ -7,7 +7,7 @@ import torch
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.executor.capacity import (
     MemoryFacts,

@@ -29,9 +29,9 @@ from radixlm.arch.spec import Decoder, Moe, Rope
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
-from radixlm.config.facts import host_facts
+from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 DEFAULT_MODEL = "radix-tiny"
@@ -183,7 +183,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
         config = config.with_values({"model_path": DEFAULT_MODEL})
     info, c = read_model(config)
     decoder, asked = info.decoder, config.model.context_length
-    facts = host_facts(
+    facts = read_host_info(
         {
             # a length that was asked for may go beyond what a text was made for, not beyond places
             "context_len": _text_len(c, decoder, info.sentence if asked is None else None),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 
 MOST_OF_MEMORY = 0.5  # reading more ahead would push out what was read before it is used
 MOST_OF_PAGES = 0.25

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.base.record import Record
-from radixlm.config.root import ServerConfig, flat
+from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.features.inflight_log import blamed
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process

@@ -13,7 +13,7 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.lazy import load
 from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.gpu import reads_on_host
 from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.runner import Runner

@@ -28,7 +28,7 @@ import torch  # noqa: F401
 
 from radixlm.base.errors import RadixError
 from radixlm.base.log import set_up_logging
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.assemble import assemble
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.model_info import resolved

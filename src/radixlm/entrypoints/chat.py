@@ -8,8 +8,8 @@ from typing import Any
 
 from radixlm.base.errors import RequestError
 from radixlm.base.log import set_up_logging
-from radixlm.config.options import OptionParser, add_options, collect
-from radixlm.config.root import flat
+from radixlm.config.parser import OptionParser, add_options, collect
+from radixlm.config.server_config import flat
 from radixlm.entrypoints.offline import Engine
 from radixlm.text.chat import ChatTemplate, load_chat_template
 

@@ -7,8 +7,8 @@ import sys
 
 from radixlm.base.errors import ConfigError, RequestError
 from radixlm.base.log import set_up_logging
-from radixlm.config.options import parse
-from radixlm.config.root import flat
+from radixlm.config.parser import parse
+from radixlm.config.server_config import flat
 from radixlm.entrypoints.offline import Engine
 
 USAGE = """usage: radixlm generate [--prompt TEXT ...] [--max-new-tokens N] [--temperature T]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.native import Batch, MediaSource
 from radixlm.multimodal.audio import Samples

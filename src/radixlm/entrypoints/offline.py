@@ -17,8 +17,8 @@ from tqdm import tqdm
 from radixlm import __version__
 from radixlm.base.errors import EngineError, InvalidRequest, RadixError
 from radixlm.base.lazy import load
-from radixlm.config.reading import read_values
-from radixlm.config.root import ServerConfig, flat
+from radixlm.config.flat_options import read_values
+from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.media import make_reader, resolve

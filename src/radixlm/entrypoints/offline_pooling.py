@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.embeddings import EncodeRequest, answer_encode
 from radixlm.entrypoints.http.schema import make

@@ -20,8 +20,8 @@ import numpy as np
 from radixlm.base.errors import ConfigError, RadixError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
-from radixlm.config.options import parse
-from radixlm.config.root import flat
+from radixlm.config.parser import parse
+from radixlm.config.server_config import flat
 
 FORMAT = 1
 TIMEOUT_S = 600.0

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
-from radixlm.config.options import parse
+from radixlm.config.parser import parse
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import make_state

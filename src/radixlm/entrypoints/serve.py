@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from radixlm.base.lazy import load
-from radixlm.config.options import parse
+from radixlm.config.parser import parse
 from radixlm.engine.process import prestart_engines
 
 

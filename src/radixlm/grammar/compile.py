@@ -1,6 +1,6 @@
 """Compiling grammars beside the running engine, once each.
 
-A ``Ticket`` is asked from the scheduler's loop: nothing there ever waits for a compiler. A grammar
+A ``GrammarFuture`` is asked from the scheduler's loop: nothing there ever waits for a compiler. A grammar
 that takes too long is refused, and its thread replaced, since a library cannot be interrupted.
 """
 
@@ -21,7 +21,7 @@ from radixlm.grammar.spec import (
     GrammarOptions,
     GrammarSpec,
     Matcher,
-    exact_spec,
+    normalize_spec,
     refuse,
 )
 from radixlm.text.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def create_backend(
     return backend
 
 
-class Ticket:
+class GrammarFuture:
     """One grammar being compiled, or compiled, or refused. Shared by all requests that want it."""
 
     def __init__(self, spec: GrammarSpec, timeout_s: float) -> None:
@@ -130,11 +130,13 @@ class Ticket:
 class _Worker(threading.Thread):
     """Takes tickets from the queue until it is dismissed."""
 
-    def __init__(self, backend: GrammarBackend, tickets: queue.SimpleQueue[Ticket | None]) -> None:
+    def __init__(
+        self, backend: GrammarBackend, tickets: queue.SimpleQueue[GrammarFuture | None]
+    ) -> None:
         super().__init__(name="grammar", daemon=True)  # a stuck compiler must not stop the exit
         self._backend = backend
         self._tickets = tickets
-        self.current: Ticket | None = None
+        self.current: GrammarFuture | None = None
         self.is_dismissed = False
 
     def run(self) -> None:
@@ -162,20 +164,20 @@ class GrammarCache:
         self._max_entries = max_entries
         self._num_threads = num_threads
         self._timeout_s = timeout_s
-        self._entries: OrderedDict[GrammarSpec, Ticket] = OrderedDict()
-        self._tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._entries: OrderedDict[GrammarSpec, GrammarFuture] = OrderedDict()
+        self._tickets: queue.SimpleQueue[GrammarFuture | None] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         self._stuck: list[_Worker] = []
         self._lock = threading.Lock()
         self.num_hits = 0
         self.num_requests = 0
 
-    def request(self, spec: GrammarSpec) -> Ticket:
+    def request(self, spec: GrammarSpec) -> GrammarFuture:
         """The ticket of a grammar: an old one, or a new one that a worker takes soon.
 
         Overloaded if too many compilers are stuck.
         """
-        spec = exact_spec(spec)
+        spec = normalize_spec(spec)
         with self._lock:
             self.num_requests += 1
             ticket = self._entries.get(spec)
@@ -185,7 +187,7 @@ class GrammarCache:
                 ticket.was_cached = True
                 return ticket
             self._replace_stuck()
-            ticket = self._entries[spec] = Ticket(spec, self._timeout_s)
+            ticket = self._entries[spec] = GrammarFuture(spec, self._timeout_s)
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
             self._tickets.put(ticket)

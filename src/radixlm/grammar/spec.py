@@ -101,7 +101,7 @@ class GrammarBackend(Protocol):
         ...
 
 
-def exact_spec(spec: GrammarSpec) -> GrammarSpec:
+def normalize_spec(spec: GrammarSpec) -> GrammarSpec:
     """The kind that a request's field means: "$$ANY$$" asks for any object, and a grammar without
     "::=" is Lark, not EBNF."""
     if spec.kind == "json_schema" and spec.text == ANY_JSON_OBJECT:

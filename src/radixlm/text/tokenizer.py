@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import require
-from radixlm.text.pieces import Decoder
+from radixlm.text.token_bytes import Decoder
 
 _NAMED = (
     "bos_token",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.entrypoints.http import workers
 from radixlm.intake.facts import IntakeFacts

@@ -29,7 +29,7 @@ from radixlm.step.plan import Item
 from radixlm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from radixlm.grammar.compile import GrammarCache, Ticket
+    from radixlm.grammar.compile import GrammarCache, GrammarFuture
     from radixlm.grammar.spec import Matcher
 
 # waking the thread costs about this much; masks that take less are made in place
@@ -41,7 +41,7 @@ class _State:
 
     __slots__ = ("after", "error", "forced", "jumps", "matcher", "pending", "tail", "ticket")
 
-    def __init__(self, ticket: Ticket, after: str | None, jumps: bool) -> None:
+    def __init__(self, ticket: GrammarFuture, after: str | None, jumps: bool) -> None:
         self.ticket = ticket
         self.after = after.encode() if after else None  # None: the grammar has begun
         self.jumps = jumps
@@ -82,7 +82,7 @@ class GrammarFeature(Feature):
         """Requests whose grammar is being compiled."""
         return sum(state.matcher is None for state in self._states.values())
 
-    def _ticket(self, kind: str, text: str) -> Ticket:
+    def _ticket(self, kind: str, text: str) -> GrammarFuture:
         if self._cache is None:
             self._tokenizer = self._load_tokenizer()
             options = load("radixlm.grammar.spec:GrammarOptions")(
@@ -98,7 +98,7 @@ class GrammarFeature(Feature):
             )
             self._cache = load("radixlm.grammar.compile:GrammarCache")(backend)
         spec = load("radixlm.grammar.spec:GrammarSpec")(kind, text)
-        ticket: Ticket = self._cache.request(spec)
+        ticket: GrammarFuture = self._cache.request(spec)
         return ticket
 
     def arrive(self, request: Request) -> bool:

@@ -15,8 +15,8 @@ from radixlm import __version__
 from radixlm.base.env import DISABLE_OPENAPI_DOC
 from radixlm.base.errors import ConfigError, RadixError
 from radixlm.base.log import level_number
-from radixlm.config.root import ServerConfig
 from radixlm.config.serve import ServeConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http import (
     admin,

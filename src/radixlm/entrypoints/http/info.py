@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RequestError
-from radixlm.config.root import flat
+from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.wire.replies import LoadReport

@@ -21,7 +21,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.base.units import format_seconds
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.prefault import read_ahead

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, ModelNotFound
-from radixlm.config.root import ServerConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.media import MediaReader
 from radixlm.intake.sessions import Sessions

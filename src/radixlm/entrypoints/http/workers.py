@@ -22,7 +22,7 @@ import uvloop
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
-from radixlm.config.root import ServerConfig, flat
+from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.launch import intake_facts
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor

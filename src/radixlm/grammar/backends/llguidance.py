@@ -9,7 +9,7 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.lazy import require
-from radixlm.grammar.schema import without_property_names
+from radixlm.grammar.property_names import without_property_names
 from radixlm.grammar.spec import (
     GrammarOptions,
     GrammarSpec,
@@ -19,7 +19,7 @@ from radixlm.grammar.spec import (
     read_json,
     refuse,
 )
-from radixlm.grammar.tags import TagWriter
+from radixlm.grammar.structural_tag import StructuralTagWriter
 from radixlm.text.json_schema import closed
 from radixlm.text.tokenizer import Tokenizer
 
@@ -191,7 +191,7 @@ class LlguidanceBackend:
     def _json_source(self, kind: Kind, value: Any, extra: dict[str, Any]) -> str:
         options = {**self._json_options, **extra}
         if kind == "structural_tag":
-            writer = TagWriter(self._special, options, self._to_lark, self._regex)
+            writer = StructuralTagWriter(self._special, options, self._to_lark, self._regex)
             return writer.write(value)
         if not isinstance(value, dict | bool):
             raise refuse(kind, "a schema must be an object")

@@ -17,7 +17,7 @@ from radixlm.grammar.spec import (
     read_json,
     refuse,
 )
-from radixlm.grammar.tags import modern_form
+from radixlm.grammar.structural_tag import to_format
 from radixlm.text.json_schema import closed
 from radixlm.text.tokenizer import Tokenizer
 
@@ -144,7 +144,7 @@ class XgrammarBackend:
             return compiler.compile_grammar(text)
         if kind == "lark":
             return compiler.compile_lark(text)
-        return compiler.compile_structural_tag(modern_form(value))
+        return compiler.compile_structural_tag(to_format(value))
 
     def _compiler(self) -> Any:
         with self._lock:

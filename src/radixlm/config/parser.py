@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Never
 
 from radixlm.base.errors import ConfigError
+from radixlm.config.deprecated import DEPRECATED
+from radixlm.config.flat_options import dashed, read_values, unknown
 from radixlm.config.groups import GROUPS
-from radixlm.config.reading import dashed, read_values, unknown
-from radixlm.config.renamed import RENAMED
-from radixlm.config.root import ServerConfig
-from radixlm.config.table import Option, options
+from radixlm.config.option import Option, options
+from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import example, show
 
 
@@ -73,7 +73,7 @@ def _help_text(option: Option) -> str:
 
 def _settings(option: Option) -> dict[str, Any]:
     """The keywords of ``add_argument``; values stay raw text, ``read_values`` reads them."""
-    bare = option.flag.bare
+    bare = option.flag.const
     if option.kind is bool and bare is None:
         return {"action": argparse.BooleanOptionalAction}
     settings: dict[str, Any] = {
@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             help=_help_text(option),
             **_settings(option),
         )
-    for key, renamed in RENAMED.items():
+    for key, renamed in DEPRECATED.items():
         action = "store" if renamed.takes_value else "store_true"
         parser.add_argument(dashed(key), dest=key, default=quiet, help=quiet, action=action)
 
@@ -136,8 +136,8 @@ def collect(raw: Mapping[str, Any]) -> tuple[ServerConfig, frozenset[str]]:
     flags = dict(raw)
     path = flags.pop("config", None)
     for name, option in options().items():
-        if option.is_many and option.flag.bare is not None and flags.get(name) == []:
-            flags[name] = option.flag.bare
+        if option.is_many and option.flag.const is not None and flags.get(name) == []:
+            flags[name] = option.flag.const
     values = read_yaml(path) if path is not None else {}
     values |= read_values(flags)
     return ServerConfig().with_values(values), frozenset(values)

@@ -1,4 +1,4 @@
-"""Facts about the machine."""
+"""HostInfo about the machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from radixlm.config import facts
-from radixlm.config.facts import has_cuda, host_facts, host_memory_bytes
+from radixlm.config import host
+from radixlm.config.host import has_cuda, host_memory_bytes, read_host_info
 
 
 def test_the_host_is_described() -> None:
-    found = host_facts({"context_len": 8})
+    found = read_host_info({"context_len": 8})
     assert found.num_cpus == len(os.sched_getaffinity(0))
     assert 2**24 < found.memory_bytes <= host_memory_bytes(())
     assert found.model == {"context_len": 8}
-    assert host_facts().model is None
+    assert read_host_info().model is None
     assert found.device in ("cpu", "cuda")
 
 

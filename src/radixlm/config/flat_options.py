@@ -8,8 +8,8 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.nearest import suggestion
-from radixlm.config.renamed import RENAMED, Renamed
-from radixlm.config.table import names, options
+from radixlm.config.deprecated import DEPRECATED, DeprecatedFlag
+from radixlm.config.option import names, options
 from radixlm.config.values import coerce
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def dashed(key: str) -> str:
 
 def unknown(key: str, source: str) -> ConfigError:
     """The error for an option that nobody knows, with the nearest name."""
-    known = [dashed(name) for name in (*names(), *RENAMED, "config")]
+    known = [dashed(name) for name in (*names(), *DEPRECATED, "config")]
     return ConfigError(f"{source}{key} is unknown{suggestion(dashed(_plain(key)), known)}")
 
 
@@ -40,7 +40,7 @@ def read_values(raw: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     old: list[tuple[str, Any]] = []
     for key, value in raw.items():
         name = names().get(_plain(key))
-        if name is None and _plain(key) in RENAMED:
+        if name is None and _plain(key) in DEPRECATED:
             old.append((_plain(key), value))
             continue
         if name is None:
@@ -49,11 +49,11 @@ def read_values(raw: Mapping[str, Any], source: str = "") -> dict[str, Any]:
             raise ConfigError(f"{source}{dashed(name)} is given twice, once as {key}")
         values[name] = coerce(options()[name], value)
     for key, value in old:
-        _map_old(key, RENAMED[key], value, values)
+        _map_old(key, DEPRECATED[key], value, values)
     return values
 
 
-def _map_old(key: str, renamed: Renamed, value: Any, values: dict[str, Any]) -> None:
+def _map_old(key: str, renamed: DeprecatedFlag, value: Any, values: dict[str, Any]) -> None:
     """Set the option that the old flag stands for, with one warning line."""
     if value is False:
         return

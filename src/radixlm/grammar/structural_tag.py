@@ -29,7 +29,7 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def modern_form(tag: Any) -> dict[str, Any]:
+def to_format(tag: Any) -> dict[str, Any]:
     """The newer form of either form; InvalidRequest if it is neither."""
     if not isinstance(tag, dict):
         raise _bad("must be an object")
@@ -56,7 +56,7 @@ def modern_form(tag: Any) -> dict[str, Any]:
     return {"type": "structural_tag", "format": format_}
 
 
-class TagWriter:
+class StructuralTagWriter:
     """Writes one structural tag as Lark rules.
 
     ``special``: texts of special tokens, which a grammar names as <token> because no text matches
@@ -96,7 +96,7 @@ class TagWriter:
 
     def write(self, tag: Any) -> str:
         """The grammar, in the serialised form of llguidance."""
-        start = self._rule(modern_form(tag).get("format"))
+        start = self._rule(to_format(tag).get("format"))
         lark = "\n".join([f"start: {start}", *self._rules])
         first = {"name": "structural_tag", "lark_grammar": lark}
         return json.dumps({"grammars": [first, *self._grammars]})

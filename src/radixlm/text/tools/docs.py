@@ -1,4 +1,4 @@
-"""The table of parsers in docs/parsers.md: ``python -m radixlm.text.tools.document``."""
+"""The table of parsers in docs/parsers.md: ``python -m radixlm.text.tools.docs``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from radixlm.text.tools.table import FORMATS
 
 _HEAD = """# Parsers
 
-Generated from the code by `python -m radixlm.text.tools.document > docs/parsers.md`.
+Generated from the code by `python -m radixlm.text.tools.docs > docs/parsers.md`.
 
 Both kinds give the same result however a message is cut into chunks. `auto` picks one by the
 model's chat template; templates of the formats marked "auto" are known. A message that does not

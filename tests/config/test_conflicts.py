@@ -8,10 +8,10 @@ import pytest
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import LoraPath, read_lora_path
-from radixlm.config.compat import PAIRS, Pair, check, problems
+from radixlm.config.conflicts import CONFLICTS, Conflict, check, problems
 from radixlm.config.observe import bucket_values
-from radixlm.config.root import ServerConfig
-from radixlm.config.table import options
+from radixlm.config.option import options
+from radixlm.config.server_config import ServerConfig
 
 SAMPLES: dict[type, Any] = {int: 2, float: 0.5, bool: True, str: "sample"}
 
@@ -27,8 +27,8 @@ def holding(term: str) -> dict[str, Any]:
     return {name: sample}
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.first}+{pair.second}")
-def test_each_pair_is_refused_with_its_reason(pair: Pair) -> None:
+@pytest.mark.parametrize("pair", CONFLICTS, ids=lambda pair: f"{pair.first}+{pair.second}")
+def test_each_pair_is_refused_with_its_reason(pair: Conflict) -> None:
     config = ServerConfig.from_kwargs(**holding(pair.first), **holding(pair.second))
     lines = [line for line in problems(config) if pair.reason in line]
     assert len(lines) == 1
@@ -43,7 +43,7 @@ def test_each_pair_is_refused_with_its_reason(pair: Pair) -> None:
 
 
 def test_every_term_names_options_and_choices() -> None:
-    for pair in PAIRS:
+    for pair in CONFLICTS:
         for term in (pair.first, pair.second):
             name, _, wanted = term.partition("=")
             assert set(wanted.split("|")) - {""} <= set(options()[name].flag.choices)

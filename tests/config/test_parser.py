@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.groups import GROUPS
-from radixlm.config.options import build_parser, collect, parse
-from radixlm.config.root import ServerConfig
-from radixlm.config.table import Option, options
+from radixlm.config.option import Option, options
+from radixlm.config.parser import build_parser, collect, parse
+from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import bounds, is_within
 
 PARSER = build_parser()
@@ -63,7 +63,7 @@ def values(option: Option) -> st.SearchStrategy[Any]:
 
 def written(option: Option, value: Any) -> list[str]:
     """The option as words of a command line."""
-    if option.kind is bool and option.flag.bare is None:
+    if option.kind is bool and option.flag.const is None:
         return [option.dashed if value else "--no-" + option.dashed[2:]]
     if not option.is_many:
         return [f"{option.dashed}={value}"]
@@ -266,10 +266,10 @@ def test_starting_costs_no_heavy_import() -> None:
     heavy = {"torch", "numpy", "yaml", "transformers", "msgspec", "pydantic"}
     code = f"""
 import sys
-import radixlm.config.root
+import radixlm.config.server_config
 assert "argparse" not in sys.modules
-import radixlm.config.options, radixlm.config.resolve
-radixlm.config.options.build_parser()
+import radixlm.config.parser, radixlm.config.resolve
+radixlm.config.parser.build_parser()
 print(*({heavy!r} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.grammar.schema import without_property_names
+from radixlm.grammar.property_names import without_property_names
 from radixlm.grammar.spec import GrammarSpec, check_size, read_json
 
 OBJECTS: list[Any] = [{}, {"a": 1}, {"ab": "x"}, {"abc": 1, "a": 2}, {"x": {"abc": 1}}, {"a\nb": 1}]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
-from radixlm.text.tools.document import parsers_markdown
+from radixlm.text.tools.docs import parsers_markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "parsers.md"
 

@@ -9,13 +9,13 @@ from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.observe import is_bucket_rule
-from radixlm.config.root import ServerConfig
+from radixlm.config.option import options
+from radixlm.config.server_config import ServerConfig
 from radixlm.config.states import is_set
-from radixlm.config.table import options
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Conflict:
     """Two options that exclude each other. ``first`` and ``second`` are "name" (set to anything
     but its default) or "name=value|value"."""
 
@@ -28,42 +28,44 @@ _RANKS = "every rank is a process of its own"
 _NO_TEXT = "without a tokenizer there are only token ids, and no text"
 _NO_TREE = "without the radix tree there is no prefix to keep"
 
-PAIRS: tuple[Pair, ...] = (
-    Pair(
+CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
         "engine_in_process",
         "tokenizer_worker_num",
         "a scheduler inside one HTTP process cannot be reached from the others",
     ),
-    Pair("engine_in_process", "tp_size", _RANKS),
-    Pair("engine_in_process", "pp_size", _RANKS),
-    Pair("engine_in_process", "dp_size", _RANKS),
-    Pair("engine_in_process", "nnodes", _RANKS),
-    Pair("skip_tokenizer_init", "chat_template", _NO_TEXT),
-    Pair("skip_tokenizer_init", "completion_template", _NO_TEXT),
-    Pair("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),
-    Pair("disable_radix_cache", "radix_eviction_policy", _NO_TREE),
-    Pair("disable_radix_cache", "enable_hierarchical_cache", _NO_TREE),
-    Pair("disable_radix_cache", "enable_lmcache", _NO_TREE),
-    Pair(
+    Conflict("engine_in_process", "tp_size", _RANKS),
+    Conflict("engine_in_process", "pp_size", _RANKS),
+    Conflict("engine_in_process", "dp_size", _RANKS),
+    Conflict("engine_in_process", "nnodes", _RANKS),
+    Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
+    Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),
+    Conflict("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),
+    Conflict("disable_radix_cache", "radix_eviction_policy", _NO_TREE),
+    Conflict("disable_radix_cache", "enable_hierarchical_cache", _NO_TREE),
+    Conflict("disable_radix_cache", "enable_lmcache", _NO_TREE),
+    Conflict(
         "enable_hierarchical_cache",
         "enable_lmcache",
         "evicted KV can go to one of them only",
     ),
-    Pair(
+    Conflict(
         "disable_hybrid_swa_memory",
         "hybrid_kvcache_ratio",
         "one gives all layers full-length pools, the other shorter ones to window layers",
     ),
-    Pair("is_embedding", "speculative_algorithm", "an embedding has no next token to guess"),
-    Pair("is_embedding", "disaggregation_mode=decode", "an embedding has nothing to decode"),
-    Pair("enable_pdmux", "disaggregation_mode=prefill|decode", "there is only one of the phases"),
-    Pair(
+    Conflict("is_embedding", "speculative_algorithm", "an embedding has no next token to guess"),
+    Conflict("is_embedding", "disaggregation_mode=decode", "an embedding has nothing to decode"),
+    Conflict(
+        "enable_pdmux", "disaggregation_mode=prefill|decode", "there is only one of the phases"
+    ),
+    Conflict(
         "device=cpu",
         "attention_backend=flashinfer|fa3|fa4|flashmla|cutlass_mla|trtllm_mla|trtllm_mha"
         "|dual_chunk_flash_attn|hybrid_linear_attn|aiter|wave|ascend",
         "its kernels run on a GPU; on a CPU --attention-backend cpu or torch_native work",
     ),
-    Pair(
+    Conflict(
         "device=cuda|xpu|hpu|npu",
         "attention_backend=cpu",
         "its kernels read host memory; --attention-backend torch_native works everywhere",
@@ -81,9 +83,9 @@ def _term(config: ServerConfig, term: str) -> str:
     return option.dashed if value is True else f"{option.dashed} {value}"
 
 
-def pair_problems(config: ServerConfig) -> Iterator[str]:
+def conflict_problems(config: ServerConfig) -> Iterator[str]:
     """One line for each pair that ``config`` violates."""
-    for pair in PAIRS:
+    for pair in CONFLICTS:
         first, second = _term(config, pair.first), _term(config, pair.second)
         if first and second:
             yield f"{first} cannot be combined with {second}: {pair.reason}"
@@ -188,7 +190,7 @@ Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
     triton_problems,
-    pair_problems,
+    conflict_problems,
     rank_problems,
     schedule_problems,
     bucket_problems,

@@ -12,17 +12,17 @@ from typing import Any, Self
 from radixlm.config.adapters import AdapterConfig
 from radixlm.config.disagg import DisaggConfig
 from radixlm.config.execute import ExecuteConfig
+from radixlm.config.flat_options import read_values
 from radixlm.config.grammar import GrammarConfig
 from radixlm.config.media import MediaConfig
 from radixlm.config.memory import MemoryConfig
 from radixlm.config.model import ModelConfig
 from radixlm.config.observe import ObserveConfig
+from radixlm.config.option import options
 from radixlm.config.parallel import ParallelConfig
-from radixlm.config.reading import read_values
 from radixlm.config.schedule import ScheduleConfig
 from radixlm.config.serve import ServeConfig
 from radixlm.config.speculate import SpeculateConfig
-from radixlm.config.table import options
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ _CGROUP_LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts that ``resolve`` looks at.
+class HostInfo:
+    """HostInfo that ``resolve`` looks at.
 
     device        "cuda" or "cpu": the best that this machine has
     num_cpus      cores that this process may use
@@ -40,9 +40,9 @@ class Facts:
     """Whether --context-length may exceed the model's (RADIXLM_ALLOW_LONGER_CONTEXT)."""
 
 
-def host_facts(model: Mapping[str, Any] | None = None) -> Facts:
-    """Facts about this machine, without importing torch."""
-    return Facts(
+def read_host_info(model: Mapping[str, Any] | None = None) -> HostInfo:
+    """HostInfo about this machine, without importing torch."""
+    return HostInfo(
         device="cuda" if has_cuda() else "cpu",
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=host_memory_bytes(),

@@ -1,0 +1,47 @@
+"""Flags that older launch scripts still carry: accepted with one warning line, and mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DeprecatedFlag:
+    """``to`` is the option of today, or "" if nothing is left to set (``note`` says why).
+
+    ``value`` is what the option becomes; None hands on the old flag's own value. ``like`` names an
+    option whose value is copied.
+    """
+
+    to: str
+    value: Any = None
+    like: str = ""
+    note: str = ""
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether the old flag is followed by a value."""
+        return bool(self.to) and self.value is None and not self.like
+
+
+_NAN = "the check is off unless --enable-nan-detection is given"
+
+DEPRECATED: Mapping[str, DeprecatedFlag] = MappingProxyType(
+    {
+        "enable_ep_moe": DeprecatedFlag("ep_size", like="tp_size"),
+        "enable_deepep_moe": DeprecatedFlag("moe_a2a_backend", "deepep"),
+        "enable_flashinfer_cutlass_moe": DeprecatedFlag("moe_runner_backend", "flashinfer_cutlass"),
+        "enable_flashinfer_cutedsl_moe": DeprecatedFlag("moe_runner_backend", "flashinfer_cutedsl"),
+        "enable_flashinfer_trtllm_moe": DeprecatedFlag("moe_runner_backend", "flashinfer_trtllm"),
+        "enable_triton_kernel_moe": DeprecatedFlag("moe_runner_backend", "triton_kernel"),
+        "enable_flashinfer_mxfp4_moe": DeprecatedFlag("moe_runner_backend", "flashinfer_mxfp4"),
+        "disable_flashinfer": DeprecatedFlag("attention_backend", "triton"),
+        "disable_flashinfer_sampling": DeprecatedFlag("sampling_backend", "pytorch"),
+        "schedule_heuristic": DeprecatedFlag("schedule_policy"),
+        "file_storage_pth": DeprecatedFlag("file_storage_path"),
+        "disable_nan_detection": DeprecatedFlag("", note=_NAN),
+    }
+)
