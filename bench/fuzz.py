@@ -28,7 +28,7 @@ from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
 from radixlm.bench.client import HttpClient
 from radixlm.bench.process import Sample, ServerProcess
-from radixlm.bench.verdict import Verdict, render
+from radixlm.bench.verdict import SloCheck, render
 
 HANG_S = 60.0
 HONEST = (501, 503, 507)
@@ -277,26 +277,26 @@ async def engine_pid(client: HttpClient) -> int:
 
 def judge(
     prober: Prober, before: Sample, after: Sample, pids: tuple[int, int], is_well: bool
-) -> list[Verdict]:
+) -> list[SloCheck]:
     """The table."""
     bad = sum(n for status, n in prober.statuses.items() if status >= 500 and status not in HONEST)
     most = format_bytes(RSS_BYTES)
     return [
-        Verdict("no 5xx but honest ones", str(bad), "0", not bad),
-        Verdict("nothing hangs", str(prober.num_hangs), "0", not prober.num_hangs),
-        Verdict("plain requests are answered", f"{prober.num_plain_failed} failed", "0",
+        SloCheck("no 5xx but honest ones", str(bad), "0", not bad),
+        SloCheck("nothing hangs", str(prober.num_hangs), "0", not prober.num_hangs),
+        SloCheck("plain requests are answered", f"{prober.num_plain_failed} failed", "0",
                 not prober.num_plain_failed),
-        Verdict("the engine lives on", f"{pids[0]} -> {pids[1]}", "the same process",
+        SloCheck("the engine lives on", f"{pids[0]} -> {pids[1]}", "the same process",
                 pids[0] == pids[1] != 0),
-        Verdict("and never starts anew", str(num_renewed := sum(
+        SloCheck("and never starts anew", str(num_renewed := sum(
             n for (_, said), n in prober.honest.items() if "restarts" in said)), "0",
             not num_renewed),
-        Verdict("memory stays",
+        SloCheck("memory stays",
                 f"{format_bytes(before.rss_bytes)} -> {format_bytes(after.rss_bytes)}",
                 f"+{most}", after.rss_bytes - before.rss_bytes <= RSS_BYTES),
-        Verdict("descriptors stay", f"{before.num_fds} -> {after.num_fds}", "+8",
+        SloCheck("descriptors stay", f"{before.num_fds} -> {after.num_fds}", "+8",
                 after.num_fds - before.num_fds <= 8),
-        Verdict("answers again afterwards", str(is_well), "True", is_well),
+        SloCheck("answers again afterwards", str(is_well), "True", is_well),
     ]  # fmt: skip
 
 

@@ -24,14 +24,14 @@ import numpy as np
 
 from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
-from radixlm.bench.asking import Asker
-from radixlm.bench.backends import BACKENDS, Outcome, Wish
+from radixlm.bench.backends import BACKENDS, Outcome, RequestOptions
 from radixlm.bench.client import HttpClient
 from radixlm.bench.datasets import Row
 from radixlm.bench.load import Traffic, run_load
 from radixlm.bench.process import Sample, ServerProcess
 from radixlm.bench.progress import Progress
-from radixlm.bench.verdict import Verdict, render
+from radixlm.bench.requester import Requester
+from radixlm.bench.verdict import SloCheck, render
 
 REFUSALS = (429, 503)
 KV_TOKENS = 32_768
@@ -51,13 +51,13 @@ async def watch(server: ServerProcess, samples: list[Sample]) -> None:
         await asyncio.sleep(1.0)
 
 
-async def capacity(asker: Asker, args: argparse.Namespace) -> float:
+async def capacity(requester: Requester, args: argparse.Namespace) -> float:
     """Requests a second when exactly as many run as may run, after a round that is not counted."""
     first = make_rows(args.max_running, args, seed=0)
-    await asyncio.gather(*(asker.ask(row) for row in first))
+    await asyncio.gather(*(requester.ask(row) for row in first))
     rows = make_rows(args.max_running * args.capacity_rounds, args, seed=1)
     outcomes, duration_s = await run_load(
-        rows, asker.ask, Traffic(math.inf, args.max_running), Progress(len(rows), False)
+        rows, requester.ask, Traffic(math.inf, args.max_running), Progress(len(rows), False)
     )
     failed = [outcome for outcome in outcomes if not outcome.is_ok]
     if failed:
@@ -67,7 +67,7 @@ async def capacity(asker: Asker, args: argparse.Namespace) -> float:
 
 def judge(
     outcomes: Sequence[Outcome], samples: Sequence[Sample], allowed_queue_s: float, is_well: bool
-) -> list[Verdict]:
+) -> list[SloCheck]:
     """The table."""
     statuses = Counter(outcome.status for outcome in outcomes)
     odd = {status: n for status, n in statuses.items() if status not in (200, *REFUSALS)}
@@ -79,18 +79,18 @@ def judge(
     rss = [sample.rss_bytes for sample in samples]
     most = max(RSS_SHARE * rss[0], RSS_BYTES)
     return [
-        Verdict("some are answered, some refused",
+        SloCheck("some are answered, some refused",
                 f"{statuses[200]} and {len(refused)} of {len(outcomes)}", "both more than 0",
                 statuses[200] > 0 and len(refused) > 0),
-        Verdict("no other status", str(odd or "none"), "none", not odd),
-        Verdict("refusals say Retry-After", f"{told} of {len(refused)}", "all",
+        SloCheck("no other status", str(odd or "none"), "none", not odd),
+        SloCheck("refusals say Retry-After", f"{told} of {len(refused)}", "all",
                 told == len(refused)),
-        Verdict("accepted requests are answered", f"{broken} broken", "0", broken == 0),
-        Verdict("p99 time in the queue", f"{p99_s:.2f} s", f"{allowed_queue_s:.2f} s",
+        SloCheck("accepted requests are answered", f"{broken} broken", "0", broken == 0),
+        SloCheck("p99 time in the queue", f"{p99_s:.2f} s", f"{allowed_queue_s:.2f} s",
                 p99_s <= allowed_queue_s),
-        Verdict("memory stays", f"{format_bytes(rss[0])} -> {format_bytes(max(rss))}",
+        SloCheck("memory stays", f"{format_bytes(rss[0])} -> {format_bytes(max(rss))}",
                 f"+{format_bytes(most)}", max(rss) - rss[0] <= most),
-        Verdict("answers again afterwards", str(is_well), "True", is_well),
+        SloCheck("answers again afterwards", str(is_well), "True", is_well),
     ]  # fmt: skip
 
 
@@ -104,8 +104,8 @@ async def overload(args: argparse.Namespace, options: Sequence[str]) -> int:
         limits += ["--max-total-tokens", str(KV_TOKENS)]
     async with ServerProcess([*limits, *options], log) as server:
         client = HttpClient(server.base_url)
-        asker = Asker(client, BACKENDS["sglang"], Wish("", is_stream=True))
-        base = await capacity(asker, args)
+        requester = Requester(client, BACKENDS["sglang"], RequestOptions("", is_stream=True))
+        base = await capacity(requester, args)
         rate = args.factor * base
         count = max(int(rate * args.minutes * 60), 1)
         print(f"capacity {base:.2f} req/s; now {count} requests at {rate:.2f} req/s", flush=True)
@@ -113,11 +113,11 @@ async def overload(args: argparse.Namespace, options: Sequence[str]) -> int:
         watcher = asyncio.create_task(watch(server, samples))
         rows = make_rows(count, args, seed=2)
         progress = Progress(count)
-        outcomes, duration_s = await run_load(rows, asker.ask, Traffic(rate, None, 3), progress)
+        outcomes, duration_s = await run_load(rows, requester.ask, Traffic(rate, None, 3), progress)
         progress.close()
         samples.append(server.sample())
         watcher.cancel()
-        last = await asker.ask(rows[0])
+        last = await requester.ask(rows[0])
         client.close()
     # the queue is emptied at the measured rate; twice that, for the noise of a shared machine
     allowed_s = args.max_queue_seconds or 2.0 * (args.max_queued + args.max_running) / base + 1.0

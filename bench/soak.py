@@ -27,7 +27,7 @@ from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
 from radixlm.bench.client import HttpClient
 from radixlm.bench.process import Sample, ServerProcess
-from radixlm.bench.verdict import Verdict, growth, render
+from radixlm.bench.verdict import SloCheck, growth, render
 
 RSS_SHARE, RSS_BYTES = 0.05, 64 << 20  # resident memory may grow by the larger of both
 MAX_FDS, MAX_THREADS = 8, 2
@@ -186,7 +186,7 @@ async def settled(client: HttpClient, patience_s: float = 30.0) -> dict[str, Any
     }
 
 
-def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[Verdict]:
+def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[SloCheck]:
     """The table."""
     rss = growth([float(s.rss_bytes) for s in samples])
     fds = growth([float(s.num_fds) for s in samples])
@@ -196,21 +196,21 @@ def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[Ve
     most = max(RSS_SHARE * rss[0], RSS_BYTES)
     problems = sum(load.problems.values())
     return [
-        Verdict("memory does not grow", _change(rss, format_bytes), f"+{format_bytes(most)}",
+        SloCheck("memory does not grow", _change(rss, format_bytes), f"+{format_bytes(most)}",
                 rss[1] - rss[0] <= most),
-        Verdict("descriptors do not grow", _change(fds, "{:.0f}".format), f"+{MAX_FDS}",
+        SloCheck("descriptors do not grow", _change(fds, "{:.0f}".format), f"+{MAX_FDS}",
                 fds[1] - fds[0] <= MAX_FDS),
-        Verdict("threads do not grow", _change(threads, "{:.0f}".format), f"+{MAX_THREADS}",
+        SloCheck("threads do not grow", _change(threads, "{:.0f}".format), f"+{MAX_THREADS}",
                 threads[1] - threads[0] <= MAX_THREADS),
-        Verdict("shared memory does not grow", _change(shared, "{:.0f}".format), "+0",
+        SloCheck("shared memory does not grow", _change(shared, "{:.0f}".format), "+0",
                 shared[1] <= shared[0]),
-        Verdict("no process died or was added", str(sorted(processes)), "one number",
+        SloCheck("no process died or was added", str(sorted(processes)), "one number",
                 len(processes) == 1),
-        Verdict("no request failed", f"{problems} of {load.counts.total()}", "0", problems == 0),
-        Verdict("nothing runs at the end", str(end["num_reqs"]), "0", end["num_reqs"] == 0),
-        Verdict("the books balance", f"{end['num_breaches']} breaches", "0",
+        SloCheck("no request failed", f"{problems} of {load.counts.total()}", "0", problems == 0),
+        SloCheck("nothing runs at the end", str(end["num_reqs"]), "0", end["num_reqs"] == 0),
+        SloCheck("the books balance", f"{end['num_breaches']} breaches", "0",
                 not end["num_breaches"]),
-        Verdict("the cache can be emptied", str(end["is_flushed"]), "True", end["is_flushed"]),
+        SloCheck("the cache can be emptied", str(end["is_flushed"]), "True", end["is_flushed"]),
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpu.replica import Engine
-from gpu.requests import Wish
+from gpu.requests import BenchRequest
 from gpu.session import Mark
 from radixlm.base.errors import EngineError
 from radixlm.executor.runner import Runner
@@ -102,7 +102,7 @@ def flush(engine: Engine) -> None:
     engine.mine.receive(0)
 
 
-def drive(engine: Engine, wishes: Sequence[Wish], least_rows: int = 1) -> Drive:
+def drive(engine: Engine, wishes: Sequence[BenchRequest], least_rows: int = 1) -> Drive:
     """All wishes at once, greedily and to their full length."""
     scheduler, found = engine.scheduler, Drive([[] for _ in wishes])
     watched = Watched(engine.runner)
@@ -165,7 +165,9 @@ def host_us(found: Drive, least_rows: int) -> float | None:
     return statistics.median(chosen) if chosen else None
 
 
-def idle_share(engine: Engine, wishes: Sequence[Wish], skip: int, count: int) -> float | None:
+def idle_share(
+    engine: Engine, wishes: Sequence[BenchRequest], skip: int, count: int
+) -> float | None:
     """Share of ``count`` steps behind the first ``skip`` in which no kernel and no copy runs, by
     the profiler, whose own cost makes it somewhat larger than it is."""
     if engine.runner.device.where.type != "cuda":

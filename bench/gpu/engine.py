@@ -7,7 +7,7 @@ import numpy as np
 from gpu.decode import SECONDS, shape_of
 from gpu.drive import drive, flush, host_us, idle_share
 from gpu.replica import Engine, opened
-from gpu.requests import SEED, Wish, requests
+from gpu.requests import SEED, BenchRequest, requests
 from gpu.roofline import MUST_HOST_US, MUST_IDLE, MUST_TOKENS_S
 from gpu.session import Session
 
@@ -29,18 +29,18 @@ def run(s: Session) -> None:
         _large(s)
 
 
-def _warm(engine: Engine, wishes: list[Wish]) -> None:
-    drive(engine, [Wish(wish.ids, min(4, wish.output)) for wish in wishes[:8]])
+def _warm(engine: Engine, wishes: list[BenchRequest]) -> None:
+    drive(engine, [BenchRequest(wish.ids, min(4, wish.output)) for wish in wishes[:8]])
     flush(engine)
 
 
-def _load(s: Session, engine: Engine, wishes: list[Wish], way: str) -> None:
+def _load(s: Session, engine: Engine, wishes: list[BenchRequest], way: str) -> None:
     _warm(engine, wishes)
     found = drive(engine, wishes, 2 if s.is_smoke else 32)
     assert [len(tokens) for tokens in found.tokens] == [wish.output for wish in wishes]
     flush(engine)
     # as many decodes as there may be, behind their prompts
-    share = idle_share(engine, [Wish(wish.ids[:256], 120) for wish in wishes], 50, 40)
+    share = idle_share(engine, [BenchRequest(wish.ids[:256], 120) for wish in wishes], 50, 40)
     us = host_us(found, 2 if s.is_smoke else 200)
     rate = found.num_out / found.seconds
     s.add(
@@ -58,12 +58,12 @@ def _load(s: Session, engine: Engine, wishes: list[Wish], way: str) -> None:
 def _shared(s: Session, engine: Engine, way: str) -> None:
     """Groups of requests with a long prefix in common."""
     groups, each, prefix, rest, out = (2, 2, 48, 4, 3) if s.is_smoke else (32, 4, 2048, 128, 64)
-    draw, wishes = np.random.default_rng(SEED + 1), list[Wish]()
+    draw, wishes = np.random.default_rng(SEED + 1), list[BenchRequest]()
     starts = draw.integers(0, engine.vocab, (groups, prefix), np.int32)
     for _ in range(each):  # the members of a group do not arrive one behind another
         for start in starts:
             ids = np.concatenate([start, draw.integers(0, engine.vocab, rest, np.int32)])
-            wishes.append(Wish(ids, out))
+            wishes.append(BenchRequest(ids, out))
     _warm(engine, wishes[:1])
     found = drive(engine, wishes)
     flush(engine)
@@ -77,7 +77,9 @@ def _shared(s: Session, engine: Engine, way: str) -> None:
 def _large(s: Session) -> None:
     shape, (count, num_in, out) = shape_of(s, "8B"), (3, 20, 5) if s.is_smoke else (64, 512, 256)
     draw = np.random.default_rng(SEED + 2)
-    wishes = [Wish(draw.integers(0, shape.vocab, num_in, np.int32), out) for _ in range(count)]
+    wishes = [
+        BenchRequest(draw.integers(0, shape.vocab, num_in, np.int32), out) for _ in range(count)
+    ]
     with opened(s, shape, "--max-running-requests", str(count)) as engine:
         _warm(engine, wishes)
         found = drive(engine, wishes, 2 if s.is_smoke else 32)

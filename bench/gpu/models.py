@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gpu.decode import shape_of
 from gpu.drive import drive
 from gpu.replica import Engine, opened
-from gpu.requests import Wish
+from gpu.requests import BenchRequest
 from gpu.roofline import SHAPES, Shape
 from gpu.session import Session, relative
 from radixlm.base.record import replace
@@ -143,7 +143,7 @@ def _tokens(s: Session, shape: Shape, folder: Path) -> list[str]:
     longest, output = (60, 6) if s.is_smoke else (400, 24)
     prompts = [draw.integers(0, shape.vocab, n) for n in draw.integers(1, longest, count)]
     prompts.append(np.concatenate([prompts[0], prompts[1]]))
-    wishes = [Wish(prompt.astype(np.int32), output) for prompt in prompts]
+    wishes = [BenchRequest(prompt.astype(np.int32), output) for prompt in prompts]
     found: dict[str, list[list[int]]] = {}
     for way, flags in [("", ()), *list(WAYS.items())[: 2 if s.quick else None]]:
         with opened(s, shape, *PLAIN, *flags, folder=folder) as engine:

@@ -11,15 +11,15 @@ SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BenchRequest:
     """A prompt, and how many tokens are wanted."""
 
     ids: NDArray[np.int32]
     output: int
 
 
-def requests(vocab: int, count: int, least: int, most: int) -> list[Wish]:
+def requests(vocab: int, count: int, least: int, most: int) -> list[BenchRequest]:
     """Prompts and answers of U(least, most) tokens: the bench of nano-vllm, the same each time."""
     draw = np.random.default_rng(SEED)
     lengths = draw.integers(least, most + 1, (count, 2))
-    return [Wish(draw.integers(0, vocab, n, np.int32), int(out)) for n, out in lengths]
+    return [BenchRequest(draw.integers(0, vocab, n, np.int32), int(out)) for n, out in lengths]

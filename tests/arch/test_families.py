@@ -12,8 +12,8 @@ from radixlm.arch.families.composite_newer import ERNIES
 from radixlm.arch.hf import describe, load_config
 from radixlm.arch.registry import FAMILIES
 from radixlm.base.errors import CheckpointError
-from tests.arch import fuzz, oracle, test_custom
-from tests.fakes.later_configs import LATER
+from tests.arch import oracle, random_configs, test_custom
+from tests.fakes.decoder_configs import DECODER_CONFIGS
 
 MOST_ERROR = 2e-5
 
@@ -35,14 +35,14 @@ def test_logits_equal_hugging_face(architecture: str, tmp_path: Path) -> None:
     assert nudged > 20 * MOST_ERROR  # the comparison sees a single changed weight
 
 
-@pytest.mark.parametrize("architecture", fuzz.FLAGS)
+@pytest.mark.parametrize("architecture", random_configs.FLAGS)
 @pytest.mark.parametrize("seed", range(2))
 def test_random_configs_equal_hugging_face(architecture: str, seed: int, tmp_path: Path) -> None:
     _check_random(architecture, seed, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", fuzz.FLAGS)
+@pytest.mark.parametrize("architecture", random_configs.FLAGS)
 def test_many_random_configs_equal_hugging_face(architecture: str, tmp_path: Path) -> None:
     for seed in range(100, 130):
         _check_random(architecture, seed, tmp_path / str(seed))
@@ -50,7 +50,7 @@ def test_many_random_configs_equal_hugging_face(architecture: str, tmp_path: Pat
 
 def _check_random(architecture: str, seed: int, folder: Path) -> None:
     rng = random.Random(f"{architecture}{seed}")
-    changes = fuzz.draw(architecture, rng)
+    changes = random_configs.draw(architecture, rng)
     model = oracle.make(architecture, folder, seed, **changes)
     error, left_over, _ = oracle.compare(model, folder, rng.choice([12, 40]))
     assert left_over == [], changes
@@ -58,7 +58,7 @@ def _check_random(architecture: str, seed: int, folder: Path) -> None:
 
 
 def test_every_family_has_a_tiny_config() -> None:
-    tiny = set(oracle.TINY_CONFIGS) | set(LATER)
+    tiny = set(oracle.TINY_CONFIGS) | set(DECODER_CONFIGS)
     elsewhere = (
         "encoder",
         "encoder_kin",

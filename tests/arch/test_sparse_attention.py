@@ -13,7 +13,7 @@ from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
 from tests.fakes.text_models import class_of
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
-from tests.models import later_fuzz
+from tests.models import random_decoder_configs
 
 OURS = [
     *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"),
@@ -32,7 +32,7 @@ def _raw(architecture: str, **changes: Any) -> dict[str, Any]:
 def test_a_config_as_published_means_what_its_class_makes_of_it(
     architecture: str, seed: int
 ) -> None:
-    raw = _raw(architecture, **later_fuzz.draw(architecture, random.Random(seed)))
+    raw = _raw(architecture, **random_decoder_configs.draw(architecture, random.Random(seed)))
     made = class_of(architecture).config_class(**raw)
     assert describe(raw) == describe({**json.loads(made.to_json_string()), **_name(architecture)})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.bench.backends import BACKENDS, NativeMeter, OpenAiMeter, Wish, error_text
+from radixlm.bench.backends import BACKENDS, NativeMeter, OpenAiMeter, RequestOptions, error_text
 from radixlm.bench.datasets import Row
 
 TEXT = Row("hello", None, 1, 5)
@@ -88,7 +88,7 @@ def test_an_answer_that_is_not_streamed() -> None:
 
 
 def test_native_bodies_merge_sampling_parameters() -> None:
-    wish = Wish("m", extra={"sampling_params": {"top_p": 0.5}, "priority": 3})
+    wish = RequestOptions("m", extra={"sampling_params": {"top_p": 0.5}, "priority": 3})
     body = BACKENDS["sglang"].body(IDS, wish)
     assert body["input_ids"] == [4, 5] and "text" not in body and body["priority"] == 3
     sampling = {"temperature": 0.0, "max_new_tokens": 5, "ignore_eos": True, "top_p": 0.5}
@@ -97,7 +97,7 @@ def test_native_bodies_merge_sampling_parameters() -> None:
 
 @pytest.mark.parametrize("name", ["sglang-oai", "vllm", "lmdeploy"])
 def test_completion_bodies(name: str) -> None:
-    body = BACKENDS[name].body(IDS, Wish("m", ignore_eos=False, return_logprob=True))
+    body = BACKENDS[name].body(IDS, RequestOptions("m", ignore_eos=False, return_logprob=True))
     assert body["prompt"] == [4, 5] and body["max_tokens"] == 5 and body["logprobs"] == 1
     assert body["model"] == "m" and body["ignore_eos"] is False
     assert body["stream_options"] == {"include_usage": True}
@@ -106,7 +106,9 @@ def test_completion_bodies(name: str) -> None:
 @pytest.mark.parametrize("name", ["sglang-oai-chat", "vllm-chat", "lmdeploy-chat"])
 def test_chat_bodies(name: str) -> None:
     adapted = Row("hello", None, 1, 5, adapter="lora")
-    body = BACKENDS[name].body(adapted, Wish("m", is_stream=False, extra={"temperature": 1.0}))
+    body = BACKENDS[name].body(
+        adapted, RequestOptions("m", is_stream=False, extra={"temperature": 1.0})
+    )
     assert body["messages"] == [{"role": "user", "content": "hello"}]
     assert body["model"] == "lora" and body["temperature"] == 1.0 and "stream_options" not in body
 

@@ -13,7 +13,7 @@ from radixlm.base.errors import TransferError
 from radixlm.bench.backends import Outcome
 from radixlm.bench.client import HttpClient
 from radixlm.bench.process import Sample, ServerProcess
-from radixlm.bench.verdict import Verdict, growth, render
+from radixlm.bench.verdict import SloCheck, growth, render
 
 FOLDER = Path(__file__).parents[2] / "bench"
 FLAT = [Sample(float(i), 400 << 20, 50, 9, 2) for i in range(16)]
@@ -28,7 +28,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def broken(verdicts: list[Verdict]) -> list[str]:
+def broken(verdicts: list[SloCheck]) -> list[str]:
     return [verdict.claim for verdict in verdicts if not verdict.is_kept]
 
 
@@ -109,7 +109,7 @@ def test_overload_without_refusals_shows_nothing() -> None:
 
 
 def test_the_table_counts_what_is_broken() -> None:
-    shown = render([Verdict("a", "1", "0", False), Verdict("b", "0", "0", True)])
+    shown = render([SloCheck("a", "1", "0", False), SloCheck("b", "0", "0", True)])
     assert shown.splitlines()[-1] == "1 of 2 BROKEN" and "kept" in shown
 
 

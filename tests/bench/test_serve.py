@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import uvicorn
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench.cli import main
@@ -21,12 +21,12 @@ SMALL = "--num-prompts 6 --random-input-len 12 --random-output-len 4 --random-ra
 
 @pytest_asyncio.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with face(tmp_path, {"forever": "la "}, api_key="secret") as made:
+    async with scripted_server(tmp_path, {"forever": "la "}, api_key="secret") as made:
         async for address in serve(made):
             yield address
 
 
-async def serve(made: Face) -> AsyncIterator[str]:
+async def serve(made: ScriptedServer) -> AsyncIterator[str]:
     config = uvicorn.Config(made.app, port=0, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,6 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture
-async def server(toy_folder: Path) -> AsyncIterator[Face]:
-    async with face(toy_folder, {}) as made:
+async def server(toy_folder: Path) -> AsyncIterator[ScriptedServer]:
+    async with scripted_server(toy_folder, {}) as made:
         yield made

@@ -17,13 +17,13 @@ import pytest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.supervisor import EngineSupervisor
 from radixlm.entrypoints.http import middleware
-from tests.fakes.http import Face, face, listening
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 CHAT = "/v1/chat/completions"
 BOMB = base64.b64encode(pickle.dumps(print)).decode()
 
 
-async def _refused(server: Face, path: str, body: Any) -> str:
+async def _refused(server: ScriptedServer, path: str, body: Any) -> str:
     """Post a body that must be refused; the text of the error."""
     answer = await server.client.post(
         path,
@@ -44,12 +44,14 @@ async def _refused(server: Face, path: str, body: Any) -> str:
         ("/generate", {"text": "a", "logit_processor": "os:system"}),
     ],
 )
-async def test_serialised_code_is_refused(server: Face, path: str, body: dict[str, Any]) -> None:
+async def test_serialised_code_is_refused(
+    server: ScriptedServer, path: str, body: dict[str, Any]
+) -> None:
     await _refused(server, path, body)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
-async def test_no_address_in_a_message_is_fetched(server: Face, kind: str) -> None:
+async def test_no_address_in_a_message_is_fetched(server: ScriptedServer, kind: str) -> None:
     """A server that fetches what a client names can be sent to its neighbours."""
     visits = 0
 
@@ -90,7 +92,7 @@ async def test_no_address_in_a_message_is_fetched(server: Face, kind: str) -> No
         "[" + "9" * 5000 + "]",
     ],
 )
-async def test_token_ids_do_not_overflow(server: Face, ids: str) -> None:
+async def test_token_ids_do_not_overflow(server: ScriptedServer, ids: str) -> None:
     await _refused(server, "/generate", f'{{"input_ids": {ids}}}'.encode())
     await _refused(server, "/v1/completions", f'{{"prompt": {ids}}}'.encode())
     stops = f'{{"text": "a", "sampling_params": {{"stop_token_ids": {ids}}}}}'
@@ -115,7 +117,9 @@ async def test_token_ids_do_not_overflow(server: Face, ids: str) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_large_numbers_and_lists_are_refused(server: Face, fields: dict[str, Any]) -> None:
+async def test_large_numbers_and_lists_are_refused(
+    server: ScriptedServer, fields: dict[str, Any]
+) -> None:
     text = await _refused(server, "/generate", {"text": "a", "sampling_params": fields})
     assert next(iter(fields)) in text
 
@@ -137,7 +141,7 @@ async def test_large_numbers_and_lists_are_refused(server: Face, fields: dict[st
     ],
     ids=["nested", "nested objects", "20000 prompts", "surrogate", "nul", "forged log", "twice"],
 )
-async def test_shapes_that_hurt_parsers_are_refused(server: Face, body: bytes) -> None:
+async def test_shapes_that_hurt_parsers_are_refused(server: ScriptedServer, body: bytes) -> None:
     await _refused(server, "/generate", body)
 
 
@@ -169,7 +173,7 @@ async def test_no_spelling_or_header_opens_an_admin_route(
     toy_folder: Path, options: dict[str, Any]
 ) -> None:
     keys = ("", "Authorization: Bearer k\r\n") if "api_key" in options else ("",)
-    async with face(toy_folder, {}, **options) as made, listening(made) as port:
+    async with scripted_server(toy_folder, {}, **options) as made, listening(made) as port:
         for path, extra in itertools.product(SPELLINGS, keys):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             forged = "".join(f"{name}: {value}\r\n" for name, value in FORGED.items())
@@ -182,7 +186,7 @@ async def test_no_spelling_or_header_opens_an_admin_route(
 
 
 async def test_wrong_keys_of_every_kind(toy_folder: Path) -> None:
-    async with face(toy_folder, {}, api_key="s3cret") as made:
+    async with scripted_server(toy_folder, {}, api_key="s3cret") as made:
         for value in (
             "",
             "Bearer",
@@ -230,7 +234,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         b"Content-Length : 5\r\n",
     ],
 )
-async def test_requests_cannot_be_smuggled(server: Face, head: bytes) -> None:
+async def test_requests_cannot_be_smuggled(server: ScriptedServer, head: bytes) -> None:
     """Two readings of one length: the connection must end with the first answer."""
     smuggled = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     async with listening(server) as port:

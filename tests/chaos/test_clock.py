@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import radixlm
-from tests.chaos.world import World
+from tests.chaos.simulation import World
 from tests.fakes.executor import reference
-from tests.fakes.http import Face
+from tests.fakes.http_server import ScriptedServer
 
 DAY_S = 86_400.0
 SOURCE = Path(radixlm.__file__).parent
@@ -71,7 +71,7 @@ async def test_streams_and_deadlines_do_not_notice(
 
 
 async def test_requests_with_a_timeout_are_answered(
-    server: Face, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Jumping()
     monkeypatch.setattr(time, "time", clock)

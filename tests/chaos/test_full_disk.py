@@ -15,7 +15,7 @@ import pytest
 
 from radixlm.engine.features.inflight_log import InflightLog, blamed
 from radixlm.entrypoints.http.batches import runner
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 CHAT = "/v1/chat/completions"
 HONEST = (503, 507)
@@ -47,17 +47,17 @@ def fill(disk: Path) -> Path:
     raise AssertionError("the disk has no end")
 
 
-async def _answers(server: Face) -> bool:
+async def _answers(server: ScriptedServer) -> bool:
     got = await server.post("/generate", text="hi", sampling_params={"max_new_tokens": 3})
     return got.status_code == 200
 
 
-async def _upload(server: Face, content: bytes) -> Any:
+async def _upload(server: ScriptedServer, content: bytes) -> Any:
     files = {"file": ("in.jsonl", content)}
     return await server.client.post("/v1/files", files=files, data={"purpose": "batch"})
 
 
-async def _responses_until_full(server: Face) -> Any:
+async def _responses_until_full(server: ScriptedServer) -> Any:
     """The store has pages of its own to fill first."""
     for _ in range(100):
         answer = await server.post("/v1/responses", input="hi" * 900)
@@ -73,7 +73,7 @@ def _line(name: str) -> str:
 
 async def test_files_dumps_and_responses_say_so(toy_folder: Path, disk: Path) -> None:
     options = {"file_storage_path": str(disk / "files"), "crash_dump_folder": str(disk / "dumps")}
-    async with face(toy_folder, {}, **options) as server:
+    async with scripted_server(toy_folder, {}, **options) as server:
         assert (await _upload(server, b"x")).status_code == 200
         assert (await server.post("/v1/responses", input="hi")).status_code == 200
         assert (await server.post("/dump_requests")).status_code == 200
@@ -99,8 +99,10 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
     toy_folder: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "FULL_DISK_S", 0.02)
-    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.05)  # most of it is open when one is done
-    async with face(toy_folder, {}, file_storage_path=str(disk)) as server:
+    monkeypatch.setattr(
+        "tests.fakes.http_server.SLOW_S", 0.05
+    )  # most of it is open when one is done
+    async with scripted_server(toy_folder, {}, file_storage_path=str(disk)) as server:
         names = [f"line-{i}" for i in range(30)]
         text = "\n".join(map(_line, names)).encode()
         file_id = (await _upload(server, text)).json()["id"]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from radixlm.base.errors import Overloaded
-from tests.fakes.http import Face, listening
+from tests.fakes.http_server import ScriptedServer, listening
 
 
-async def _statuses(server: Face) -> tuple[int, int]:
+async def _statuses(server: ScriptedServer) -> tuple[int, int]:
     return tuple([(await server.client.get(path)).status_code for path in ("/health", "/ready")])  # type: ignore[return-value]
 
 
@@ -24,7 +24,9 @@ async def _until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_long_prefill_is_no_illness(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_prefill_is_no_illness(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine makes a step when the test allows it."""
     monkeypatch.setattr("radixlm.scheduler.loop.BEAT_S", 0.02)
     intake, executor = server.engine.intake, server.engine.executor
@@ -51,7 +53,9 @@ async def test_a_long_prefill_is_no_illness(server: Face, monkeypatch: pytest.Mo
     assert (await long).status_code == 200
 
 
-async def test_no_engine_is_not_ready_and_a_draining_server_is_not_healthy(server: Face) -> None:
+async def test_no_engine_is_not_ready_and_a_draining_server_is_not_healthy(
+    server: ScriptedServer,
+) -> None:
     intake = server.engine.intake
     intake.lose_engine()
     assert await _statuses(server) == (200, 503)
@@ -66,7 +70,7 @@ async def test_no_engine_is_not_ready_and_a_draining_server_is_not_healthy(serve
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 async def test_the_request_log_says_as_much_as_asked_for(
-    server: Face,
+    server: ScriptedServer,
     level: int,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +95,7 @@ async def test_the_request_log_says_as_much_as_asked_for(
     assert "reason length" in shown or "reason stop" in shown
 
 
-async def test_ids_of_requests_come_back(server: Face) -> None:
+async def test_ids_of_requests_come_back(server: ScriptedServer) -> None:
     got = await server.client.get("/health", headers={"X-Request-Id": "mine-7"})
     assert got.headers["x-request-id"] == "mine-7"
     async with listening(server) as port:

@@ -14,7 +14,7 @@ import pytest
 
 from radixlm.entrypoints.http.app import make_uvicorn
 from radixlm.entrypoints.http.uvicorn_protocol import Server
-from tests.fakes.http import Face
+from tests.fakes.http_server import ScriptedServer
 
 LIMIT_S = 60.0  # the default of --stall-timeout-s
 STEP_S = 5.0
@@ -29,7 +29,7 @@ def message(num_tokens: int) -> bytes:
 
 
 @asynccontextmanager
-async def serving(server: Face) -> AsyncIterator[tuple[Server, int]]:
+async def serving(server: ScriptedServer) -> AsyncIterator[tuple[Server, int]]:
     """With small buffers in the kernel, so that little has to be left unread."""
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
@@ -79,7 +79,9 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 @pytest.mark.parametrize(
     "sent", [b"", b"POST /gen", HEAD, message(5)[:-4]], ids=["nothing", "line", "head", "body"]
 )
-async def test_half_a_request_is_not_waited_for_without_end(server: Face, sent: bytes) -> None:
+async def test_half_a_request_is_not_waited_for_without_end(
+    server: ScriptedServer, sent: bytes
+) -> None:
     async with serving(server) as (made, port):
         reader, writer = await connect(port)
         writer.write(sent)
@@ -93,7 +95,7 @@ async def test_half_a_request_is_not_waited_for_without_end(server: Face, sent: 
         writer.close()
 
 
-async def test_a_body_that_comes_slowly_is_waited_for(server: Face) -> None:
+async def test_a_body_that_comes_slowly_is_waited_for(server: ScriptedServer) -> None:
     async with serving(server) as (made, port):
         reader, writer = await connect(port)
         whole = message(2)
@@ -111,10 +113,10 @@ async def test_a_body_that_comes_slowly_is_waited_for(server: Face) -> None:
 
 
 async def test_an_answer_that_nobody_reads_costs_slot_and_connection(
-    server: Face, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intake = server.engine.intake
-    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.001)
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.001)
     server.engine.executor.is_slow = True  # each event is sent as it comes
     async with serving(server) as (made, port):
         reader, writer = await connect(port)
@@ -131,7 +133,7 @@ async def test_an_answer_that_nobody_reads_costs_slot_and_connection(
         writer.close()
 
 
-async def test_a_server_that_stood_still_blames_no_client(server: Face) -> None:
+async def test_a_server_that_stood_still_blames_no_client(server: ScriptedServer) -> None:
     async with serving(server) as (made, port):
         _, writer = await connect(port)
         await until(lambda: len(made.server_state.connections) == 1)

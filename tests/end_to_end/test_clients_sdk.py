@@ -1,4 +1,4 @@
-"""The makers' own clients, unmodified, against the real server: what test_end_to_end_openai.py
+"""The makers' own clients, unmodified, against the real server: what test_openai_client.py
 leaves out."""
 
 from __future__ import annotations

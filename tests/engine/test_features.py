@@ -15,8 +15,8 @@ from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog, blamed
 from radixlm.text.chat import load_chat_template
 from radixlm.wire.requests import GrammarSpec
-from tests.fakes.engine import Bench
 from tests.fakes.executor import reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 SCHEMA = {
@@ -94,7 +94,7 @@ def test_grammar_that_gives_up_fails_its_request_alone() -> None:
     feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]
     ticket = SimpleNamespace(is_ready=True, matcher=_Capricious)
     feature._ticket = lambda kind, text: ticket  # type: ignore[assignment,method-assign,return-value]
-    bench = Bench(features=(feature,))
+    bench = SchedulerHarness(features=(feature,))
     bench.submit("a", [1, 2, 3], 9, ignore_eos=True, grammar=GrammarSpec("regex", "x"))
     bench.submit("b", [1, 2, 4], 9, ignore_eos=True)
     bench.run()
@@ -105,7 +105,7 @@ def test_grammar_that_gives_up_fails_its_request_alone() -> None:
 def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
     path = tmp_path / "flight"
     record = InflightLog(path)
-    bench = Bench(features=(record,))
+    bench = SchedulerHarness(features=(record,))
     seen: list[str | None] = []
     forward = bench.executor.forward
 

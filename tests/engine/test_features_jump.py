@@ -15,8 +15,8 @@ from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.text.chat import load_chat_template
 from radixlm.wire.requests import GrammarSpec, LogprobParams
-from tests.fakes.engine import Bench
 from tests.fakes.executor import EOS, VOCAB
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Scripted:
@@ -58,7 +58,7 @@ SCRIPTS = [
 ]
 
 
-def play(jump: bool, most: int = 30, num_pages: int = 64, **more: Any) -> Bench:
+def play(jump: bool, most: int = 30, num_pages: int = 64, **more: Any) -> SchedulerHarness:
     """Three constrained requests and a free one, to the end."""
     config = GrammarConfig(disable_jump_forward=not jump)
     overlaps = more.get("depth", 0) == 0
@@ -67,7 +67,7 @@ def play(jump: bool, most: int = 30, num_pages: int = 64, **more: Any) -> Bench:
         is_ready=True, matcher=lambda: Scripted(SCRIPTS[int(text)])
     )
     need = more.pop("logprobs", None)
-    bench = Bench(num_pages, features=(feature,), **more)
+    bench = SchedulerHarness(num_pages, features=(feature,), **more)
     for i in range(3):
         grammar = GrammarSpec("regex", str(i))
         bench.submit(f"g{i}", [1, 2, 3, 20 + i], most, grammar=grammar, logprobs=need)

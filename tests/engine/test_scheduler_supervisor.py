@@ -19,8 +19,8 @@ from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import StepPlan
 from radixlm.wire.sampling_params import SamplingParams
-from tests.fakes.engine import Bench
 from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep, reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 POISON = 30
 
@@ -53,7 +53,7 @@ class House:
 
     def __init__(self, error: Callable[[], Exception], *more: Feature) -> None:
         self.flight, self.more = InflightLog(), more
-        self.mine, self.theirs = (bench := Bench()).mine, bench.scheduler.channel
+        self.mine, self.theirs = (bench := SchedulerHarness()).mine, bench.scheduler.channel
         self.num_made = 0
         self.error = error
         self.handler: Handler = lambda message: None
@@ -66,7 +66,7 @@ class House:
     def make(self) -> Scheduler:
         """Stops when nothing is left to do, so that ``run`` returns."""
         self.num_made += 1
-        bench = Bench(num_pages=64, features=(self.flight, *self.more))
+        bench = SchedulerHarness(num_pages=64, features=(self.flight, *self.more))
         executor = Ill(65, 4, 9)
         executor.error = self.error
         scheduler = bench.scheduler

@@ -16,11 +16,11 @@ from radixlm.executor.device import AsyncCopy, CpuDevice, PinnedRing
 from radixlm.executor.runner import RunnerOptions
 from radixlm.sampling.cuda import GpuSampler, SamplerKernels
 from radixlm.wire.requests import LogprobParams
-from tests.executor.late import LateBench, workload
+from tests.executor.overlap_harness import OverlapHarness, workload
 from tests.fakes.device import NONSENSE, SimulatedDevice
 
 
-def _same(one: LateBench, other: LateBench, aborted: set[str]) -> None:
+def _same(one: OverlapHarness, other: OverlapHarness, aborted: set[str]) -> None:
     for rid, tokens in one.out.items():
         if rid not in aborted:
             assert other.out[rid] == tokens, rid
@@ -39,17 +39,17 @@ def _same(one: LateBench, other: LateBench, aborted: set[str]) -> None:
 def test_depth_one_gives_the_tokens_of_depth_zero(
     seed: int, eagerness: float, graphs: tuple[int, ...], num_pages: int
 ) -> None:
-    plain = LateBench(CpuDevice(), num_pages)
+    plain = OverlapHarness(CpuDevice(), num_pages)
     aborted = workload(plain, seed)
     device = SimulatedDevice(seed, eagerness)
-    late = LateBench(device, num_pages, depth=1, graphs=graphs)
+    late = OverlapHarness(device, num_pages, depth=1, graphs=graphs)
     aborted |= workload(late, seed)
     _same(plain, late, aborted)
 
 
 def test_two_steps_are_in_flight_at_once() -> None:
     device = SimulatedDevice(eagerness=0.0)
-    bench = LateBench(device, depth=1)
+    bench = OverlapHarness(device, depth=1)
     bench.submit("r", [1, 2, 3], False, max_new_tokens=6, ignore_eos=True, temperature=0.0)
     for _ in range(3):
         bench.tick()
@@ -62,27 +62,27 @@ def test_two_steps_are_in_flight_at_once() -> None:
 
 
 def test_pressure_retracts_and_changes_nothing() -> None:
-    def run(bench: LateBench) -> dict[str, list[int]]:
+    def run(bench: OverlapHarness) -> dict[str, list[int]]:
         for i in range(6):
             options = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 0.0}
             bench.submit(f"r{i}", [i + 1] * 9, False, **options)
         bench.run()
         return bench.out
 
-    late = LateBench(SimulatedDevice(3), 26, depth=1, reserve=0.0)
-    assert run(late) == run(LateBench(num_pages=200))
+    late = OverlapHarness(SimulatedDevice(3), 26, depth=1, reserve=0.0)
+    assert run(late) == run(OverlapHarness(num_pages=200))
     assert late.scheduler.planner.num_retracted > 0
 
 
 @pytest.mark.parametrize("options", [RunnerOptions(1, 1), RunnerOptions(2, 4096)])
 def test_numbers_that_find_no_room_travel_apart(options: RunnerOptions) -> None:
-    late, plain = LateBench(SimulatedDevice(5), depth=1, runner=options), LateBench()
+    late, plain = OverlapHarness(SimulatedDevice(5), depth=1, runner=options), OverlapHarness()
     aborted = workload(plain, 11) | workload(late, 11)
     _same(plain, late, aborted)
 
 
 def test_graphs_without_padding_take_exact_sizes_only() -> None:
-    bench = LateBench(SimulatedDevice(1), graphs=(2,))
+    bench = OverlapHarness(SimulatedDevice(1), graphs=(2,))
     graphs = bench.runner.graphs
     graphs._pads = False
     assert (graphs.size_for(1), graphs.size_for(2), graphs.size_for(3)) == (0, 2, 0)
@@ -120,7 +120,7 @@ def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> 
 
 
 def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> None:
-    bench = LateBench(SimulatedDevice(2), depth=1, admit_every=4)
+    bench = OverlapHarness(SimulatedDevice(2), depth=1, admit_every=4)
     options = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
     bench.submit("first", [1, 2, 3], False, **options)
     bench.tick()  # nothing decodes: admitted at once
@@ -132,7 +132,7 @@ def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> Non
         seen.append(len(bench.scheduler.planner.running))
     assert seen == [1, 1, 1, 2, 2]
     bench.run()
-    plain = LateBench()
+    plain = OverlapHarness()
     for rid, prompt in (("first", [1, 2, 3]), ("second", [4, 5, 6])):
         plain.submit(rid, prompt, False, **options)
     plain.run()
@@ -143,7 +143,7 @@ def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> Non
 def test_the_kernels_of_a_gpu_write_the_token_table() -> None:
     """Depth 1 with the fused draw, which puts each row's token where the next step reads it, gives
     the tokens of the sampler at depth 0; grammars are masked on the way."""
-    plain, late = LateBench(), LateBench(SimulatedDevice(6), depth=1, graphs=(4,))
+    plain, late = OverlapHarness(), OverlapHarness(SimulatedDevice(6), depth=1, graphs=(4,))
     late.runner._fused = load("radixlm.kernels.triton.sample:draw")
     for bench in (plain, late):
         for index, (top_p, has_grammar) in enumerate([(1.0, False), (0.8, False), (1.0, True)]):
@@ -158,14 +158,14 @@ def test_log_probabilities_are_read_late(monkeypatch: pytest.MonkeyPatch) -> Non
     """With the kernels of GPUs, which leave them on the device until the step is read."""
     options = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0.0}
 
-    def run(bench: LateBench) -> list[tuple[float, int]]:
+    def run(bench: OverlapHarness) -> list[tuple[float, int]]:
         bench.submit("r", [1, 2, 3], False, LogprobParams(), **options)
         bench.submit("other", [4, 5], False, **options)
         bench.run()
         return bench.logprobs["r"]
 
-    want = run(LateBench())
-    late = LateBench(SimulatedDevice(4), depth=1)
+    want = run(OverlapHarness())
+    late = OverlapHarness(SimulatedDevice(4), depth=1)
     sampler = late.runner.sampler
     monkeypatch.setattr(sampler, "_gpu", GpuSampler(late.runner.sampling, SamplerKernels()))
     got = run(late)

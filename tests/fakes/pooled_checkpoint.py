@@ -17,8 +17,8 @@ import transformers
 from torch import Tensor
 
 from radixlm.arch.families.heads import CAUSAL, PLAIN
-from tests.fakes.newest_configs import EMBEDDING_GEMMA2, whole
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, VOCAB, cached_tiny
+from tests.fakes.unusual_configs import EMBEDDING_GEMMA2, whole
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,

@@ -17,7 +17,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.arch.oracle import TINY_CONFIGS
-from tests.fakes.later_configs import LATER
+from tests.fakes.decoder_configs import DECODER_CONFIGS
 from tests.fakes.text_models import class_of
 
 transformers.utils.logging.disable_progress_bar()
@@ -50,7 +50,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **({"pad_token_id": None} if arch.startswith("Youtu") else {}),
     }
     for arch, changes in TINY_CONFIGS.items()
-} | LATER
+} | DECODER_CONFIGS
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

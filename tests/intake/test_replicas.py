@@ -22,7 +22,7 @@ from radixlm.wire.replies import (
     TokenDelta,
 )
 from radixlm.wire.sampling_params import SamplingParams
-from tests.intake.scripted import ScriptedLink
+from tests.intake.scripted_engine import ScriptedLink
 
 FACTS = {"max_total_num_tokens": 4096, "context_len": 64}
 

@@ -9,13 +9,13 @@ import pytest
 from radixlm.base.errors import Overloaded
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Failed, Finish, Ready
-from tests.intake.scripted import Stage
+from tests.intake.scripted_engine import IntakeHarness
 
 LENGTH = Finish("length")
 
 
 async def test_requests_wait_for_the_first_engine(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer, is_ready=False)
+    stage = IntakeHarness(tokenizer, is_ready=False)
     stage.intake.submit(stage.ask("a"))
     stage.intake.submit(stage.ask("b"))
     assert not stage.link.sent
@@ -25,7 +25,7 @@ async def test_requests_wait_for_the_first_engine(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_stream_goes_on_where_it_stood(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer, max_queue_time_s=5.0)
+    stage = IntakeHarness(tokenizer, max_queue_time_s=5.0)
     ids = stage.ids("Hello world, how are you today?")
     task = asyncio.create_task(stage.intake.collect(stage.ask(max_new_tokens=40)))
     await asyncio.sleep(0)
@@ -48,7 +48,7 @@ async def test_a_stream_goes_on_where_it_stood(tokenizer: Tokenizer) -> None:
 
 
 async def test_late_words_of_a_dead_engine_count(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask("a"))
     (ended,) = stage.intake.submit(stage.ask("b"))
     stage.intake.lose_engine()
@@ -60,7 +60,7 @@ async def test_late_words_of_a_dead_engine_count(tokenizer: Tokenizer) -> None:
 
 
 async def test_still_waiting_keeps_its_queue_deadline(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer, max_queue_time_s=5.0)
+    stage = IntakeHarness(tokenizer, max_queue_time_s=5.0)
     stage.intake.submit(stage.ask())
     stage.intake.lose_engine()
     stage.ready()
@@ -69,7 +69,7 @@ async def test_still_waiting_keeps_its_queue_deadline(tokenizer: Tokenizer) -> N
 
 
 async def test_a_culprit_fails_alone_the_second_time(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     states = {rid: stage.intake.submit(stage.ask(rid))[0] for rid in ("good", "bad")}
     stage.intake.lose_engine(None)
     stage.ready()
@@ -87,7 +87,7 @@ async def test_a_culprit_fails_alone_the_second_time(tokenizer: Tokenizer) -> No
 
 async def test_a_token_clears_the_suspect(tokenizer: Tokenizer) -> None:
     """An engine that is killed from outside again and again must not cost a request its life."""
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask())
     for _ in range(5):
         stage.intake.lose_engine("r")
@@ -97,7 +97,7 @@ async def test_a_token_clears_the_suspect(tokenizer: Tokenizer) -> None:
 
 
 async def test_control_does_not_wait_for_the_dead(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     call = asyncio.create_task(stage.intake.control("info"))
     await asyncio.sleep(0)
     stage.intake.lose_engine()
@@ -112,7 +112,7 @@ async def test_control_does_not_wait_for_the_dead(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("moment", ["before", "while", "after"])
 async def test_aborted_stays_aborted(tokenizer: Tokenizer, moment: str) -> None:
     """An abort that the engine never heard of, as it died, must not be forgotten."""
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     aborted, other = (stage.intake.submit(stage.ask(rid))[0] for rid in ("x", "y"))
     if moment == "before":
         stage.intake.abort("x")
@@ -130,7 +130,7 @@ async def test_aborted_stays_aborted(tokenizer: Tokenizer, moment: str) -> None:
 
 
 async def test_abort_all_while_there_is_no_engine(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer, is_ready=False)
+    stage = IntakeHarness(tokenizer, is_ready=False)
     states = [stage.intake.submit(stage.ask(rid))[0] for rid in ("x", "y")]
     assert stage.intake.abort_all() == 2
     assert all(state.ended for state in states) and not stage.intake.requests
@@ -139,7 +139,7 @@ async def test_abort_all_while_there_is_no_engine(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_paused_server_stays_paused(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stage.intake.is_paused = True
     stage.intake.submit(stage.ask())
     stage.intake.lose_engine()
@@ -152,7 +152,7 @@ async def test_a_paused_server_stays_paused(tokenizer: Tokenizer) -> None:
 async def test_giving_up_is_told_to_everyone_once(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     told: list[Failed] = []
     stage.intake.on_failed = told.append
     (state,) = stage.intake.submit(stage.ask())

@@ -12,13 +12,13 @@ from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import ControlReply, Finish, Logprobs, StepReply, TokenDelta
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import parallel_seed
-from tests.intake.scripted import Stage
+from tests.intake.scripted_engine import IntakeHarness
 
 LENGTH = Finish("length")
 
 
 async def test_deltas_join_to_the_text(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     text = "Grüße, 你好 😀 fox"
     ids = stage.ids(text)
     stream = stage.intake.stream(stage.ask())
@@ -38,7 +38,7 @@ async def test_deltas_join_to_the_text(tokenizer: Tokenizer) -> None:
 
 
 async def test_text_is_tokenised_and_the_seed_fixed(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask(text="Hello world"))
     (sent,) = stage.link.requests
     assert sent.ids().tolist() == tokenizer.encode("Hello world", True)
@@ -46,7 +46,7 @@ async def test_text_is_tokenised_and_the_seed_fixed(tokenizer: Tokenizer) -> Non
 
 
 async def test_slow_reader_gets_all_in_one(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
     ids = stage.ids("The quick brown fox")
     for token in ids:
@@ -58,7 +58,7 @@ async def test_slow_reader_gets_all_in_one(tokenizer: Tokenizer) -> None:
 
 
 async def test_parallel_samples_of_a_slow_reader(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     ids = stage.ids("yes no true")
     async with aclosing(stage.intake.stream(stage.ask(n=3, sampling_seed=2**63 - 1))) as stream:
         first = asyncio.ensure_future(anext(stream))
@@ -86,7 +86,7 @@ async def test_parallel_samples_of_a_slow_reader(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("trim", [True, False])
 async def test_stop_string_across_deltas(tokenizer: Tokenizer, trim: bool) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     task = asyncio.create_task(
         stage.intake.collect(stage.ask(stop=("o w",), no_stop_trim=not trim))
     )
@@ -104,7 +104,7 @@ async def test_stop_string_across_deltas(tokenizer: Tokenizer, trim: bool) -> No
 async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_one(
     tokenizer: Tokenizer, at_once: int
 ) -> None:
-    stage = Stage(tokenizer, hidden_states_enabled=True)
+    stage = IntakeHarness(tokenizer, hidden_states_enabled=True)
     ask = stage.ask(stop=("o w", "rl"), logprobs=LogprobParams(), return_hidden_states=True)
     task = asyncio.create_task(stage.intake.collect(ask))
     await asyncio.sleep(0)
@@ -125,7 +125,7 @@ async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_o
 
 
 async def test_text_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     task = asyncio.create_task(stage.intake.collect(stage.ask(stop=("fox!",))))
     await asyncio.sleep(0)
     ids = stage.ids("a fox")
@@ -137,7 +137,7 @@ async def test_text_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("trim", [True, False])
 async def test_stop_token_is_not_part_of_the_text(tokenizer: Tokenizer, trim: bool) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     task = asyncio.create_task(stage.intake.collect(stage.ask(no_stop_trim=not trim)))
     await asyncio.sleep(0)
     (stop,) = stage.ids("!")
@@ -176,7 +176,7 @@ BAD = [
 async def test_a_bad_request_is_named_and_leaves_nothing(
     tokenizer: Tokenizer, fields: dict[str, object], error: type[InvalidRequest], param: str
 ) -> None:
-    stage = Stage(tokenizer, embed_dim=4)
+    stage = IntakeHarness(tokenizer, embed_dim=4)
     with pytest.raises(error) as caught:
         stage.intake.submit(stage.ask(**{"rid": "r", **fields}))
     assert caught.value.param == param and caught.value.status == 400
@@ -184,7 +184,7 @@ async def test_a_bad_request_is_named_and_leaves_nothing(
 
 
 async def test_text_without_a_tokenizer() -> None:
-    stage = Stage(None)
+    stage = IntakeHarness(None)
     with pytest.raises(InvalidRequest, match="skip-tokenizer-init"):
         stage.intake.submit(stage.ask(text="hello"))
     task = asyncio.create_task(stage.intake.collect(stage.ask()))
@@ -195,20 +195,20 @@ async def test_text_without_a_tokenizer() -> None:
 
 
 async def test_auto_truncate_cuts_prompt_and_answer(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer, allow_auto_truncate=True)
+    stage = IntakeHarness(tokenizer, allow_auto_truncate=True)
     stage.intake.submit(stage.ask(input_ids=list(range(5, 105)), max_new_tokens=50))
     (sent,) = stage.link.requests
     assert sent.ids().tolist() == list(range(5, 68)) and sent.sampling.max_new_tokens == 1
 
 
 async def test_unset_max_new_tokens_fills_the_context(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask(max_new_tokens=None))
     assert stage.link.requests[0].sampling.max_new_tokens == 61
 
 
 async def test_an_id_is_used_once_at_a_time(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask("a"))
     with pytest.raises(InvalidRequest, match="in use"):
         stage.intake.submit(stage.ask("a"))
@@ -222,7 +222,7 @@ async def test_an_id_is_used_once_at_a_time(tokenizer: Tokenizer) -> None:
 
 
 async def test_deadlines_are_set(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer, request_timeout_s=30.0, max_queue_time_s=5.0)
+    stage = IntakeHarness(tokenizer, request_timeout_s=30.0, max_queue_time_s=5.0)
     stage.intake.submit(stage.ask("a"))
     stage.intake.submit(stage.ask("b", timeout_s=7.0))
     a, b = stage.link.requests
@@ -232,7 +232,7 @@ async def test_deadlines_are_set(tokenizer: Tokenizer) -> None:
 
 
 async def test_leaving_a_stream_aborts_it(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     stream = stage.intake.stream(stage.ask(n=2))
     task = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -245,7 +245,7 @@ async def test_leaving_a_stream_aborts_it(tokenizer: Tokenizer) -> None:
 
 
 async def test_cancelling_collect_aborts_it(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     task = asyncio.create_task(stage.intake.collect(stage.ask()))
     await asyncio.sleep(0)
     task.cancel()
@@ -255,7 +255,7 @@ async def test_cancelling_collect_aborts_it(tokenizer: Tokenizer) -> None:
 
 
 async def test_abort_finds_all_samples_and_nobody_else(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     for rid, n in (("a", 2), ("b", 1), ("a#x", 1)):
         stage.intake.submit(stage.ask(rid, n=n))
     assert stage.intake.abort("") == 0
@@ -269,7 +269,7 @@ async def test_abort_finds_all_samples_and_nobody_else(tokenizer: Tokenizer) -> 
 async def test_one_text_that_fails_costs_no_other(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     bad, good = (stage.intake.submit(stage.ask(rid))[0] for rid in ("bad", "good"))
 
     def burst(ids: object) -> str:
@@ -286,7 +286,7 @@ async def test_one_text_that_fails_costs_no_other(
 async def test_a_client_that_does_not_read_loses_its_slot(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(tokenizer, stall_timeout_s=3.0)
+    stage = IntakeHarness(tokenizer, stall_timeout_s=3.0)
     now_s = [1000.0]
     monkeypatch.setattr("radixlm.intake.tokenizer_manager.time.monotonic", lambda: now_s[0])
     stage.beat()
@@ -309,7 +309,7 @@ async def test_a_client_that_does_not_read_loses_its_slot(
 
 
 async def test_control_is_answered_by_call(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     calls = [asyncio.create_task(stage.intake.control("info", number=i)) for i in range(2)]
     await asyncio.sleep(0)
     for control in reversed(stage.link.controls):
@@ -319,7 +319,7 @@ async def test_control_is_answered_by_call(tokenizer: Tokenizer) -> None:
 
 
 async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
     drain = asyncio.create_task(stage.intake.drain(60))
     await asyncio.sleep(0)
@@ -333,7 +333,7 @@ async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
 
 
 async def test_drain_that_takes_too_long_says_so(tokenizer: Tokenizer) -> None:
-    stage = Stage(tokenizer)
+    stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
     assert await stage.intake.drain(0.001) is False
     finish = (await state.next()).finish

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import make_tiny
+from tests.models.reference_math import Shapes, check, checkpoint, rms, swiglu
 from tests.models.test_decoder import relative_error
-from tests.models.written import Shapes, check, checkpoint, rms, swiglu
 from torch import Tensor
 from transformers import FalconForCausalLM
 

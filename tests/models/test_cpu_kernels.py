@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fakes.later_configs import LATER
+from tests.fakes.decoder_configs import DECODER_CONFIGS
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 from tests.models.test_decoder import prompts, relative_error
@@ -32,7 +32,9 @@ def test_close_to_the_reference_and_bit_invariant(arch: str) -> None:
     expected = PagedRunner(load_model(folder)).prefill({0: ids[0]})[0]
     has_program = model.use_program and is_covered(model)
     model.use_program = False
-    if arch in LATER:  # what no kernel knows runs in torch, whose sums feel their neighbours
+    if (
+        arch in DECODER_CONFIGS
+    ):  # what no kernel knows runs in torch, whose sums feel their neighbours
         together = PagedRunner(model, "cpu", page_size=16).prefill(ids, num_chunks=3)
         assert relative_error(together[0], expected) < 1e-5
     else:

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.multimodal.served import PARTS, PLACE, Served, served, user
+from tests.multimodal.app_server import PARTS, PLACE, Served, served, user
 from tests.multimodal.test_audio_models import AUDIOS, wav
 from tests.multimodal.tiny import save
 from tests.multimodal.tiny_audio import AUDIO, NEEDS, inputs_of

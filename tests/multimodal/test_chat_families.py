@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
-from tests.multimodal.served import PARTS, PLACE, TEXTS, Served, make_image, part, served, user
+from tests.multimodal.app_server import PARTS, PLACE, TEXTS, Served, make_image, part, served, user
 from tests.multimodal.tiny import FAMILIES as FIRST
 from tests.multimodal.tiny import Tiny, save
 from tests.multimodal.tiny_more import MORE, NEEDS

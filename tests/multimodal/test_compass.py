@@ -14,7 +14,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 import transformers as tf
 
-from tests.multimodal.answers import assert_same_answers
+from tests.multimodal.compare_answers import assert_same_answers
 from tests.multimodal.tiny import DEEP, TEXT, Tiny, image_processor, processor, save, tokenizer
 
 KINDS = ["sliding_attention", "full_attention"] * 2

@@ -18,7 +18,7 @@ from PIL import ImageOps  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
-from tests.multimodal.test_built import (  # noqa: E402
+from tests.multimodal.test_custom_encoders import (  # noqa: E402
     LATENT,
     PATCH,
     Rows,

@@ -22,7 +22,7 @@ from radixlm.weights.load import load_weights
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from radixlm.multimodal.checkpoint import NoVideos  # noqa: E402
-from tests.multimodal.answers import assert_same_answers  # noqa: E402
+from tests.multimodal.compare_answers import assert_same_answers  # noqa: E402
 from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, save, tokenizer  # noqa: E402
 
 NAMES = "image_start image image_end video_start video video_end".split()

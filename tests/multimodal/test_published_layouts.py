@@ -15,7 +15,7 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
-from tests.multimodal.answers import assert_same_answers  # noqa: E402
+from tests.multimodal.compare_answers import assert_same_answers  # noqa: E402
 from tests.multimodal.tiny import SQUARE, Tiny, image_processor, janus, save  # noqa: E402
 from tests.multimodal.tiny_later import internvl_chat  # noqa: E402
 

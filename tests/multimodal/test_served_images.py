@@ -21,7 +21,7 @@ from safetensors.torch import save as safetensors_of
 
 from radixlm.models.mm_encoder import TransformersEncoder
 from radixlm.wire.media import Media
-from tests.multimodal.served import PARTS, PLACE, Served, make_image, part, served, uri, user
+from tests.multimodal.app_server import PARTS, PLACE, Served, make_image, part, served, uri, user
 from tests.multimodal.test_image import FILES, file_of, header, noise
 from tests.multimodal.tiny import qwen2_vl, save
 

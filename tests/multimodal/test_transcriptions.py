@@ -22,7 +22,7 @@ tf = pytest.importorskip("transformers")
 from transformers.generation import logits_process as logits  # noqa: E402
 
 from radixlm.multimodal.audio import cut, resample  # noqa: E402
-from tests.multimodal.served import Served, served  # noqa: E402
+from tests.multimodal.app_server import Served, served  # noqa: E402
 from tests.multimodal.tiny_whisper import TIMES, save_whisper  # noqa: E402
 
 Samples = np.ndarray[Any, Any]

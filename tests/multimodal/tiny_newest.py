@@ -9,8 +9,8 @@ import pytest
 import transformers as tf
 
 from radixlm.multimodal.checkpoint import NoVideos
-from tests.fakes.later_configs import LATER
-from tests.fakes.newest_configs import NEWEST as SHAPES
+from tests.fakes.decoder_configs import DECODER_CONFIGS
+from tests.fakes.unusual_configs import UNUSUAL_CONFIGS as SHAPES
 from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, tokenizer
 from tests.multimodal.tiny_more import quick_images
 
@@ -23,7 +23,7 @@ AREA = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
 
 def held(architecture: str, **more: Any) -> dict[str, Any]:
     """The text model's keys as its own tests have them, of more tokens."""
-    own = {**LATER, **SHAPES}[architecture]
+    own = {**DECODER_CONFIGS, **SHAPES}[architecture]
     made = {**TEXT, **own, **TOKENS, **more}
     return {k: v for k, v in made.items() if v is not None or k.endswith("token_id")}
 

@@ -12,7 +12,7 @@ import transformers as tf
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from radixlm.multimodal.checkpoint import NoVideos
-from tests.fakes.newest_configs import NEWEST as NEWEST_SHAPES
+from tests.fakes.unusual_configs import UNUSUAL_CONFIGS as UNUSUAL_SHAPES
 from tests.multimodal.tiny import (
     PINPOINTS,
     SIGLIP,
@@ -219,7 +219,7 @@ def qwen4() -> Tiny:
         "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
         "mrope_interleaved": True, "partial_rotary_factor": 0.5,
     }  # fmt: skip
-    own = {**NEWEST_SHAPES["Qwen4ExpForCausalLM"], "rope_parameters": rope, "eos_token_id": 256}
+    own = {**UNUSUAL_SHAPES["Qwen4ExpForCausalLM"], "rope_parameters": rope, "eos_token_id": 256}
     encoder = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 7, "spatial_merge_size": 2,
         "temporal_patch_size": 2, "out_hidden_size": 64, "intermediate_size": 48,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from radixlm.wire.replies import Heartbeat
-from tests.fakes.engine import Bench
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 def test_books_are_checked_after_a_second_of_peace_and_repaired() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     bench.submit("r", [1] * 20, 3, ignore_eos=True)
     bench.run()
     lost = bench.kv_manager.pages.alloc(2)  # nobody's
@@ -26,7 +26,7 @@ def test_books_are_checked_after_a_second_of_peace_and_repaired() -> None:
 
 
 def test_beats_come_when_nothing_else_does() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     for _ in range(5):
         bench.now_s += 1.1
         bench.tick()

@@ -11,8 +11,8 @@ import pytest
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import Logprobs, StepReply
 from radixlm.wire.requests import LogprobParams
-from tests.fakes.engine import Bench
 from tests.fakes.executor import EOS, FakeStep, reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 def _prompts(rng: random.Random, count: int, shared: int) -> list[list[int]]:
@@ -37,7 +37,7 @@ def test_equals_one_at_a_time(
     depth: int, radix: bool, mixed: bool, num_pages: int, policy: str, window: int
 ) -> None:
     rng = random.Random(depth * 7 + num_pages)
-    bench = Bench(
+    bench = SchedulerHarness(
         num_pages,
         radix=radix,
         mixed=mixed,
@@ -58,7 +58,7 @@ def test_equals_one_at_a_time(
 
 
 def test_retracts_under_pressure_and_still_agrees() -> None:
-    bench = Bench(num_pages=24, reserve=0.0)
+    bench = SchedulerHarness(num_pages=24, reserve=0.0)
     prompts = _prompts(random.Random(3), 6, shared=0)
     for i, prompt in enumerate(prompts):
         bench.submit(f"r{i}", prompt[:8], 40, ignore_eos=True)
@@ -70,7 +70,7 @@ def test_retracts_under_pressure_and_still_agrees() -> None:
 
 def test_prefix_is_computed_once_for_requests_that_come_together() -> None:
     shared = [1 + i % 30 for i in range(40)]
-    bench = Bench(num_pages=400)
+    bench = SchedulerHarness(num_pages=400)
     for i in range(6):
         bench.submit(f"r{i}", [*shared, i + 1], 4)
     bench.run()
@@ -80,7 +80,7 @@ def test_prefix_is_computed_once_for_requests_that_come_together() -> None:
 
 
 def test_finish_reasons() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     prompt = next(p for p in ([i, i] for i in range(1, 31)) if EOS in reference(p, 30))
     bench.submit("eos", prompt, 30)
     bench.submit("length", [5, 6], 3, ignore_eos=True)
@@ -93,14 +93,14 @@ def test_finish_reasons() -> None:
 
 def test_resumed_request_goes_on_where_it_stood() -> None:
     want = reference([7, 8, 9], 20, True)
-    bench = Bench()
+    bench = SchedulerHarness()
     bench.submit("r", [7, 8, 9, *want[:6]], 20, ignore_eos=True, num_emitted=6)
     bench.run()
     assert bench.out["r"] == want[6:]
 
 
 def test_extra_keys_do_not_share() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     prompt = [3] * 20
     bench.submit("a", prompt, 2, extra_key="x")
     bench.run()
@@ -111,14 +111,14 @@ def test_extra_keys_do_not_share() -> None:
 
 
 def test_context_end_is_a_length_finish() -> None:
-    bench = Bench(context_len=16)
+    bench = SchedulerHarness(context_len=16)
     bench.submit("r", [2] * 10, 100, ignore_eos=True)
     bench.run()
     assert len(bench.out["r"]) == 6 and bench.finish["r"].kind == "length"
 
 
 def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     need = LogprobParams(prompt_from=0)
     bench.submit("r", [1 + i % 30 for i in range(40)], 4, ignore_eos=True, logprobs=need)
     read = bench.executor.read
@@ -147,7 +147,7 @@ def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_hidden_states_are_told_once_each_through_retractions(depth: int) -> None:
-    bench = Bench(num_pages=24, reserve=0.0, depth=depth)
+    bench = SchedulerHarness(num_pages=24, reserve=0.0, depth=depth)
     for i in range(6):
         bench.submit(f"r{i}", [1 + i] * 9, 30, ignore_eos=True, return_hidden_states=True)
     read = bench.executor.read

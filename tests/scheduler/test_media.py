@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from radixlm.wire.media import Array, Media
-from tests.fakes.engine import Bench
 from tests.fakes.executor import reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 PROMPT = [1 + i % 29 for i in range(50)]
 
@@ -17,7 +17,7 @@ def media(*runs: tuple[int, int]) -> tuple[Media, ...]:
     return tuple(Media("image", bytes(32), (run,), {}, (run,)) for run in runs)
 
 
-def parts(bench: Bench, rid: str) -> list[tuple[int, int]]:
+def parts(bench: SchedulerHarness, rid: str) -> list[tuple[int, int]]:
     return [
         (item.start, item.start + item.count)
         for plan in bench.executor.steps
@@ -38,7 +38,7 @@ def parts(bench: Bench, rid: str) -> list[tuple[int, int]]:
 def test_chunks_end_beside_runs(
     runs: tuple[tuple[int, int], ...], expected: list[tuple[int, int]]
 ) -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     bench.submit("a", PROMPT, media=media(*runs))
     bench.run()
     assert parts(bench, "a") == expected
@@ -50,7 +50,7 @@ def test_chunks_end_beside_runs(
 )
 def test_a_hit_ends_before_or_behind_a_run(run: tuple[int, int], hit: int) -> None:
     """The other prompt has the first half of the run, or where hit = 48 all of it, in common."""
-    bench = Bench()
+    bench = SchedulerHarness()
     other = PROMPT if hit == 48 else [*PROMPT[:28], *[30] * 20]
     bench.submit("a", other)
     bench.run()
@@ -72,7 +72,7 @@ def images(seed: int, *spans: tuple[int, int]) -> tuple[Media, ...]:
     )
 
 
-def begun(bench: Bench, media: dict[str, tuple[Media, ...]]) -> list[int]:
+def begun(bench: SchedulerHarness, media: dict[str, tuple[Media, ...]]) -> list[int]:
     """Places of the media that each step's chunks reach first."""
     steps, seen = [], set()
     for plan in bench.executor.steps:
@@ -92,7 +92,7 @@ def test_a_step_encodes_no_more_than_its_budget() -> None:
     """Six prompts whose images begin early: without a budget one step would reach them all."""
     media = {f"r{i}": images(i, (2, 12), (20, 9)) for i in range(6)}
     media["big"] = images(9, (1, 40))
-    bench = Bench(num_pages=200, step_tokens=16)
+    bench = SchedulerHarness(num_pages=200, step_tokens=16)
     prompts = {rid: [1 + (7 * i + j) % 29 for j in range(45)] for i, rid in enumerate(media)}
     for rid, prompt in prompts.items():
         bench.submit(rid, prompt, media=media[rid])
@@ -107,7 +107,7 @@ def test_a_step_encodes_no_more_than_its_budget() -> None:
 def test_the_same_image_counts_once() -> None:
     """Two of 40 places leave no budget for a third, unless it is one of the two."""
     for third, count in ((1, 20), (2, 2)):
-        bench = Bench(num_pages=200, step_tokens=110, max_prefill_tokens=200)
+        bench = SchedulerHarness(num_pages=200, step_tokens=110, max_prefill_tokens=200)
         for first, seed in ((1, 0), (2, 1), (3, third)):
             bench.submit(str(first), [first, *PROMPT[1:45]], media=images(seed, (2, 40)))
         bench.run()
@@ -115,7 +115,9 @@ def test_the_same_image_counts_once() -> None:
 
 
 def test_a_run_larger_than_the_window_pool_is_refused() -> None:
-    bench = Bench(num_pages=64, window=8, num_window=10)  # of 4 tokens, one is the null page
+    bench = SchedulerHarness(
+        num_pages=64, window=8, num_window=10
+    )  # of 4 tokens, one is the null page
     bench.submit("fits", PROMPT, media=media((4, 28)))
     bench.submit("never", [7, *PROMPT], media=media((4, 40)))
     bench.run()
@@ -128,7 +130,9 @@ def test_a_run_larger_than_the_window_pool_is_refused() -> None:
 def test_runs_that_need_the_same_window_pages_take_turns(seed: int) -> None:
     """Each prompt holds its window and needs more for its next run than the others leave."""
     draw = Random(seed)
-    bench = Bench(300, window=8, num_window=draw.randint(14, 24), step_tokens=8, max_running=4)
+    bench = SchedulerHarness(
+        300, window=8, num_window=draw.randint(14, 24), step_tokens=8, max_running=4
+    )
     asked: dict[str, tuple[list[int], int]] = {}
     for i in range(5):
         runs, end = [], draw.randint(0, 10)

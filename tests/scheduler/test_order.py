@@ -8,8 +8,8 @@ from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import AbortRequest, Control
-from tests.fakes.engine import Bench
 from tests.fakes.executor import reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Recorder(Feature):
@@ -27,9 +27,9 @@ class Recorder(Feature):
         self.released.append(request.rid)
 
 
-def _bench(**limits: object) -> tuple[Bench, Recorder]:
+def _bench(**limits: object) -> tuple[SchedulerHarness, Recorder]:
     recorder = Recorder()
-    return Bench(features=(recorder,), **limits), recorder
+    return SchedulerHarness(features=(recorder,), **limits), recorder
 
 
 def test_priorities_go_first_and_waiting_makes_important() -> None:
@@ -109,7 +109,7 @@ def test_abort_waiting_and_running(depth: int) -> None:
     assert sorted(recorder.released) == ["runs", "waits"]
 
 
-def _control(bench: Bench, verb: str, **args: object) -> ControlReply:
+def _control(bench: SchedulerHarness, verb: str, **args: object) -> ControlReply:
     bench.mine.send(Control(verb, verb, dict(args)))
     bench.tick()
     return next(r for r in bench.replies[::-1] if isinstance(r, ControlReply))

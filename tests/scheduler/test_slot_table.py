@@ -15,8 +15,8 @@ from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import RECENT, SlotTable
 from radixlm.wire.requests import AbortRequest, LogprobParams, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
-from tests.fakes.engine import Bench
 from tests.fakes.executor import VOCAB, next_token
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Follower(Feature):
@@ -42,7 +42,7 @@ def alone(prompt: list[int], sampling: SamplingParams) -> list[int]:
     return out
 
 
-def submit(bench: Bench, rid: str, rng: random.Random) -> list[int]:
+def submit(bench: SchedulerHarness, rid: str, rng: random.Random) -> list[int]:
     """A request with anything that decides how its tokens are told; the tokens it must get."""
     prompt = [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 20))]
     sampling = SamplingParams(
@@ -69,7 +69,7 @@ def submit(bench: Bench, rid: str, rng: random.Random) -> list[int]:
 @pytest.mark.parametrize("num_pages", [60, 400])
 def test_a_mixture_gets_what_each_gets_alone(depth: int, num_pages: int) -> None:
     rng, follower = random.Random(depth), Follower()
-    bench = Bench(num_pages, features=(follower,), depth=depth)
+    bench = SchedulerHarness(num_pages, features=(follower,), depth=depth)
     want, gone = {}, set()
     for index in range(24):
         rid = f"{rng.choice('fx')}{index}"
@@ -90,7 +90,7 @@ def test_a_mixture_gets_what_each_gets_alone(depth: int, num_pages: int) -> None
 
 
 def test_a_row_that_only_decodes_is_told_by_a_token_alone() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     bench.submit("a", [1, 2, 3], 20, ignore_eos=True)
     bench.submit("b", [1, 2, 4], 20, ignore_eos=True, stream=False)
     bench.run()
@@ -103,7 +103,7 @@ def test_a_row_that_only_decodes_is_told_by_a_token_alone() -> None:
 
 
 def test_the_lineup_is_the_same_object_until_somebody_joins_or_leaves() -> None:
-    bench = Bench()
+    bench = SchedulerHarness()
     for rid, count in (("a", 6), ("b", 9)):
         bench.submit(rid, [ord(rid) % 31, 2], count, ignore_eos=True)
     bench.run()
@@ -172,7 +172,7 @@ def test_nobody_writes_to_the_row_of_those_without_a_slot() -> None:
 @pytest.mark.parametrize("radix", [False, True])
 def test_nobody_waits_for_a_prompt_that_is_computed(radix: bool) -> None:
     """With a step in flight, and where the tree never takes the other's pages over."""
-    bench = Bench(400, radix=radix, depth=1)
+    bench = SchedulerHarness(400, radix=radix, depth=1)
     for rid in "ab":
         bench.submit(rid, [1 + i % 30 for i in range(12)], 20, ignore_eos=True)
     bench.run()

@@ -30,7 +30,7 @@ Architectures of `drafts.py` are EAGLE heads and predictors of further tokens: d
 loads without them.
 
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text: `tests/models/
-test_pooled*.py` holds each against Hugging Face through the engine (1e-4 a number, in a batch =
+test_pooling*.py` holds each against Hugging Face through the engine (1e-4 a number, in a batch =
 alone to the last bit).
 
 A decoder of transformers without a row here runs as its own code on our pages (`--model-impl`),
@@ -70,7 +70,7 @@ POOLED = ("encoder.py", "heads.py")
 HEARING = (
     "encoded.py",
     "hearing.py",
-)  # tests/multimodal/test_audio_models.py, test_whisper_sounds.py
+)  # tests/multimodal/test_audio_models.py, test_whisper.py
 
 
 def page() -> str:

@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestOptions:
     """What all requests of a run have in common."""
 
     model: str
@@ -198,7 +198,7 @@ class Backend:
     takes_ids: bool
     port: int = 30000
 
-    def body(self, row: Row, wish: Wish) -> dict[str, Any]:
+    def body(self, row: Row, wish: RequestOptions) -> dict[str, Any]:
         """The request for one row."""
         if self.meter is NativeMeter:
             return _native_body(row, wish)
@@ -220,7 +220,7 @@ class Backend:
         return body | dict(wish.extra)
 
 
-def _native_body(row: Row, wish: Wish) -> dict[str, Any]:
+def _native_body(row: Row, wish: RequestOptions) -> dict[str, Any]:
     """Fields of ``--extra-request-body`` that the sampler knows may stand at the top or inside
     sampling_params, which are merged."""
     extra = dict(wish.extra)

@@ -91,13 +91,13 @@ async def _run(
     tokenizer = engine.tokenizer
     assert tokenizer is not None, "checked before the engine was made"
     rows = load_rows(prompts, tokenizer)
-    asker = EngineAsker(engine, not args.disable_ignore_eos, args.return_logprob, extra)
+    requester = EngineRequester(engine, not args.disable_ignore_eos, args.return_logprob, extra)
     if not args.skip_warmup:
-        await asyncio.gather(*(asker.ask(row) for row in _warm_up_rows(rows)))
+        await asyncio.gather(*(requester.ask(row) for row in _warm_up_rows(rows)))
         engine.flush_cache()
     progress = Progress(len(rows), not args.disable_tqdm)
     try:
-        outcomes, duration_s = await run_load(rows, asker.ask, traffic, progress)
+        outcomes, duration_s = await run_load(rows, requester.ask, traffic, progress)
     finally:
         progress.close()
     metrics.count_missing(outcomes, rows, tokenizer)
@@ -116,7 +116,7 @@ def _warm_up_rows(rows: list[Row]) -> list[Row]:
     ]
 
 
-class EngineAsker:
+class EngineRequester:
     """Asks the engine for rows; never raises for a request that fails."""
 
     def __init__(

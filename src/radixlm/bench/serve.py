@@ -20,14 +20,14 @@ import uvloop
 
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import metrics, report
-from radixlm.bench.asking import Asker
-from radixlm.bench.backends import BACKENDS, Outcome, Wish
+from radixlm.bench.backends import BACKENDS, Outcome, RequestOptions
 from radixlm.bench.client import HttpClient
 from radixlm.bench.datasets import Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
 from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object
 from radixlm.bench.plot import check_plot, write_plot
 from radixlm.bench.progress import Progress
+from radixlm.bench.requester import Requester
 from radixlm.engine.model_info import find_model
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -135,8 +135,8 @@ class Run:
         tokenizer = await self._tokenizer(model)
         rows = load_rows(self.options, tokenizer, self.backend.takes_ids)
         rows = with_adapters(rows, args)
-        asker = Asker(self.client, self.backend, self._wish(model))
-        await self._warm_up(asker, rows[0])
+        requester = Requester(self.client, self.backend, self._wish(model))
+        await self._warm_up(requester, rows[0])
         if args.flush_cache:
             await self._flush()
         if args.profile:
@@ -144,7 +144,7 @@ class Run:
         progress = Progress(len(rows), not args.disable_tqdm)
         cpu_s = time.process_time()
         try:
-            outcomes, duration_s = await run_load(rows, asker.ask, self.traffic, progress)
+            outcomes, duration_s = await run_load(rows, requester.ask, self.traffic, progress)
         finally:
             progress.close()
         cpu_s = time.process_time() - cpu_s
@@ -158,9 +158,9 @@ class Run:
         self._report(result, outcomes)
         return int(result["failed"] > 0)
 
-    def _wish(self, model: str) -> Wish:
+    def _wish(self, model: str) -> RequestOptions:
         args = self.args
-        return Wish(
+        return RequestOptions(
             model=args.served_model_name or model,
             is_stream=not args.disable_stream,
             ignore_eos=not args.disable_ignore_eos,
@@ -197,10 +197,10 @@ class Run:
                     continue
         raise ConfigError(f"no tokenizer of {wanted[0]!r} on this machine; give --tokenizer FOLDER")
 
-    async def _warm_up(self, asker: Asker, row: Row) -> None:
+    async def _warm_up(self, requester: Requester, row: Row) -> None:
         count = self.args.warmup_requests
         short = Row(row.text, row.ids, row.num_prompt, min(row.num_output, _WARMUP_OUTPUT))
-        outcomes = await asyncio.gather(*(asker.ask(short) for _ in range(count)))
+        outcomes = await asyncio.gather(*(requester.ask(short) for _ in range(count)))
         if outcomes and not any(outcome.is_ok for outcome in outcomes):
             raise TransferError(f"the warm-up failed: {outcomes[0].error}")
 

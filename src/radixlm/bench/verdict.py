@@ -10,7 +10,7 @@ from radixlm.bench import report
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SloCheck:
     """One claim: what was found, what is allowed, whether it holds."""
 
     claim: str
@@ -19,7 +19,7 @@ class Verdict:
     is_kept: bool
 
 
-def render(verdicts: Sequence[Verdict]) -> str:
+def render(verdicts: Sequence[SloCheck]) -> str:
     """The table, with the number of broken claims below it."""
     rows: list[tuple[Any, ...]] = [
         (v.claim, v.found, v.allowed, "kept" if v.is_kept else "BROKEN") for v in verdicts

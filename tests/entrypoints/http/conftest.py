@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 SCRIPT = {
@@ -26,6 +26,6 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture
-async def server(toy_folder: Path) -> AsyncIterator[Face]:
-    async with face(toy_folder, SCRIPT) as made:
+async def server(toy_folder: Path) -> AsyncIterator[ScriptedServer]:
+    async with scripted_server(toy_folder, SCRIPT) as made:
         yield made

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.entrypoints.http.app import make_uvicorn
 from radixlm.entrypoints.http.middleware import ADMIN_PATHS
@@ -17,14 +17,14 @@ CHAT = "/v1/chat/completions"
 PLAIN = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-async def test_health_of_a_serving_server(server: Face) -> None:
+async def test_health_of_a_serving_server(server: ScriptedServer) -> None:
     for path in ("/health", "/ready", "/health_generate", "/ping"):
         got = await server.client.get(path)
         assert got.status_code == 200 and got.text == "", path
     assert (await server.client.head("/health")).status_code == 200
 
 
-async def test_health_while_draining(server: Face) -> None:
+async def test_health_while_draining(server: ScriptedServer) -> None:
     server.engine.intake.is_accepting = False
     for path in ("/health", "/ready", "/health_generate"):
         got = await server.client.get(path)
@@ -33,20 +33,20 @@ async def test_health_while_draining(server: Face) -> None:
     assert refused.status_code == 503 and "retry-after" in refused.headers
 
 
-async def test_a_starting_engine_lives_but_is_not_ready(server: Face) -> None:
+async def test_a_starting_engine_lives_but_is_not_ready(server: ScriptedServer) -> None:
     server.engine.intake.ready.clear()
     assert (await server.client.get("/health")).status_code == 200
     assert (await server.client.get("/ready")).status_code == 503
     server.engine.intake.ready.set()
 
 
-async def test_a_failed_engine_is_neither(server: Face) -> None:
+async def test_a_failed_engine_is_neither(server: ScriptedServer) -> None:
     server.engine.intake.failure = Failed("EngineError", "gone")
     assert (await server.client.get("/health")).status_code == 503
     assert (await server.client.get("/ready")).status_code == 503
 
 
-async def test_pause_and_continue(server: Face) -> None:
+async def test_pause_and_continue(server: ScriptedServer) -> None:
     paused = await server.post("/pause_generation", mode="in_place")
     assert paused.json()["status"] == "ok"
     assert (await server.client.get("/ready")).status_code == 503
@@ -56,14 +56,14 @@ async def test_pause_and_continue(server: Face) -> None:
     assert (await server.post("/pause_generation", mode="nap")).json()["error"]["param"] == "mode"
 
 
-async def test_idle_connections_are_closed_by_clients_first(server: Face) -> None:
+async def test_idle_connections_are_closed_by_clients_first(server: ScriptedServer) -> None:
     """A server that closes one just as it is used again costs its client the request."""
     kept_s = make_uvicorn(server.app, server.config).config.timeout_keep_alive
     proxies_s, httpx_s = 60, httpx.Limits().keepalive_expiry
     assert httpx_s is not None and kept_s > max(proxies_s, httpx_s)
 
 
-async def test_information(server: Face) -> None:
+async def test_information(server: ScriptedServer) -> None:
     model = (await server.client.get("/get_model_info")).json()
     assert model == (await server.client.get("/model_info")).json()
     assert model["is_generation"] is True and model["weight_version"] == "default"
@@ -79,7 +79,7 @@ async def test_information(server: Face) -> None:
 
 
 async def test_secrets_are_not_shown(toy_folder: Any) -> None:
-    async with face(toy_folder, {}, api_key="s3cret", admin_api_key="adm1n") as made:
+    async with scripted_server(toy_folder, {}, api_key="s3cret", admin_api_key="adm1n") as made:
         assert (await made.client.get("/get_server_info")).status_code == 401
         key = {"Authorization": "Bearer s3cret"}
         got = await made.client.get("/get_server_info", headers=key)
@@ -90,7 +90,7 @@ async def test_secrets_are_not_shown(toy_folder: Any) -> None:
         assert (await made.client.get("/health")).status_code == 200
 
 
-async def test_models(server: Face) -> None:
+async def test_models(server: ScriptedServer) -> None:
     card = (await server.client.get("/v1/models")).json()["data"][0]
     assert card["id"] == "tiny" and card["max_model_len"] == 2048
     assert (await server.client.get("/v1/models/tiny")).json() == card
@@ -98,7 +98,7 @@ async def test_models(server: Face) -> None:
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
 
 
-async def test_administration(server: Face) -> None:
+async def test_administration(server: ScriptedServer) -> None:
     for method in ("GET", "POST"):
         got = await server.client.request(method, "/flush_cache")
         assert got.status_code == 200 and got.text.startswith("Cache flushed.")
@@ -117,7 +117,7 @@ async def test_administration(server: Face) -> None:
     assert (await server.post(CHAT, **PLAIN)).json()["metadata"] == {"weight_version": "v2"}
 
 
-async def test_flush_is_refused_while_a_request_runs(server: Face) -> None:
+async def test_flush_is_refused_while_a_request_runs(server: ScriptedServer) -> None:
     server.engine.executor.is_slow = True
     body = {"messages": [{"role": "user", "content": "forever"}]}
     running = asyncio.create_task(server.post(CHAT, **body))
@@ -128,7 +128,7 @@ async def test_flush_is_refused_while_a_request_runs(server: Face) -> None:
     assert (await running).json()["choices"][0]["finish_reason"] == "abort"
 
 
-async def test_what_is_not_built_says_so(server: Face) -> None:
+async def test_what_is_not_built_says_so(server: ScriptedServer) -> None:
     for path, flag in (
         ("/set_trace_level", "--enable-trace"),
         ("/load_lora_adapter", "--enable-lora"),
@@ -137,7 +137,7 @@ async def test_what_is_not_built_says_so(server: Face) -> None:
         assert got.status_code == 501 and flag in got.json()["error"]["message"]
 
 
-async def test_tokenize_and_back(server: Face) -> None:
+async def test_tokenize_and_back(server: ScriptedServer) -> None:
     got = (await server.post("/tokenize", prompt="hello there")).json()
     assert got["count"] == len(got["tokens"]) and got["max_model_len"] == 2048
     text = (await server.post("/v1/detokenize", tokens=got["tokens"])).json()["text"]
@@ -168,7 +168,7 @@ async def test_tokenize_and_back(server: Face) -> None:
     ],
     ids=range(14),
 )
-async def test_garbage_is_a_400_everywhere(server: Face, data: bytes) -> None:
+async def test_garbage_is_a_400_everywhere(server: ScriptedServer, data: bytes) -> None:
     headers = {"content-type": "application/json"}
     for path in (CHAT, "/v1/completions", "/generate", "/tokenize"):
         got = await server.client.post(path, content=data, headers=headers)
@@ -176,7 +176,7 @@ async def test_garbage_is_a_400_everywhere(server: Face, data: bytes) -> None:
         assert got.json()["error"]["message"]
 
 
-async def test_content_type_and_method(server: Face) -> None:
+async def test_content_type_and_method(server: ScriptedServer) -> None:
     got = await server.client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
     assert got.status_code == 400 and got.json()["error"]["param"] == "Content-Type"
     assert (await server.client.get(CHAT)).status_code == 405
@@ -184,20 +184,20 @@ async def test_content_type_and_method(server: Face) -> None:
     assert missing.status_code == 404 and "/nowhere" in missing.json()["error"]["message"]
 
 
-async def test_request_ids_travel(server: Face) -> None:
+async def test_request_ids_travel(server: ScriptedServer) -> None:
     got = await server.client.get("/health", headers={"x-request-id": "abc"})
     assert got.headers["x-request-id"] == "abc"
     made = await server.client.get("/health", headers={"x-request-id": "a\tb"})
     assert len(made.headers["x-request-id"]) == 16
 
 
-async def test_browsers_may_ask(server: Face) -> None:
+async def test_browsers_may_ask(server: ScriptedServer) -> None:
     headers = {"origin": "http://x", "access-control-request-method": "POST"}
     got = await server.client.options(CHAT, headers=headers)
     assert got.status_code == 200 and got.headers["access-control-allow-origin"] == "*"
 
 
-async def test_the_document_is_true_to_the_routes(server: Face) -> None:
+async def test_the_document_is_true_to_the_routes(server: ScriptedServer) -> None:
     document = (await server.client.get("/openapi.json")).json()
     for route in server.app.routes:
         if getattr(route, "include_in_schema", False) and "{" not in route.path:
@@ -214,9 +214,11 @@ async def test_the_document_is_true_to_the_routes(server: Face) -> None:
     assert len(identifiers) == len(set(identifiers))
 
 
-async def test_metrics_only_by_flag(server: Face, toy_folder: Any) -> None:
+async def test_metrics_only_by_flag(server: ScriptedServer, toy_folder: Any) -> None:
     assert (await server.client.get("/metrics")).status_code == 404
-    async with face(toy_folder, {}, enable_metrics=True, collect_tokens_histogram=True) as made:
+    async with scripted_server(
+        toy_folder, {}, enable_metrics=True, collect_tokens_histogram=True
+    ) as made:
         await made.post(CHAT, **PLAIN)
         await made.client.get("/health_generate")
         text = (await made.client.get("/metrics")).text
@@ -228,7 +230,7 @@ async def test_metrics_only_by_flag(server: Face, toy_folder: Any) -> None:
 
 
 async def test_admin_routes_are_closed_on_a_public_address(toy_folder: Any) -> None:
-    async with face(toy_folder, {}, host="0.0.0.0") as made:
+    async with scripted_server(toy_folder, {}, host="0.0.0.0") as made:
         for path in sorted(ADMIN_PATHS):
             assert (await made.client.post(path)).status_code == 403, path
             assert (await made.client.post(path + "/")).status_code == 403, path
@@ -236,7 +238,7 @@ async def test_admin_routes_are_closed_on_a_public_address(toy_folder: Any) -> N
 
 
 async def test_anthropic_and_ollama_read_refusals_in_their_own_form(toy_folder: Any) -> None:
-    async with face(toy_folder, {}, api_key="k") as made:
+    async with scripted_server(toy_folder, {}, api_key="k") as made:
         refused = (await made.post("/v1/messages")).json()
         assert refused["type"] == "error" and refused["error"]["type"] == "authentication_error"
         assert isinstance((await made.post("/api/chat")).json()["error"], str)
@@ -249,6 +251,6 @@ async def test_anthropic_and_ollama_read_refusals_in_their_own_form(toy_folder: 
 async def test_origins_by_flag(toy_folder: Any) -> None:
     ask = {"origin": "http://b"}
     for option, allowed in (("http://a, http://b", "http://b"), ("http://a", None), ("none", None)):
-        async with face(toy_folder, {}, cors_allowed_origins=option) as made:
+        async with scripted_server(toy_folder, {}, cors_allowed_origins=option) as made:
             got = await made.client.get("/v1/models", headers=ask)
             assert got.headers.get("access-control-allow-origin") == allowed

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.fakes.http import Face, face, listening
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.entrypoints.http.app import leave, resume
 from radixlm.entrypoints.http.batches.runner import check_lines
@@ -22,7 +22,7 @@ def line(name: str, text: str = "hi", **extra: Any) -> str:
     return json.dumps({"custom_id": name, "method": "POST", "url": CHAT, "body": body})
 
 
-async def upload(server: Face, text: str) -> str:
+async def upload(server: ScriptedServer, text: str) -> str:
     got = await server.client.post(
         "/v1/files", files={"file": ("in.jsonl", text.encode())}, data={"purpose": "batch"}
     )
@@ -30,7 +30,7 @@ async def upload(server: Face, text: str) -> str:
     return str(got.json()["id"])
 
 
-async def until(server: Face, batch_id: str, *states: str) -> Any:
+async def until(server: ScriptedServer, batch_id: str, *states: str) -> Any:
     async with asyncio.timeout(60):
         while True:
             got = (await server.client.get(f"/v1/batches/{batch_id}")).json()
@@ -39,7 +39,7 @@ async def until(server: Face, batch_id: str, *states: str) -> Any:
             await asyncio.sleep(0.005)
 
 
-async def results(server: Face, file_id: str) -> dict[str, Any]:
+async def results(server: ScriptedServer, file_id: str) -> dict[str, Any]:
     text = (await server.client.get(f"/v1/files/{file_id}/content")).text
     rows = [json.loads(row) for row in text.splitlines()]
     return {row["custom_id"]: row["response"] for row in rows}
@@ -47,7 +47,7 @@ async def results(server: Face, file_id: str) -> dict[str, Any]:
 
 async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path) -> None:
     async with (
-        face(toy_folder, {}, file_storage_path=str(tmp_path)) as server,
+        scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server,
         listening(server) as port,
         openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client,
     ):
@@ -80,10 +80,10 @@ async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path)
 async def test_a_batch_outlives_the_process(
     toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.05)  # the whole of it takes seconds
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.05)  # the whole of it takes seconds
     options = {"file_storage_path": str(tmp_path)}
     names = [f"n{i}" for i in range(40)]
-    async with face(toy_folder, {}, **options) as one:
+    async with scripted_server(toy_folder, {}, **options) as one:
         one.engine.executor.is_slow = True
         file_id = await upload(one, "\n".join(line(name) for name in names))
         body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
@@ -97,7 +97,7 @@ async def test_a_batch_outlives_the_process(
     (torn,) = (tmp_path / "batches").glob("*.out")
     with torn.open("ab") as out:
         out.write(b'{"custom_id": "n3')
-    async with face(toy_folder, {}, **options) as two:
+    async with scripted_server(toy_folder, {}, **options) as two:
         assert resume(two.state) == 1
         done = await until(two, batch["id"], "completed", "failed")
         assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
@@ -106,7 +106,7 @@ async def test_a_batch_outlives_the_process(
 
 
 async def test_a_batch_can_be_cancelled(toy_folder: Path, tmp_path: Path) -> None:
-    async with face(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+    async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
         server.engine.executor.is_slow = True
         file_id = await upload(server, "\n".join(line(f"n{i}", "forever") for i in range(20)))
         body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
@@ -137,7 +137,7 @@ def test_what_is_wrong_with_a_line(text: str, place: int | None, word: str) -> N
 
 
 async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
-    async with face(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+    async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
         plain = await server.post("/v1/files", purpose="batch")
         assert plain.status_code == 400
         client = server.client

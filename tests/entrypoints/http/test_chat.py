@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 CHAT = "/v1/chat/completions"
 ADD = {
@@ -22,7 +22,7 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-async def test_the_answer_has_the_form_of_openai(server: Face) -> None:
+async def test_the_answer_has_the_form_of_openai(server: ScriptedServer) -> None:
     got = (await server.post(CHAT, model="tiny", messages=user("hi"))).json()
     assert got["id"].startswith("chatcmpl-") and got["object"] == "chat.completion"
     (choice,) = got["choices"]
@@ -34,7 +34,7 @@ async def test_the_answer_has_the_form_of_openai(server: Face) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-async def test_a_stream_has_one_role_one_finish_and_the_usage_last(server: Face) -> None:
+async def test_a_stream_has_one_role_one_finish_and_the_usage_last(server: ScriptedServer) -> None:
     chunks = await server.events(
         CHAT, messages=user("hi"), n=2, stream_options={"include_usage": True}
     )
@@ -52,7 +52,7 @@ async def test_a_stream_has_one_role_one_finish_and_the_usage_last(server: Face)
 
 
 @pytest.mark.parametrize("wants", ["grüße", "stop me", "sum please", "think about"])
-async def test_a_stream_says_what_the_whole_answer_says(server: Face, wants: str) -> None:
+async def test_a_stream_says_what_the_whole_answer_says(server: ScriptedServer, wants: str) -> None:
     body: dict[str, Any] = {"messages": user(wants), "stop": ["STOP"], "tools": [ADD]}
     if wants == "think about":
         body["chat_template_kwargs"] = {"enable_thinking": True}
@@ -69,7 +69,7 @@ async def test_a_stream_says_what_the_whole_answer_says(server: Face, wants: str
     assert arguments == "".join(call["function"]["arguments"] for call in calls)
 
 
-async def test_calls_are_read_and_named(server: Face) -> None:
+async def test_calls_are_read_and_named(server: ScriptedServer) -> None:
     got = (await server.post(CHAT, messages=user("sum please"), tools=[ADD])).json()["choices"][0]
     assert got["finish_reason"] == "tool_calls"
     assert got["message"]["content"] == "I will add."
@@ -79,7 +79,7 @@ async def test_calls_are_read_and_named(server: Face) -> None:
     assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
 
 
-async def test_without_parallel_calls_the_first_one_counts(server: Face) -> None:
+async def test_without_parallel_calls_the_first_one_counts(server: ScriptedServer) -> None:
     body: dict[str, Any] = {"messages": user("two calls"), "tools": [ADD]}
     both = (await server.post(CHAT, **body)).json()["choices"][0]["message"]["tool_calls"]
     assert [call["index"] for call in both] == [0, 1] and both[0]["id"] != both[1]["id"]
@@ -87,13 +87,13 @@ async def test_without_parallel_calls_the_first_one_counts(server: Face) -> None
     assert len(one.json()["choices"][0]["message"]["tool_calls"]) == 1
 
 
-async def test_tool_choice_none_leaves_the_text_alone(server: Face) -> None:
+async def test_tool_choice_none_leaves_the_text_alone(server: ScriptedServer) -> None:
     got = await server.post(CHAT, messages=user("sum please"), tools=[ADD], tool_choice="none")
     choice = got.json()["choices"][0]
     assert "<tool_call>" in choice["message"]["content"] and choice["finish_reason"] == "stop"
 
 
-async def test_reasoning_is_separate_unless_refused(server: Face) -> None:
+async def test_reasoning_is_separate_unless_refused(server: ScriptedServer) -> None:
     body: dict[str, Any] = {"messages": user("think about"), "reasoning_effort": "high"}
     got = (await server.post(CHAT, **body)).json()
     message = got["choices"][0]["message"]
@@ -104,13 +104,13 @@ async def test_reasoning_is_separate_unless_refused(server: Face) -> None:
     assert "</think>" in joined["choices"][0]["message"]["content"]
 
 
-async def test_a_stop_string_never_leaks(server: Face) -> None:
+async def test_a_stop_string_never_leaks(server: ScriptedServer) -> None:
     chunks = await server.events(CHAT, messages=user("stop me"), stop="STOP")
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
     assert text == "one two " and chunks[-1]["choices"][0]["matched_stop"] == "STOP"
 
 
-async def test_logprobs_cover_every_token_of_whole_and_stream(server: Face) -> None:
+async def test_logprobs_cover_every_token_of_whole_and_stream(server: ScriptedServer) -> None:
     body: dict[str, Any] = {"messages": user("grüße"), "logprobs": True, "top_logprobs": 2}
     whole = (await server.post(CHAT, **body)).json()
     content = whole["choices"][0]["logprobs"]["content"]
@@ -123,22 +123,22 @@ async def test_logprobs_cover_every_token_of_whole_and_stream(server: Face) -> N
     assert [e for part in parts if part for e in part["content"]] == content
 
 
-async def test_max_tokens_ends_with_length(server: Face) -> None:
+async def test_max_tokens_ends_with_length(server: ScriptedServer) -> None:
     got = (await server.post(CHAT, messages=user("forever"), max_completion_tokens=7)).json()
     assert got["choices"][0]["finish_reason"] == "length"
     assert got["usage"]["completion_tokens"] == 7
 
 
-async def test_unset_max_tokens_fills_the_context(server: Face) -> None:
+async def test_unset_max_tokens_fills_the_context(server: ScriptedServer) -> None:
     got = (await server.post(CHAT, messages=user("forever"))).json()["usage"]
     assert got["total_tokens"] == 2048
 
 
-async def test_cached_tokens_are_reported_by_flag(server: Face, toy_folder: Any) -> None:
+async def test_cached_tokens_are_reported_by_flag(server: ScriptedServer, toy_folder: Any) -> None:
     assert (await server.post(CHAT, messages=user("hi"))).json()["usage"][
         "prompt_tokens_details"
     ] is None
-    async with face(toy_folder, {}, enable_cache_report=True) as other:
+    async with scripted_server(toy_folder, {}, enable_cache_report=True) as other:
         long = user("the same prefix again and again")
         await other.post(CHAT, messages=long)
         usage = (await other.post(CHAT, messages=long)).json()["usage"]
@@ -194,7 +194,9 @@ async def test_cached_tokens_are_reported_by_flag(server: Face, toy_folder: Any)
         ),
     ],
 )
-async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_named(
+    server: ScriptedServer, body: dict[str, Any], param: str
+) -> None:
     got = await server.post(CHAT, **body)
     assert got.status_code == 400, got.text
     error = got.json()["error"]
@@ -202,7 +204,7 @@ async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: s
     assert error["type"] == "invalid_request_error"
 
 
-async def test_what_openai_knows_and_we_do_not_need_is_accepted(server: Face) -> None:
+async def test_what_openai_knows_and_we_do_not_need_is_accepted(server: ScriptedServer) -> None:
     got = await server.post(
         CHAT,
         messages=user("hi"),
@@ -220,7 +222,7 @@ async def test_what_openai_knows_and_we_do_not_need_is_accepted(server: Face) ->
     assert got.status_code == 200, got.text
 
 
-async def test_an_unknown_model_is_404(server: Face) -> None:
+async def test_an_unknown_model_is_404(server: ScriptedServer) -> None:
     got = await server.post(CHAT, model="gpt-99", messages=user("hi"))
     assert got.status_code == 404 and got.json()["error"]["code"] == "model_not_found"
     for name in ("tiny", "default"):

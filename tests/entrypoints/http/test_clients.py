@@ -11,7 +11,7 @@ import ollama
 import openai
 import pytest
 import pytest_asyncio
-from tests.fakes.http import Face, face, listening
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 ADD = {
     "name": "add",
@@ -31,7 +31,7 @@ def user(text: str) -> Any:
 
 
 @pytest_asyncio.fixture
-async def gpt(server: Face) -> AsyncIterator[openai.AsyncOpenAI]:
+async def gpt(server: ScriptedServer) -> AsyncIterator[openai.AsyncOpenAI]:
     async with listening(server) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
@@ -39,7 +39,7 @@ async def gpt(server: Face) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest_asyncio.fixture
-async def claude(server: Face) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def claude(server: ScriptedServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with listening(server) as port:
         url = f"http://127.0.0.1:{port}"
         async with anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client:
@@ -47,7 +47,7 @@ async def claude(server: Face) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 
 @pytest_asyncio.fixture
-async def llama(server: Face) -> AsyncIterator[ollama.AsyncClient]:
+async def llama(server: ScriptedServer) -> AsyncIterator[ollama.AsyncClient]:
     async with listening(server) as port:
         client = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")
         yield client
@@ -74,7 +74,7 @@ async def test_openai_chat_and_its_stream_helper(gpt: openai.AsyncOpenAI) -> Non
 
 
 async def test_embeddings_by_both_clients(toy_folder: Path) -> None:
-    async with face(toy_folder, {}, is_pooled=True) as server, listening(server) as port:
+    async with scripted_server(toy_folder, {}, is_pooled=True) as server, listening(server) as port:
         url = f"http://127.0.0.1:{port}"
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as gpt:
             vectors = await gpt.embeddings.create(model="tiny", input=["a", "b"])
@@ -91,7 +91,7 @@ async def test_openai_completions_and_models(gpt: openai.AsyncOpenAI) -> None:
     assert [card.id async for card in gpt.models.list()] == ["tiny"]
 
 
-async def test_openai_errors(gpt: openai.AsyncOpenAI, server: Face) -> None:
+async def test_openai_errors(gpt: openai.AsyncOpenAI, server: ScriptedServer) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await gpt.chat.completions.create(model="tiny", messages=user("x"), temperature=-1)
     assert bad.value.param == "temperature"

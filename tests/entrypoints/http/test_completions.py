@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 PATH = "/v1/completions"
 
 
-async def test_prompts_of_four_kinds(server: Face) -> None:
+async def test_prompts_of_four_kinds(server: ScriptedServer) -> None:
     ids = server.tokenizer.encode("hi")
     for prompt, count in (("hi", 1), (["hi", "hi"], 2), (ids, 1), ([ids, ids, ids], 3)):
         got = (await server.post(PATH, prompt=prompt)).json()
@@ -20,13 +20,13 @@ async def test_prompts_of_four_kinds(server: Face) -> None:
         assert got["usage"]["prompt_tokens"] == count * len(ids)
 
 
-async def test_sixteen_tokens_unless_asked(server: Face) -> None:
+async def test_sixteen_tokens_unless_asked(server: ScriptedServer) -> None:
     got = (await server.post(PATH, prompt="forever")).json()
     assert got["usage"]["completion_tokens"] == 16
     assert got["choices"][0]["finish_reason"] == "length"
 
 
-async def test_echo_with_logprobs_covers_the_prompt(server: Face) -> None:
+async def test_echo_with_logprobs_covers_the_prompt(server: ScriptedServer) -> None:
     got = (await server.post(PATH, prompt="stop me", echo=True, logprobs=2, max_tokens=3)).json()
     choice, num_prompt = got["choices"][0], got["usage"]["prompt_tokens"]
     assert choice["text"].startswith("stop me")
@@ -41,7 +41,7 @@ async def test_echo_with_logprobs_covers_the_prompt(server: Face) -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}, {"n": 2}])
 async def test_a_stream_says_what_the_whole_answer_says(
-    server: Face, extra: dict[str, Any]
+    server: ScriptedServer, extra: dict[str, Any]
 ) -> None:
     body = {"prompt": ["hi", "grüße"], "max_tokens": 30} | extra
     whole = (await server.post(PATH, **body)).json()
@@ -58,24 +58,26 @@ async def test_a_stream_says_what_the_whole_answer_says(
                 assert parts == choice["logprobs"][key]
 
 
-async def test_continuous_usage(server: Face) -> None:
+async def test_continuous_usage(server: ScriptedServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = await server.events(PATH, prompt="hi", stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == chunks[-1]["usage"]["completion_tokens"]
 
 
-async def test_best_of_computes_more_than_it_shows(server: Face) -> None:
+async def test_best_of_computes_more_than_it_shows(server: ScriptedServer) -> None:
     got = (await server.post(PATH, prompt="hi", best_of=3, n=1)).json()
     one = (await server.post(PATH, prompt="hi")).json()
     assert len(got["choices"]) == 1
     assert got["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
 
 
-async def test_suffix_needs_a_template(server: Face, toy_folder: Any) -> None:
+async def test_suffix_needs_a_template(server: ScriptedServer, toy_folder: Any) -> None:
     refused = await server.post(PATH, prompt="a", suffix="b")
     assert refused.json()["error"]["param"] == "suffix"
-    async with face(toy_folder, {"<fim_middle>": "mid"}, completion_template="star_coder") as made:
+    async with scripted_server(
+        toy_folder, {"<fim_middle>": "mid"}, completion_template="star_coder"
+    ) as made:
         got = await made.post(PATH, prompt="a", suffix="b")
         assert got.json()["choices"][0]["text"] == "mid"
 
@@ -102,7 +104,9 @@ async def test_suffix_needs_a_template(server: Face, toy_folder: Any) -> None:
         ({"prompt": "a", "logit_processor": "x"}, "custom_logit_processor"),
     ],
 )
-async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_named(
+    server: ScriptedServer, body: dict[str, Any], param: str
+) -> None:
     got = await server.post(PATH, **body)
     assert got.status_code == 400, got.text
     assert got.json()["error"]["param"] == param

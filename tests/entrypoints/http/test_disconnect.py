@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face, listening
+from tests.fakes.http_server import ScriptedServer, listening
 
 CHAT = "/v1/chat/completions"
 
@@ -39,9 +39,9 @@ def body_of(path: str, stream: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [CHAT, "/generate", "/v1/completions"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_frees_its_slot(
-    server: Face, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fakes.http.SLOW_S", 0.1)  # by itself it ends after minutes
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.1)  # by itself it ends after minutes
     server.engine.executor.is_slow = True
     planner = server.engine.scheduler.planner
     async with listening(server) as port:
@@ -55,7 +55,7 @@ async def test_a_client_that_leaves_frees_its_slot(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_before_the_first_token(server: Face, stream: bool) -> None:
+async def test_leaving_before_the_first_token(server: ScriptedServer, stream: bool) -> None:
     await server.post("/pause_generation", mode="in_place")
     async with listening(server) as port:
         _, writer = await connect(port, CHAT, body_of(CHAT, stream))
@@ -65,7 +65,7 @@ async def test_leaving_before_the_first_token(server: Face, stream: bool) -> Non
     await server.post("/continue_generation")
 
 
-async def test_headers_without_end_are_refused(server: Face) -> None:
+async def test_headers_without_end_are_refused(server: ScriptedServer) -> None:
     async with listening(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\n" + b"x-fill: " + b"a" * 100_000 + b"\r\n\r\n")
@@ -75,7 +75,7 @@ async def test_headers_without_end_are_refused(server: Face) -> None:
 
 
 async def test_a_body_over_the_limit_is_413(toy_folder: Any) -> None:
-    server = Face(toy_folder, {}, max_request_bytes=1000)
+    server = ScriptedServer(toy_folder, {}, max_request_bytes=1000)
     server.engine.start()
     async with listening(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

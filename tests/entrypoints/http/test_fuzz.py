@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 NUM_CALLS = 25
 JUNK: list[Any] = [
@@ -63,7 +63,7 @@ VALID: dict[str, dict[str, Any]] = {
 LEFT_OUT = frozenset(("abort_all", "timeout", "forward_sleep_time", "background"))
 
 
-def fields_of(server: Face, path: str) -> list[str]:
+def fields_of(server: ScriptedServer, path: str) -> list[str]:
     """What the document says that a route takes."""
     document = server.app.openapi()
     content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
@@ -79,7 +79,7 @@ async def test_no_field_can_bring_the_server_down(
 ) -> None:
     rng = random.Random(path)
     headers = {"content-type": "application/json"}
-    async with face(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+    async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
         fields = fields_of(server, path)
         for _ in range(NUM_CALLS):
             body = dict(VALID[path])
@@ -94,7 +94,7 @@ async def test_no_field_can_bring_the_server_down(
         assert (await server.client.get("/health_generate")).status_code == 200
 
 
-async def test_nested_junk_in_messages(server: Face) -> None:
+async def test_nested_junk_in_messages(server: ScriptedServer) -> None:
     rng = random.Random(5)
     keys = ("role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content", "type")
     for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"):
@@ -116,7 +116,7 @@ async def test_nested_junk_in_messages(server: Face) -> None:
 
 
 async def test_without_a_tokenizer_ids_work_and_texts_are_refused(toy_folder: Path) -> None:
-    async with face(toy_folder, {}, skip_tokenizer_init=True) as server:
+    async with scripted_server(toy_folder, {}, skip_tokenizer_init=True) as server:
         got = (await server.post("/generate", input_ids=[1, 2, 3])).json()
         assert "text" not in got and got["output_ids"]
         ids = await server.post("/v1/completions", prompt=[1, 2], return_token_ids=True)

@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face
+from tests.fakes.http_server import ScriptedServer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 64}
 
 
-async def test_one_text(server: Face) -> None:
+async def test_one_text(server: ScriptedServer) -> None:
     got = (await server.post("/generate", text="hi", sampling_params=GREEDY)).json()
     assert got["text"] == "Hello there."
     meta = got["meta_info"]
@@ -21,14 +21,14 @@ async def test_one_text(server: Face) -> None:
     assert meta["weight_version"] == "default" and meta["e2e_latency"] > 0
 
 
-async def test_lists_give_lists(server: Face) -> None:
+async def test_lists_give_lists(server: ScriptedServer) -> None:
     got = (await server.post("/generate", text=["hi", "stop me"], sampling_params=GREEDY)).json()
     assert [answer["text"] for answer in got] == ["Hello there.", "one two STOP three"]
     two = (await server.post("/generate", text="hi", sampling_params={"n": 2})).json()
     assert [answer["text"] for answer in two] == ["Hello there."] * 2
 
 
-async def test_streams_are_cumulative(server: Face) -> None:
+async def test_streams_are_cumulative(server: ScriptedServer) -> None:
     server.engine.executor.is_slow = True
     events = await server.events("/generate", text="stop me", sampling_params=GREEDY)
     texts = [event["text"] for event in events]
@@ -36,7 +36,7 @@ async def test_streams_are_cumulative(server: Face) -> None:
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
 
-async def test_logprobs_of_prompt_and_output(server: Face) -> None:
+async def test_logprobs_of_prompt_and_output(server: ScriptedServer) -> None:
     got = await server.post(
         "/generate",
         text="stop me",
@@ -81,13 +81,15 @@ async def test_logprobs_of_prompt_and_output(server: Face) -> None:
         ({"text": "x" * 5_000_000}, "text"),
     ],
 )
-async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_named(
+    server: ScriptedServer, body: dict[str, Any], param: str
+) -> None:
     got = await server.post("/generate", **body)
     assert got.status_code == 400, got.text
     assert got.json()["error"]["param"] == param
 
 
-async def test_abort_says_whether_it_found_something(server: Face) -> None:
+async def test_abort_says_whether_it_found_something(server: ScriptedServer) -> None:
     server.engine.executor.is_slow = True
     body = {"text": "forever", "rid": "mine", "sampling_params": {"max_new_tokens": 1000}}
     running = asyncio.create_task(server.post("/generate", **body))
@@ -101,7 +103,7 @@ async def test_abort_says_whether_it_found_something(server: Face) -> None:
     assert (await server.post("/abort_request", rid="other")).json()["success"] is False
 
 
-async def test_a_session_goes_on_from_an_earlier_request(server: Face) -> None:
+async def test_a_session_goes_on_from_an_earlier_request(server: ScriptedServer) -> None:
     name = (await server.post("/open_session", capacity_of_str_len=1000)).json()
     session: dict[str, Any] = {"id": name}
     body: dict[str, Any] = {"sampling_params": GREEDY, "session_params": session}
@@ -127,7 +129,7 @@ async def test_a_session_goes_on_from_an_earlier_request(server: Face) -> None:
     assert closed.json()["error"]["param"] == "session_params.id"
 
 
-async def test_a_refused_request_leaves_no_trace_in_its_session(server: Face) -> None:
+async def test_a_refused_request_leaves_no_trace_in_its_session(server: ScriptedServer) -> None:
     name = (await server.client.post("/open_session?capacity_of_str_len=20")).json()
     body: dict[str, Any] = {"session_params": {"id": name}, "rid": "one"}
     bad = await server.post("/generate", text="hi", sampling_params={"top_p": 9}, **body)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 from tests.entrypoints.http.conftest import SCRIPT
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.serve import REASONING_PARSERS, TOOL_CALL_PARSERS
@@ -23,15 +23,17 @@ def test_the_names_of_parsers_are_those_of_the_options() -> None:
 
 
 async def test_parsers_are_found_named_or_off(toy_folder: Path) -> None:
-    async with face(toy_folder, {}) as made:
+    async with scripted_server(toy_folder, {}) as made:
         assert made.state.tool_format in ("qwen25", "hermes")
         assert made.state.reasoning_format == "qwen3"
-    async with face(
+    async with scripted_server(
         toy_folder, {}, tool_call_parser="mistral", reasoning_parser="deepseek-r1"
     ) as made:
         assert made.state.tool_format == "mistral"
         assert made.state.reasoning_format == "deepseek-r1"
-    async with face(toy_folder, {}, tool_call_parser="none", reasoning_parser="none") as made:
+    async with scripted_server(
+        toy_folder, {}, tool_call_parser="none", reasoning_parser="none"
+    ) as made:
         assert made.state.tool_format is None and made.state.reasoning_format is None
 
 
@@ -45,13 +47,13 @@ async def test_parsers_are_found_named_or_off(toy_folder: Path) -> None:
 )
 def test_bad_options_are_named_at_start(toy_folder: Path, options: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options.values()))):
-        Face(toy_folder, {}, **options)
+        ScriptedServer(toy_folder, {}, **options)
 
 
 async def test_openai_defaults_by_flag(toy_folder: Path) -> None:
-    async with face(toy_folder, {}) as made:
+    async with scripted_server(toy_folder, {}) as made:
         assert made.state.defaults.temperature == 0.0, "the model's generation_config"
-    async with face(toy_folder, {}, sampling_defaults="openai") as made:
+    async with scripted_server(toy_folder, {}, sampling_defaults="openai") as made:
         assert made.state.defaults.temperature == 1.0
 
 
@@ -62,7 +64,7 @@ async def test_the_header_of_fair_share_names_the_user(toy_folder: Path) -> None
         def submitted(self, state: RequestState) -> None:
             self.keys.append(state.wire.fair_key)
 
-    async with face(toy_folder, {}, fair_share="X-User") as made:
+    async with scripted_server(toy_folder, {}, fair_share="X-User") as made:
         intake = made.engine.intake
         intake.observers = (*intake.observers, Seen())
         ann = {"x-user": "ann"}
@@ -78,7 +80,7 @@ async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Path) -> None:
     asked = [{"role": "user", "content": "sum please"}]
     other = [{"type": "function", "function": {"name": "other"}}]
     for drop, reason in ((False, "tool_calls"), (True, "stop")):
-        async with face(toy_folder, SCRIPT, drop_unknown_tools=drop) as made:
+        async with scripted_server(toy_folder, SCRIPT, drop_unknown_tools=drop) as made:
             got = await made.post("/v1/chat/completions", messages=asked, tools=other)
             choice = got.json()["choices"][0]
             assert choice["finish_reason"] == reason

@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.step.plan import StepPlan
 
 
 @pytest_asyncio.fixture
-async def pooled(toy_folder: Path) -> AsyncIterator[Face]:
-    async with face(toy_folder, {}, is_pooled=True) as made:
+async def pooled(toy_folder: Path) -> AsyncIterator[ScriptedServer]:
+    async with scripted_server(toy_folder, {}, is_pooled=True) as made:
         yield made
 
 
-async def test_what_a_model_cannot_give_is_refused_by_name(server: Face, pooled: Face) -> None:
+async def test_what_a_model_cannot_give_is_refused_by_name(
+    server: ScriptedServer, pooled: ScriptedServer
+) -> None:
     for path, body in (
         ("/v1/embeddings", {"input": "hi"}),
         ("/encode", {"text": "hi"}),
@@ -44,7 +46,7 @@ async def test_what_a_model_cannot_give_is_refused_by_name(server: Face, pooled:
     assert [info["is_generation"] for info in shown] == [True, False]
 
 
-async def test_embeddings_in_both_forms(pooled: Face) -> None:
+async def test_embeddings_in_both_forms(pooled: ScriptedServer) -> None:
     got = (await pooled.post("/v1/embeddings", input=["hi", "you"], model="tiny")).json()
     assert [row["index"] for row in got["data"]] == [0, 1]
     first = pooled.tokenizer.encode("hi")[0]
@@ -55,7 +57,7 @@ async def test_embeddings_in_both_forms(pooled: Face) -> None:
     assert list(struct.unpack("<2f", raw)) == got["data"][0]["embedding"]
 
 
-async def test_dimensions_cut_and_scale(pooled: Face) -> None:
+async def test_dimensions_cut_and_scale(pooled: ScriptedServer) -> None:
     got = (await pooled.post("/v1/embeddings", input=[1, 2], dimensions=1)).json()
     assert got["data"][0]["embedding"] == [1.0]
     refused = await pooled.post("/v1/embeddings", input="hi", dimensions=3)
@@ -63,12 +65,12 @@ async def test_dimensions_cut_and_scale(pooled: Face) -> None:
 
 
 @pytest.mark.parametrize("value", [[], "", [[]], {}, [1.5], ["a", 1], [10**9], 5])
-async def test_bad_inputs_are_named(pooled: Face, value: Any) -> None:
+async def test_bad_inputs_are_named(pooled: ScriptedServer, value: Any) -> None:
     got = await pooled.post("/v1/embeddings", input=value)
     assert got.status_code == 400 and got.json()["error"]["param"] == "input", got.text
 
 
-async def test_native_encode(pooled: Face) -> None:
+async def test_native_encode(pooled: ScriptedServer) -> None:
     one = (await pooled.post("/encode", text="hi")).json()
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0
     two = (await pooled.post("/encode", input_ids=[[1], [2]])).json()
@@ -79,7 +81,7 @@ async def test_native_encode(pooled: Face) -> None:
     assert (await pooled.post("/encode", text="hi", image_data="x")).status_code == 400
 
 
-async def test_scores_are_probabilities_of_the_labels(server: Face) -> None:
+async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) -> None:
     body: dict[str, Any] = {"query": "q ", "items": ["a", "b"], "label_token_ids": [2, 1]}
     got = (await server.post("/v1/score", **body)).json()
     assert got["object"] == "scoring"
@@ -92,7 +94,7 @@ async def test_scores_are_probabilities_of_the_labels(server: Face) -> None:
     assert bad.json()["error"]["param"] == "label_token_ids"
 
 
-async def test_rerank_sorts_by_likeness(pooled: Face) -> None:
+async def test_rerank_sorts_by_likeness(pooled: ScriptedServer) -> None:
     got = (await pooled.post("/v1/rerank", query="hi", documents=["a", "hi", "z"])).json()
     assert got[0]["document"] == "hi" and got[0]["index"] == 1
     assert got[0]["score"] == pytest.approx(1.0)
@@ -104,7 +106,7 @@ async def test_rerank_sorts_by_likeness(pooled: Face) -> None:
     assert (await pooled.post("/v1/rerank", query="hi", documents=[])).status_code == 400
 
 
-async def test_rerank_in_the_shape_of_other_clients(pooled: Face) -> None:
+async def test_rerank_in_the_shape_of_other_clients(pooled: ScriptedServer) -> None:
     body: dict[str, Any] = {"query": "hi", "documents": ["a", {"text": "hi"}], "model": "tiny"}
     for path in ("/rerank", "/v2/rerank"):
         got = (await pooled.post(path, **body, return_documents=True)).json()
@@ -118,7 +120,7 @@ async def test_rerank_in_the_shape_of_other_clients(pooled: Face) -> None:
     assert (await pooled.post("/rerank", query="q", documents=[{"x": 1}])).status_code == 400
 
 
-async def test_inputs_as_objects(pooled: Face) -> None:
+async def test_inputs_as_objects(pooled: ScriptedServer) -> None:
     plain = (await pooled.post("/v1/embeddings", input=["hi"])).json()["data"]
     same = (await pooled.post("/v1/embeddings", input=[{"text": "hi"}])).json()["data"]
     assert plain == same
@@ -128,7 +130,7 @@ async def test_inputs_as_objects(pooled: Face) -> None:
     assert unknown.json()["error"]["param"] == "prompt_name"
 
 
-async def test_a_model_that_writes_is_asked_yes_or_no(server: Face) -> None:
+async def test_a_model_that_writes_is_asked_yes_or_no(server: ScriptedServer) -> None:
     """The fake's log-probability of a token is minus its id."""
     body = {"query": "q", "documents": ["a", "b"]}
     yes, no = (server.tokenizer.encode(word, False)[0] for word in ("yes", "no"))
@@ -148,7 +150,7 @@ async def test_a_model_that_writes_is_asked_yes_or_no(server: Face) -> None:
     assert "Judge whether" in asked[0] and asked[0].endswith("<think>\n\n</think>\n\n")
 
 
-async def test_texts_are_read_by_name(server: Face) -> None:
+async def test_texts_are_read_by_name(server: ScriptedServer) -> None:
     text = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     tools = [{"type": "function", "function": {"name": "f"}}]
     for name in ("hermes", "qwen25", None):
@@ -164,7 +166,7 @@ async def test_texts_are_read_by_name(server: Face) -> None:
     assert split.json() == {"reasoning_text": "why", "text": "so"}
 
 
-async def test_cloud_routes(server: Face) -> None:
+async def test_cloud_routes(server: ScriptedServer) -> None:
     body = {"instances": [{"text": "hi"}, {"text": "stop me"}], "parameters": {"temperature": 0}}
     got = (await server.post("/vertex_generate", **body)).json()["predictions"]
     assert [answer["text"] for answer in got] == ["Hello there.", "one two STOP three"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.fakes.http import Face
+from tests.fakes.http_server import ScriptedServer
 
 from radixlm.base.errors import InvalidRequest
 
 
-async def test_both_verbs_reach_the_engine(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_verbs_reach_the_engine(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
     control = server.engine.executor.control
     monkeypatch.setattr(
@@ -28,12 +30,14 @@ async def test_both_verbs_reach_the_engine(server: Face, monkeypatch: pytest.Mon
     assert args["with_stack"] is True and args["start_step"] is None
 
 
-async def test_an_empty_body_and_a_query_will_do(server: Face) -> None:
+async def test_an_empty_body_and_a_query_will_do(server: ScriptedServer) -> None:
     assert (await server.client.post("/start_profile")).status_code == 200
     assert (await server.client.get("/start_profile?num_steps=2")).status_code == 200
 
 
-async def test_refusals_are_the_clients(server: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_are_the_clients(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (await server.post("/start_profile", num_steps=0)).status_code == 400
 
     def refuse(verb: str, args: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from tests.fakes.http import Face, face, listening
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.base.errors import ConfigError
 from radixlm.entrypoints.http.app import resume
@@ -33,7 +33,7 @@ ADD: Any = {
 
 
 @pytest_asyncio.fixture
-async def client(server: Face) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(server: ScriptedServer) -> AsyncIterator[openai.AsyncOpenAI]:
     async with listening(server) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as made:
@@ -138,7 +138,7 @@ async def test_length_is_incomplete(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_background_can_be_polled_watched_and_cancelled(
-    client: openai.AsyncOpenAI, server: Face
+    client: openai.AsyncOpenAI, server: ScriptedServer
 ) -> None:
     server.engine.executor.is_slow = True
     made = await client.responses.create(model="tiny", input="forever", background=True)
@@ -177,7 +177,9 @@ async def test_background_can_be_polled_watched_and_cancelled(
         ({"input": "x", "text": {"format": "json"}}, "text.format"),
     ],
 )
-async def test_a_bad_field_is_named(server: Face, body: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_named(
+    server: ScriptedServer, body: dict[str, Any], param: str
+) -> None:
     data = str(body).replace("'", '"').replace("True", "true").replace("False", "false")
     data = data.replace("inf", "NaN")
     headers = {"content-type": "application/json"}
@@ -210,9 +212,9 @@ def test_the_memory_store_is_bounded() -> None:
 
 async def test_responses_outlive_the_process(toy_folder: Path, tmp_path: Path) -> None:
     folder = str(tmp_path / "kept")
-    async with face(toy_folder, {}, file_storage_path=folder) as one:
+    async with scripted_server(toy_folder, {}, file_storage_path=folder) as one:
         made = (await one.post("/v1/responses", input="hi")).json()
-    async with face(toy_folder, {}, file_storage_path=folder) as two:
+    async with scripted_server(toy_folder, {}, file_storage_path=folder) as two:
         got = (await two.client.get(f"/v1/responses/{made['id']}")).json()
     assert got == made
 
@@ -224,7 +226,7 @@ async def test_a_response_that_a_dead_process_left_has_failed(
     left = {"id": "resp_1", "status": "queued", "background": True, "output": []}
     store = SqliteStore(Path(folder) / "responses.sqlite")
     store.put(Stored(left, [], []))
-    async with face(toy_folder, {}, file_storage_path=folder) as server:
+    async with scripted_server(toy_folder, {}, file_storage_path=folder) as server:
         resume(server.state)
         got = (await server.client.get("/v1/responses/resp_1")).json()
         assert got["status"] == "failed" and "restarted" in got["error"]["message"]
@@ -254,7 +256,7 @@ async def test_a_client_may_go_on_from_the_last_event(client: openai.AsyncOpenAI
 async def test_a_store_that_is_down_is_a_503(toy_folder: Path) -> None:
     fakeredis = pytest.importorskip("fakeredis")
     redis = fakeredis.FakeServer()
-    async with face(toy_folder, {}) as server:
+    async with scripted_server(toy_folder, {}) as server:
         server.state.extra(Responses).store = RedisStore(
             "redis://x", fakeredis.FakeRedis(server=redis)
         )
@@ -274,7 +276,7 @@ def test_stores_of_the_flag(tmp_path: Path) -> None:
         store_of("postgres://x", tmp_path, False)
 
 
-async def test_truncation_drops_the_oldest(server: Face) -> None:
+async def test_truncation_drops_the_oldest(server: ScriptedServer) -> None:
     """A result goes with its call; without it the request is too long."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     given = [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from tests.fakes.http import face, listening
+from tests.fakes.http_server import listening, scripted_server
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -33,7 +33,10 @@ class Server:
     async def _run(self) -> None:
         script = {"": "Hello there."}
         options: Any = {"file_storage_path": str(self._storage)}
-        async with face(self._folder, script, **options) as server, listening(server) as port:
+        async with (
+            scripted_server(self._folder, script, **options) as server,
+            listening(server) as port,
+        ):
             self.url = f"http://127.0.0.1:{port}"
             self._ready.set()
             await asyncio.to_thread(self._done.wait)

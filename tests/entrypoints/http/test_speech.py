@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.http import Face
+from tests.fakes.http_server import ScriptedServer
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.speech.formats import Span, Transcript, srt, verbose_json, vtt
@@ -85,7 +85,7 @@ def test_verbose_json_tells_of_each_segment() -> None:
     assert Span(0, 1, "ha " * 100).compression_ratio > 5
 
 
-async def test_a_model_that_does_not_hear_says_so(server: Face) -> None:
+async def test_a_model_that_does_not_hear_says_so(server: ScriptedServer) -> None:
     for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
         answer = await server.client.post(path, files={"file": ("a.wav", b"RIFF")})
         assert answer.status_code == 400

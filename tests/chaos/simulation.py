@@ -20,8 +20,8 @@ from radixlm.step.result import StepResult
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import Control
 from radixlm.wire.sampling_params import SamplingParams
-from tests.fakes.engine import Bench
 from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Death(Exception):
@@ -89,7 +89,7 @@ class World:
         self.rng = random.Random(seed)
         self.flight = folder / "flight"
         self.limits = limits
-        self.bench: Bench | None = None
+        self.bench: SchedulerHarness | None = None
         self.clients: list[Client] = []
         self.num_deaths = 0
         self.num_retracted = 0
@@ -101,7 +101,7 @@ class World:
         self.start_engine()
 
     def start_engine(self) -> None:
-        self.bench = bench = Bench(features=(InflightLog(self.flight),), **self.limits)
+        self.bench = bench = SchedulerHarness(features=(InflightLog(self.flight),), **self.limits)
         old = bench.executor
         bench.executor = bench.scheduler.executor = MortalExecutor(  # type: ignore[assignment]
             len(old.kv), old.page_size, len(old.table), strike=self.strike

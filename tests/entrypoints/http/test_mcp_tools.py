@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
-from tests.fakes.http import Face, face, listening
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.base.errors import ConfigError
 from radixlm.entrypoints.http.responses.demo_tools import PythonServer, SearchServer, demo_servers
@@ -82,7 +82,7 @@ async def served(
     """The official client of a face that has one tool server."""
     async with mcp_server(calls, kind) as url:
         async with (
-            face(folder, SCRIPT, tool_server=f"calc={url}") as server,
+            scripted_server(folder, SCRIPT, tool_server=f"calc={url}") as server,
             listening(server) as port,
             openai.AsyncOpenAI(
                 base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0
@@ -188,7 +188,7 @@ async def test_a_server_that_is_gone_is_a_424(toy_folder: Path) -> None:
 
 
 async def _ask_the_gone(toy_folder: Path, port: int) -> None:
-    async with face(toy_folder, SCRIPT, tool_server=f"127.0.0.1:{port}") as server:
+    async with scripted_server(toy_folder, SCRIPT, tool_server=f"127.0.0.1:{port}") as server:
         label = f"127.0.0.1:{port}"
         got = await server.post("/v1/responses", input="x", tools=[tool(label)])
         assert got.status_code == 424, got.text
@@ -227,7 +227,7 @@ async def test_demo_python_runs_in_a_container(
     assert (await session.call("python", {})).is_error
 
 
-async def test_demo_search_reads_the_service(server: Face) -> None:
+async def test_demo_search_reads_the_service(server: ScriptedServer) -> None:
     """Any server that answers JSON stands in for the service."""
     async with listening(server) as port:
         found = SearchServer("key", f"http://127.0.0.1:{port}/nowhere")

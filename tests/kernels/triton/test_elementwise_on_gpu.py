@@ -1,6 +1,6 @@
 """Elementwise kernels and draws on a real GPU, at sizes of real models, against the references:
 
-TRITON_INTERPRET=0 python -m pytest tests/kernels/triton/test_on_gpu.py -m gpu
+TRITON_INTERPRET=0 python -m pytest tests/kernels/triton/test_elementwise_on_gpu.py -m gpu
 """
 
 from __future__ import annotations

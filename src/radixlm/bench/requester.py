@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 from radixlm.base.errors import TransferError
-from radixlm.bench.backends import Backend, Outcome, Wish, error_text
+from radixlm.bench.backends import Backend, Outcome, RequestOptions, error_text
 from radixlm.bench.client import HttpClient, Response
 from radixlm.bench.datasets import Row
 
 
-class Asker:
+class Requester:
     """Asks a server for rows; never raises for a request that fails."""
 
-    def __init__(self, client: HttpClient, backend: Backend, wish: Wish) -> None:
+    def __init__(self, client: HttpClient, backend: Backend, wish: RequestOptions) -> None:
         self._client, self._backend, self._wish = client, backend, wish
 
     async def ask(self, row: Row) -> Outcome:

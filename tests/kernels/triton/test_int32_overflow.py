@@ -1,4 +1,4 @@
-"""No kernel reckons with 32 bits where a large card or a long step needs more: see offsets.py."""
+"""No kernel computes an index in 32 bits that can overflow them: see int32_overflow.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def look(*arguments: str) -> Found:
     root = Path(radixlm.kernels.triton.__file__).parents[4]
     paths = [str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")]
     run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("offsets.py")), *arguments],
+        [sys.executable, str(Path(__file__).with_name("int32_overflow.py")), *arguments],
         env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,

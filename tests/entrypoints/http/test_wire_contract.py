@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.entrypoints.http.conftest import SCRIPT
-from tests.fakes.http import Face, face
+from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.entrypoints.http.not_implemented import UNBUILT
 
@@ -426,17 +426,17 @@ def at(value: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.ids} {row.call}")
-async def test_a_row_is_met(server: Face, row: Row) -> None:
+async def test_a_row_is_met(server: ScriptedServer, row: Row) -> None:
     await check(server, row)
 
 
 @pytest.mark.parametrize("row", VECTORS, ids=lambda row: f"{row.ids} {row.call}")
 async def test_a_row_of_vectors_is_met(toy_folder: Any, row: Row) -> None:
-    async with face(toy_folder, SCRIPT, is_pooled=True) as made:
+    async with scripted_server(toy_folder, SCRIPT, is_pooled=True) as made:
         await check(made, row)
 
 
-async def check(server: Face, row: Row) -> None:
+async def check(server: ScriptedServer, row: Row) -> None:
     method, path = row.call.split(" ", 1)
     if "close_session" in path:
         await server.post("/open_session", session_id="s")
@@ -454,7 +454,7 @@ async def check(server: Face, row: Row) -> None:
 
 @pytest.mark.parametrize(("path", "methods", "why"), UNBUILT)
 async def test_what_is_not_built_is_a_501_that_says_why(
-    server: Face, path: str, methods: tuple[str, ...], why: str
+    server: ScriptedServer, path: str, methods: tuple[str, ...], why: str
 ) -> None:
     for method in methods:
         got = await server.client.request(method, path.replace("{method}", "x"))
@@ -468,7 +468,7 @@ def test_every_row_of_the_contract_is_here() -> None:
     assert wanted - met == set()
 
 
-async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: Face) -> None:
+async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: ScriptedServer) -> None:
     """OA-02, OA-13, OA-17: with n samples and tools."""
     events = await server.events(
         CHAT,
@@ -499,7 +499,7 @@ async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: Face) ->
             assert orjson.loads("".join(parts)) == {"a": 1, "b": 2}
 
 
-async def test_bodies_that_cannot_be_read_say_why(server: Face) -> None:
+async def test_bodies_that_cannot_be_read_say_why(server: ScriptedServer) -> None:
     packed, deep = gzip.compress(b"{}"), b'{"messages": ' + b"[" * 300 + b"]" * 300 + b"}"
     for headers, data, words in (
         ({"content-encoding": "gzip"}, packed, "Content-Encoding 'gzip'"),
@@ -512,7 +512,7 @@ async def test_bodies_that_cannot_be_read_say_why(server: Face) -> None:
             assert got.status_code == 400 and words in got.json()["error"]["message"], got.text
 
 
-async def test_fields_without_effect_are_taken_and_tiers_told(server: Face) -> None:
+async def test_fields_without_effect_are_taken_and_tiers_told(server: ScriptedServer) -> None:
     plain = (await server.post(CHAT, messages=USER)).json()
     got = await server.post(
         CHAT,
@@ -533,7 +533,7 @@ async def test_fields_without_effect_are_taken_and_tiers_told(server: Face) -> N
 
 
 async def test_errors_have_openais_form(toy_folder: Any) -> None:
-    async with face(toy_folder, SCRIPT, api_key="k", max_request_bytes=1000) as made:
+    async with scripted_server(toy_folder, SCRIPT, api_key="k", max_request_bytes=1000) as made:
         key = {"Authorization": "Bearer k"}
 
         async def error(expected: int, body: Any, headers: Any = key) -> tuple[Any, ...]:

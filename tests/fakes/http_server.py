@@ -1,6 +1,6 @@
 """The whole HTTP face over a real scheduler and a scripted model, in this process.
 
-``Face`` is an engine in a thread, and an httpx client that talks to the application without a
+It is an engine in a thread, and an httpx client that talks to the application without a
 socket. The model says what the script has for the first text that occurs in its prompt.
 """
 
@@ -162,7 +162,7 @@ class FakeEngine:
         assert self.kv_manager.find_violations([]) == []
 
 
-class Face:
+class ScriptedServer:
     """The application under test and its client."""
 
     def __init__(self, folder: Path, script: Mapping[str, str], **options: Any) -> None:
@@ -211,9 +211,11 @@ def make_tokenizer(folder: Path) -> Tokenizer:
 
 
 @asynccontextmanager
-async def face(folder: Path, script: Mapping[str, str], **options: Any) -> AsyncIterator[Face]:
+async def scripted_server(
+    folder: Path, script: Mapping[str, str], **options: Any
+) -> AsyncIterator[ScriptedServer]:
     """A running face; at the end the ledgers must balance."""
-    made = Face(folder, script, **options)
+    made = ScriptedServer(folder, script, **options)
     made.engine.start()
     try:
         await made.engine.intake.ready.wait()
@@ -224,7 +226,7 @@ async def face(folder: Path, script: Mapping[str, str], **options: Any) -> Async
 
 
 @asynccontextmanager
-async def listening(server: Face) -> AsyncIterator[int]:
+async def listening(server: ScriptedServer) -> AsyncIterator[int]:
     """The face on a real port, with its real HTTP server."""
     sock = socket.create_server(("127.0.0.1", 0))
     uvicorn = make_uvicorn(server.app, server.config)

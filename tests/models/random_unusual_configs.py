@@ -1,11 +1,11 @@
-"""Random configs of the architectures of ``tests/fakes/newest_configs``."""
+"""Random configs of the architectures of ``tests/fakes/unusual_configs``."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from tests.fakes.newest_configs import NEWEST
+from tests.fakes.unusual_configs import UNUSUAL_CONFIGS
 
 _BOOLS = [False, True]
 _SLIDING = ("sliding_attention", "full_attention")
@@ -227,7 +227,7 @@ def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
         rest = rng.choices(kinds, k=max(0, count - len(kinds)))
         out["layer_types"] = rng.sample([*kinds, *rest], len(kinds) + len(rest))[:count]
     _ADJUST.get(architecture, lambda *_: None)(out, rng)
-    text = NEWEST[architecture].get("text_config")
+    text = UNUSUAL_CONFIGS[architecture].get("text_config")
     return out if text is None else {"text_config": {**text, **out}}
 
 

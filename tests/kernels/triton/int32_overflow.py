@@ -1,6 +1,6 @@
 """Looks for numbers of 32 bits that may overflow in kernels, without running them: bounds of what
 comes in are carried through a kernel's intermediate code. Run as a program: a line of JSON each
-operation whose result may be too large. See test_offsets.py.
+operation whose result may be too large. See test_int32_overflow.py.
 
 A pool of 60 GB has more than 2^31 elements, a step's tokens times their channels may have: what
 reaches so far must be computed in 64 bits.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fakes.newest_configs import NEWEST
 from tests.fakes.shapes import EXPERTS, LATENT, ROUTED, WIDE
+from tests.fakes.unusual_configs import UNUSUAL_CONFIGS
 
 _SLIDING = {"head_dim": 24, "sliding_window": 7}
 _DSA = {
@@ -33,8 +33,8 @@ _DELTA = {
 }
 
 # architecture -> what its tiny config needs beyond the common one; None drops a common key
-LATER: dict[str, dict[str, Any]] = {
-    **NEWEST,
+DECODER_CONFIGS: dict[str, dict[str, Any]] = {
+    **UNUSUAL_CONFIGS,
     "BloomForCausalLM": {**_NO_KV, "n_layer": 3, "n_head": 6, "hidden_size": 48},
     "MptForCausalLM": {
         **_NO_KV,

@@ -1,4 +1,4 @@
-"""Every row of ``hostile.ATTACKS`` against one real server: refused with a 4xx within two seconds,
+"""Every row of ``ATTACKS`` against one real server: refused with a 4xx within two seconds,
 the server answers the next one, and its memory is what it was."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
-from tests.chaos.hostile import ATTACKS, Attack
+from tests.chaos.hostile_requests import ATTACKS, Attack
 from tests.end_to_end.server import RunningServer
 
 pytestmark = pytest.mark.skipif(

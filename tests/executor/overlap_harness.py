@@ -37,7 +37,7 @@ from radixlm.wire.requests import (
     pack_ids,
 )
 from radixlm.wire.sampling_params import SamplingParams
-from tests.fakes.engine import LIMITS
+from tests.fakes.scheduler_harness import LIMITS
 
 VOCAB = 32
 EOS = 0
@@ -111,7 +111,7 @@ class Countdown(Feature):
         self._last.pop(request.rid, None)
 
 
-class LateBench:
+class OverlapHarness:
     """Submit, tick, abort; what came out of every request."""
 
     def __init__(self, device: Device | None = None, num_pages: int = 64, **options: Any) -> None:
@@ -195,7 +195,7 @@ def _ones(reply: Any) -> tuple[Sequence[str], Sequence[int]]:
     return (reply.rids, reply.tokens) if isinstance(reply, StepReply) else ((), ())
 
 
-def workload(bench: LateBench, seed: int) -> set[str]:
+def workload(bench: OverlapHarness, seed: int) -> set[str]:
     """Random requests that come over time, some of which are aborted; the ids of those."""
     rng = random.Random(seed)
     shared = [rng.randrange(1, VOCAB) for _ in range(14)]

@@ -1,4 +1,4 @@
-"""Tiny configs of the newest architectures; see ``later_configs``."""
+"""Tiny configs of the newest architectures; see ``decoder_configs``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _QWEN4: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
-NEWEST: dict[str, dict[str, Any]] = {
+UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
     "MuseGlimmerForConditionalGeneration": whole(
         {**_SLIDING, "output_multiplier": 0.7}, vision_config=_MUSE_TOWER
     ),

@@ -33,7 +33,17 @@ def test_one(number):
 
 def test_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_numbers.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.gpu.ill", "-n", "2", "-c", os.devnull]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.gpu.device_failures",
+        "-n",
+        "2",
+        "-c",
+        os.devnull,
+    ]
     run = subprocess.run(
         [*command, "--rootdir", str(tmp_path), "-rf", str(tmp_path)],
         capture_output=True,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.written import (
+from tests.models.reference_math import (
     Shapes,
     Weights,
     attention,

@@ -70,7 +70,7 @@ class Watch(Observer):
         self.done.append((state.rid, finish.kind))
 
 
-class Stage:
+class IntakeHarness:
     """An intake and its scripted engine."""
 
     def __init__(

@@ -23,9 +23,9 @@ from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import GrammarSpec, LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
-from tests.chaos.world import MortalExecutor, World
-from tests.fakes.engine import Bench
+from tests.chaos.simulation import MortalExecutor, World
 from tests.fakes.executor import EOS, VOCAB, FakeStep, next_token
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 ALL = np.array([(1 << VOCAB) - 1], np.int32)
 
@@ -125,7 +125,7 @@ class Everything(World):
         self.intake.facts = replace(self.intake.facts, hidden_states_enabled=True)
         self.grammar = Grammar()
         self.flights = InflightLog(self.flight)
-        self.bench = bench = Bench(features=(self.flights, self.grammar), **self.limits)
+        self.bench = bench = SchedulerHarness(features=(self.flights, self.grammar), **self.limits)
         old = bench.executor
         bench.executor = bench.scheduler.executor = TellingExecutor(
             len(old.kv),

@@ -38,9 +38,9 @@ from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, Ready, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
-from tests.chaos.messages import TO_ENGINE, TO_INTAKE, Fuzzer
-from tests.fakes.engine import Bench
+from tests.chaos.damaged_messages import TO_ENGINE, TO_INTAKE, Fuzzer
 from tests.fakes.executor import VOCAB, reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 QUICK = 300
@@ -106,7 +106,7 @@ def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
         ticks = 0
 
         def make() -> Scheduler:
-            scheduler = Bench(features=(flight,)).scheduler
+            scheduler = SchedulerHarness(features=(flight,)).scheduler
             scheduler.channel = fan
             tick = scheduler.tick
 

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.multimodal.answers import assert_same_answers
+from tests.multimodal.compare_answers import assert_same_answers
 from tests.multimodal.tiny import Tiny, lighton_ocr, save
 from tests.multimodal.tiny_more import kimi_k25
 from tests.multimodal.tiny_newer import cosmos3_edge

@@ -32,7 +32,7 @@ LIMITS = Limits(
 )
 
 
-class Bench:
+class SchedulerHarness:
     """Submit requests, run to the end, read what came out."""
 
     def __init__(

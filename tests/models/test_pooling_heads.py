@@ -19,7 +19,7 @@ from tests.arch.oracle import TINY
 from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, SHAPE, expected, made, oracle
 from tests.fakes.tiny_checkpoint import TINY as TINY_SETTINGS
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
-from tests.models.test_pooled import engine, prompts
+from tests.models.test_pooling import engine, prompts
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor

@@ -1,11 +1,11 @@
-"""Random configs of the architectures of ``tests/fakes/later_configs``."""
+"""Random configs of the architectures of ``tests/fakes/decoder_configs``."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from tests.models import newest_fuzz
+from tests.models import random_unusual_configs
 
 _BIAS = {"attention_bias": [False, True]}
 _MLP_BIAS = {"mlp_bias": [False, True]}
@@ -24,7 +24,7 @@ _HEADS = [(4, 2), (4, 4), (6, 3), (6, 1), (8, 2), (2, 1)]
 
 # architecture -> settings to draw from
 FLAGS: dict[str, dict[str, list[Any]]] = {
-    **newest_fuzz.FLAGS,
+    **random_unusual_configs.FLAGS,
     "BloomForCausalLM": {},
     "MptForCausalLM": {
         "attn_config": [{}, {"clip_qkv": 0.2}, {"alibi_bias_max": 4, "softmax_scale": 0.3}]
@@ -266,8 +266,8 @@ _NEED_BOTH = ("full_attention", "linear_attention")
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
     """Changes to the tiny config of ``architecture``."""
-    if architecture in newest_fuzz.FLAGS:
-        return newest_fuzz.draw(architecture, rng)
+    if architecture in random_unusual_configs.FLAGS:
+        return random_unusual_configs.draw(architecture, rng)
     out: dict[str, Any] = {"vocab_size": rng.choice([384, 391])}
     out["tie_word_embeddings"] = rng.random() < 0.5
     heads, kv_heads = rng.choice(_HEADS)

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from tests.multimodal.served import PARTS, PLACE, Served, file_of, make_image, served, uri
+from tests.multimodal.app_server import PARTS, PLACE, Served, file_of, make_image, served, uri
 from tests.multimodal.tiny import image_processor, qwen2_vl, save, tokenizer
 
 SIZE = {"height": 28, "width": 28}

@@ -1,4 +1,4 @@
-"""A plug-in of pytest for processes that share one GPU (``-p tests.gpu.ill``, with xdist).
+"""A pytest plug-in for processes that share one GPU (``-p tests.gpu.device_failures``, with xdist).
 
 A kernel that reads where it must not leaves the device unusable for its process: every later test
 there would fail. So the process ends behind such a test, which is named as the one that ended it,

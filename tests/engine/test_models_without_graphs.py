@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fakes.decoder_configs import DECODER_CONFIGS
 from tests.fakes.device import SimulatedDevice, SimulatedGraph
-from tests.fakes.later_configs import LATER
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
 
 pytest.importorskip("triton")
@@ -44,7 +44,12 @@ class StrictDevice(SimulatedDevice):
 def opened(folder: Path, arch: str, *more: str) -> tuple[Any, Runner, list[str]]:
     """The configuration and the runner of a model with random weights on the Triton backend, and
     why it has no graphs."""
-    config = {**TINY, **ARCHITECTURES.get(arch, {}), **LATER.get(arch, {}), "num_hidden_layers": 2}
+    config = {
+        **TINY,
+        **ARCHITECTURES.get(arch, {}),
+        **DECODER_CONFIGS.get(arch, {}),
+        "num_hidden_layers": 2,
+    }
     config |= {"architectures": [arch], "model_type": MODEL_TYPES[arch]}
     known = {key: value for key, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(known))

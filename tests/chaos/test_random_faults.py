@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.world import World
+from tests.chaos.simulation import World
 from tests.fakes.executor import reference
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY, make_tiny, reference_model
-from tests.models import spelling, sweep
+from tests.models import config_mutations, published_configs
 from tests.models.test_decoder import relative_error
 
 from radixlm.base.errors import CheckpointError
@@ -28,15 +28,15 @@ Maker = Callable[[str, Path, int, random.Random], object]
 
 
 def _changed(architecture: str, folder: Path, seed: int, rng: random.Random) -> None:
-    make_tiny(architecture, folder, seed, **sweep.draw(architecture, rng))
+    make_tiny(architecture, folder, seed, **config_mutations.draw(architecture, rng))
 
 
 def _published(architecture: str, folder: Path, seed: int, rng: random.Random) -> None:
     base = {**TINY, **ARCHITECTURES[architecture]}
     base = {key: value for key, value in base.items() if value is not None}
-    make_tiny(architecture, folder, seed, **spelling.draw(architecture, base, rng))
+    make_tiny(architecture, folder, seed, **published_configs.draw(architecture, base, rng))
     path = folder / "config.json"
-    path.write_text(json.dumps(spelling.respelled(json.loads(path.read_text()), rng)))
+    path.write_text(json.dumps(published_configs.respelled(json.loads(path.read_text()), rng)))
 
 
 def _theirs(

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.fakes.newest_configs import EMBEDDING_GEMMA2, NEWEST
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.pooled_checkpoint import expected, made
 from tests.fakes.tiny_checkpoint import cached_tiny, reference_model
+from tests.fakes.unusual_configs import EMBEDDING_GEMMA2, UNUSUAL_CONFIGS
 from tests.models.test_decoder import relative_error
-from tests.models.test_pooled import engine, prompts
+from tests.models.test_pooling import engine, prompts
 from torch import Tensor
 
 from radixlm.arch.hf import describe
@@ -73,9 +73,9 @@ REFUSED = [
 def test_what_no_record_can_say_is_refused_by_name(
     architecture: str, changes: dict[str, Any], key: str
 ) -> None:
-    muse = NEWEST["MuseGlimmerForConditionalGeneration"]["text_config"]
-    whole = NEWEST.get(architecture.replace("ForCausalLM", "ForConditionalGeneration"), {})
-    own = whole.get("text_config") or NEWEST.get(architecture, {})
+    muse = UNUSUAL_CONFIGS["MuseGlimmerForConditionalGeneration"]["text_config"]
+    whole = UNUSUAL_CONFIGS.get(architecture.replace("ForCausalLM", "ForConditionalGeneration"), {})
+    own = whole.get("text_config") or UNUSUAL_CONFIGS.get(architecture, {})
     shape = {**muse, "num_hidden_layers": 3, "layer_types": None, **own}
     with pytest.raises(CheckpointError, match=key):
         describe({"architectures": [architecture], **shape, **changes})
@@ -87,7 +87,7 @@ def test_lists_that_name_further_predictors_are_cut() -> None:
     published = {
         "architectures": ["Step3p5ForCausalLM"],
         "model_type": "step3p5",
-        **NEWEST["Step3p7ForConditionalGeneration"]["text_config"],
+        **UNUSUAL_CONFIGS["Step3p7ForConditionalGeneration"]["text_config"],
         "num_key_value_heads": None,
         "num_attention_groups": 2,
         "num_sliding_attention_heads": None,
