@@ -33,7 +33,7 @@ def test_cuda_needs_driver_build_and_visibility(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "nvidiactl"
-    monkeypatch.setattr(facts, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(host, "version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert not has_cuda(driver)
     driver.touch()
@@ -41,11 +41,11 @@ def test_cuda_needs_driver_build_and_visibility(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not has_cuda(driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(facts, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(host, "version", lambda name: "2.13.0+cpu")
     assert not has_cuda(driver)
 
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(facts, "version", absent)
+    monkeypatch.setattr(host, "version", absent)
     assert not has_cuda(driver)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 
-from radixlm.config import option
+from radixlm.config import option as table
 from radixlm.config.flag import Flag
 from radixlm.config.option import Option, names, option, options
 from radixlm.config.values import coerce, is_within
@@ -22,10 +22,10 @@ def test_types_are_read_from_annotations() -> None:
 
 
 def test_two_groups_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = next(iter(option.GROUPS.values()))
+    owner = next(iter(table.GROUPS.values()))
     monkeypatch.setattr(table, "GROUPS", {"one": owner, "two": owner})
     with pytest.raises(TypeError, match="model_path stands in one and in two"):
-        option.options.__wrapped__()
+        table.options.__wrapped__()
 
 
 def test_two_options_cannot_share_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_two_options_cannot_share_an_alias(monkeypatch: pytest.MonkeyPatch) -> N
     second = Option("b", "g", int, False, 1, "h", Flag(("--x",)))
     monkeypatch.setattr(table, "options", lambda: {"a": first, "b": second})
     with pytest.raises(TypeError, match="--x names a and b"):
-        option.names.__wrapped__()
+        table.names.__wrapped__()
 
 
 @pytest.mark.parametrize("one", options().values(), ids=options().keys())

@@ -49,7 +49,8 @@ class Choosy(Feature):
 
 
 class House:
-    """TokenizerManager and renewed schedulers in one thread; the scheduler runs when ``run`` is called."""
+    """TokenizerManager and renewed schedulers in one thread; the scheduler runs when ``run`` is
+    called."""
 
     def __init__(self, error: Callable[[], Exception], *more: Feature) -> None:
         self.flight, self.more = InflightLog(), more

@@ -134,6 +134,6 @@ def test_an_engine_inside_a_program_has_no_replicas() -> None:
 async def test_the_order_holds_no_secret_and_shares_the_cores(tmp_path: Path) -> None:
     given = {"model_path": "x", "dp_size": 3, "api_key": "sesame", "cpu_threads": 8}
     config = ServerConfig.from_kwargs(**given)
-    options = supervisor._sendable(config, frozenset())
+    options = module._sendable(config, frozenset())
     assert options["cpu_threads"] == 2 and "api_key" not in options
-    assert supervisor._sendable(config, frozenset({"cpu_threads"}))["cpu_threads"] == 8
+    assert module._sendable(config, frozenset({"cpu_threads"}))["cpu_threads"] == 8

@@ -110,8 +110,8 @@ def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
             1: {},
             2: {"r0": "the image cannot be read by its encoder: no such shape"},
             3: {
-                "r0": "the image cannot be read by its encoder: the encoder made 2 rows of image for "
-                "3 places"
+                "r0": "the image cannot be read by its encoder: the encoder made 2 rows of image "
+                "for 3 places"
             },
         }[number]
         assert failed == expected

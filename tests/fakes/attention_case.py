@@ -54,7 +54,8 @@ def run_case(
     bidirectional_spans: tuple[tuple[int, int], ...] = (),
 ) -> list[Tensor]:
     """Outputs [queries, H * V] of each sequence. ``poison`` fills all other memory with NaN;
-    ``forget`` overwrites table entries of pages that no query's window reaches; ``bidirectional_spans``: runs
+    ``forget`` overwrites table entries of pages that no query's window reaches;
+    ``bidirectional_spans``: runs
     of the packed queries that see one another."""
     num_layers = site.layer + 1
     group = KvGroup(

@@ -1,4 +1,5 @@
-"""Each family with an encoder through /v1/chat/completions with images as data URIs, against Hugging
+"""Each family with an encoder through /v1/chat/completions with images as data URIs, against
+Hugging
 Face's generate of the same prompt: one image, two, and a second turn from the prefix cache."""
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def gemma3n() -> Tiny:
     )  # fmt: skip
     hears = tf.Gemma3nAudioFeatureExtractor(feature_size=16)
     whole = processor(
-        tf.Gemma3nProcessor, hears, image_processor("Siglip", size={"height": 28, "width": 28}), tok,
+        tf.Gemma3nProcessor, hears, image_processor("Siglip", size={"height": 28, "width": 28}), tok,  # noqa: E501
         audio_seq_length=20, image_seq_length=4,
     )  # fmt: skip
     return Tiny(config, whole, "<audio>")
@@ -343,7 +343,8 @@ def _granite_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torc
 def _embedded(
     model: Any, ids: torch.Tensor, given: list[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Rows of audio clips that are heard one by one, in their places: what pads a batch is heard too."""
+    """Rows of audio clips that are heard one by one, in their places: what pads a batch is heard
+    too."""
     with torch.no_grad():
         made = [model.get_audio_features(**one).pooler_output for one in given]
         embeds = model.get_input_embeddings()(torch.where(ids == 257, 0, ids))

@@ -57,7 +57,7 @@ def internvl_chat(language: str = "qwen2") -> Tiny:
         vision_config=encoder, text_config=text(language), downsample_ratio=0.5,
         image_token_id=tok.convert_tokens_to_ids("<IMG_CONTEXT>"), tie_word_embeddings=False,
     )  # fmt: skip
-    reader = image_processor("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4,
+    reader = image_processor("GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4,  # noqa: E501
         image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])  # fmt: skip
     whole = processor(
         tf.InternVLProcessor, reader, tok, video_processor=NoVideos(), image_seq_length=4

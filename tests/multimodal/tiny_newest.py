@@ -1,4 +1,5 @@
-"""Tiny checkpoints of encoders before decoders with indexes, streams and biases; see ``tiny.py``."""
+"""Tiny checkpoints of encoders before decoders with indexes, streams and biases; see
+``tiny.py``."""
 
 from __future__ import annotations
 

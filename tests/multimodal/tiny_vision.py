@@ -46,7 +46,7 @@ def _hunyuan(rope: dict[str, Any]) -> Tiny:
         "img_max_token_num": 64,
     }  # fmt: skip
     config = tf.HunYuanVLConfig(
-        vision_config=encoder, text_config=text("hunyuan_vl_text", head_dim=16, rope_parameters=rope),
+        vision_config=encoder, text_config=text("hunyuan_vl_text", head_dim=16, rope_parameters=rope),  # noqa: E501
         image_token_id=tok.convert_tokens_to_ids("<image>"), tie_word_embeddings=True,
     )  # fmt: skip
     reader = image_processor(
@@ -226,7 +226,7 @@ def qwen4() -> Tiny:
         "num_position_embeddings": 64,
     }  # fmt: skip
     config = tf.Qwen4ExpConfig(
-        vision_config=encoder, text_config=text("qwen4_exp_text", **{"num_hidden_layers": 3, **own}),
+        vision_config=encoder, text_config=text("qwen4_exp_text", **{"num_hidden_layers": 3, **own}),  # noqa: E501
         image_token_id=257, video_token_id=258, vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
     reader = image_processor(

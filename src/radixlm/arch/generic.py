@@ -1,5 +1,6 @@
 """A description of any decoder that only says what its attention layers keep: heads, their width,
-how many layers. For models that run as Hugging Face's own (``models/transformers_backend/model.py``)."""
+how many layers. For models that run as Hugging Face's own
+(``models/transformers_backend/model.py``)."""
 
 from __future__ import annotations
 

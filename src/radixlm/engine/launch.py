@@ -1,4 +1,5 @@
-"""From a configuration to an TokenizerManager with an engine behind it: a process of its own, or a thread."""
+"""From a configuration to an TokenizerManager with an engine behind it: a process of its own, or a
+thread."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ class EngineProcess:
 
 
 def prestart_engines(count: int) -> None:
-    """Start ``count`` engine processes that ``take_engine_process`` will hand out; what nobody has taken
+    """Start ``count`` engine processes that ``take_engine_process`` will hand out; what nobody has
+    taken
     ends with this process."""
     if not _waiting:
         atexit.register(_end_waiting)

@@ -1,6 +1,7 @@
 """Keep an engine process alive: start it, watch it, start it again.
 
-Intake holds every live request (``intake/request_state.py``); when the new process says that it is ready,
+Intake holds every live request (``intake/request_state.py``); when the new process says that it is
+ready,
 they are sent again from where they stand. A request that was computed alone when the engine died
 twice is failed alone.
 """

@@ -204,7 +204,8 @@ def _source(
 
 
 def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:
-    """A URL or base64; ``{"url": ...}``, and of an audio clip ``{"data": ..., "format": ...}``; of a video
+    """A URL or base64; ``{"url": ...}``, and of an audio clip ``{"data": ..., "format": ...}``; of
+    a video
     also a list of frames."""
     if isinstance(held, Mapping):
         held = held.get("url", held.get("data"))

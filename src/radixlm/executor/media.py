@@ -1,6 +1,7 @@
 """The rows that encoders make of a prompt's media, and where they go in a step.
 
-An encoder runs when a step reaches its media's first place; what it made is kept by content, so that
+An encoder runs when a step reaches its media's first place; what it made is kept by content, so
+that
 the next chunk, a retraction or another request with the same image finds it.
 
 Legend: N rows of one media, T tokens of a step, D model channels, L layers with rows of their own.
@@ -64,7 +65,8 @@ class MediaRows:
         if rows.shape[1] != media.num_placeholders:
             self._num_bytes -= self._held.pop(media.digest).nbytes
             raise ValueError(
-                f"the encoder made {rows.shape[1]} rows of {media.kind} for {media.num_placeholders} places"
+                f"the encoder made {rows.shape[1]} rows of {media.kind} for "
+                f"{media.num_placeholders} places"
             )
         return rows
 

@@ -158,7 +158,8 @@ class StepPacker:
         return StepShape(count, count, 0, 1, longest, form.slots_R, form.kinds, is_decode=True)
 
     def _new_form(self, decodes: DecodeBatch, rows: int) -> _Form:
-        """Rows of one token each; those beyond the decodes are the dummy slot's and read nothing."""
+        """Rows of one token each; those beyond the decodes are the dummy slot's and read
+        nothing."""
         slots = np.full(rows, self.tables.dummy, np.int64)
         slots[: len(decodes.slots)] = decodes.slots
         prompt_len = self.tables.prompt_len[slots]

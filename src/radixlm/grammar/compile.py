@@ -1,6 +1,7 @@
 """Compiling grammars beside the running engine, once each.
 
-A ``GrammarFuture`` is asked from the scheduler's loop: nothing there ever waits for a compiler. A grammar
+A ``GrammarFuture`` is asked from the scheduler's loop: nothing there ever waits for a compiler. A
+grammar
 that takes too long is refused, and its thread replaced, since a library cannot be interrupted.
 """
 

@@ -23,6 +23,7 @@ class RequestState:
     __slots__ = (
         "abort_message",
         "arrival_s",
+        "crash_count",
         "detokenizer",
         "ended",
         "event",
@@ -30,7 +31,7 @@ class RequestState:
         "first_token_s",
         "index",
         "is_quarantined",
-        "crash_count",
+        "last_delta",
         "last_token_s",
         "num_hidden",
         "output_ids",
@@ -39,7 +40,6 @@ class RequestState:
         "replica",
         "skip_hidden",
         "stop",
-        "last_delta",
         "unread_s",
         "wire",
     )

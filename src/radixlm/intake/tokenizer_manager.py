@@ -122,7 +122,8 @@ class TokenizerManager:
     # ---- requests --------------------------------------------------------------------------
 
     def submit(self, request: GenerateRequest) -> list[RequestState]:
-        """Check, tokenise and send; one RequestState a sample. RequestError if it cannot be served."""
+        """Check, tokenise and send; one RequestState a sample. RequestError if it cannot be
+        served."""
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         try:
@@ -493,4 +494,4 @@ def require_live(intake: TokenizerManager, rid: str) -> None:
         raise NotFound(f"no running request has the id {rid!r}", param="rid")
 
 
-__all__ = ["TokenizerManager", "Observer", "RadixError", "grammar_of", "require_live"]
+__all__ = ["Observer", "RadixError", "TokenizerManager", "grammar_of", "require_live"]

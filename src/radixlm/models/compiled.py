@@ -2,7 +2,8 @@
 
 A step of a few rows that only decodes is one graph: from the token ids to the logits. Attention and
 whatever has a kernel of ours are operations that the compiler does not look into
-(kernels/custom_ops.py); what is plain torch between them it fuses. The page tables, lengths and pools
+(kernels/custom_ops.py); what is plain torch between them it fuses. The page tables, lengths and
+pools
 are the attention backend's, which was told of the step before: no graph knows them, so that it
 holds for any lengths. One row makes a graph of its own, all other counts share one; two are all
 that a model should need, and MAX_GRAPHS all that it gets.

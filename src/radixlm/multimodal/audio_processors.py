@@ -143,7 +143,8 @@ class WhisperAudioProcessor(AudioProcessor):
 
 
 class ParakeetAudioProcessor(AudioProcessor):
-    """Mel bands of an audio clip, of which the encoder makes a row out of eight; marks around it."""
+    """Mel bands of an audio clip, of which the encoder makes a row out of eight; marks around
+    it."""
 
     audio_token = place = "<so_embedding>"
     _HALVINGS = 3

@@ -40,7 +40,8 @@ AnyArray = NDArray[Any]
 
 class Features(Record):
     """``rows``: float32 [1 + L, N, D], what the encoder would make; None: ``arrays`` are what a
-    processor made, for the encoder. ``num_placeholders``: how many places they fill, None: that is not
+    processor made, for the encoder. ``num_placeholders``: how many places they fill, None: that is
+    not
     known. ``where`` is the field that errors name."""
 
     kind: str

@@ -15,7 +15,8 @@ class KvGroup(Record):
     (models whose layers differ in KV shape) use the same page ids, each in a pool of its own.
     ``layers`` are the model's layer numbers; a layer's place in the tuple is its row of the pool.
     ``latent`` means that V is the first ``v_dim`` channels of K and is not stored;
-    ``compress_ratio`` above 0 that its rows are sums of so many tokens, beside rows of the same layers in
+    ``compress_ratio`` above 0 that its rows are sums of so many tokens, beside rows of the same
+    layers in
     another group: a page has fewer of them than tokens.
     """
 

@@ -1,4 +1,5 @@
-"""QuantizedWeight: a weight of few bits as a checkpoint has it. Legend: O outputs, I inputs, G groups, E
+"""QuantizedWeight: a weight of few bits as a checkpoint has it. Legend: O outputs, I inputs, G
+groups, E
 experts."""
 
 from __future__ import annotations

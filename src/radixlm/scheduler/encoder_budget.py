@@ -1,4 +1,5 @@
-"""How many places of media one step may have encoded: an encoder runs whole when a chunk reaches the
+"""How many places of media one step may have encoded: an encoder runs whole when a chunk reaches
+the
 first place of its media, however few of the places the chunk holds."""
 
 from __future__ import annotations

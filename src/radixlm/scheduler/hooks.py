@@ -1,7 +1,8 @@
 """The fixed points at which a feature may speak, in the order of ``engine/assemble.py``.
 
     ready(request)       may it be admitted now?             grammar compile, adapter load
-    take/give            does it fit?                        ledgers (``scheduler/kv_cache_manager.py``)
+    take/give            does it fit?                        ledgers
+    (``scheduler/kv_cache_manager.py``)
     order(queue)         who first?                          ``scheduler/queue.py``
     extend(items)        extra tensors of the step           adapters, media
     masks(items)         which tokens are allowed?           grammar

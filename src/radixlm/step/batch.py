@@ -81,7 +81,8 @@ class PreparingRunner(AttentionRunner, Protocol):
 @dataclass(slots=True, eq=False)
 class EncoderOutput:
     """What layers that attend to an image need of it: ``rows()`` of its encoder, float32 [N, D], in
-    ``num_tiles`` equal parts of which the first ``num_used_tiles`` show something; and what each layer
+    ``num_tiles`` equal parts of which the first ``num_used_tiles`` show something; and what each
+    layer
     has made of them."""
 
     rows: Callable[[], Tensor]

@@ -97,7 +97,8 @@ class CheckpointReader:
                 f"missing from {homes.get(name, where)}: {name}" for name in missing[:MAX_LISTED]
             ]
             problems += [
-                f"not part of the model: {describe_origins(self._source.origins(name), self.folder)}"
+                "not part of the model: "
+                f"{describe_origins(self._source.origins(name), self.folder)}"
                 for name in unknown[:MAX_LISTED]
             ]
             count = f"{len(missing)} missing, {len(unknown)} unknown tensors"

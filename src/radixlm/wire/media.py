@@ -46,9 +46,11 @@ class Media(msgspec.Struct, frozen=True):
 
     ``kind``: "image", "video" or "audio". ``spans``: (first place in the prompt, number of places)
     in order; together they are filled by the rows that the encoder makes of ``inputs``, the arrays
-    that the checkpoint's processor has made. ``digest`` names the content. ``bidirectional_spans``: runs (first
+    that the checkpoint's processor has made. ``digest`` names the content.
+    ``bidirectional_spans``: runs (first
     place, number of places) whose tokens see one another forwards too; a step computes a run whole.
-    ``affects_earlier_tokens``: tokens before it depend on it: only a prompt with the same media may share
+    ``affects_earlier_tokens``: tokens before it depend on it: only a prompt with the same media
+    may share
     its cache.
     """
 

@@ -50,7 +50,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     died or by a retraction elsewhere. ``media`` fill places of the prompt whose ids are of
     ``wire/media.py``; ``rope_ids``: int32 [3, prompt], what a rope with sections turns by, where it
     is not the place itself. ``deadline_s`` and ``queue_deadline_s`` are
-    ``time.monotonic`` values (0 = none), equal in all processes of one machine. ``is_quarantined``: an
+    ``time.monotonic`` values (0 = none), equal in all processes of one machine.
+    ``is_quarantined``: an
     engine died while it held the request, so its prompt is computed in steps of its own.
     """
 

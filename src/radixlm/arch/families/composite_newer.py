@@ -125,7 +125,8 @@ _SCALED = {
 
 
 def joined_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers before which an encoder's rows join the stream, in order; () if the config names none."""
+    """Layers before which an encoder's rows join the stream, in order; () if the config names
+    none."""
     pairs = raw.get("deepstack_layer_map")
     if not pairs:
         return ()

@@ -51,20 +51,28 @@ IMAGES_SEE_THEMSELVES = ("Gemma3ForConditionalGeneration", *MARKED)
 
 
 class MultimodalSpec(Record):
-    """``tokens``: kind -> the id that stands for it in a prompt. ``visual_indicator_tokens``: ids beside them
-    whose embeddings are the encoder's too. ``merge``: so many rows and columns of an encoder's grid make
+    """``tokens``: kind -> the id that stands for it in a prompt. ``visual_indicator_tokens``: ids
+    beside them
+    whose embeddings are the encoder's too. ``merge``: so many rows and columns of an encoder's
+    grid make
     one place. ``mutual``: which places see one another forwards too: an image's, or the whole
-    prompt's. ``uses_class_forward``: the rule that joins media and text is in the forward of the class.
+    prompt's. ``uses_class_forward``: the rule that joins media and text is in the forward of the
+    class.
     ``tokens_per_second``: of time in the rope of a video, 0 where a frame is one step.
-    ``uses_cross_attention``: an image has one place, and layers of their own attend to what its encoder
+    ``uses_cross_attention``: an image has one place, and layers of their own attend to what its
+    encoder
     makes (``spec.CrossAttention``). ``embeds_images``: an encoder makes an image's vector, and the
-    language model takes no part in it. ``embed_scale``: the text model multiplies what an encoder makes
+    language model takes no part in it. ``embed_scale``: the text model multiplies what an encoder
+    makes
     by it. ``max_image_tokens``: of an image whose places see one another; 0: any number.
-    ``is_encoder_decoder``: an encoder hears, to whose rows all layers of the decoder attend. ``reads_video``:
+    ``is_encoder_decoder``: an encoder hears, to whose rows all layers of the decoder attend.
+    ``reads_video``:
     the processor alone names their token. ``canvas``: ropes turn by the place on it.
-    ``rope_by_image_index``: by an image's number, which has no effect on the text behind. ``image_first``: an
+    ``rope_by_image_index``: by an image's number, which has no effect on the text behind.
+    ``image_first``: an
     image stands before the text, where the processor puts it. ``single_image``: a prompt has one.
-    ``needs_token_ids``: layers read the tokens in its places. ``adds_to_embeddings``: the marks around it and in
+    ``needs_token_ids``: layers read the tokens in its places. ``adds_to_embeddings``: the marks
+    around it and in
     it are places too, to whose embeddings nothing is added. ``video_as_images``: a video is images,
     to the encoder and in the prompt."""
 

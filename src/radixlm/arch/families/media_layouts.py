@@ -16,7 +16,8 @@ Rules = tuple[tuple[str, str], ...]
 
 class Original(Record):
     """``config``: config.json -> that of the class, with its model_type and, of its text model,
-    what the encoders need to know. ``names``: patterns and replacements of the encoders' tensors, the
+    what the encoders need to know. ``names``: patterns and replacements of the encoders' tensors,
+    the
     first that fits counts; "[a|b|c]" in a replacement cuts a tensor's rows into equal parts.
     ``processor``: the class of the processor, ``reader`` that of the image processor without its
     suffix; ``options`` make the arguments of the one, ``reader_options`` of the other; ``tokens``:

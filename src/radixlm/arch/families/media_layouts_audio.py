@@ -1,4 +1,5 @@
-"""Checkpoints that hear: where their text model is told of, and published names of their encoders."""
+"""Checkpoints that hear: where their text model is told of, and published names of their
+encoders."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ EARS = {
     "WhisperForConditionalGeneration": "encoder",
     "GraniteSpeechForConditionalGeneration": "granite",
 }
-# how a transcript is asked for and read (``entrypoints/http/speech/transcribers.py``); others are asked
+# how a transcript is asked for and read (``entrypoints/http/speech/transcribers.py``); others are
+# asked
 TRANSCRIBERS = {
     "WhisperForConditionalGeneration": "tokens",
     "VoxtralForConditionalGeneration": "marked",

@@ -1,5 +1,6 @@
 """LLaVA as its authors publish it, Intern-S1 and Janus-Pro: further rows beside those of
-``media_layouts.py``. LLaVA's config has its text model's keys at the top and names its encoder, whose
+``media_layouts.py``. LLaVA's config has its text model's keys at the top and names its encoder,
+whose
 sizes and often whose weights are in another folder."""
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _weights_beside(raw: Raw, folder: Path) -> Path | None:
 
 
 def _with_tower(raw: Raw, folder: Path) -> Raw:
-    """The config with the sizes of the encoder that it names under ``vision_config``. CheckpointError
+    """The config with the sizes of the encoder that it names under ``vision_config``.
+    CheckpointError
     if they are not known."""
     name = str(raw.get("mm_vision_tower") or "")
     beside = vision_encoder_folder(raw, folder)

@@ -147,7 +147,8 @@ def vila_merge(raw: Raw) -> int:
 
 
 def _vila(raw: Raw) -> dict[str, Any]:
-    """Of VILA and NVILA-Lite. The encoder's last layers, those behind the one that is read, are left
+    """Of VILA and NVILA-Lite. The encoder's last layers, those behind the one that is read, are
+    left
     away."""
     eye = {**_VILA_TOWER, **{k: v for k, v in raw["vision_config"].items() if k in _SIGLIP_KEYS}}
     behind = -1 - int(raw.get("mm_vision_select_layer", -2))

@@ -24,8 +24,8 @@ from torch import Tensor
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import Kernels
-from radixlm.models import fallback_trial as trial
 from radixlm.models.kv_groups import kv_groups
+from radixlm.models.transformers_backend import trial
 from radixlm.models.transformers_backend.calls import shorten
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.models.transformers_backend.layers import Packed, Part, exchange
