@@ -1,4 +1,4 @@
-"""HostInfo about the machine."""
+"""Facts about the machine."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_expert_parallel_follows_tensor_parallel() -> None:
 def test_an_old_flag_yields_to_the_new_one(caplog: pytest.LogCaptureFixture) -> None:
     config, _ = parse(["--enable-triton-kernel-moe", "--moe-runner-backend", "triton"])
     assert config.execute.moe_runner_backend == "triton"
-    assert "yields to --moe-runner-backend" in caplog.text
+    assert "overridden by --moe-runner-backend" in caplog.text
 
 
 def test_old_values_are_mapped(caplog: pytest.LogCaptureFixture) -> None:

@@ -188,7 +188,7 @@ def test_policies_that_mean_something_else(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
     config = settle(schedule_policy="lpm", disable_radix_cache=True)
     assert config.schedule.schedule_policy == "fcfs"
-    assert "schedule_policy lpm -> fcfs: without a prefix cache" in caplog.text
+    assert "schedule_policy lpm -> fcfs: there is no prefix cache" in caplog.text
 
 
 def test_no_tokenizer_means_no_grammar() -> None:
@@ -197,7 +197,7 @@ def test_no_tokenizer_means_no_grammar() -> None:
 
 def test_paths_of_adapters_switch_adapters_on() -> None:
     config = ServerConfig.from_kwargs(lora_paths=["a=/a"])
-    (change,) = resolving.settle_adapters(config, CPU, frozenset())
+    (change,) = resolving.adjust_adapters(config, CPU)
     assert (change.name, change.value) == ("enable_lora", True)
 
 
@@ -215,7 +215,7 @@ def test_a_step_returns_changes_and_touches_nothing() -> None:
     config = ServerConfig()
     before = flat(config)
     for step in STEPS:
-        list(step(config, CPU, frozenset()))
+        list(step(config, CPU))
     assert flat(config) == before
 
 

@@ -41,7 +41,7 @@ class AdapterConfig(Group):
     ] = None
     max_lora_rank: Annotated[
         int | None,
-        "Highest rank to serve; from --lora-paths when unset.",
+        "Maximum rank to serve; from --lora-paths when unset.",
         Flag(within=POSITIVE, state="planned", needs=_LORA),
     ] = None
     lora_target_modules: Annotated[
@@ -51,17 +51,17 @@ class AdapterConfig(Group):
     ] = None
     max_loras_per_batch: Annotated[
         int,
-        "Most adapters in a batch, the bare model included.",
+        "Maximum number of adapters in a batch, the base model included.",
         Flag(within=POSITIVE, state="planned", needs=_LORA),
     ] = 8
     max_loaded_loras: Annotated[
         int | None,
-        "Most adapters in host memory; no bound when unset.",
+        "Maximum number of adapters in host memory; unlimited when unset.",
         Flag(within=POSITIVE, state="planned", needs=_LORA),
     ] = None
     lora_backend: Annotated[
         str,
-        "Kernels of adapters.",
+        "Kernels for adapters.",
         Flag(
             choices=("triton", "csgmv", "torch_native"), state="no-op", why="no adapter is served"
         ),
@@ -81,14 +81,14 @@ def read_lora_path(text: str) -> LoraPath:
     """PATH, NAME=PATH or JSON {"lora_name", "lora_path", "pinned"}; ConfigError otherwise."""
     if not text.lstrip().startswith("{"):
         name, equals, path = text.partition("=")
-        found = LoraPath(name, path) if equals else LoraPath(text, text)
+        adapter = LoraPath(name, path) if equals else LoraPath(text, text)
     else:
         try:
             record = json.loads(text)
             pinned = record.get("pinned", False)
-            found = LoraPath(str(record["lora_name"]), str(record["lora_path"]), pinned is True)
+            adapter = LoraPath(str(record["lora_name"]), str(record["lora_path"]), pinned is True)
         except (ValueError, KeyError) as error:
             raise ConfigError(f"--lora-paths {text}: not an adapter ({error!r})") from error
-    if not found.name or not found.path:
+    if not adapter.name or not adapter.path:
         raise ConfigError(f"--lora-paths {text!r}: give PATH or NAME=PATH, such as fr=/models/fr")
-    return found
+    return adapter

@@ -1,4 +1,4 @@
-"""What cannot be combined, each with its physical reason, and the rules of single options."""
+"""Options that exclude each other, each pair with its reason, and rules for single options."""
 
 from __future__ import annotations
 
@@ -54,10 +54,14 @@ CONFLICTS: tuple[Conflict, ...] = (
         "hybrid_kvcache_ratio",
         "one gives all layers full-length pools, the other shorter ones to window layers",
     ),
-    Conflict("is_embedding", "speculative_algorithm", "an embedding has no next token to guess"),
-    Conflict("is_embedding", "disaggregation_mode=decode", "an embedding has nothing to decode"),
     Conflict(
-        "enable_pdmux", "disaggregation_mode=prefill|decode", "there is only one of the phases"
+        "is_embedding", "speculative_algorithm", "an embedding model has no next token to draft"
+    ),
+    Conflict("is_embedding", "disaggregation_mode=decode", "an embedding model does not decode"),
+    Conflict(
+        "enable_pdmux",
+        "disaggregation_mode=prefill|decode",
+        "the server runs only one of the phases",
     ),
     Conflict(
         "device=cpu",
@@ -74,17 +78,17 @@ CONFLICTS: tuple[Conflict, ...] = (
 
 
 def _term(config: ServerConfig, term: str) -> str:
-    """The term as the user would write it if it holds, else ""."""
-    name, _, wanted = term.partition("=")
+    """The term as a flag if ``config`` satisfies it, else ""."""
+    name, _, values = term.partition("=")
     option, value = options()[name], config.value(name)
-    holds = value in wanted.split("|") if wanted else is_set(option, value)
-    if not holds:
+    is_active = value in values.split("|") if values else is_set(option, value)
+    if not is_active:
         return ""
     return option.dashed if value is True else f"{option.dashed} {value}"
 
 
 def conflict_problems(config: ServerConfig) -> Iterator[str]:
-    """One line for each pair that ``config`` violates."""
+    """One line for each conflict in ``config``."""
     for pair in CONFLICTS:
         first, second = _term(config, pair.first), _term(config, pair.second)
         if first and second:
@@ -120,7 +124,7 @@ def schedule_problems(config: ServerConfig) -> Iterator[str]:
     """Budgets and priorities."""
     s, m = config.schedule, config.memory
     if s.chunked_prefill_size == 0:
-        yield "--chunked-prefill-size 0 computes nothing; -1 switches chunks off, 2048 works"
+        yield "--chunked-prefill-size 0 computes nothing; -1 disables chunks, 2048 works"
     if m.max_total_tokens is not None and m.page_size and m.max_total_tokens < m.page_size:
         yield f"--max-total-tokens {m.max_total_tokens} holds no page of {m.page_size} tokens"
     if s.schedule_low_priority_values_first and not s.enable_priority_scheduling:
@@ -200,12 +204,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def problems(config: ServerConfig) -> list[str]:
-    """Every violated pair and rule, one line each."""
+    """Every conflict and violated rule, one line each."""
     return [line for rule in RULES for line in rule(config)]
 
 
 def check(config: ServerConfig) -> None:
     """ConfigError that lists every problem."""
-    found = problems(config)
-    if found:
-        raise ConfigError("\n".join(found))
+    if lines := problems(config):
+        raise ConfigError("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Flags that older launch scripts still carry: accepted with one warning line, and mapped."""
+"""Deprecated flags, accepted with one warning and mapped to today's options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DeprecatedFlag:
-    """``to`` is the option of today, or "" if nothing is left to set (``note`` says why).
+    """``to`` is the option that replaces it, or "" if there is none (``note`` says why).
 
-    ``value`` is what the option becomes; None hands on the old flag's own value. ``like`` names an
-    option whose value is copied.
+    ``value`` is the option's new value; None passes on the deprecated flag's value. ``like`` names
+    an option whose value is copied.
     """
 
     to: str
@@ -23,7 +23,7 @@ class DeprecatedFlag:
 
     @property
     def takes_value(self) -> bool:
-        """Whether the old flag is followed by a value."""
+        """Whether the flag is followed by a value."""
         return bool(self.to) and self.value is None and not self.like
 
 

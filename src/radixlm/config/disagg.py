@@ -14,12 +14,12 @@ class DisaggConfig(Group):
 
     disaggregation_mode: Annotated[
         str,
-        "Part that this server plays: null (both), prefill or decode.",
+        "Role of this server: null (both), prefill or decode.",
         Flag(choices=("null", "prefill", "decode"), built=("null",), needs=_PD),
     ] = "null"
     disaggregation_transfer_backend: Annotated[
         str,
-        "What moves KV between servers.",
+        "Library that transfers KV between servers.",
         Flag(choices=("mooncake", "nixl", "ascend", "fake"), built=("mooncake",), needs=_PD),
     ] = "mooncake"
     disaggregation_bootstrap_port: Annotated[
@@ -52,7 +52,7 @@ class DisaggConfig(Group):
     ] = 512
     disaggregation_decode_polling_interval: Annotated[
         int,
-        "Steps between two looks at arriving KV.",
+        "Steps between two polls for arriving KV.",
         Flag(within=POSITIVE, state="planned", needs=_PD),
     ] = 1
     enable_pdmux: Annotated[

@@ -18,7 +18,7 @@ _INTRO = """\
 
 <!-- Written by `python -m radixlm.config.docs docs/server-arguments.md`; edit the options. -->
 
-Every flag that SGLang 0.5.2 knows is accepted, and some of our own. `radixlm serve --help` prints
+Every flag of SGLang 0.5.2 is accepted, and some more. `radixlm serve --help` prints
 the same list. Lists take their values after one flag: `--cuda-graph-bs 1 2 4`. Switches are
 written `--enable-metrics` or `--no-enable-metrics`.
 
@@ -35,8 +35,8 @@ The offline engine takes the same names: `Engine(model_path="/models/qwen3-0.6b"
 
 State of a flag:
 
-- **works**: it does what the table says. "only a, b" names the values that work today.
-- **no-op**: it is accepted and changes no result; a line in the log says why.
+- **works**: it does what the table says. "only a, b" lists the values that work today.
+- **no-op**: it is accepted and changes no result; a log line says why.
 - **planned**: the feature is not built. Any value but the default stops the server at start, with
   an error that says what is missing.
 """

@@ -1,4 +1,4 @@
-"""What runs the tensors: device, kernels, graphs, threads."""
+"""Device, kernels, CUDA graphs, threads."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -41,7 +41,7 @@ class ExecuteConfig(Group):
 
     device: Annotated[
         str,
-        "Where the model runs; a GPU if one is there and supported, else the CPU when unset.",
+        "Device that runs the model; when unset a supported GPU, else the CPU.",
         Flag(
             choices=("auto", "cuda", "cpu", "xpu", "hpu", "npu"),
             built=("auto", "cuda", "cpu"),
@@ -68,7 +68,7 @@ class ExecuteConfig(Group):
     ] = AUTO
     moe_runner_backend: Annotated[
         str,
-        "Kernels of mixtures of experts.",
+        "Kernels for mixtures of experts.",
         Flag(
             choices=(
                 "auto",
@@ -90,12 +90,12 @@ class ExecuteConfig(Group):
     ] = "default"
     kernel: Annotated[
         tuple[str, ...],
-        "OP=IMPLEMENTATION to use instead of the best, such as rms_norm=reference; repeatable.",
+        "OP=IMPLEMENTATION to use instead of the default, such as rms_norm=reference; repeatable.",
         Flag(is_repeatable=True),
     ] = ()
     random_seed: Annotated[
         int,
-        "Seed of dummy weights and of requests without a seed; drawn at start when unset.",
+        "Seed for dummy weights and for requests without a seed; random when unset.",
         Flag(within=NON_NEGATIVE),
     ] = AUTO
     cpu_threads: Annotated[
@@ -109,25 +109,25 @@ class ExecuteConfig(Group):
     enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
     enable_nan_detection: Annotated[
         bool,
-        "Fail a request whose logits are not numbers; a CPU always does.",
+        "Fail a request whose logits are NaN; always on for CPUs.",
         Flag(only_device="cuda"),
     ] = False
-    disable_cuda_graph: Annotated[
-        bool, "Launch each kernel by itself.", Flag(only_device="cuda")
-    ] = False
+    disable_cuda_graph: Annotated[bool, "Launch kernels one by one.", Flag(only_device="cuda")] = (
+        False
+    )
     cuda_graph_max_bs: Annotated[
         int | None,
-        "Largest batch that has a CUDA graph; --max-running-requests when unset.",
+        "Largest batch size with a CUDA graph; --max-running-requests when unset.",
         Flag(within=POSITIVE, only_device="cuda"),
     ] = None
     cuda_graph_bs: Annotated[
         tuple[int, ...] | None,
-        "Batch sizes that have a CUDA graph; 1 2 4 8 16 24 32 48 ... when unset.",
+        "Batch sizes with a CUDA graph; 1 2 4 8 16 24 32 48 ... when unset.",
         Flag(within=POSITIVE, only_device="cuda"),
     ] = None
     disable_cuda_graph_padding: Annotated[
         bool,
-        "CUDA graphs only for exact sizes; those up to 160 when no sizes are given.",
+        "Do not pad batches to the next CUDA graph; captures sizes up to 160 when none are given.",
         Flag(only_device="cuda"),
     ] = False
     enable_profile_cuda_graph: Annotated[
@@ -142,7 +142,7 @@ class ExecuteConfig(Group):
     ] = False
     enable_torch_compile: Annotated[
         bool,
-        "Compile small decode steps with torch.compile; a warning says which models have none.",
+        "Compile small decode steps with torch.compile; a warning names models without any.",
         Flag(),
     ] = False
     torch_compile_max_bs: Annotated[
@@ -155,7 +155,7 @@ class ExecuteConfig(Group):
     ] = False
     triton_attention_num_kv_splits: Annotated[
         int,
-        "Splits of the KV in Triton decoding.",
+        "KV splits in Triton decoding.",
         Flag(within=POSITIVE, state="no-op", why=_TRITON),
     ] = 8
     triton_attention_split_tile_size: Annotated[
@@ -164,13 +164,13 @@ class ExecuteConfig(Group):
         Flag(within=POSITIVE, state="no-op", why=_TRITON),
     ] = None
     flashinfer_mla_disable_ragged: Annotated[
-        bool, "No ragged prefill in flashinfer's latent attention.", Flag(state="no-op", why=_CUDA)
+        bool, "No ragged prefill in flashinfer's MLA.", Flag(state="no-op", why=_CUDA)
     ] = False
     disable_shared_experts_fusion: Annotated[
-        bool, "Run shared experts by themselves.", Flag(state="no-op", why=_CUDA)
+        bool, "Run shared experts separately.", Flag(state="no-op", why=_CUDA)
     ] = False
     disable_chunked_prefix_cache: Annotated[
-        bool, "No chunked prefix in latent attention.", Flag(state="no-op", why=_CUDA)
+        bool, "No chunked prefix in MLA.", Flag(state="no-op", why=_CUDA)
     ] = False
     disable_flashinfer_cutlass_moe_fp4_allgather: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""What an option carries besides its type and default.
+"""Properties of an option besides its type and default.
 
 A group writes ``name: Annotated[type, "help", Flag(...)] = default``. The type is one of bool, int,
 float, str, ``X | None`` or ``tuple[X, ...]``; the flag is ``--name`` with dashes for underscores.
@@ -12,7 +12,7 @@ from typing import Any, Literal
 State = Literal["works", "no-op", "planned"]
 
 AUTO: Any = None
-"""Default of an option that ``resolve`` always fills: typed as what it will be, None until then."""
+"""Default of an option that ``resolve`` always fills: typed as its final value, None until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Flag:
     """Names, limits and state of one option.
 
     works    the value does what the help says.
-    no-op    accepted; ``why`` says why leaving it out changes no result. A given value is logged.
+    no-op    accepted, changes no result; ``why`` gives the reason, which is logged.
     planned  not built: a value other than the default is a ConfigError that quotes ``needs``.
     """
 
@@ -30,7 +30,7 @@ class Flag:
     why: str = ""
     choices: tuple[str | int, ...] = ()
     built: tuple[str | int, ...] | None = None
-    """Those ``choices`` that work today; None means all. The others are ``planned`` values."""
+    """The ``choices`` that work today; None means all. The others are ``planned``."""
     within: str = ""
     """Interval of a number, such as "[1, inf)" or "(0, 1)"."""
     const: Any = None
@@ -42,7 +42,7 @@ class Flag:
     is_repeatable: bool = False
     """Each occurrence adds one value; otherwise the flag takes all its values at once."""
     only_device: str = ""
-    """Device on which the option means something; elsewhere a given value is logged as idle."""
+    """Device on which the option has an effect; elsewhere a log line says that it has none."""
     old_values: tuple[tuple[str, str], ...] = ()
     """(old, new) pairs of values that were renamed; the old one is accepted with a warning."""
 
@@ -53,9 +53,9 @@ ABOVE_ZERO = "(0, inf)"
 
 
 class Group:
-    """Base of the groups: equality, hash and a short repr for all of them.
+    """Base class of the groups: equality, hash and a short repr.
 
-    Written once by hand, because code that dataclass generates for each group costs 10 ms at start.
+    Written by hand: generating them with dataclass for each group costs 10 ms at start.
     """
 
     __slots__ = ()

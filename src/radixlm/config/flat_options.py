@@ -1,4 +1,4 @@
-"""A flat mapping (command line, YAML, keyword arguments) -> values of options by name."""
+"""A flat mapping (command line, YAML, keyword arguments) to checked option values by name."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ def dashed(key: str) -> str:
 
 
 def unknown(key: str, source: str) -> ConfigError:
-    """The error for an option that nobody knows, with the nearest name."""
+    """The error for an unknown option, with the nearest name."""
     known = [dashed(name) for name in (*names(), *DEPRECATED, "config")]
-    return ConfigError(f"{source}{key} is unknown{suggestion(dashed(_plain(key)), known)}")
+    return ConfigError(f"{source}{key} is unknown{suggestion(dashed(_underscored(key)), known)}")
 
 
-def _plain(key: str) -> str:
+def _underscored(key: str) -> str:
     return key.removeprefix("--").replace("-", "_")
 
 
 def read_values(raw: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Name -> checked value of every key in ``raw`` (dashes or underscores, aliases, old names).
+    """Option name -> checked value of every key in ``raw`` (dashes, aliases, deprecated names).
 
     ``source`` begins the message about an unknown key. ConfigError if a key is unknown, given
     twice under two names, or has a value that does not work.
     """
     values: dict[str, Any] = {}
-    old: list[tuple[str, Any]] = []
+    deprecated: list[tuple[str, Any]] = []
     for key, value in raw.items():
-        name = names().get(_plain(key))
-        if name is None and _plain(key) in DEPRECATED:
-            old.append((_plain(key), value))
+        name = names().get(_underscored(key))
+        if name is None and _underscored(key) in DEPRECATED:
+            deprecated.append((_underscored(key), value))
             continue
         if name is None:
             raise unknown(key, source)
         if name in values:
             raise ConfigError(f"{source}{dashed(name)} is given twice, once as {key}")
         values[name] = coerce(options()[name], value)
-    for key, value in old:
-        _map_old(key, DEPRECATED[key], value, values)
+    for key, value in deprecated:
+        _map_deprecated(key, DEPRECATED[key], value, values)
     return values
 
 
-def _map_old(key: str, renamed: DeprecatedFlag, value: Any, values: dict[str, Any]) -> None:
-    """Set the option that the old flag stands for, with one warning line."""
+def _map_deprecated(key: str, flag: DeprecatedFlag, value: Any, values: dict[str, Any]) -> None:
+    """Set the option that replaces a deprecated flag, with one warning."""
     if value is False:
         return
-    if not renamed.to:
-        logger.warning("%s is gone: %s", dashed(key), renamed.note)
+    if not flag.to:
+        logger.warning("%s was removed: %s", dashed(key), flag.note)
         return
-    if renamed.like:
-        value = values.get(renamed.like, options()[renamed.like].default)
-    elif renamed.value is not None:
-        value = renamed.value
-    if renamed.to in values:
-        logger.warning("%s is old and yields to %s", dashed(key), dashed(renamed.to))
+    if flag.like:
+        value = values.get(flag.like, options()[flag.like].default)
+    elif flag.value is not None:
+        value = flag.value
+    if flag.to in values:
+        logger.warning("%s is deprecated and overridden by %s", dashed(key), dashed(flag.to))
         return
-    logger.warning("%s is old: use %s %s", dashed(key), dashed(renamed.to), value)
-    values[renamed.to] = coerce(options()[renamed.to], value)
+    logger.warning("%s is deprecated: use %s %s", dashed(key), dashed(flag.to), value)
+    values[flag.to] = coerce(options()[flag.to], value)

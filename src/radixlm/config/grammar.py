@@ -1,4 +1,4 @@
-"""Which tokens are allowed: grammars and logit processors."""
+"""Grammars and logit processors."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -30,12 +30,12 @@ class GrammarConfig(Group):
     ] = False
     disable_outlines_disk_cache: Annotated[
         bool,
-        "Outlines keeps no files.",
+        "Keep no compiled grammars of outlines on disk.",
         Flag(state="no-op", why="compiled grammars are only kept in memory"),
     ] = False
     enable_custom_logit_processor: Annotated[
         bool,
-        "Accept logit processors that requests name.",
+        "Accept the names of logit processors in requests.",
         Flag(
             state="no-op",
             why="the built-in ones and those of --logit-processor can always be named, and "
@@ -49,7 +49,7 @@ class GrammarConfig(Group):
     ] = ()
     disable_jump_forward: Annotated[
         bool,
-        "Sample each token that a grammar forces, instead of appending it unasked.",
+        "Sample tokens that a grammar forces, instead of appending them without sampling.",
         Flag(aliases=("--disable-regex-jump-forward",)),
     ] = False
 
@@ -64,5 +64,5 @@ BUILTIN_PROCESSORS = {
 
 def processor_targets(config: GrammarConfig) -> dict[str, str]:
     """Name -> "module:Class" of every logit processor that a request may name."""
-    given = (entry.partition("=") for entry in config.logit_processor)
-    return BUILTIN_PROCESSORS | {name: target for name, _, target in given}
+    entries = (entry.partition("=") for entry in config.logit_processor)
+    return BUILTIN_PROCESSORS | {name: target for name, _, target in entries}

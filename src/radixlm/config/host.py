@@ -1,4 +1,4 @@
-"""What the machine and the model are, as far as options depend on it."""
+"""Facts about the machine and the model that option defaults depend on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CGROUP_LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """HostInfo that ``resolve`` looks at.
+    """What ``resolve`` needs to know.
 
     device        "cuda" or "cpu": the best that this machine has
     num_cpus      cores that this process may use
@@ -41,7 +41,7 @@ class HostInfo:
 
 
 def read_host_info(model: Mapping[str, Any] | None = None) -> HostInfo:
-    """HostInfo about this machine, without importing torch."""
+    """The facts about this machine, without importing torch."""
     return HostInfo(
         device="cuda" if has_cuda() else "cpu",
         num_cpus=len(os.sched_getaffinity(0)),

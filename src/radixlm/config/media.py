@@ -18,7 +18,7 @@ class MediaConfig(Group):
     ] = None
     mm_attention_backend: Annotated[
         str | None,
-        "Attention kernels of the encoders.",
+        "Attention kernels of the vision and audio encoders.",
         Flag(choices=("sdpa", "fa3", "triton_attn"), built=(), needs=_MEDIA),
     ] = None
     disable_fast_image_processor: Annotated[
@@ -28,6 +28,6 @@ class MediaConfig(Group):
     ] = False
     allow_local_media: Annotated[
         tuple[str, ...] | None,
-        "Folders from which requests may name files; bare: any file and private addresses.",
+        "Folders whose files requests may name; without a value any file and private addresses.",
         Flag(const=("/",)),
     ] = None

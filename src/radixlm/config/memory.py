@@ -1,4 +1,4 @@
-"""How much memory holds what: KV pages, prefix cache, tiers, offloading."""
+"""KV pages, prefix cache, hierarchical cache, offloading."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +10,7 @@ KV_DTYPES = (
     *("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
 )
 _TIERS = "the host and storage tiers of the KV cache"
-_OFFLOAD = "weights that live off the device"
+_OFFLOAD = "weights kept off the device"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -20,7 +20,7 @@ class MemoryConfig(Group):
     mem_fraction_static: Annotated[
         float | None,
         "Share of the memory for weights and KV cache. When unset 0.6 on a CPU; on a GPU all but "
-        "what the largest steps need, which are tried at start.",
+        "what the largest steps need, measured at start.",
         Flag(within="(0, 1)"),
     ] = None
     max_total_tokens: Annotated[
@@ -31,12 +31,12 @@ class MemoryConfig(Group):
     page_size: Annotated[int, "Tokens of one KV page; 16 when unset.", Flag(within=POSITIVE)] = AUTO
     kv_cache_dtype: Annotated[
         str,
-        "Type of the KV cache; 'auto' is the model's. int8 keeps a scale for every token and head.",
+        "Dtype of the KV cache; 'auto' is the model's. int8 keeps one scale per token and head.",
         Flag(choices=KV_DTYPES),
     ] = "auto"
     disable_radix_cache: Annotated[bool, "Do not share KV between equal prefixes."] = False
     radix_eviction_policy: Annotated[
-        str, "Which cached prefix leaves first.", Flag(choices=("lru", "lfu"))
+        str, "Which cached prefix is evicted first.", Flag(choices=("lru", "lfu"))
     ] = "lru"
     hybrid_kvcache_ratio: Annotated[
         float | None,
@@ -46,7 +46,7 @@ class MemoryConfig(Group):
     ] = None
     swa_full_tokens_ratio: Annotated[
         float,
-        "Tokens of the window layers' pool over those of the full layers'.",
+        "Tokens in the window layers' pool over tokens in the full layers' pool.",
         Flag(within="(0, 1]"),
     ] = 0.8
     disable_hybrid_swa_memory: Annotated[
@@ -54,18 +54,18 @@ class MemoryConfig(Group):
     ] = False
     max_mamba_cache_size: Annotated[
         int | None,
-        "States that the pool of recurrent layers holds: up to four a running request, the rest "
-        "are snapshots for the prefix cache. By memory when unset.",
+        "States in the pool of recurrent layers: up to four per running request, the rest are "
+        "snapshots for the prefix cache. From the memory when unset.",
         Flag(within=POSITIVE),
     ] = None
     mamba_ssm_dtype: Annotated[
         str,
-        "Type of the states of recurrent layers (their convolutions stay float32).",
+        "Dtype of the states of recurrent layers (their convolutions stay float32).",
         Flag(choices=("float32", "bfloat16")),
     ] = "float32"
     enable_memory_saver: Annotated[
         bool,
-        "Let /release_memory_occupation give memory back.",
+        "Let /release_memory_occupation free memory.",
         Flag(state="planned", needs="pools that can be released"),
     ] = False
     enable_hierarchical_cache: Annotated[
@@ -78,7 +78,7 @@ class MemoryConfig(Group):
     ] = 2.0
     hicache_size: Annotated[
         int,
-        "Host KV memory in GB; overrides the ratio unless 0.",
+        "Host KV memory in GB; overrides --hicache-ratio unless 0.",
         Flag(within=NON_NEGATIVE, state="planned", needs=_TIERS),
     ] = 0
     hicache_write_policy: Annotated[
@@ -124,7 +124,9 @@ class MemoryConfig(Group):
         Flag(is_json=True, state="planned", needs=_TIERS),
     ] = None
     enable_lmcache: Annotated[
-        bool, "LMCache instead of our tiers.", Flag(state="planned", needs="an LMCache connector")
+        bool,
+        "Use LMCache instead of the built-in tiers.",
+        Flag(state="planned", needs="an LMCache connector"),
     ] = False
     cpu_offload_gb: Annotated[
         int,
@@ -133,7 +135,7 @@ class MemoryConfig(Group):
     ] = 0
     offload_group_size: Annotated[
         int,
-        "Layers of an offload group; -1 switches groups off.",
+        "Layers in an offload group; -1 disables groups.",
         Flag(within="[-1, inf)", state="planned", needs=_OFFLOAD),
     ] = -1
     offload_num_in_group: Annotated[
@@ -143,11 +145,11 @@ class MemoryConfig(Group):
     ] = 1
     offload_prefetch_step: Annotated[
         int,
-        "Layers that are fetched ahead.",
+        "Layers to prefetch.",
         Flag(within=NON_NEGATIVE, state="planned", needs=_OFFLOAD),
     ] = 1
     offload_mode: Annotated[
         str,
-        "Where offloaded weights lie.",
+        "Where offloaded weights are kept.",
         Flag(choices=("cpu", "meta", "sharded_gpu"), built=("cpu",), needs=_OFFLOAD),
     ] = "cpu"

@@ -1,11 +1,11 @@
-"""Which model, from where, in which precision."""
+"""Model, tokenizer, weights, dtype."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from radixlm.config.flag import AUTO, POSITIVE, Flag, Group
 
-_HUB = "a downloader for model hubs; give --model-path a local folder"
+_HUB = "a downloader for model hubs; set --model-path to a local folder"
 _REMOTE = "weight transfer from a running instance"
 
 LOAD_FORMATS = (
@@ -26,7 +26,7 @@ AT_LOAD = ("w8a8_int8", "int8wo", "int8dq", "int4wo-32", "int4wo-64", "int4wo-12
 FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
 """Methods of checkpoints in 8 bit floats; the first two quantize floats too."""
 INTEGERS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "blockwise_int8")
-"""Methods of checkpoints in integers, beside "compressed-tensors" (``quant/integers.py``)."""
+"""Integer checkpoints, besides "compressed-tensors" (``quant/integers.py``)."""
 _FP8_TORCHAO = ("fp8dq-per_tensor", "fp8dq-per_row")
 
 QUANTIZATIONS = (
@@ -94,7 +94,7 @@ class ModelConfig(Group):
         "Allow model code that comes with a checkpoint.",
         Flag(
             state="no-op",
-            why="code of a checkpoint is never run: our own model serves it, or loading fails",
+            why="code of a checkpoint is never run: a native model serves it, or loading fails",
         ),
     ] = False
     context_length: Annotated[
@@ -104,7 +104,7 @@ class ModelConfig(Group):
     ] = None
     is_embedding: Annotated[
         bool,
-        "Serve a causal model as an embedding model: vectors of unit length, from the last token.",
+        "Serve a causal model as an embedding model: last-token vectors of unit length.",
     ] = False
     revision: Annotated[
         str | None, "Branch, tag or commit of the model.", Flag(state="planned", needs=_HUB)
@@ -114,18 +114,18 @@ class ModelConfig(Group):
     ] = None
     model_impl: Annotated[
         str,
-        "'radixlm' takes our own model, 'transformers' the Hugging Face one, 'auto' ours if any.",
+        "'radixlm': native model; 'transformers': Hugging Face's; 'auto': native if there is one.",
         Flag(
             choices=("auto", "radixlm", "transformers"),
             old_values=(("sglang", "radixlm"),),
         ),
     ] = "auto"
     json_model_override_args: Annotated[
-        str, "JSON object laid over the checkpoint's config.json.", Flag(is_json=True)
+        str, "JSON object that overrides keys of the checkpoint's config.json.", Flag(is_json=True)
     ] = "{}"
     dtype: Annotated[
         str,
-        "Type of weights and activations; 'auto' is the checkpoint's (on a CPU bfloat16 weights "
+        "Dtype of weights and activations; 'auto' is the checkpoint's (on a CPU bfloat16 weights "
         "are kept and sums are float32).",
         Flag(choices=("auto", "half", "float16", "bfloat16", "float", "float32")),
     ] = "auto"
@@ -152,7 +152,9 @@ class ModelConfig(Group):
             needs="fp8 kernels",
         ),
     ] = ""
-    weight_version: Annotated[str, "Label of the weights, returned with every answer."] = "default"
+    weight_version: Annotated[str, "Label of the weights, returned with every response."] = (
+        "default"
+    )
     custom_weight_loader: Annotated[
         tuple[str, ...] | None,
         "Import paths of functions that load weights.",
@@ -160,7 +162,7 @@ class ModelConfig(Group):
     ] = None
     weight_loader_disable_mmap: Annotated[
         bool,
-        "Read weight files instead of mapping them.",
+        "Read weight files instead of memory-mapping them.",
         Flag(state="no-op", why="both ways give the same weights; files are always mapped"),
     ] = False
     delete_ckpt_after_loading: Annotated[

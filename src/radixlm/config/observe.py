@@ -29,7 +29,7 @@ class ObserveConfig(Group):
     crash_dump_folder: Annotated[
         str | None,
         "Folder for the requests of the last 5 minutes before a crash; `radixlm replay` sends "
-        "them again. The files hold prompts and answers.",
+        "them again. The files contain prompts and outputs.",
     ] = None
     show_time_cost: Annotated[
         bool,
@@ -41,18 +41,18 @@ class ObserveConfig(Group):
     ] = 40
     enable_request_time_stats_logging: Annotated[
         bool,
-        "Log where the time of each request went.",
+        "Log how long each part of a request took.",
         Flag(state="planned", needs="time stamps in the request log"),
     ] = False
     gc_warning_threshold_secs: Annotated[
         float,
-        "Warn about garbage collections that take longer; 0 never.",
+        "Warn about garbage collections that take longer; 0 disables it.",
         Flag(within=NON_NEGATIVE),
     ] = 0.0
     enable_metrics: Annotated[bool, "Serve Prometheus metrics at /metrics."] = False
     enable_metrics_for_all_schedulers: Annotated[
         bool,
-        "Every scheduler reports metrics of its own.",
+        "Every scheduler reports its own metrics.",
         Flag(state="no-op", why="there is one scheduler"),
     ] = False
     tokenizer_metrics_custom_labels_header: Annotated[

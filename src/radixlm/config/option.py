@@ -1,4 +1,4 @@
-"""Every option as one record, read from the groups' annotations."""
+"""Every option as one record, read from the annotations of the groups."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Option:
 
 
 def option(group: str, name: str, annotated: Any, default: Any) -> Option:
-    """Read ``Annotated[type, help, Flag]``; TypeError if the group is written wrongly."""
+    """Read ``Annotated[type, help, Flag]``; TypeError for a type that no option can have."""
     kind, text, *notes = get_args(annotated)
     members = [member for member in get_args(kind) if member is not NONE_TYPE]
     if NONE_TYPE in get_args(kind):
@@ -65,7 +65,7 @@ def options() -> Mapping[str, Option]:
 
 @cache
 def names() -> Mapping[str, str]:
-    """Every accepted key with underscores (names and aliases) -> name of the option."""
+    """Name or alias, with underscores -> option name."""
     known = {name: name for name in options()}
     for name, one in options().items():
         for alias in one.flag.aliases:

@@ -1,4 +1,4 @@
-"""How many ranks, replicas, nodes and experts."""
+"""Ranks, replicas, nodes and experts."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +9,7 @@ _TP = "a tensor-parallel executor"
 _PP = "a pipeline-parallel executor"
 _EP = "an expert-parallel executor"
 _NODES = "a launcher for several nodes"
-_COMM = "speeds up messages between GPUs; one rank sends none"
+_COMM = "speeds up communication between GPUs; there is one rank"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -28,7 +28,7 @@ class ParallelConfig(Group):
     ] = 1
     max_micro_batch_size: Annotated[
         int | None,
-        "Most requests in one micro batch of the pipeline.",
+        "Maximum number of requests in one micro batch of the pipeline.",
         Flag(("--pp-max-micro-batch-size",), within=POSITIVE, state="planned", needs=_PP),
     ] = None
     dp_size: Annotated[
@@ -38,7 +38,7 @@ class ParallelConfig(Group):
     ] = 1
     load_balance_method: Annotated[
         str,
-        "How requests are spread over replicas: in turn, or to the one that holds the fewest.",
+        "How requests are distributed to replicas: in turn, or to the one with the fewest.",
         Flag(
             choices=("round_robin", "shortest_queue", "minimum_tokens"),
             built=("round_robin", "shortest_queue"),
@@ -47,12 +47,12 @@ class ParallelConfig(Group):
     ] = "round_robin"
     load_watch_interval: Annotated[
         float,
-        "Seconds between two looks at the load of the replicas.",
+        "Seconds between two checks of the load of the replicas.",
         Flag(within=ABOVE_ZERO, state="no-op", why="the load of each replica is always known"),
     ] = 0.1
     prefill_round_robin_balance: Annotated[
         bool,
-        "Spread prefills in turn, so that decode servers find the replica.",
+        "Distribute prefills in turn, so that decode servers find the replica.",
         Flag(state="no-op", why="prefill and decode are not split over servers"),
     ] = False
     enable_dp_attention: Annotated[
@@ -71,18 +71,18 @@ class ParallelConfig(Group):
     ] = 0
     dist_init_addr: Annotated[
         str | None,
-        "host:port at which the ranks meet.",
-        Flag(("--nccl-init-addr",), state="no-op", why="one rank meets nobody"),
+        "host:port of the rendezvous of the ranks.",
+        Flag(("--nccl-init-addr",), state="no-op", why="there is one rank"),
     ] = None
     nccl_port: Annotated[
         int | None,
-        "Port at which the ranks of one node meet.",
-        Flag(within="[1, 65535]", state="no-op", why="one rank meets nobody"),
+        "Port of the rendezvous of the ranks of one node.",
+        Flag(within="[1, 65535]", state="no-op", why="there is one rank"),
     ] = None
     dist_timeout: Annotated[
         int | None,
-        "Seconds that ranks wait for each other at start.",
-        Flag(within=POSITIVE, state="no-op", why="one rank meets nobody"),
+        "Timeout of the rendezvous in seconds.",
+        Flag(within=POSITIVE, state="no-op", why="there is one rank"),
     ] = None
     base_gpu_id: Annotated[
         int,
@@ -154,17 +154,17 @@ class ParallelConfig(Group):
         Flag(choices=("static", "dynamic", "fake"), built=(), needs=_EP),
     ] = None
     init_expert_location: Annotated[
-        str, "Where experts lie at start.", Flag(state="planned", needs=_EP)
+        str, "Placement of experts at start.", Flag(state="planned", needs=_EP)
     ] = "trivial"
     enable_eplb: Annotated[
-        bool, "Balance experts while running.", Flag(state="planned", needs=_EP)
+        bool, "Rebalance experts while running.", Flag(state="planned", needs=_EP)
     ] = False
     eplb_algorithm: Annotated[
         str, "Algorithm that balances experts.", Flag(state="planned", needs=_EP)
     ] = "auto"
     eplb_rebalance_num_iterations: Annotated[
         int,
-        "Steps between two balancings.",
+        "Steps between two rebalancings.",
         Flag(within=POSITIVE, state="planned", needs=_EP),
     ] = 1000
     eplb_rebalance_layers_per_chunk: Annotated[
@@ -174,7 +174,7 @@ class ParallelConfig(Group):
     ] = None
     eplb_min_rebalancing_utilization_threshold: Annotated[
         float,
-        "Balance only while the mean utilisation is below this.",
+        "Rebalance only while the mean utilisation is below this.",
         Flag(within="[0, 1]", state="planned", needs=_EP),
     ] = 1.0
     expert_distribution_recorder_mode: Annotated[

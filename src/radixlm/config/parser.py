@@ -18,18 +18,18 @@ from radixlm.config.values import example, show
 
 
 class OptionParser(argparse.ArgumentParser):
-    """An argument parser whose errors are ConfigErrors and which never guesses a prefix."""
+    """An argument parser that raises ConfigError and accepts no abbreviated flags."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
         super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
 
     def error(self, message: str) -> Never:
-        """Raise instead of printing the usage of two hundred flags."""
+        """Raise instead of printing the usage."""
         raise ConfigError(message)
 
     def read(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Given flag or positional (dest) -> raw value; ConfigError for anything unknown."""
+        """Raw values of the flags and positionals in ``argv``, by dest; ConfigError if unknown."""
         try:
             known, rest = self.parse_known_args(argv)
         except argparse.ArgumentError as error:
@@ -38,19 +38,19 @@ class OptionParser(argparse.ArgumentParser):
             if word.startswith("-"):
                 raise unknown(word.partition("=")[0], "the flag ")
         if rest:
-            raise ConfigError(f"{rest[0]!r} follows no flag that takes it")
+            raise ConfigError(f"unexpected argument {rest[0]!r}")
         return vars(known)
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help in two columns, each option with its default."""
+    """Help in two columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)
 
 
 def _argument_error(error: argparse.ArgumentError) -> ConfigError:
-    """Name the flag, and a value that works if a value is missing."""
+    """The error with the flag, and a value that works."""
     flag = (error.argument_name or "").partition("/")[0]
     option = options().get(flag.removeprefix("--").replace("-", "_"))
     if option is None:
@@ -94,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add --config, every option in groups, and (hidden) every old flag to ``parser``."""
     quiet = argparse.SUPPRESS
     parser.add_argument(
-        "--config", metavar="FILE", default=quiet, help="YAML file with options; flags win over it."
+        "--config", metavar="FILE", default=quiet, help="YAML file with options; flags override it."
     )
     sections = {name: parser.add_argument_group(_title(name)) for name in GROUPS}
     for name, option in options().items():

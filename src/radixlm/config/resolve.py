@@ -1,8 +1,7 @@
-"""Fill in what the user left open, in a fixed order of pure functions.
+"""Fill in options that the user left unset, in a fixed order of pure functions.
 
-Each step looks at (config, facts, given) and returns changes; the driver applies and logs them,
-one line a change. A value that the user gave is changed only where it cannot be meant, and then
-with a warning.
+Each step reads (config, host) and returns changes; ``resolve`` applies and logs them, one
+line each. A value that the user set is changed only if it cannot work, and then with a warning.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ CPU_DEFAULTS = {
     "max_running_requests": 64,
     "mem_fraction_static": 0.6,
 }
-"""A CPU shares its memory with everything else, and a step of 2048 tokens keeps streams moving."""
+"""A CPU shares its memory with other processes; steps of 2048 tokens keep the latency low."""
 GPU_DEFAULTS = {
     "page_size": 16,
     "chunked_prefill_size": 8192,
     "max_running_requests": 256,
 }
-"""Pages of 16 keep the page tables small, which graphs read whole."""
+"""Pages of 16 tokens keep the page tables small: CUDA graphs read them whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +48,22 @@ class Change:
     is_minor: bool = False
 
 
-Step = Callable[[ServerConfig, HostInfo, frozenset[str]], Iterator[Change]]
+Step = Callable[[ServerConfig, HostInfo], Iterator[Change]]
 
 
-def fill_device(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
-    """The device: the machine's best that has an executor."""
+def fill_device(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """The best device of the machine that has an executor."""
     if config.execute.device not in (None, "auto"):
         return
     built = options()["device"].flag.built or ()
-    if facts.device in built:
-        yield Change("device", facts.device, "the best device here")
+    if host.device in built:
+        yield Change("device", host.device, "the best device of this machine")
     else:
-        yield Change("device", "cpu", f"there is no executor for {facts.device} yet")
+        yield Change("device", "cpu", f"there is no executor for {host.device} yet")
 
 
-def fill_names(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
-    """Names and levels that follow another option."""
+def fill_names(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Names and levels that default to another option."""
     path = config.model.model_path
     if config.model.tokenizer_path is None:
         yield Change("tokenizer_path", path, "same as --model-path", is_minor=True)
@@ -75,22 +74,22 @@ def fill_names(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> 
         yield Change("log_level_http", level, "same as --log-level", is_minor=True)
 
 
-def fill_context(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
-    """The context length: the model's, which a given one may not exceed."""
-    longest = (facts.model or {}).get("context_len")
+def fill_context(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """The context length: the model's, or a shorter one that the user set."""
+    longest = (host.model or {}).get("context_len")
     asked = config.model.context_length
     if longest is None:
         return
     if asked is None:
         yield Change("context_length", longest, "the model's", is_minor=True)
-    elif asked > longest and not facts.may_exceed_context:
+    elif asked > longest and not host.may_exceed_context:
         raise ConfigError(
-            f"--context-length {asked} exceeds the {longest} tokens that the model was made for; "
+            f"--context-length {asked} exceeds the model's {longest} tokens; "
             f"a value that works: {longest} (or set RADIXLM_ALLOW_LONGER_CONTEXT=1)"
         )
 
 
-def fill_backends(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
+def fill_backends(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """Kernels, by device."""
     execute = config.execute
     backend = execute.attention_backend
@@ -109,8 +108,8 @@ def fill_backends(config: ServerConfig, facts: HostInfo, given: frozenset[str]) 
 
 
 def _first_cpu_attention(page_size: int | None) -> str:
-    # a package that was installed without a C++ compiler has no kernels of its own, and those that
-    # there are take pages of whole multiples of 16 tokens
+    # a package installed without a C++ compiler has no CPU kernels, and these need pages of
+    # multiples of 16 tokens
     fits = page_size is None or page_size % 16 == 0
     return "cpu" if fits and find_spec("radixlm._cpu") else "torch_native"
 
@@ -120,7 +119,7 @@ def _first_gpu_attention() -> str:
     return "triton" if has_triton and "triton" in BUILT_ATTENTION else "torch_native"
 
 
-def fill_grammar(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
+def fill_grammar(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """The grammar library; none without a tokenizer."""
     if config.grammar.grammar_backend is not None:
         return
@@ -131,8 +130,8 @@ def fill_grammar(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -
         yield Change("grammar_backend", "llguidance", "always installed", is_minor=True)
 
 
-def fill_sizes(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
-    """Pages, budgets and shares, by device."""
+def fill_sizes(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Defaults that depend on the device."""
     device = config.execute.device
     defaults = CPU_DEFAULTS if device == "cpu" else GPU_DEFAULTS
     for name, value in defaults.items():
@@ -140,37 +139,33 @@ def fill_sizes(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> 
             yield Change(name, value, f"default on {device}")
 
 
-def fill_threads(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
+def fill_threads(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """Threads and the seed."""
     if config.execute.cpu_threads is None:
-        yield Change("cpu_threads", facts.num_cpus, "all cores", is_minor=True)
+        yield Change("cpu_threads", host.num_cpus, "all cores", is_minor=True)
     if config.execute.random_seed is None:
-        yield Change("random_seed", facts.seed, "drawn at start")
+        yield Change("random_seed", host.seed, "drawn at start")
 
 
-def settle_order(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> Iterator[Change]:
-    """Policies that mean another option, or nothing without a prefix cache."""
+def adjust_order(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Policies that imply another option, or that need a prefix cache."""
     policy = config.schedule.schedule_policy
     if policy == "priority" and not config.schedule.enable_priority_scheduling:
         yield Change("enable_priority_scheduling", True, "required by --schedule-policy priority")
     if config.memory.disable_radix_cache and policy in ("lpm", "dfs-weight"):
-        yield Change("schedule_policy", "fcfs", "without a prefix cache all prefixes are empty")
+        yield Change("schedule_policy", "fcfs", "there is no prefix cache")
 
 
-def settle_unchunked(
-    config: ServerConfig, facts: HostInfo, given: frozenset[str]
-) -> Iterator[Change]:
-    """Without chunks, the longest prompt must fit into one step."""
+def adjust_unchunked(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Without chunks the longest prompt must fit into one step."""
     longest = config.model.context_length or 0
     schedule = config.schedule
     if schedule.chunked_prefill_size == -1 and longest > schedule.max_prefill_tokens:
         yield Change("max_prefill_tokens", longest, "an unchunked prompt fills one step")
 
 
-def settle_adapters(
-    config: ServerConfig, facts: HostInfo, given: frozenset[str]
-) -> Iterator[Change]:
-    """Paths of adapters switch adapters on."""
+def adjust_adapters(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """--lora-paths implies --enable-lora."""
     if config.adapters.lora_paths and not config.adapters.enable_lora:
         yield Change("enable_lora", True, "required by --lora-paths")
 
@@ -183,22 +178,22 @@ STEPS: tuple[Step, ...] = (
     fill_grammar,
     fill_sizes,
     fill_threads,
-    settle_order,
-    settle_unchunked,
-    settle_adapters,
+    adjust_order,
+    adjust_unchunked,
+    adjust_adapters,
 )
 
 
-def apply(config: ServerConfig, change: Change, given: frozenset[str]) -> ServerConfig:
+def apply(config: ServerConfig, change: Change, explicit: frozenset[str]) -> ServerConfig:
     """Set one option and log one line: "page_size unset -> 16: default on cpu"."""
     option = options()[change.name]
     old = config.value(change.name)
     if old == change.value:
         return config
-    is_overruled = change.name in given and old is not None
+    is_override = change.name in explicit and old is not None
     level = logging.DEBUG if change.is_minor else logging.INFO
     logger.log(
-        logging.WARNING if is_overruled else level,
+        logging.WARNING if is_override else level,
         "%s %s -> %s: %s",
         change.name,
         show(option, old),
@@ -208,19 +203,19 @@ def apply(config: ServerConfig, change: Change, given: frozenset[str]) -> Server
     return config.with_values({change.name: change.value})
 
 
-def resolve(config: ServerConfig, facts: HostInfo, given: frozenset[str]) -> ServerConfig:
-    """``config`` with every option settled and checked, ready for the roles.
+def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> ServerConfig:
+    """``config`` with every option resolved and checked.
 
     Once resolved, no option whose default is AUTO is None. ConfigError if an option needs
     something that is not built, or if options contradict each other. Resolving again, with the
-    model known, is allowed: settled options stay.
+    model known, is allowed: resolved options stay.
     """
     check_states(config)
     for step in STEPS:
-        for change in step(config, facts, given):
-            config = apply(config, change, given)
+        for change in step(config, host):
+            config = apply(config, change, explicit)
     check(config)
-    has_window = (facts.model or {}).get("has_window")
+    has_window = (host.model or {}).get("has_window")
     notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
     for note in (*notes, *compile_notes(config)):
         logger.info("%s", note)

@@ -1,4 +1,4 @@
-"""Which tokens next: budgets, queues, order, priorities, deadlines."""
+"""Token budgets, queue limits, order, priorities, deadlines."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,23 +14,23 @@ class ScheduleConfig(Group):
 
     max_running_requests: Annotated[
         int,
-        "Most requests in a batch; 64 on a CPU, 256 on a GPU when unset.",
+        "Maximum number of requests in a batch; 64 on a CPU, 256 on a GPU when unset.",
         Flag(within=POSITIVE),
     ] = AUTO
     max_queued_requests: Annotated[
         int | None,
-        "Most requests that wait; more are refused with 429 or 503. No bound when unset.",
+        "Maximum number of waiting requests; others get 429 or 503. No limit when unset.",
         Flag(within=POSITIVE),
     ] = None
     chunked_prefill_size: Annotated[
         int,
-        "Most tokens of a prompt in one step; 2048 on a CPU, 8192 on a GPU when unset; "
-        "-1 does not chunk.",
+        "Maximum tokens of a prompt in one step; 2048 on a CPU, 8192 on a GPU when unset; "
+        "-1 disables chunking.",
         Flag(within="[-1, inf)"),
     ] = AUTO
     max_prefill_tokens: Annotated[
         int,
-        "Most prompt tokens of all requests in one step; the context length if that is more.",
+        "Maximum prompt tokens of all requests in one step; at least the context length.",
         Flag(within=POSITIVE),
     ] = 16384
     schedule_policy: Annotated[
@@ -47,21 +47,21 @@ class ScheduleConfig(Group):
     ] = False
     priority_scheduling_preemption_threshold: Annotated[
         int,
-        "Difference of priority from which a running request is preempted.",
+        "Minimum difference of priority at which a running request is preempted.",
         Flag(within=NON_NEGATIVE),
     ] = 10
     schedule_conservativeness: Annotated[
         float,
-        "How much room is kept for running requests to grow; raise it if many are retracted.",
+        "How much space is reserved for running requests to grow; raise it if many are retracted.",
         Flag(within=NON_NEGATIVE),
     ] = 1.0
     fair_share: Annotated[
         str | None,
-        "Header whose value names a user: users share the server evenly.",
+        "Header whose value identifies a user; users share the server evenly.",
     ] = None
     request_timeout_s: Annotated[
         float | None,
-        "Seconds after which a request is aborted, waiting included. No limit when unset.",
+        "Seconds after which a request is aborted, queueing included. No limit when unset.",
         Flag(within=ABOVE_ZERO),
     ] = None
     stream_interval: Annotated[
@@ -74,17 +74,17 @@ class ScheduleConfig(Group):
     ] = False
     disable_overlap_schedule: Annotated[
         bool,
-        "Plan the next step only after the results of this one.",
+        "Plan each step after the results of the previous one, without overlap.",
         Flag(only_device="cuda"),
     ] = False
     num_continuous_decode_steps: Annotated[
         int,
-        "Steps between two looks at waiting requests while others decode.",
+        "Steps between two checks of the queue while requests decode.",
         Flag(within=POSITIVE),
     ] = 1
     scheduler_recv_interval: Annotated[
         int,
-        "Steps between two looks at new requests.",
+        "Steps between two checks for new requests.",
         Flag(within=POSITIVE, state="no-op", why="the scheduler is woken by messages"),
     ] = 1
     sleep_on_idle: Annotated[

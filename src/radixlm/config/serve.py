@@ -20,7 +20,7 @@ REASONING_PARSERS = tuple(
     "step3p5 gigachat35 deepseek-v41 nemotron_3 nemotron granite_thinking_parser mimo "
     "poolside_v1 dots nanbeige ling3 iquest_q1 minimax-append-think".split()
 )
-_BATCHED = "texts that arrive together are tokenized together anyway"
+_BATCHED = "texts that arrive together are always tokenized together"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -28,40 +28,41 @@ class ServeConfig(Group):
     """Server."""
 
     host: Annotated[str, "Address to listen on."] = "127.0.0.1"
-    port: Annotated[int, "Port to listen on; 0 takes a free one.", Flag(within="[0, 65535]")] = (
+    port: Annotated[int, "Port to listen on; 0 chooses a free one.", Flag(within="[0, 65535]")] = (
         30000
     )
     api_key: Annotated[str | None, "Key that clients must send.", Flag(is_secret=True)] = field(
         default=None, repr=False
     )
-    api_key_file: Annotated[str | None, "File with one accepted key a line, besides --api-key."] = (
-        None
-    )
+    api_key_file: Annotated[
+        str | None, "File with one accepted key per line, besides --api-key."
+    ] = None
     admin_api_key: Annotated[
         str | None,
-        "Key of the routes that change the server (weights, cache, logging, profiles).",
+        "Key for the routes that change the server (weights, cache, logging, profiles).",
         Flag(is_secret=True),
     ] = field(default=None, repr=False)
     cors_allowed_origins: Annotated[
-        str, "Origins whose pages may call this server, with commas; * allows all, none no one."
+        str,
+        "Origins that may call this server (CORS), with commas; * allows all, none allows none.",
     ] = "*"
     max_request_bytes: Annotated[int, "Largest request body in bytes.", Flag(within=POSITIVE)] = (
         64 * 1024 * 1024
     )
     served_model_name: Annotated[
-        str, "Model name in /v1/models and in answers; --model-path when unset."
+        str, "Model name in /v1/models and in responses; --model-path when unset."
     ] = AUTO
     chat_template: Annotated[
         str | None, "Chat template: a built-in name or a file; the tokenizer's when unset."
     ] = None
     completion_template: Annotated[
         str | None,
-        "Template of code completion: a built-in name or a file.",
+        "Fill-in-the-middle template for code completion: a built-in name or a file.",
     ] = None
     sampling_defaults: Annotated[
         str,
-        "Where parameters that a request leaves out come from: the model's "
-        "generation_config.json, or OpenAI's defaults.",
+        "Defaults for sampling parameters that a request omits: the model's "
+        "generation_config.json, or OpenAI's.",
         Flag(choices=("model", "openai")),
     ] = "model"
     preferred_sampling_params: Annotated[
@@ -74,11 +75,11 @@ class ServeConfig(Group):
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        "Format of thinking; 'auto' (and 'response_template') reads it from the chat template.",
+        "Format of reasoning; 'auto' (and 'response_template') reads it from the chat template.",
         Flag(choices=REASONING_PARSERS),
     ] = "auto"
     drop_unknown_tools: Annotated[
-        bool, "Leave out calls of tools that the request does not name; else they are passed on."
+        bool, "Drop calls of tools that the request does not list; else they are passed on."
     ] = False
     tool_server: Annotated[
         str | None,
@@ -87,25 +88,25 @@ class ServeConfig(Group):
     ] = None
     response_store: Annotated[
         str | None,
-        "Where the answers of /v1/responses are kept: memory, sqlite or redis://host:port; unset: "
-        "memory, or sqlite with a --file-storage-path of your own.",
+        "Where responses of /v1/responses are stored: memory, sqlite or redis://host:port; unset: "
+        "memory, or sqlite if --file-storage-path is set.",
     ] = None
     file_storage_path: Annotated[
         str,
-        "Folder for uploaded files and batches; a folder other than the default also keeps the "
-        "answers of /v1/responses (--response-store).",
+        "Folder for uploaded files and batches; a folder other than the default also stores the "
+        "responses of /v1/responses (--response-store).",
     ] = "sglang_storage"
-    enable_cache_report: Annotated[bool, "Say in 'usage' how many prompt tokens were cached."] = (
-        False
-    )
+    enable_cache_report: Annotated[
+        bool, "Report in 'usage' how many prompt tokens were cached."
+    ] = False
     stream_output: Annotated[
-        bool, "Streams of /generate carry only new text instead of all text so far."
+        bool, "Stream only the new text in /generate instead of all text so far."
     ] = False
     allow_auto_truncate: Annotated[
-        bool, "Cut a prompt that is too long instead of refusing it."
+        bool, "Truncate a prompt that is too long instead of refusing it."
     ] = False
     tokenizer_worker_num: Annotated[
-        int, "Processes that answer HTTP and tokenize.", Flag(within=POSITIVE)
+        int, "HTTP processes, which also tokenize.", Flag(within=POSITIVE)
     ] = 1
     enable_tokenizer_batch_encode: Annotated[
         bool, "Tokenize the texts of a request together.", Flag(state="no-op", why=_BATCHED)
@@ -115,7 +116,7 @@ class ServeConfig(Group):
     ] = False
     dynamic_batch_tokenizer_batch_size: Annotated[
         int,
-        "Most texts that are tokenized together.",
+        "Maximum number of texts that are tokenized together.",
         Flag(within=POSITIVE, state="no-op", why=_BATCHED),
     ] = 32
     dynamic_batch_tokenizer_batch_timeout: Annotated[
@@ -124,7 +125,7 @@ class ServeConfig(Group):
         Flag(within=NON_NEGATIVE, state="no-op", why=_BATCHED),
     ] = 0.002
     engine_in_process: Annotated[bool, "Run scheduler and model inside the HTTP process."] = False
-    skip_server_warmup: Annotated[bool, "Answer without a warm-up request first."] = False
+    skip_server_warmup: Annotated[bool, "Start without a warm-up request."] = False
     warmups: Annotated[
         str | None,
         "Names of warm-up functions, with commas.",
@@ -132,12 +133,12 @@ class ServeConfig(Group):
     ] = None
     watchdog_timeout: Annotated[
         float,
-        "Seconds without a heartbeat of the scheduler after which it counts as dead.",
+        "Seconds without a heartbeat after which the scheduler is considered dead.",
         Flag(within=ABOVE_ZERO),
     ] = 300.0
     load_timeout_s: Annotated[
         float,
-        "Seconds that an engine may take to load its model before it counts as hung.",
+        "Seconds that an engine may take to load its model before it is considered hung.",
         Flag(within=ABOVE_ZERO),
     ] = 1800.0
     stall_timeout_s: Annotated[
@@ -147,11 +148,11 @@ class ServeConfig(Group):
         Flag(within=ABOVE_ZERO),
     ] = 60.0
     drain_timeout: Annotated[
-        float, "Seconds that running requests get after SIGTERM.", Flag(within=NON_NEGATIVE)
+        float, "Seconds that running requests may take after SIGTERM.", Flag(within=NON_NEGATIVE)
     ] = 30.0
     max_engine_restarts: Annotated[
         int,
-        "Restarts of a dead engine within --restart-window-s before the server gives up.",
+        "Engine restarts within --restart-window-s after which the server exits.",
         Flag(within=NON_NEGATIVE),
     ] = 3
     restart_window_s: Annotated[

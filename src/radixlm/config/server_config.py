@@ -1,6 +1,6 @@
 """The whole configuration: twelve frozen groups, read as ``config.memory.page_size``.
 
-Constructors take their group, never the root.
+A class takes the groups that it needs, not the ServerConfig.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ServerConfig:
 
     @classmethod
     def from_kwargs(cls, **flat: Any) -> Self:
-        """Options by flat name, as the offline engine takes them; ConfigError as on the CLI."""
+        """Options by name, as the offline engine takes them; ConfigError as on the CLI."""
         return cls().with_values(read_values(flat, "argument "))
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
@@ -64,7 +64,7 @@ class ServerConfig:
 def flat(config: ServerConfig, *, show_secrets: bool = False) -> dict[str, Any]:
     """Option name -> value, tuples as lists; secrets as "***" unless asked for.
 
-    The names are those of the reference's server arguments, as /get_server_info shows them.
+    The names are those of SGLang's server arguments, as /get_server_info shows them.
     """
     shown: dict[str, Any] = {}
     for name, option in options().items():

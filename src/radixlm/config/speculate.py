@@ -1,4 +1,4 @@
-"""Drafts that the model verifies."""
+"""Draft models and the verification of drafts."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,7 +14,7 @@ class SpeculateConfig(Group):
 
     speculative_algorithm: Annotated[
         str | None,
-        "Who drafts.",
+        "Method that drafts tokens.",
         Flag(
             choices=("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"),
             built=(),
@@ -56,7 +56,7 @@ class SpeculateConfig(Group):
     ] = 1.0
     speculative_token_map: Annotated[
         str | None,
-        "File with the small vocabulary of the draft model.",
+        "File with the reduced vocabulary of the draft model.",
         Flag(state="planned", needs=_DRAFTS),
     ] = None
     speculative_attention_mode: Annotated[

@@ -1,4 +1,4 @@
-"""No flag is ignored: what is not built is an error, what has no effect is said."""
+"""No flag is ignored silently: one that is not built is an error, one without effect is logged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from radixlm.config.values import show
 
 
 def is_set(option: Option, value: Any) -> bool:
-    """Whether ``value`` asks for something: it is neither unset nor the default."""
+    """Whether ``value`` is neither unset nor the default."""
     return value is not None and value != option.default
 
 
 def unbuilt_reason(option: Option, value: Any) -> str:
-    """Why ``value`` cannot be had yet, or ""."""
+    """Why ``value`` does not work yet, or ""."""
     flag = option.flag
     if not is_set(option, value):
         return ""
@@ -34,33 +34,32 @@ def unbuilt_reason(option: Option, value: Any) -> str:
 
 
 def check_states(config: ServerConfig) -> None:
-    """ConfigError that lists every option whose value needs something that is not built."""
+    """ConfigError that lists every option whose value is not built yet."""
     problems = [unbuilt_reason(option, config.value(name)) for name, option in options().items()]
-    found = [problem for problem in problems if problem]
-    if found:
-        raise ConfigError("\n".join(found))
+    if any(problems):
+        raise ConfigError("\n".join(filter(None, problems)))
 
 
 WINDOW_OPTIONS = ("hybrid_kvcache_ratio", "swa_full_tokens_ratio", "disable_hybrid_swa_memory")
 
 
 def window_notes(config: ServerConfig, has_window: bool | None) -> Iterator[str]:
-    """One line for each option about sliding windows, if the model is known to have none."""
+    """One line for each option about sliding windows that is set for a model without them."""
     for name in WINDOW_OPTIONS:
         if has_window is False and is_set(options()[name], config.value(name)):
             yield f"{options()[name].dashed} has no effect: no layer has a sliding window"
 
 
 def compile_notes(config: ServerConfig) -> Iterator[str]:
-    """One line if nothing is compiled and a bound of it is given."""
+    """One line if --torch-compile-max-bs is set without --enable-torch-compile."""
     option = options()["torch_compile_max_bs"]
-    is_bound = is_set(option, config.execute.torch_compile_max_bs)
-    if is_bound and not config.execute.enable_torch_compile:
+    is_limited = is_set(option, config.execute.torch_compile_max_bs)
+    if is_limited and not config.execute.enable_torch_compile:
         yield f"{option.dashed} has no effect: it is for --enable-torch-compile"
 
 
 def no_effect_notes(config: ServerConfig, device: str) -> Iterator[str]:
-    """One line for each option that asks for something and has no effect."""
+    """One line for each option that is set and has no effect."""
     for name, option in options().items():
         flag = option.flag
         if not is_set(option, config.value(name)):

@@ -1,4 +1,4 @@
-"""Text, YAML and Python values -> values of an option, with errors that name a value that works."""
+"""Converts text, YAML and Python values to option values; errors name a value that works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixlm.config.option import Option
 
 logger = logging.getLogger(__name__)
 
-_KIND_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+_KIND_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True}
 _BOOLS |= {"false": False, "no": False, "off": False, "0": False}
 
@@ -63,7 +63,7 @@ def example(option: Option) -> str:
     return str(option.kind(middle))
 
 
-def wrong(option: Option, problem: str) -> ConfigError:
+def invalid_value(option: Option, problem: str) -> ConfigError:
     """The error "--flag: problem; a value that works: ..."."""
     return ConfigError(f"{option.dashed}: {problem}; a value that works: {example(option)}")
 
@@ -111,18 +111,18 @@ def _check_json(option: Option, text: str) -> None:
     try:
         parsed = json.loads(text)
     except ValueError as error:
-        raise wrong(option, f"not JSON ({error})") from error
+        raise invalid_value(option, f"not JSON ({error})") from error
     if not isinstance(parsed, dict):
-        raise wrong(option, f"expected a JSON object, got {type(parsed).__name__}")
+        raise invalid_value(option, f"expected a JSON object, got {type(parsed).__name__}")
 
 
 def _choose(option: Option, value: Any) -> Any:
-    """Map a renamed value and check the choices."""
+    """Map a deprecated value and check the choices."""
     flag = option.flag
-    today = dict(flag.old_values).get(value)
-    if today is not None:
-        logger.warning("%s %s is now called %s", option.dashed, value, today)
-        return today
+    new = dict(flag.old_values).get(value)
+    if new is not None:
+        logger.warning("%s %s is now called %s", option.dashed, value, new)
+        return new
     if isinstance(value, str):
         value = {str(choice).lower(): choice for choice in flag.choices}.get(value.lower(), value)
     if value not in flag.choices:
@@ -136,22 +136,22 @@ def _one(option: Option, value: Any) -> Any:
     """One value of the option's kind, inside its limits."""
     shown = "***" if option.flag.is_secret else repr(value)
     if isinstance(value, Mapping) and not (option.flag.is_json or option.name == "lora_paths"):
-        raise wrong(option, f"{shown} is not {_KIND_NAMES[option.kind]}")
+        raise invalid_value(option, f"{shown} is not {_KIND_NAMES[option.kind]}")
     try:
         read = _READERS[option.kind](value)
     except (ValueError, TypeError, KeyError, OverflowError):
-        raise wrong(option, f"{shown} is not {_KIND_NAMES[option.kind]}") from None
+        raise invalid_value(option, f"{shown} is not {_KIND_NAMES[option.kind]}") from None
     if option.flag.choices:
         read = _choose(option, read)
     if option.flag.within and not is_within(read, option.flag.within):
-        raise wrong(option, f"{shown} is not in {option.flag.within}")
+        raise invalid_value(option, f"{shown} is not in {option.flag.within}")
     if option.flag.is_json:
         _check_json(option, read)
     return read
 
 
 def _is_unset(option: Option, value: Any) -> bool:
-    """Whether ``value`` means "unset": None always, some words for options that may be unset."""
+    """Whether ``value`` means "unset": None, or "none", "null", "auto" for nullable options."""
     if value is None or not option.is_nullable or "none" in option.flag.choices:
         return value is None
     words = {"None"} if option.kind is str else {"None", "none", "null", "auto"}
