@@ -7,26 +7,47 @@
 
 namespace radix {
 
-enum Format : int { W_F32 = 0, W_BF16 = 1, W_F16 = 2, W_INT8 = 3, W_W8A8 = 4, W_INT4 = 5, W_W4A8 = 6, W_BF16_TILES = 7, W_W8A16 = 8 };
+enum Format : int {
+    W_F32 = 0,
+    W_BF16 = 1,
+    W_F16 = 2,
+    W_INT8 = 3,
+    W_W8A8 = 4,
+    W_INT4 = 5,
+    W_W4A8 = 6,
+    W_BF16_TILES = 7,
+    W_W8A16 = 8
+};
 inline double bytes_each(int format) {
     constexpr double each[] = {4, 2, 2, 1, 1, 0.5, 0.5, 2, 1};
     return each[format];
 }
-enum Act : int { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU = 2, ACT_GELU_TANH = 3, ACT_GELU_QUICK = 4, ACT_RELU = 5, ACT_RELU2 = 6,
-                 ACT_TANH = 7, ACT_SWIGLU_OAI = 8 };  // the last one gated only
+enum Act : int {
+    ACT_NONE = 0,
+    ACT_SILU = 1,
+    ACT_GELU = 2,
+    ACT_GELU_TANH = 3,
+    ACT_GELU_QUICK = 4,
+    ACT_RELU = 5,
+    ACT_RELU2 = 6,
+    ACT_TANH = 7,
+    ACT_SWIGLU_OAI = 8
+};  // the last one gated only
 
-constexpr int PANEL = 32;  // output channels of one weight panel
+constexpr int PANEL = 32;       // output channels of one weight panel
 constexpr int MOST_SPAN = 512;  // inputs; integer sums of a span stay below 2^24, so floats hold them exactly
 constexpr int MOST_MULTIPLE = 15;  // q * multiple fits a byte
 
 // Weights [N, K] as panels of 32 outputs: [ceil(N/32)][K][32] (see pack.cpp for each format's order).
 struct Weight {
     const void* data = nullptr;
-    const float* scale = nullptr;   // int8: [N padded]; int4, w4a8: [panel][spans][32]
-    const float* offset = nullptr;  // int4: as scale, added to q * scale; w4a8 without: weights are (q - 8) * scale
-    const int8_t* multiple = nullptr;  // w4a8 or null: [panel][K/group][2][32], weights are (q * first - second) * scale
+    const float* scale = nullptr;  // int8: [N padded]; int4, w4a8: [panel][spans][32]
+    const float* offset =
+        nullptr;  // int4: as scale, added to q * scale; w4a8 without: weights are (q - 8) * scale
+    const int8_t* multiple =
+        nullptr;  // w4a8 or null: [panel][K/group][2][32], weights are (q * first - second) * scale
     const int32_t* column_sum = nullptr;  // w8a8, w8a16: 128 * sum_k w[n, k], [N padded]
-    const float* bias = nullptr;    // [N padded] in panel order, or null
+    const float* bias = nullptr;          // [N padded] in panel order, or null
     int64_t n = 0, k = 0;
     int format = W_F32;
     int group = 0;   // 4 bits: inputs that share a multiple, or a scale where there are none
@@ -40,7 +61,7 @@ struct LinearArgs {
     Weight w;
     const float* x = nullptr;
     int64_t ldx = 0, m = 0;
-    const int32_t* rows = nullptr;    // gather: row i of x is rows[i]
+    const int32_t* rows = nullptr;  // gather: row i of x is rows[i]
     float* y = nullptr;
     int64_t ldy = 0;
     const float* residual = nullptr;  // y = out_scale * (x w^T + bias) + residual
@@ -77,7 +98,7 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
     const float* v = nullptr;
     int64_t ldq = 0, ldk = 0, ldv = 0, tokens = 0;
     int heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
-    int q_head = 0;  // floats from one query head to the next: head_dim, or more with a gate between
+    int q_head = 0;         // floats from one query head to the next: head_dim, or more with a gate between
     float* q_to = nullptr;  // where query heads go, if not back
     int64_t ldq_to = 0;
     int q_to_head = 0;
@@ -89,7 +110,7 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
     const float* q_norm_bias = nullptr;
     const float* k_norm_bias = nullptr;
     float eps = 0, norm_offset = 0;
-    const float* cos_sin = nullptr;  // [positions][rotary]: cos half, sin half
+    const float* cos_sin = nullptr;      // [positions][rotary]: cos half, sin half
     const int32_t* positions = nullptr;  // null: row t of cos_sin belongs to token t
     int rotary = 0, interleaved = 0;
     const int32_t* slots = nullptr;  // < 0: token is not stored
@@ -102,7 +123,8 @@ struct AttnTask {
     int32_t readers = -1;  // shared: the first of `qn` readers, which see blocks [from, end)
     int32_t end = 0;
 };
-// A sequence that shares reading. Row i of a split of a KV head: base + (kv_head * splits + split) * group + i.
+// A sequence that shares reading. Row i of a split of a KV head: base + (kv_head * splits + split) * group +
+// i.
 struct AttnMember {
     int32_t seq, base, splits;
 };
@@ -123,7 +145,7 @@ struct AttnArgs {
     int chunk = 0;  // a token sees only its own chunk of so many positions
     const float* sinks = nullptr;
     const float* slopes = nullptr;  // [heads]: slope * (key - query position) is added to a score
-    const uint8_t* tree = nullptr;     // [tokens][tree_ld]: may query i see new token j of its sequence
+    const uint8_t* tree = nullptr;  // [tokens][tree_ld]: may query i see new token j of its sequence
     int64_t tree_ld = 0;
     const AttnTask* tasks = nullptr;
     int num_shared = 0, num_tasks = 0, num_merges = 0;  // one kind behind the other
@@ -152,9 +174,10 @@ struct MixArgs {
     const float* x = nullptr;
     float* y = nullptr;
     int64_t ldx = 0, ldy = 0, rows = 0, dim = 0;
-    // 0 y = y + x * x_scale, 2 copy (rows gathered), 3 cap: y = tanh(y * x_scale / cap) * cap, 4 columns gathered,
-    // 5 y's heads times x[index of the row], 6 y = y * x_scale within +-cap, 7 y = sigmoid(y) * x_scale,
-    // 8 xIELU: above 0 rising[0] y^2, below (e^min(y, rising[2]) - 1 - y) rising[1], both and rising[3] y
+    // 0 y = y + x * x_scale, 2 copy (rows gathered), 3 cap: y = tanh(y * x_scale / cap) * cap, 4 columns
+    // gathered, 5 y's heads times x[index of the row], 6 y = y * x_scale within +-cap, 7 y = sigmoid(y) *
+    // x_scale, 8 xIELU: above 0 rising[0] y^2, below (e^min(y, rising[2]) - 1 - y) rising[1], both and
+    // rising[3] y
     int mode = 0;
     float x_scale = 1, cap = 0;
     int head = 0, head_stride = 0;  // of y: head h starts at h * head_stride
@@ -173,19 +196,20 @@ struct StateRun {
 constexpr int MOST_CONV = 16;
 struct ConvArgs {
     const float* x = nullptr;
-    const float* times = nullptr;   // x is multiplied with it first, or null
-    const float* gate = nullptr;    // the outcome is multiplied with it, or null
+    const float* times = nullptr;  // x is multiplied with it first, or null
+    const float* gate = nullptr;   // the outcome is multiplied with it, or null
     float* y = nullptr;
     int64_t ldx = 0, ldy = 0, channels = 0;  // ldx: of gate and times too
     int width = 0, act = ACT_NONE;
     const float* weight = nullptr;  // [width, channels]
     const float* bias = nullptr;
-    float* state = nullptr;         // [pages, channels, width - 1]
+    float* state = nullptr;  // [pages, channels, width - 1]
     const StateRun* runs = nullptr;
     int64_t num_runs = 0;
 };
 
-// step = softplus(x + bias) within [low, high]; log = step * rate, or with a floor floor * sigmoid(rate * (x + bias)).
+// step = softplus(x + bias) within [low, high]; log = step * rate, or with a floor floor * sigmoid(rate * (x
+// + bias)).
 struct DecayArgs {
     const float* x = nullptr;
     float* step = nullptr;
@@ -197,7 +221,13 @@ struct DecayArgs {
     int is_factor = 0;  // e^log is written
 };
 
-enum Gate : int { GATE_SIGMOID, GATE_SILU, GATE_SOFTPLUS, GATE_TWICE, GATE_PLAIN };  // twice: two sigmoids; plain: the number itself
+enum Gate : int {
+    GATE_SIGMOID,
+    GATE_SILU,
+    GATE_SOFTPLUS,
+    GATE_TWICE,
+    GATE_PLAIN
+};  // twice: two sigmoids; plain: the number itself
 
 // RMS norms of heads, perhaps with a gate before or behind. is_sum: by the sum of squares, not their mean.
 struct HeadNormArgs {
@@ -225,25 +255,25 @@ struct ScanInput {
     int64_t sequence = 0, token = 0, head = 0;  // numbers from one to the next
 };
 struct ScanArgs {
-    int kind = 0, decays = 1;           // of a head, or of each of its keys
+    int kind = 0, decays = 1;  // of a head, or of each of its keys
     int64_t sequences = 0, tokens = 0, heads = 0, keys = 0, values = 0;
     ScanInput q, k, v, decay, beta;
-    const float* a = nullptr;           // selective: [values, keys]
-    float* state = nullptr;             // [sequences, heads, values, keys]; delta: [.., keys, values]
-    const float* before = nullptr;      // the states that are gone on from, if not those
-    float* out = nullptr;               // [sequences, tokens, heads, values]
-    int64_t out_token = 0;              // numbers from one token's to the next one's; 0: no gaps
-    int64_t repeats = 1;                // heads that have one q and one k
-    const float* skip = nullptr;        // of a head, selective: of each value; y gains skip * v
-    const StateRun* runs = nullptr;     // instead of sequences: states are pages
-    int64_t num_runs = 0, page = 0;     // numbers of a page
+    const float* a = nullptr;        // selective: [values, keys]
+    float* state = nullptr;          // [sequences, heads, values, keys]; delta: [.., keys, values]
+    const float* before = nullptr;   // the states that are gone on from, if not those
+    float* out = nullptr;            // [sequences, tokens, heads, values]
+    int64_t out_token = 0;           // numbers from one token's to the next one's; 0: no gaps
+    int64_t repeats = 1;             // heads that have one q and one k
+    const float* skip = nullptr;     // of a head, selective: of each value; y gains skip * v
+    const StateRun* runs = nullptr;  // instead of sequences: states are pages
+    int64_t num_runs = 0, page = 0;  // numbers of a page
 };
 
 // Low-rank adapters: see lora.cpp. Rows of a task are tokens that have one adapter.
 constexpr int LORA_ROWS = 48, LORA_TASK_RANKS = 16, LORA_TASK_OUTPUTS = 128;  // at most, of a task
 struct LoraTask {
-    int32_t adapter = 0, row = 0, rows = 0;   // the first of its rows in `tokens`, and how many
-    int32_t part = 0, at = 0, count = 0;      // ranks of a part of A, or outputs, which lie in this part
+    int32_t adapter = 0, row = 0, rows = 0;  // the first of its rows in `tokens`, and how many
+    int32_t part = 0, at = 0, count = 0;     // ranks of a part of A, or outputs, which lie in this part
 };
 struct LoraArgs {
     const LoraTask* tasks = nullptr;
@@ -251,13 +281,14 @@ struct LoraArgs {
     const int32_t* tokens = nullptr;  // ordered by adapter
     const int32_t* ranks = nullptr;   // of each adapter; null: `rank`
     int64_t parts = 0, rank = 0, inputs = 0, outputs = 0;
-    const void* weight = nullptr;     // shrink: A [adapters, parts, rank, inputs]; expand: B [adapters, outputs, rank]
+    const void* weight =
+        nullptr;  // shrink: A [adapters, parts, rank, inputs]; expand: B [adapters, outputs, rank]
     int dtype = 0;
     const float* x = nullptr;
-    float* h = nullptr;               // [tokens, parts, rank]
+    float* h = nullptr;  // [tokens, parts, rank]
     float* y = nullptr;
     int64_t ldx = 0, ldy = 0;
-    const float* scale = nullptr;     // of each adapter
+    const float* scale = nullptr;  // of each adapter
 };
 
 struct EmbedArgs {
@@ -267,7 +298,7 @@ struct EmbedArgs {
     int dtype = 0, packed = 0;
     Weight w;
     float scale = 1;
-    int takes_first = 0;  // ids past the table have its first row, not zeros
+    int takes_first = 0;                    // ids past the table have its first row, not zeros
     const void* positions_table = nullptr;  // learned positions, fp32 [rows, dim]
     const int32_t* positions = nullptr;
     int64_t position_offset = 0;
@@ -278,9 +309,9 @@ struct EmbedArgs {
 struct PackArgs {
     const void* src = nullptr;
     int src_dtype = 0;
-    int64_t ld = 0, rows = 0;        // rows of this source
-    int64_t first_row = 0;           // where they go
-    Weight w;                        // destination (data, scale, ... written)
+    int64_t ld = 0, rows = 0;  // rows of this source
+    int64_t first_row = 0;     // where they go
+    Weight w;                  // destination (data, scale, ... written)
 };
 
 // One row to sample from. Logits are changed in place by what comes before the draw.
@@ -314,7 +345,7 @@ struct TileKernels {
     void (*linear)(const LinearArgs&, const Ctx&) = nullptr;
     size_t (*shared)(const LinearArgs&) = nullptr;
     size_t (*local)(const LinearArgs&) = nullptr;
-    double (*ceiling)(int kind, size_t rounds) = nullptr;  // 2 bf16, 3 int8: operations done
+    double (*ceiling)(int kind, size_t rounds) = nullptr;      // 2 bf16, 3 int8: operations done
     void (*attention)(const AttnArgs&, const Ctx&) = nullptr;  // caches whose numbers are exact in bf16
     size_t (*attention_local)(const AttnArgs&) = nullptr;
 };
@@ -347,7 +378,9 @@ struct Kernels {
     TileKernels tiles = {};
 };
 
-inline bool is_integer(const LinearArgs& a) { return a.w.format == W_W8A8 || a.w.format == W_W4A8 || a.w.format == W_W8A16; }
+inline bool is_integer(const LinearArgs& a) {
+    return a.w.format == W_W8A8 || a.w.format == W_W4A8 || a.w.format == W_W8A16;
+}
 inline bool is_tiled(const LinearArgs& a) { return a.w.format == W_BF16_TILES; }
 inline void run_linear(const Kernels& k, const LinearArgs& a, const Ctx& ctx) {
     (is_integer(a) ? k.int8.linear : is_tiled(a) ? k.tiles.linear : k.linear)(a, ctx);
@@ -361,9 +394,15 @@ inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
 }
 
 // The arithmetic of attention depends on the processor and the cache's type, on nothing else.
-inline bool is_tiled(const Kernels& k, const AttnArgs& a) { return k.tiles.attention && a.cache.dtype != 0 && a.cache.dtype != 2; }
-inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) { (is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx); }
-inline size_t local_for(const Kernels& k, const AttnArgs& a) { return (is_tiled(k, a) ? k.tiles.attention_local : k.attention_local)(a); }
+inline bool is_tiled(const Kernels& k, const AttnArgs& a) {
+    return k.tiles.attention && a.cache.dtype != 0 && a.cache.dtype != 2;
+}
+inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) {
+    (is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx);
+}
+inline size_t local_for(const Kernels& k, const AttnArgs& a) {
+    return (is_tiled(k, a) ? k.tiles.attention_local : k.attention_local)(a);
+}
 
 // Rows of an attention task: query heads of one KV head, of several tokens. A large task brings a block
 // of keys into order once for all of its rows, whose sums still fit into second-level cache.
@@ -371,9 +410,13 @@ constexpr int TASK_ROWS = 96, MOST_TASK_ROWS = 512, TASK_SUMS = MOST_TASK_ROWS *
 inline int state_floats(int v_dim) { return (v_dim + 15) / 16 * 16 + 32; }
 inline int most_rows(int v_dim, int group) {
     const int rows = TASK_SUMS / state_floats(v_dim) / 16 * 16;
-    return group > TASK_ROWS ? group : rows < TASK_ROWS ? TASK_ROWS : rows > MOST_TASK_ROWS ? MOST_TASK_ROWS : rows;
+    return group > TASK_ROWS       ? group
+           : rows < TASK_ROWS      ? TASK_ROWS
+           : rows > MOST_TASK_ROWS ? MOST_TASK_ROWS
+                                   : rows;
 }
 constexpr int ATTN_BLOCK = 64;  // tokens of one turn of the online softmax
-constexpr int SPLIT = 512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
+constexpr int SPLIT =
+    512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 
 }  // namespace radix

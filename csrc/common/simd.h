@@ -155,7 +155,8 @@ RADIX_INLINE vf set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 RADIX_INLINE vf load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 RADIX_INLINE vf load_n(const float* p, int n) {
     RADIX_WATCH_READ(p, n);
-    return {_mm256_maskload_ps(p, lane_mask8(n)), n > 8 ? _mm256_maskload_ps(p + 8, lane_mask8(n - 8)) : _mm256_setzero_ps()};
+    return {_mm256_maskload_ps(p, lane_mask8(n)),
+            n > 8 ? _mm256_maskload_ps(p + 8, lane_mask8(n - 8)) : _mm256_setzero_ps()};
 }
 RADIX_INLINE void store(float* p, vf x) {
     _mm256_storeu_ps(p, x.a);
@@ -175,15 +176,20 @@ RADIX_TWO(div, _mm256_div_ps)
 RADIX_TWO(vmax, _mm256_max_ps)
 RADIX_TWO(vmin, _mm256_min_ps)
 #undef RADIX_TWO
-RADIX_INLINE vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-RADIX_INLINE vf fnma(vf x, vf y, vf z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+RADIX_INLINE vf fma(vf x, vf y, vf z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+RADIX_INLINE vf fnma(vf x, vf y, vf z) {
+    return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)};
+}
 RADIX_INLINE vf vabs(vf x) {
     __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
 }
 RADIX_INLINE vf vround(vf x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
 RADIX_INLINE __m256 pow2_256(__m256 n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 RADIX_INLINE vf times_pow2(vf x, vf n) {
     return {_mm256_mul_ps(x.a, pow2_256(n.a)), _mm256_mul_ps(x.b, pow2_256(n.b))};
@@ -211,7 +217,8 @@ RADIX_INLINE float lane_max(vf x) {
 }
 RADIX_INLINE vf load_bf16(const uint16_t* p) {
     __m256i w = _mm256_loadu_si256((const __m256i*)p);
-    __m256i lo = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(w)), hi = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(w, 1));
+    __m256i lo = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(w)),
+            hi = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(w, 1));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
 }
 RADIX_INLINE void load_bf16_pairs(const uint16_t* p, vf& x, vf& y) {
@@ -221,11 +228,13 @@ RADIX_INLINE void load_bf16_pairs(const uint16_t* p, vf& x, vf& y) {
     y = {_mm256_castsi256_ps(_mm256_and_si256(w0, m)), _mm256_castsi256_ps(_mm256_and_si256(w1, m))};
 }
 RADIX_INLINE vf load_f16(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 RADIX_INLINE vf load_i8(const int8_t* p) {
     __m128i w = _mm_loadu_si128((const __m128i*)p);
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(w, 8)))};
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(w, 8)))};
 }
 RADIX_INLINE void store_f16(uint16_t* p, vf x) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
@@ -244,11 +253,11 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 struct vf {
     v4 q[4];
 };
-#define RADIX_QUARTERS(expr)                    \
-    do {                                        \
-        vf r;                                   \
+#define RADIX_QUARTERS(expr)                       \
+    do {                                           \
+        vf r;                                      \
         for (int i = 0; i < 4; i++) r.q[i] = expr; \
-        return r;                               \
+        return r;                                  \
     } while (0)
 RADIX_INLINE v4 fma4(v4 a, v4 b, v4 c) { return a * b + c; }
 RADIX_INLINE v4 load4(const float* p) {
@@ -277,7 +286,9 @@ RADIX_INLINE vf vmax(vf a, vf b) { RADIX_QUARTERS(a.q[i] > b.q[i] ? a.q[i] : b.q
 RADIX_INLINE vf vmin(vf a, vf b) { RADIX_QUARTERS(a.q[i] < b.q[i] ? a.q[i] : b.q[i]); }
 RADIX_INLINE vf vabs(vf a) { RADIX_QUARTERS((v4)((i4)a.q[i] & 0x7fffffff)); }
 RADIX_INLINE vf vround(vf a) { RADIX_QUARTERS((a.q[i] + set4(12582912.0f)) - set4(12582912.0f)); }
-RADIX_INLINE vf times_pow2(vf a, vf n) { RADIX_QUARTERS(a.q[i] * (v4)((__builtin_convertvector(n.q[i], i4) + 127) << 23)); }
+RADIX_INLINE vf times_pow2(vf a, vf n) {
+    RADIX_QUARTERS(a.q[i] * (v4)((__builtin_convertvector(n.q[i], i4) + 127) << 23));
+}
 RADIX_INLINE vf select_lt(vf x, vf y, vf a, vf b) { RADIX_QUARTERS(x.q[i] < y.q[i] ? a.q[i] : b.q[i]); }
 static inline vf keep_lanes(vf a, int lo, int hi, vf f) {
     float t[16], u[16];
@@ -468,12 +479,17 @@ RADIX_INLINE void store_scalar(void* p, int dt, int64_t i, float x) {
     }
 }
 RADIX_INLINE vf load_any(const void* p, int dt, int64_t i) {
-    return dt == DT_F32 ? load((const float*)p + i) : dt == DT_BF16 ? load_bf16((const uint16_t*)p + i) : load_f16((const uint16_t*)p + i);
+    return dt == DT_F32    ? load((const float*)p + i)
+           : dt == DT_BF16 ? load_bf16((const uint16_t*)p + i)
+                           : load_f16((const uint16_t*)p + i);
 }
 RADIX_INLINE void store_any(void* p, int dt, int64_t i, vf a) {
-    if (dt == DT_F32) store((float*)p + i, a);
-    else if (dt == DT_BF16) store_bf16((uint16_t*)p + i, a);
-    else store_f16((uint16_t*)p + i, a);
+    if (dt == DT_F32)
+        store((float*)p + i, a);
+    else if (dt == DT_BF16)
+        store_bf16((uint16_t*)p + i, a);
+    else
+        store_f16((uint16_t*)p + i, a);
 }
 
 }  // namespace RADIX_ISA

@@ -69,7 +69,8 @@ static void mix_row(const MixArgs& a, int64_t r) {
         if (a.mode == 7) store_n(y + i, mul(vsigmoid(load_n(y + i, n)), set1(a.x_scale)), n);
         if (a.mode == 8) {
             const vf v = load_n(y + i, n), least = vmin(v, set1(a.rising[2]));
-            const vf below = mul(sub(vexpm1(least), v), set1(a.rising[1])), above = mul(mul(v, v), set1(a.rising[0]));
+            const vf below = mul(sub(vexpm1(least), v), set1(a.rising[1])),
+                     above = mul(mul(v, v), set1(a.rising[0]));
             store_n(y + i, fma(v, set1(a.rising[3]), select_lt(zero(), v, above, below)), n);
         }
     }
@@ -87,8 +88,11 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
     const int64_t panel = n / PANEL, lane = n % PANEL, at = (panel * w.k + k) * PANEL;
     switch (w.format) {
         case W_F32: return ((const float*)w.data)[at + lane];
-        case W_BF16: return bf16_to_float(((const uint16_t*)w.data)[at + (lane < 16 ? 2 * lane : 2 * lane - 31)]);
-        case W_BF16_TILES: return bf16_to_float(((const uint16_t*)w.data)[(panel * ((w.k + 31) / 32 * 16) + k / 2) * 64 + 2 * lane + k % 2]);
+        case W_BF16:
+            return bf16_to_float(((const uint16_t*)w.data)[at + (lane < 16 ? 2 * lane : 2 * lane - 31)]);
+        case W_BF16_TILES:
+            return bf16_to_float(
+                ((const uint16_t*)w.data)[(panel * ((w.k + 31) / 32 * 16) + k / 2) * 64 + 2 * lane + k % 2]);
         case W_F16: return f16_to_float(((const uint16_t*)w.data)[at + lane]);
         case W_INT8: return float(((const int8_t*)w.data)[at + lane]) * w.scale[n];
         case W_W8A8:
@@ -119,8 +123,10 @@ static void embed_row(const EmbedArgs& a, int64_t t) {
         return;
     }
     int64_t i = 0;
-    for (; !a.packed && i + 16 <= a.dim; i += 16) store(y + i, mul(load_any(a.table, a.dtype, id * a.dim + i), set1(a.scale)));
-    for (; i < a.dim; i++) y[i] = (a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i)) * a.scale;
+    for (; !a.packed && i + 16 <= a.dim; i += 16)
+        store(y + i, mul(load_any(a.table, a.dtype, id * a.dim + i), set1(a.scale)));
+    for (; i < a.dim; i++)
+        y[i] = (a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i)) * a.scale;
     if (!a.positions_table) return;
     const float* p = (const float*)a.positions_table + (a.positions[t] + a.position_offset) * a.dim;
     for (i = 0; i < a.dim; i++) y[i] += p[i];

@@ -11,7 +11,7 @@ constexpr int TILES_AT_ONCE = 4, V_AT_ONCE = 4;
 constexpr int TILES_AT_ONCE = 1, V_AT_ONCE = 1;
 #endif
 
-struct BlockPointers {  // float32, or bfloat16 straight from the cache
+struct BlockPointers {     // float32, or bfloat16 straight from the cache
     const void* k[TILES];  // [k_dim][16]
     const void* v[TILES];  // 16 rows of v_stride
     int64_t v_stride;
@@ -34,13 +34,13 @@ static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p)
         vf acc[R][TILES_AT_ONCE];
         for (int r = 0; r < R; r++)
             for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = zero();
-RADIX_UNROLL(2)
+        RADIX_UNROLL(2)
         for (int d = 0; d < k_dim; d++) {
             vf k[TILES_AT_ONCE];
             for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load_kv<DTYPE>(bp.k[t0 + t], d * 16);
             if (d % LINE == 0)
                 for (int t = 0; t < TILES_AT_ONCE; t++) ask_for<DTYPE>(bp.next_k[t0 + t], d * 16);
-RADIX_UNROLL(6)
+            RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
                 for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = fma(qv, k[t], acc[r][t]);
@@ -53,7 +53,8 @@ RADIX_UNROLL(6)
 
 // sums[row] += p[row][t] * v[t] for t in [t0, t1)
 template <int R, int DTYPE, int NV>
-static void weighted_part(float* state, int stride, const float* p, const BlockPointers& bp, int t0, int t1, int at) {
+static void weighted_part(float* state, int stride, const float* p, const BlockPointers& bp, int t0, int t1,
+                          int at) {
     vf acc[R][NV];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < NV; c++) acc[r][c] = load(state + r * stride + at + c * 16);
@@ -63,8 +64,9 @@ static void weighted_part(float* state, int stride, const float* p, const BlockP
         for (int t = lo; t < hi; t++) {
             vf x[NV];
             for (int c = 0; c < NV; c++) x[c] = load_kv<DTYPE>(v, t * bp.v_stride + at + c * 16);
-            for (int c = 0; c < NV * 16; c += 64 / dtype_size(DTYPE)) ask_for<DTYPE>(bp.next_v[tile], t * bp.v_stride + at + c);
-RADIX_UNROLL(6)
+            for (int c = 0; c < NV * 16; c += 64 / dtype_size(DTYPE))
+                ask_for<DTYPE>(bp.next_v[tile], t * bp.v_stride + at + c);
+            RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf w = set1(p[r * BLOCK + tile * 16 + t]);
                 for (int c = 0; c < NV; c++) acc[r][c] = fma(w, x[c], acc[r][c]);
@@ -78,7 +80,8 @@ RADIX_UNROLL(6)
 template <int R, int DTYPE>
 static void weighted(float* state, const Shape& s, const float* p, const BlockPointers& bp, int t0, int t1) {
     int at = 0;
-    for (; at + V_AT_ONCE * 16 <= s.v_pad; at += V_AT_ONCE * 16) weighted_part<R, DTYPE, V_AT_ONCE>(state, s.state, p, bp, t0, t1, at);
+    for (; at + V_AT_ONCE * 16 <= s.v_pad; at += V_AT_ONCE * 16)
+        weighted_part<R, DTYPE, V_AT_ONCE>(state, s.state, p, bp, t0, t1, at);
     for (; at < s.v_pad; at += 16) weighted_part<R, DTYPE, 1>(state, s.state, p, bp, t0, t1, at);
 }
 
@@ -86,12 +89,15 @@ using ScoreFn = void (*)(const float*, int, const BlockPointers&, float*);
 using WeightFn = void (*)(float*, const Shape&, const float*, const BlockPointers&, int, int);
 #define RADIX_GROUPS(f, dtype) {f<1, dtype>, f<2, dtype>, f<3, dtype>, f<4, dtype>, f<5, dtype>, f<6, dtype>}
 // [0 widened, 1 straight from bfloat16, 2 from int8][rows - 1]
-static const ScoreFn SCORE[3][MAX_GROUP] = {RADIX_GROUPS(scores, DT_F32), RADIX_GROUPS(scores, DT_BF16), RADIX_GROUPS(scores, DT_I8)};
-static const WeightFn WEIGHT[3][MAX_GROUP] = {RADIX_GROUPS(weighted, DT_F32), RADIX_GROUPS(weighted, DT_BF16), RADIX_GROUPS(weighted, DT_I8)};
+static const ScoreFn SCORE[3][MAX_GROUP] = {RADIX_GROUPS(scores, DT_F32), RADIX_GROUPS(scores, DT_BF16),
+                                            RADIX_GROUPS(scores, DT_I8)};
+static const WeightFn WEIGHT[3][MAX_GROUP] = {RADIX_GROUPS(weighted, DT_F32), RADIX_GROUPS(weighted, DT_BF16),
+                                              RADIX_GROUPS(weighted, DT_I8)};
 #undef RADIX_GROUPS
 
 // The task's queries times the scale of scores, [rows][k_dim]
-static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& rows, float* q) {
+static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& rows,
+                          float* q) {
     for (int i = 0; i < rows.count; i++, q += s.k_dim) {
         const float* from = query_of(a, s, task, rows, i);
         for (int d = 0; d < s.k_dim; d += 16) {
@@ -103,9 +109,17 @@ static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& tas
 
 class VectorBlock {
   public:
-    static size_t floats(const Shape& s, int rows) { return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK; }
-    VectorBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
-        : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head) {
+    static size_t floats(const Shape& s, int rows) {
+        return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK;
+    }
+    VectorBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
+                const Later& after, float* memory)
+        : a(args),
+          s(shape),
+          rows(of),
+          later(after),
+          pages(args.page_table + int64_t(task.seq) * args.ldp),
+          kv_head(task.kv_head) {
         k = memory;
         v = k + size_t(BLOCK) * s.k_dim;
         p = v + size_t(BLOCK) * s.v_pad;
@@ -176,7 +190,8 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
 }
 
 void VectorBlock::run_block(int block0) {
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
+              start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
     open(start / TILE, (end - 1) / TILE, bp);
     for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
@@ -184,7 +199,8 @@ void VectorBlock::run_block(int block0) {
         const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
         if (hi <= block0 || lo >= block0 + BLOCK) continue;
         SCORE[raw][n - 1](q + int64_t(r0) * s.k_dim, s.k_dim, bp, p);
-        for (int r = 0; r < n; r++) soften_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, bp.k_scale, bp.v_scale);
+        for (int r = 0; r < n; r++)
+            soften_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, bp.k_scale, bp.v_scale);
         const int t0 = lo > block0 ? lo - block0 : 0, t1 = hi < block0 + BLOCK ? hi - block0 : BLOCK;
         WEIGHT[raw][n - 1](rows.now + int64_t(r0) * s.state, s, p, bp, t0, t1);
     }
@@ -195,9 +211,17 @@ void VectorBlock::run_block(int block0) {
 // and meets all rows of the task there. The arithmetic is that of VectorBlock.
 class LatentBlock {
   public:
-    static size_t floats(const Shape& s, int rows) { return size_t(rows) * (s.k_dim + BLOCK) + size_t(STRIP) * BLOCK + 2 * BLOCK; }
-    LatentBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
-        : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head) {
+    static size_t floats(const Shape& s, int rows) {
+        return size_t(rows) * (s.k_dim + BLOCK) + size_t(STRIP) * BLOCK + 2 * BLOCK;
+    }
+    LatentBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
+                const Later& after, float* memory)
+        : a(args),
+          s(shape),
+          rows(of),
+          later(after),
+          pages(args.page_table + int64_t(task.seq) * args.ldp),
+          kv_head(task.kv_head) {
         strip = memory;
         scale = strip + STRIP * BLOCK;
         p = scale + 2 * BLOCK;
@@ -244,25 +268,29 @@ class LatentBlock {
     void each_group(int block0, F&& f) const {
         for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
             const int n = rows.count - r0 < MAX_GROUP ? rows.count - r0 : MAX_GROUP;
-            if (rows.row_hi[r0 + n - 1] > block0 && rows.row_lo[r0] < block0 + BLOCK) f(r0, n);  // both grow with the row
+            if (rows.row_hi[r0 + n - 1] > block0 && rows.row_lo[r0] < block0 + BLOCK)
+                f(r0, n);  // both grow with the row
         }
     }
     template <int R>
-    static void scores(const float* q, int k_dim, int n, const float* strip, float* p, int first, int last, bool begins);
+    static void scores(const float* q, int k_dim, int n, const float* strip, float* p, int first, int last,
+                       bool begins);
 };
 
 // p[row][64] (+)= q . k over `n` channels, one chain for each token
 template <int R>
-void LatentBlock::scores(const float* q, int k_dim, int n, const float* strip, float* p, int first, int last, bool begins) {
+void LatentBlock::scores(const float* q, int k_dim, int n, const float* strip, float* p, int first, int last,
+                         bool begins) {
     for (int t0 = first / TILES_AT_ONCE * TILES_AT_ONCE; t0 <= last; t0 += TILES_AT_ONCE) {
         vf acc[R][TILES_AT_ONCE];
         for (int r = 0; r < R; r++)
-            for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = begins ? zero() : load(p + r * BLOCK + (t0 + t) * 16);
-RADIX_UNROLL(2)
+            for (int t = 0; t < TILES_AT_ONCE; t++)
+                acc[r][t] = begins ? zero() : load(p + r * BLOCK + (t0 + t) * 16);
+        RADIX_UNROLL(2)
         for (int d = 0; d < n; d++) {
             vf k[TILES_AT_ONCE];
             for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load(strip + ((t0 + t) * STRIP + d) * 16);
-RADIX_UNROLL(6)
+            RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
                 for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = fma(qv, k[t], acc[r][t]);
@@ -274,7 +302,8 @@ RADIX_UNROLL(6)
 }
 
 void LatentBlock::open(int block0) {
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
+              start = rows.lo > block0 ? rows.lo : block0;
     first = (start - block0) / TILE, last = (end - 1 - block0) / TILE;
     for (int i = first; i <= last; i++) {
         tiles[i] = tile_at(a.cache, pages, kv_head, block0 / TILE + i);
@@ -289,7 +318,8 @@ void LatentBlock::ask_for_next(int block0, int d, int n) const {
     for (int i = 0; i < TILES; i++) {
         const char* next = (const char*)later.of(block0 / TILE + i).v;
         if (!next) continue;
-        for (int64_t r = 0; r < TILE; r++) prefetch_bytes(next + (r * s.k_dim + d) * dtype_size(DTYPE), int64_t(n) * dtype_size(DTYPE));
+        for (int64_t r = 0; r < TILE; r++)
+            prefetch_bytes(next + (r * s.k_dim + d) * dtype_size(DTYPE), int64_t(n) * dtype_size(DTYPE));
     }
 }
 
@@ -300,13 +330,20 @@ void LatentBlock::run_of(int block0) {
     open(block0);
     for (int d = 0; d < s.k_dim; d += STRIP) {
         const int n = s.k_dim - d < STRIP ? s.k_dim - d : STRIP;
-        for (int i = first; i <= last; i++) turn_rows<DTYPE>((const char*)tiles[i].v + int64_t(d) * dtype_size(DTYPE), s.k_dim, n, strip + i * STRIP * TILE);
+        for (int i = first; i <= last; i++)
+            turn_rows<DTYPE>((const char*)tiles[i].v + int64_t(d) * dtype_size(DTYPE), s.k_dim, n,
+                             strip + i * STRIP * TILE);
         ask_for_next<DTYPE>(block0, d, n);
-        each_group(block0, [&](int r0, int count) { SCORES[count - 1](q + int64_t(r0) * s.k_dim + d, s.k_dim, n, strip, p + int64_t(r0) * BLOCK, first, last, d == 0); });
+        each_group(block0, [&](int r0, int count) {
+            SCORES[count - 1](q + int64_t(r0) * s.k_dim + d, s.k_dim, n, strip, p + int64_t(r0) * BLOCK,
+                              first, last, d == 0);
+        });
     }
-    const float *k_scale = DTYPE == DT_I8 ? scale : nullptr, *v_scale = DTYPE == DT_I8 ? scale + BLOCK : nullptr;
+    const float *k_scale = DTYPE == DT_I8 ? scale : nullptr,
+                *v_scale = DTYPE == DT_I8 ? scale + BLOCK : nullptr;
     each_group(block0, [&](int r0, int count) {
-        for (int r = r0; r < r0 + count; r++) soften_row(a, s, rows, kv_head, r, block0, p + int64_t(r) * BLOCK, k_scale, v_scale);
+        for (int r = r0; r < r0 + count; r++)
+            soften_row(a, s, rows, kv_head, r, block0, p + int64_t(r) * BLOCK, k_scale, v_scale);
     });
     add_values<DTYPE>(block0);
 }
@@ -322,22 +359,28 @@ void LatentBlock::add_values(int block0) {
         for (int i = first; i <= last; i++) {
             const char* from = (const char*)tiles[i].v + int64_t(at) * dtype_size(DTYPE);
             float* own = strip + i * STRIP * TILE;
-            if (!direct) widen_v<DTYPE>(from, s.k_dim, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
+            if (!direct)
+                widen_v<DTYPE>(from, s.k_dim, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
             bp.v[i] = bp.next_v[i] = direct ? (const void*)from : own;
         }
         each_group(block0, [&](int r0, int count) {
             const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + count - 1];
             const int t0 = lo > block0 ? lo - block0 : 0, t1 = hi < block0 + BLOCK ? hi - block0 : BLOCK;
-            WEIGHT[0][count - 1](rows.now + int64_t(r0) * s.state + at, part, p + int64_t(r0) * BLOCK, bp, t0, t1);
+            WEIGHT[0][count - 1](rows.now + int64_t(r0) * s.state + at, part, p + int64_t(r0) * BLOCK, bp, t0,
+                                 t1);
         });
     }
 }
 
 void attention(const AttnArgs& a, const Ctx& ctx) {
-    if (a.cache.latent) run_attention<LatentBlock>(a, ctx);
-    else run_attention<VectorBlock>(a, ctx);
+    if (a.cache.latent)
+        run_attention<LatentBlock>(a, ctx);
+    else
+        run_attention<VectorBlock>(a, ctx);
 }
-size_t attention_local(const AttnArgs& a) { return a.cache.latent ? attention_bytes<LatentBlock>(a) : attention_bytes<VectorBlock>(a); }
+size_t attention_local(const AttnArgs& a) {
+    return a.cache.latent ? attention_bytes<LatentBlock>(a) : attention_bytes<VectorBlock>(a);
+}
 
 }  // namespace RADIX_ISA
 }  // namespace radix

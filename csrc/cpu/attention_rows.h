@@ -20,7 +20,7 @@ struct Rows {
     float *now, *total;  // states: of this split (row i at i & slot_mask), of the splits before
     int slot_mask = -1;
     float* state(const Shape& s, int i) const { return now + int64_t(i & slot_mask) * s.state; }
-    int position0;       // of the first row
+    int position0;  // of the first row
     int position(int i, int group) const { return position0 + i / group; }
 };
 
@@ -59,15 +59,20 @@ static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, f
     return r;
 }
 inline const float* query_of(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& r, int i) {
-    const int64_t token = task.readers < 0 ? r.token0 + i / s.group : a.query_start[a.members[a.readers[task.readers + i / s.group]].seq];
+    const int64_t token = task.readers < 0
+                              ? r.token0 + i / s.group
+                              : a.query_start[a.members[a.readers[task.readers + i / s.group]].seq];
     return a.q + token * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * a.q_head;
 }
 
 // What row i makes of its scores of a block: weights in place.
-inline void soften_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv_head, int i, int block0, float* p, const float* k_scale, const float* v_scale) {
-    if (a.tree && block0 + BLOCK > r.first_new) mask_tree(a, r.token0 + i / s.group, block0, r.first_new, r.kv_len, p);
+inline void soften_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv_head, int i, int block0,
+                       float* p, const float* k_scale, const float* v_scale) {
+    if (a.tree && block0 + BLOCK > r.first_new)
+        mask_tree(a, r.token0 + i / s.group, block0, r.first_new, r.kv_len, p);
     const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f;
-    const Seen seen{r.row_lo[i] - block0, r.row_hi[i] - block0, slope, float(block0 - r.position(i, s.group))};
+    const Seen seen{r.row_lo[i] - block0, r.row_hi[i] - block0, slope,
+                    float(block0 - r.position(i, s.group))};
     soften(a, s, p, k_scale, v_scale, r.now + int64_t(i) * s.state, seen);
 }
 
@@ -84,10 +89,13 @@ inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, 
 // Which tiles of the cache are read a block later: of this task, then of the one that follows it.
 class Later {
   public:
-    Later(const AttnArgs& args, const AttnTask& task, const AttnTask* following, int end) : a(args), head(task.kv_head), pages(pages_of(task)), last((end - 1) / TILE) {
+    Later(const AttnArgs& args, const AttnTask& task, const AttnTask* following, int end)
+        : a(args), head(task.kv_head), pages(pages_of(task)), last((end - 1) / TILE) {
         if (!following) return;
-        const int len = a.kv_len[following->seq], q_len = a.query_start[following->seq + 1] - a.query_start[following->seq];
-        const int first = std::max(std::max(following->split0 * SPLIT, following->from * BLOCK), first_seen(a, len - q_len + following->q0));
+        const int len = a.kv_len[following->seq],
+                  q_len = a.query_start[following->seq + 1] - a.query_start[following->seq];
+        const int first = std::max(std::max(following->split0 * SPLIT, following->from * BLOCK),
+                                   first_seen(a, len - q_len + following->q0));
         next_pages = pages_of(*following), next_head = following->kv_head;
         next_first = first / BLOCK * TILES, next_last = (len - 1) / TILE;
     }
@@ -115,17 +123,21 @@ struct SplitRows {
     int split;
 
     void open(int r0, int n) const {
-        for (int i = r0; i < r0 + (n + 15) / 16 * 16; i++) clear_state(rows.state(s, i), s);  // tiles have 16 rows
+        for (int i = r0; i < r0 + (n + 15) / 16 * 16; i++)
+            clear_state(rows.state(s, i), s);  // tiles have 16 rows
         if (task.readers >= 0 || task.from * BLOCK <= split * SPLIT) return;
-        for (int i = r0; i < r0 + n; i++) std::memcpy(rows.state(s, i), kept_row(a, s, task, rows.count, split, i), size_t(s.state) * 4);
+        for (int i = r0; i < r0 + n; i++)
+            std::memcpy(rows.state(s, i), kept_row(a, s, task, rows.count, split, i), size_t(s.state) * 4);
     }
     void close(int r0, int n) const {
         for (int i = r0; i < r0 + n; i++) {
             float* now = rows.state(s, i);
             if (task.readers < 0 || rows.hi == (split + 1) * SPLIT) close_split(s, now);
             float* total = rows.total + int64_t(i) * s.state;
-            if (task.partial < 0) split == task.split0 ? begin_total(s, total, now) : merge(s, total, now);
-            else std::memcpy(kept_row(a, s, task, rows.count, split, i), now, size_t(s.state) * 4);
+            if (task.partial < 0)
+                split == task.split0 ? begin_total(s, total, now) : merge(s, total, now);
+            else
+                std::memcpy(kept_row(a, s, task, rows.count, split, i), now, size_t(s.state) * 4);
         }
     }
 };
@@ -142,10 +154,12 @@ static void run_task(const AttnArgs& a, const AttnTask& task, const AttnTask* fo
     const Later later(a, task, following, rows.hi);
     Block block(a, s, task, rows, later, memory + (rows_floats(s, most) + 15) / 16 * 16);
     for (int split = task.split0; split < task.split1; split++)
-        block.run(std::max(split * SPLIT, rows.lo / BLOCK * BLOCK), std::min((split + 1) * SPLIT, rows.hi), SplitRows{a, s, task, rows, split});
+        block.run(std::max(split * SPLIT, rows.lo / BLOCK * BLOCK), std::min((split + 1) * SPLIT, rows.hi),
+                  SplitRows{a, s, task, rows, split});
     if (task.partial >= 0) return;
     for (int i = 0; i < rows.count; i++)
-        write_row(a, s, rows.total + int64_t(i) * s.state, rows.token0 + i / s.group, task.kv_head * s.group + i % s.group);
+        write_row(a, s, rows.total + int64_t(i) * s.state, rows.token0 + i / s.group,
+                  task.kv_head * s.group + i % s.group);
 }
 
 static void run_merge(const AttnArgs& a, const AttnTask& task, char* local) {
@@ -167,7 +181,8 @@ static void run_attention(const AttnArgs& a, const Ctx& ctx) {
     for (int count : {a.num_shared, a.num_tasks}) {
         if (count == 0) continue;
         ctx.each(count, 1, [&](int64_t i0, int64_t i1) {
-            for (int64_t i = i0; i < i1; i++) run_task<Block>(a, task[i], i + 1 < count ? task + i + 1 : nullptr, ctx.local());
+            for (int64_t i = i0; i < i1; i++)
+                run_task<Block>(a, task[i], i + 1 < count ? task + i + 1 : nullptr, ctx.local());
         });
         ctx.barrier();
         task += count;

@@ -12,10 +12,15 @@ class LatentTiles : TileSoftmax {
   public:
     static size_t floats(const Shape& s, int rows) {
         const size_t padded_rows = size_t(rows + 15) / 16 * 16, k_pad = size_t(padded(s.k_dim));
-        return padded_rows * (k_pad / 2 + BLOCK + BLOCK / 2) + BLOCK * k_pad / 2 + BLOCK * STRIP / 2 + 16 * BLOCK + 2 * BLOCK + 16;
+        return padded_rows * (k_pad / 2 + BLOCK + BLOCK / 2) + BLOCK * k_pad / 2 + BLOCK * STRIP / 2 +
+               16 * BLOCK + 2 * BLOCK + 16;
     }
-    LatentTiles(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
-        : TileSoftmax(args, shape, of, task.kv_head), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), k_pad(padded(shape.k_dim)) {
+    LatentTiles(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
+                const Later& after, float* memory)
+        : TileSoftmax(args, shape, of, task.kv_head),
+          later(after),
+          pages(args.page_table + int64_t(task.seq) * args.ldp),
+          k_pad(padded(shape.k_dim)) {
         const int64_t groups = (rows.count + 15) / 16;
         float* f = (float*)((uintptr_t(memory) + 63) / 64 * 64);
         q = (uint32_t*)f, f += groups * k_pad * 8;
@@ -44,9 +49,11 @@ class LatentTiles : TileSoftmax {
     const Later& later;
     const int32_t* pages;
     int k_pad;
-    uint32_t *q, *strip;  // q: [groups][k_pad / 2][16 rows] pairs of channels; strip: [2][4][16][16] pairs of tokens
-    float *p, *turned;    // [rows][64]; [64][16]: scores as tiles give them
-    uint16_t *weights, *staged;  // weights [rows][64]; staged [64][k_pad]: rows that cannot be read where they are
+    uint32_t *q,
+        *strip;  // q: [groups][k_pad / 2][16 rows] pairs of channels; strip: [2][4][16][16] pairs of tokens
+    float *p, *turned;  // [rows][64]; [64][16]: scores as tiles give them
+    uint16_t *weights,
+        *staged;  // weights [rows][64]; staged [64][k_pad]: rows that cannot be read where they are
 
     struct Tokens {  // of a tile
         const uint16_t* row;
@@ -58,7 +65,9 @@ class LatentTiles : TileSoftmax {
 
     static int padded(int k_dim) { return (k_dim + PAIRS - 1) / PAIRS * PAIRS; }
     int rows_of(int g) const { return rows.count - g * 16 < 16 ? rows.count - g * 16 : 16; }
-    bool sees(int g, int block0) const { return rows.row_hi[g * 16 + rows_of(g) - 1] > block0 && rows.row_lo[g * 16] < block0 + BLOCK; }  // both grow with the row
+    bool sees(int g, int block0) const {
+        return rows.row_hi[g * 16 + rows_of(g) - 1] > block0 && rows.row_lo[g * 16] < block0 + BLOCK;
+    }  // both grow with the row
     void pair_queries(const AttnTask& task, int g);
     template <int DTYPE>
     void stage(const void* from, int tile, int count);
@@ -77,7 +86,11 @@ inline void LatentTiles::pair_queries(const AttnTask& task, int g) {
     for (int d = 0; d < k_pad; d += PAIRS) {
         __m512i line[16];
         for (int r = 0; r < 16; r++) {
-            auto part = [&](int at) { return from[r] && at < s.k_dim ? mul(load_n(from[r] + at, lanes_at(at, s.k_dim)), set1(a.scale)) : zero(); };
+            auto part = [&](int at) {
+                return from[r] && at < s.k_dim
+                           ? mul(load_n(from[r] + at, lanes_at(at, s.k_dim)), set1(a.scale))
+                           : zero();
+            };
             alignas(64) uint16_t rounded[PAIRS];
             round_to(part(d), part(d + 16), rounded);
             line[r] = _mm512_load_si512(rounded);
@@ -95,7 +108,8 @@ void LatentTiles::stage(const void* from, int tile, int count) {
         const char* x = (const char*)from + int64_t(t) * s.k_dim * size;
         uint16_t* to = staged + int64_t(tile * TILE + t) * k_pad;
         int d = 0;
-        for (; d + PAIRS <= s.k_dim; d += PAIRS) round_to(load_kv<DTYPE>(x, d), load_kv<DTYPE>(x, d + 16), to + d);
+        for (; d + PAIRS <= s.k_dim; d += PAIRS)
+            round_to(load_kv<DTYPE>(x, d), load_kv<DTYPE>(x, d + 16), to + d);
         for (; d < k_pad; d++) to[d] = d < s.k_dim ? float_to_bf16(load_kv_scalar<DTYPE>(x, d)) : uint16_t(0);
     }
 }
@@ -135,7 +149,8 @@ inline void LatentTiles::ask_for_next(int step) const {
     if (size == 1 && step % 2) return;
     for (const Tokens& t : tokens)
         if (t.next)
-            for (int64_t r = 0; r < TILE; r++) __builtin_prefetch(t.next + (r * s.k_dim + step * PAIRS) * size, 0, 2);
+            for (int64_t r = 0; r < TILE; r++)
+                __builtin_prefetch(t.next + (r * s.k_dim + step * PAIRS) * size, 0, 2);
 }
 
 // p [16][64] = q . k of 16 rows
@@ -169,7 +184,8 @@ inline void LatentTiles::score(int g, bool asks) {
         __m512i line[16];
         for (int t = 0; t < TILE; t++) line[t] = _mm512_load_si512(turned + i * 256 + t * 16);
         transpose_16x16(line);
-        for (int r = 0; r < 16; r++) _mm512_store_si512(p + (int64_t(g) * 16 + r) * BLOCK + i * TILE, line[r]);
+        for (int r = 0; r < 16; r++)
+            _mm512_store_si512(p + (int64_t(g) * 16 + r) * BLOCK + i * TILE, line[r]);
     }
 }
 
@@ -178,7 +194,8 @@ inline void LatentTiles::stage_values(int at) {
     const int width = s.v_dim - at < STRIP ? s.v_dim - at : STRIP;
     for (int i = 0; i < TILES; i++) {
         uint32_t* to = strip + i / 2 * 1024 + i % 2 * 128;
-        if (tokens[i].count > 0) pair_v<DT_BF16>(tokens[i].row + at, int(stride), width, tokens[i].count, to, 256, Ahead{});
+        if (tokens[i].count > 0)
+            pair_v<DT_BF16>(tokens[i].row + at, int(stride), width, tokens[i].count, to, 256, Ahead{});
         else
             for (int j = 0; j * 16 < width; j++) std::memset(to + j * 256, 0, 512);
     }
@@ -218,7 +235,8 @@ void LatentTiles::weigh(int g, int at, int first_step, int last_step) {
 }
 
 inline void LatentTiles::run_block(int block0) {
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
+              start = rows.lo > block0 ? rows.lo : block0;
     open(block0, start / TILE, (end - 1) / TILE);
     const int groups = (rows.count + 15) / 16;
     bool asks = true;
@@ -226,14 +244,16 @@ inline void LatentTiles::run_block(int block0) {
         if (!sees(g, block0)) continue;
         score(g, asks);
         asks = false;
-        soften(g * 16, rows_of(g), block0, p + int64_t(g) * 16 * BLOCK, weights + int64_t(g) * 16 * BLOCK, [](int, int) {});
+        soften(g * 16, rows_of(g), block0, p + int64_t(g) * 16 * BLOCK, weights + int64_t(g) * 16 * BLOCK,
+               [](int, int) {});
     }
     for (int at = 0; at < s.v_pad; at += STRIP) {
         stage_values(at);
         asm volatile("" ::: "memory");
         for (int g = 0; g < groups; g++) {
             if (!sees(g, block0)) continue;
-            const int first = rows.row_lo[g * 16] > block0 + 31 ? 1 : 0, last = rows.row_hi[g * 16 + rows_of(g) - 1] > block0 + 32 ? 1 : 0;
+            const int first = rows.row_lo[g * 16] > block0 + 31 ? 1 : 0,
+                      last = rows.row_hi[g * 16 + rows_of(g) - 1] > block0 + 32 ? 1 : 0;
             switch (s.v_pad - at) {
                 case 16: weigh<1>(g, at, first, last); break;
                 case 32: weigh<2>(g, at, first, last); break;

@@ -25,7 +25,8 @@ RADIX_INLINE void round_to(vf x0, vf x1, uint16_t* out) {
 RADIX_INLINE vf exp_weight(vf x) {
     const __m512 log2e = _mm512_set1_ps(1.44269504088896341f), rounder = _mm512_set1_ps(12582912.0f);
     const __m512 c = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);  // NaN stays
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, log2e, rounder), rounder), f = _mm512_fmsub_ps(c, log2e, n);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, log2e, rounder), rounder),
+                 f = _mm512_fmsub_ps(c, log2e, n);
     __m512 p = _mm512_set1_ps(0.001339086681f);
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009666373953f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550356954f));
@@ -37,7 +38,8 @@ RADIX_INLINE vf exp_weight(vf x) {
 
 class TileSoftmax {
   protected:
-    TileSoftmax(const AttnArgs& args, const Shape& shape, const Rows& of, int head) : a(args), s(shape), rows(of), kv_head(head) {}
+    TileSoftmax(const AttnArgs& args, const Shape& shape, const Rows& of, int head)
+        : a(args), s(shape), rows(of), kv_head(head) {}
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
@@ -45,17 +47,19 @@ class TileSoftmax {
     float* scale = nullptr;  // [2][64]: of the block's keys, of its values
 
     void mask_scores(int i, int block0, float* w) const;
-    // Rows [r0, r0 + n): of_rows [n][64] are scores and become e^(score - maximum), `weights` the same as bfloat16.
-    // beside(part, parts) is called between the rows.
+    // Rows [r0, r0 + n): of_rows [n][64] are scores and become e^(score - maximum), `weights` the same as
+    // bfloat16. beside(part, parts) is called between the rows.
     template <class Beside>
     void soften(int r0, int n, int block0, float* of_rows, uint16_t* weights, Beside&& beside) const;
 };
 
 // What a row does not see, caps and slopes: the rare changes of scores.
 inline void TileSoftmax::mask_scores(int i, int block0, float* w) const {
-    if (a.tree && block0 + BLOCK > rows.first_new) mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
+    if (a.tree && block0 + BLOCK > rows.first_new)
+        mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
     const int lo = rows.row_lo[i] - block0, hi = rows.row_hi[i] - block0;
-    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f, distance = float(block0 - rows.position(i, s.group));
+    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f,
+                distance = float(block0 - rows.position(i, s.group));
     for (int t = 0; t < TILES; t++) {
         vf v = load(w + t * 16);
         if (a.cache.dtype == DT_I8) v = mul(v, load(scale + t * 16));
@@ -66,14 +70,17 @@ inline void TileSoftmax::mask_scores(int i, int block0, float* w) const {
 }
 
 template <class Beside>
-void TileSoftmax::soften(int r0, int n, int block0, float* of_rows, uint16_t* weights, Beside&& beside) const {
+void TileSoftmax::soften(int r0, int n, int block0, float* of_rows, uint16_t* weights,
+                         Beside&& beside) const {
     const bool scaled = a.cache.dtype == DT_I8, changes = scaled || a.softcap != 0.0f || a.slopes || a.tree;
     float highest[16];
     for (int r = 0; r < n; r++) {
         const int row = r0 + r;
         float *w = of_rows + r * BLOCK, *state = rows.now + int64_t(row) * s.state;
-        if (changes || rows.row_lo[row] > block0 || rows.row_hi[row] < block0 + BLOCK) mask_scores(row, block0, w);
-        const float old = state[s.v_pad + 16], top = lane_max(vmax(vmax(load(w), load(w + 16)), vmax(load(w + 32), load(w + 48))));
+        if (changes || rows.row_lo[row] > block0 || rows.row_hi[row] < block0 + BLOCK)
+            mask_scores(row, block0, w);
+        const float old = state[s.v_pad + 16],
+                    top = lane_max(vmax(vmax(load(w), load(w + 16)), vmax(load(w + 32), load(w + 48))));
         highest[r] = top > old + GROWTH ? top : old;
         if (highest[r] != old) {
             if (old != EMPTY) {

@@ -19,11 +19,20 @@ class TileBlock {
     static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
     static size_t floats(const Shape& s, int rows) {
         rows = (rows + GROUP - 1) / GROUP * GROUP;
-        const size_t staged = size_t(blocks_at_once(s, rows)) * BLOCK * (size_t(padded(s.k_dim) + s.v_pad) / 2 + 2);
-        return staged + size_t(rows) * padded(s.k_dim) / 2 + 2 * SIDE + GROUP * WEIGHTS / 2 + 64 + size_t(FEW) * (padded(s.k_dim) + BLOCK);
+        const size_t staged =
+            size_t(blocks_at_once(s, rows)) * BLOCK * (size_t(padded(s.k_dim) + s.v_pad) / 2 + 2);
+        return staged + size_t(rows) * padded(s.k_dim) / 2 + 2 * SIDE + GROUP * WEIGHTS / 2 + 64 +
+               size_t(FEW) * (padded(s.k_dim) + BLOCK);
     }
-    TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of, const Later& after, float* memory)
-        : a(args), s(shape), rows(of), later(after), pages(args.page_table + int64_t(task.seq) * args.ldp), kv_head(task.kv_head), k_pad(padded(shape.k_dim)) {
+    TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
+              const Later& after, float* memory)
+        : a(args),
+          s(shape),
+          rows(of),
+          later(after),
+          pages(args.page_table + int64_t(task.seq) * args.ldp),
+          kv_head(task.kv_head),
+          k_pad(padded(shape.k_dim)) {
         const size_t padded_rows = size_t(rows.count + 15) / 16 * 16;
         float* f = (float*)((uintptr_t(memory) + 63) / 64 * 64);
         for (int i = 0; i < blocks_at_once(s, rows.count); i++) {
@@ -47,19 +56,21 @@ class TileBlock {
     }
     // Groups of rows go through a split one after the other where all of it is staged: their sums stay
     // in first-level cache.
-    static int slots(const Shape& s, int rows) { return blocks_at_once(s, rows) == SPLIT / BLOCK ? GROUP : rows; }
+    static int slots(const Shape& s, int rows) {
+        return blocks_at_once(s, rows) == SPLIT / BLOCK ? GROUP : rows;
+    }
     void run(int from, int to, const SplitRows& split);
     ~TileBlock() {
         if (!is_few) release_tiles();
     }
 
   private:
-    static constexpr int GROUP = 32;                   // rows: two tiles that read the same K and V
-    static constexpr int SIDE = GROUP * BLOCK;         // their scores of a block
-    static constexpr int PENDING = 4;                  // blocks whose weights wait for the sums
+    static constexpr int GROUP = 32;                      // rows: two tiles that read the same K and V
+    static constexpr int SIDE = GROUP * BLOCK;            // their scores of a block
+    static constexpr int PENDING = 4;                     // blocks whose weights wait for the sums
     static constexpr int WEIGHTS = PENDING * BLOCK + 32;  // numbers from one row's weights to the next
     static constexpr int BURST = 24;                      // lines that may be asked for at once
-    static constexpr size_t STAGED_BYTES = 288 << 10;  // of K and V in second-level cache
+    static constexpr size_t STAGED_BYTES = 288 << 10;     // of K and V in second-level cache
 
     struct Staged {
         uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
@@ -81,7 +92,7 @@ class TileBlock {
     int kv_head, k_pad;
     Staged staged[SPLIT / BLOCK];
     float* p;           // twice [32][64], for items that follow each other
-    uint16_t *weights;  // [32][PENDING][64]
+    uint16_t* weights;  // [32][PENDING][64]
     uint16_t* q;
     alignas(64) float highest[GROUP];  // maxima of the group's rows
     const Item* pending = nullptr;     // items whose weights are not added up yet
@@ -93,7 +104,8 @@ class TileBlock {
     // level cache holds, so that their sums stay in the first.
     static int blocks_at_once(const Shape& s, int rows) {
         if (rows <= 32) return 1;
-        return std::clamp(int(STAGED_BYTES / (size_t(BLOCK) * size_t(padded(s.k_dim) + s.v_pad) * 2)), 1, SPLIT / BLOCK);
+        return std::clamp(int(STAGED_BYTES / (size_t(BLOCK) * size_t(padded(s.k_dim) + s.v_pad) * 2)), 1,
+                          SPLIT / BLOCK);
     }
     static void configure(int count) {
         TileConfig c;
@@ -103,15 +115,22 @@ class TileBlock {
     void round_query(const AttnTask& task, int i) {
         const bool is_there = i < rows.count;
         const float* from = is_there ? query_of(a, s, task, rows, i) : nullptr;
-        auto part = [&](int d) { return is_there && d < s.k_dim ? mul(load_n(from + d, lanes_at(d, s.k_dim)), set1(a.scale)) : zero(); };
+        auto part = [&](int d) {
+            return is_there && d < s.k_dim ? mul(load_n(from + d, lanes_at(d, s.k_dim)), set1(a.scale))
+                                           : zero();
+        };
         for (int d = 0; d < k_pad; d += 32) round_to(part(d), part(d + 16), q + int64_t(i) * k_pad + d);
     }
     template <int DTYPE>
     void stage(const Staged& to, const Tile& t, int tile, int count, const Tile& next) {
         uint32_t* k = to.k + int64_t(tile) * k_pad * 8;
-        pair_k<DTYPE>(t.k, s.k_dim, k_pad, k, {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
+        pair_k<DTYPE>(
+            t.k, s.k_dim, k_pad, k,
+            {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
         uint32_t* v = to.v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128;
-        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v, 256, {(const char*)next.v, (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
+        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v, 256,
+                      {(const char*)next.v,
+                       (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
     }
     void open(Staged& to, int block0);
     static void widen_bf16(const uint16_t* x, int64_t n, float* out) {
@@ -135,7 +154,8 @@ class TileBlock {
 // Brings a block's tiles into the order of the multiplications; what is not there becomes zeros.
 void TileBlock::open(Staged& to, int block0) {
     const Cache& c = a.cache;
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
+              start = rows.lo > block0 ? rows.lo : block0;
     to.block0 = block0;
     for (int i = 0; i < TILES; i++) {
         const int tile = block0 / TILE + i;
@@ -143,7 +163,8 @@ void TileBlock::open(Staged& to, int block0) {
         if (tile < start / TILE || tile > (end - 1) / TILE) {  // its scores are masked
             if (next.v) prefetch_tile(c, next);
             store(to.v_scale + i * TILE, zero());
-            for (int j = 0; j < s.v_pad / 16; j++) std::memset(to.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + j * 256, 0, 512);
+            for (int j = 0; j < s.v_pad / 16; j++)
+                std::memset(to.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + j * 256, 0, 512);
             continue;
         }
         const Tile t = tile_at(c, pages, kv_head, tile);
@@ -259,11 +280,16 @@ void TileBlock::weigh() {
     const bool is_pair = num_pending && pending->n > 16;
     for (int at = 0; num_pending && at < s.v_pad; at += is_pair ? 32 : 64) {
         const int tiles = (s.v_pad - at) / 16;
-        if (is_pair) tiles == 1 ? weigh_part<2, 1>(at) : weigh_part<2, 2>(at);
-        else if (tiles == 1) weigh_part<1, 1>(at);
-        else if (tiles == 2) weigh_part<1, 2>(at);
-        else if (tiles == 3) weigh_part<1, 3>(at);
-        else weigh_part<1, 4>(at);
+        if (is_pair)
+            tiles == 1 ? weigh_part<2, 1>(at) : weigh_part<2, 2>(at);
+        else if (tiles == 1)
+            weigh_part<1, 1>(at);
+        else if (tiles == 2)
+            weigh_part<1, 2>(at);
+        else if (tiles == 3)
+            weigh_part<1, 3>(at);
+        else
+            weigh_part<1, 4>(at);
     }
     pending += num_pending, num_pending = 0;
     asm volatile("" ::: "memory");
@@ -272,9 +298,11 @@ void TileBlock::weigh() {
 // What a row does not see, caps and slopes: the rare changes of scores.
 void TileBlock::mask_scores(const Staged& b, int i, float* w) const {
     const int block0 = b.block0;
-    if (a.tree && block0 + BLOCK > rows.first_new) mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
+    if (a.tree && block0 + BLOCK > rows.first_new)
+        mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
     const int lo = rows.row_lo[i] - block0, hi = rows.row_hi[i] - block0;
-    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f, distance = float(block0 - rows.position(i, s.group));
+    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f,
+                distance = float(block0 - rows.position(i, s.group));
     for (int t = 0; t < TILES; t++) {
         vf v = load(w + t * 16);
         if (a.cache.dtype == DT_I8) v = mul(v, load(b.k_scale + t * 16));
@@ -325,17 +353,20 @@ void TileBlock::find_maxima(Item& g) {
         __m512 top[4];
         for (int r = r0; r < r0 + 4; r++, w += BLOCK) {
             const int row = g.r0 + r;
-            if (r < g.n && (changes || rows.row_lo[row] > b.block0 || rows.row_hi[row] < b.block0 + BLOCK)) mask_scores(b, row, w);
+            if (r < g.n && (changes || rows.row_lo[row] > b.block0 || rows.row_hi[row] < b.block0 + BLOCK))
+                mask_scores(b, row, w);
             else if (has_scales) {
                 g.scaled &= ~(1u << r);
-                top[r - r0] = highest_of([&](int t) { return mul(load(w + t * 16), load(b.k_scale + t * 16)); });
+                top[r - r0] =
+                    highest_of([&](int t) { return mul(load(w + t * 16), load(b.k_scale + t * 16)); });
                 continue;
             }
             top[r - r0] = highest_of([&](int t) { return load(w + t * 16); });
         }
         alignas(16) float tops[4];
         _mm_store_ps(tops, lane_maxima(top));
-        const unsigned grown = _mm_cmp_ps_mask(_mm_load_ps(tops), _mm_add_ps(_mm_load_ps(highest + r0), _mm_set1_ps(GROWTH)), _CMP_GT_OQ);
+        const unsigned grown = _mm_cmp_ps_mask(
+            _mm_load_ps(tops), _mm_add_ps(_mm_load_ps(highest + r0), _mm_set1_ps(GROWTH)), _CMP_GT_OQ);
         for (int i = 0; grown >> i; i++)
             if (grown >> i & 1 && r0 + i < g.n) raise(g, r0 + i, tops[i]);
     }
@@ -353,7 +384,9 @@ void TileBlock::soften_item(Item& g) {
         const vf m = set1(highest[r]);
         const bool is_scaled = g.scaled >> r & 1;
         vf e[TILES];
-        for (int t = 0; t < TILES; t++) e[t] = exp_weight(sub(is_scaled ? load(w + t * 16) : mul(load(w + t * 16), load(b.k_scale + t * 16)), m));
+        for (int t = 0; t < TILES; t++)
+            e[t] = exp_weight(
+                sub(is_scaled ? load(w + t * 16) : mul(load(w + t * 16), load(b.k_scale + t * 16)), m));
         store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
         if (has_scales)
             for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(b.v_scale + t * 16));
@@ -389,7 +422,8 @@ void TileBlock::attend(int r0, int n, int num_blocks) {
 }
 
 void TileBlock::run_few(int block0) {
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK, start = rows.lo > block0 ? rows.lo : block0;
+    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
+              start = rows.lo > block0 ? rows.lo : block0;
     Staged& block = staged[0];
     block.block0 = block0;
     FewTile tile[TILES];
@@ -417,12 +451,15 @@ void TileBlock::run_few(int block0) {
     close_maxima(0, n);
     for (int r = 0; r < n; r++) widen_bf16(weights + r * WEIGHTS, BLOCK, few_weights + r * BLOCK);
     for (int half = 0; half < 2; half++)
-        if (tile[2 * half].k || tile[2 * half + 1].k) FEW_SUMS[of_type][n - 1](rows.now, s.state, few_weights + half * STEP, tile + 2 * half, v_width(a.cache), s.v_dim);
+        if (tile[2 * half].k || tile[2 * half + 1].k)
+            FEW_SUMS[of_type][n - 1](rows.now, s.state, few_weights + half * STEP, tile + 2 * half,
+                                     v_width(a.cache), s.v_dim);
 }
 
 int TileBlock::stage_blocks(int from, int to) {
     int count = 0;
-    for (const int most = blocks_at_once(s, rows.count); from < to && count < most; from += BLOCK) open(staged[count++], from);
+    for (const int most = blocks_at_once(s, rows.count); from < to && count < most; from += BLOCK)
+        open(staged[count++], from);
     return count;
 }
 
@@ -441,8 +478,10 @@ void TileBlock::run(int from, int to, const SplitRows& split) {
     }
     split.open(0, rows.count);
     for (const int step = is_few ? BLOCK : blocks_at_once(s, rows.count) * BLOCK; from < to; from += step) {
-        if (is_few) run_few(from);
-        else groups([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
+        if (is_few)
+            run_few(from);
+        else
+            groups([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
     }
     split.close(0, rows.count);
 }
@@ -450,11 +489,15 @@ void TileBlock::run(int from, int to, const SplitRows& split) {
 void attention_tiles(const AttnArgs& a, const Ctx& ctx) {
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040);  // denormals: flushed, and taken for zeros
-    if (a.cache.latent) run_attention<LatentTiles>(a, ctx);
-    else run_attention<TileBlock>(a, ctx);
+    if (a.cache.latent)
+        run_attention<LatentTiles>(a, ctx);
+    else
+        run_attention<TileBlock>(a, ctx);
     _mm_setcsr(before);
 }
-size_t attention_tiles_local(const AttnArgs& a) { return a.cache.latent ? attention_bytes<LatentTiles>(a) : attention_bytes<TileBlock>(a); }
+size_t attention_tiles_local(const AttnArgs& a) {
+    return a.cache.latent ? attention_bytes<LatentTiles>(a) : attention_bytes<TileBlock>(a);
+}
 
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -9,7 +9,8 @@ namespace RADIX_ISA {
 RADIX_INLINE vf activate(vf x, int act) {
     switch (act) {
         case ACT_SILU: return mul(x, vsigmoid(x));
-        case ACT_GELU: return mul(mul(x, set1(0.5f)), add(set1(1.0f), verf(mul(x, set1(0.70710678118654752f)))));
+        case ACT_GELU:
+            return mul(mul(x, set1(0.5f)), add(set1(1.0f), verf(mul(x, set1(0.70710678118654752f)))));
         case ACT_GELU_TANH: {
             vf cube = mul(mul(x, x), x);
             vf inner = mul(set1(0.79788456080286536f), fma(cube, set1(0.044715f), x));
@@ -60,10 +61,12 @@ RADIX_INLINE void finish_half(const LinearArgs& a, int64_t row, int64_t col, vf 
 }
 
 // noinline: the code of every activation stands once, not in each register tile
-static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_t row, int64_t panel, const float* acc) {
+static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_t row, int64_t panel,
+                                                     const float* acc) {
     int64_t at = panel * PANEL;
     vf u = load(acc), v = load(acc + 16);
-    if (a.w.scale && a.w.format == W_INT8) u = mul(u, load(a.w.scale + at)), v = mul(v, load(a.w.scale + at + 16));
+    if (a.w.scale && a.w.format == W_INT8)
+        u = mul(u, load(a.w.scale + at)), v = mul(v, load(a.w.scale + at + 16));
     if (a.w.bias) u = add(u, load(a.w.bias + at)), v = add(v, load(a.w.bias + at + 16));
     if (!a.w.paired) {
         finish_half(a, row, at, u);
@@ -73,8 +76,10 @@ static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_
     vf g = gated(u, v, a.act);
     if (a.out_scale != 1.0f) g = mul(g, set1(a.out_scale));
     int64_t col = panel * 16, left = a.w.n / 2 - col;
-    if (a.streams && left >= 16) store_past(a.y + row * a.ldy + col, g);
-    else if (left > 0) store_n(a.y + row * a.ldy + col, g, left < 16 ? int(left) : 16);
+    if (a.streams && left >= 16)
+        store_past(a.y + row * a.ldy + col, g);
+    else if (left > 0)
+        store_n(a.y + row * a.ldy + col, g, left < 16 ? int(left) : 16);
 }
 
 RADIX_INLINE void finish(const LinearArgs& a, int64_t row, int64_t panel, vf u, vf v) {
@@ -88,8 +93,10 @@ RADIX_INLINE void finish(const LinearArgs& a, int64_t row, int64_t panel, vf u, 
             u = add(u, load(r)), v = add(v, load(r + 16));
         }
         float* y = a.y + row * a.ldy + at;
-        if (a.streams) store_past(y, u), store_past(y + 16, v);
-        else store(y, u), store(y + 16, v);
+        if (a.streams)
+            store_past(y, u), store_past(y + 16, v);
+        else
+            store(y, u), store(y + 16, v);
         return;
     }
     alignas(64) float t[32];

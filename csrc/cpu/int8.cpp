@@ -1,6 +1,7 @@
 // W8A8, W8A16 and W4A8: activations are quantised per row (W4A8: per row and span), products are summed
-// as integers. W8A16 has activations of 16 bits as two bytes, each with products of its own: 256 * high + low. Integer sums are exact, so only the short float chain over spans has an
-// order, and it is ascending: batch invariant bit for bit.
+// as integers. W8A16 has activations of 16 bits as two bytes, each with products of its own: 256 * high +
+// low. Integer sums are exact, so only the short float chain over spans has an order, and it is ascending:
+// batch invariant bit for bit.
 #include "int8.h"
 
 #include "epilogue.h"
@@ -33,11 +34,15 @@ struct vi {
 };
 constexpr bool BIASED = false;  // |x| * (w with x's sign): two products of 127 * 127 fit 16 bits
 RADIX_INLINE vi vi_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-RADIX_INLINE vi vi_load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
+RADIX_INLINE vi vi_load(const void* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
 RADIX_INLINE vi vi_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 RADIX_INLINE vi vi_sub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 #if defined(__AVX512F__)
-RADIX_INLINE vf to_float(vi x) { return {_mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(x.a), x.b, 1))}; }
+RADIX_INLINE vf to_float(vi x) {
+    return {_mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(x.a), x.b, 1))};
+}
 #else
 RADIX_INLINE vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 #endif
@@ -69,8 +74,12 @@ RADIX_INLINE vi vi_load(const void* p) {
     const int32_t* q = (const int32_t*)p;
     return {vld1q_s32(q), vld1q_s32(q + 4), vld1q_s32(q + 8), vld1q_s32(q + 12)};
 }
-RADIX_INLINE vi vi_sub(vi x, vi y) { return {vsubq_s32(x.a, y.a), vsubq_s32(x.b, y.b), vsubq_s32(x.c, y.c), vsubq_s32(x.d, y.d)}; }
-RADIX_INLINE vf to_float(vi x) { return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)}; }
+RADIX_INLINE vi vi_sub(vi x, vi y) {
+    return {vsubq_s32(x.a, y.a), vsubq_s32(x.b, y.b), vsubq_s32(x.c, y.c), vsubq_s32(x.d, y.d)};
+}
+RADIX_INLINE vf to_float(vi x) {
+    return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)};
+}
 RADIX_INLINE int32x4_t dot4(int32x4_t acc, int32x4_t x, int32x4_t w) {
     const int8x16_t p = vreinterpretq_s8_s32(x), q = vreinterpretq_s8_s32(w);
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -80,12 +89,15 @@ RADIX_INLINE int32x4_t dot4(int32x4_t acc, int32x4_t x, int32x4_t w) {
     return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
 #endif
 }
-RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return {dot4(acc.a, x.a, w.a), dot4(acc.b, x.b, w.b), dot4(acc.c, x.c, w.c), dot4(acc.d, x.d, w.d)}; }
+RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) {
+    return {dot4(acc.a, x.a, w.a), dot4(acc.b, x.b, w.b), dot4(acc.c, x.c, w.c), dot4(acc.d, x.d, w.d)};
+}
 RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return dot_xw(acc, x, w); }  // nibbles fit a signed byte
 RADIX_INLINE int32x4_t low_nibbles(int32x4_t x) { return vandq_s32(x, vdupq_n_s32(0x0f0f0f0f)); }
 RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
     even = {low_nibbles(x.a), low_nibbles(x.b), low_nibbles(x.c), low_nibbles(x.d)};
-    odd = {low_nibbles(vshrq_n_s32(x.a, 4)), low_nibbles(vshrq_n_s32(x.b, 4)), low_nibbles(vshrq_n_s32(x.c, 4)), low_nibbles(vshrq_n_s32(x.d, 4))};
+    odd = {low_nibbles(vshrq_n_s32(x.a, 4)), low_nibbles(vshrq_n_s32(x.b, 4)),
+           low_nibbles(vshrq_n_s32(x.c, 4)), low_nibbles(vshrq_n_s32(x.d, 4))};
 }
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
 #else
@@ -116,10 +128,13 @@ static inline vf to_float(vi a) {
 static inline vi dot_xw(vi acc, const vi& x, const vi& w) {
     const int8_t *a = (const int8_t*)&x, *b = (const int8_t*)&w;
     for (int i = 0; i < 16; i++)
-        acc.l[i] += a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] + a[4 * i + 3] * b[4 * i + 3];
+        acc.l[i] += a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] +
+                    a[4 * i + 3] * b[4 * i + 3];
     return acc;
 }
-static inline vi dot_wx(vi acc, const vi& w, const vi& x) { return dot_xw(acc, w, x); }  // nibbles fit a signed byte
+static inline vi dot_wx(vi acc, const vi& w, const vi& x) {
+    return dot_xw(acc, w, x);
+}  // nibbles fit a signed byte
 static inline void split_nibbles(const vi& a, vi& even, vi& odd) {
     for (int i = 0; i < 16; i++) even.l[i] = a.l[i] & 0x0f0f0f0f, odd.l[i] = (a.l[i] >> 4) & 0x0f0f0f0f;
 }
@@ -213,7 +228,8 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     auto put_bytes = [&](int64_t k, const int8_t* b, int n, int64_t place, int64_t places) {
         uint32_t d[4];
         std::memcpy(d, b, 16);
-        for (int i = 0; i < (n + 3) / 4; i++) out[(k / 4 + i) * places + place] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
+        for (int i = 0; i < (n + 3) / 4; i++)
+            out[(k / 4 + i) * places + place] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
     };
     if (q.planes == 2) {
         const float top = largest(x, a.w.k);
@@ -226,7 +242,8 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
         const int64_t step = k / 4;
         if (!four) return put_bytes(k, b, n, r, width);
         for (int i = 0; i < n; i += 8) {
-            int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]}, odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
+            int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]},
+                   odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
             std::memcpy(&out[(step + i / 4) * width + r], even, 4);
             std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
         }
@@ -269,7 +286,10 @@ static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64
             vf out[2];
             for (int h = 0; h < 2; h++) {
                 int64_t lane = (panel + p) * PANEL + h * 16;
-                auto sum = [&](int row) { return BIASED ? vi_sub(acc[row][2 * p + h], vi_load(a.w.column_sum + lane)) : acc[row][2 * p + h]; };
+                auto sum = [&](int row) {
+                    return BIASED ? vi_sub(acc[row][2 * p + h], vi_load(a.w.column_sum + lane))
+                                  : acc[row][2 * p + h];
+                };
                 const vf whole = PLANES == 2 ? join_planes(sum(2 * r), sum(2 * r + 1)) : to_float(sum(r));
                 out[h] = mul(mul(whole, load(a.w.scale + lane)), set1(q.scale[t * q.rows + r]));
             }
@@ -279,7 +299,8 @@ static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64
 
 // acc += x * w of steps [s0, s1), eight k each.
 template <int ROWS, int NP>
-RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* x, int64_t s0, int64_t s1, vi (&acc)[ROWS][2 * NP]) {
+RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* x, int64_t s0, int64_t s1,
+                                  vi (&acc)[ROWS][2 * NP]) {
     RADIX_UNROLL(2)
     for (int64_t s = s0; s < s1; s++) {
         vi even[2 * NP], odd[2 * NP];
@@ -306,7 +327,8 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
     for (int64_t g = 0; g < q.groups; g++) {
-        const float *xs = q.scale + t * q.rows * q.groups + g * ROWS, *xe = q.extra + t * q.rows * q.groups + g * ROWS;
+        const float *xs = q.scale + t * q.rows * q.groups + g * ROWS,
+                    *xe = q.extra + t * q.rows * q.groups + g * ROWS;
         vi acc[ROWS][2 * NP];
         for (int r = 0; r < ROWS; r++) {
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
@@ -316,7 +338,8 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
         for (int c = 0; c < 2 * NP; c++) {
             const int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
             const vf scale = load(a.w.scale + at);
-            for (int r = 0; r < ROWS; r++) out[r][c] = fma(mul(to_float(acc[r][c]), scale), set1(xs[r]), out[r][c]);
+            for (int r = 0; r < ROWS; r++)
+                out[r][c] = fma(mul(to_float(acc[r][c]), scale), set1(xs[r]), out[r][c]);
             if (!a.w.offset) continue;
             const vf offset = load(a.w.offset + at);
             for (int r = 0; r < ROWS; r++) out[r][c] = fma(offset, set1(xe[r]), out[r][c]);
@@ -350,7 +373,9 @@ static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, i
             for (int c = 0; c < 2 * NP; c++) {
                 const int8_t* m = a.w.multiple + ((panel + c / 2) * q.groups + g) * 2 * PANEL + c % 2 * 16;
                 const vf times = load_i8(m), less = load_i8(m + PANEL);
-                for (int r = 0; r < ROWS; r++) whole[r][c] = fma(less, set1(xe[g * ROWS + r]), fma(to_float(acc[r][c]), times, whole[r][c]));
+                for (int r = 0; r < ROWS; r++)
+                    whole[r][c] =
+                        fma(less, set1(xe[g * ROWS + r]), fma(to_float(acc[r][c]), times, whole[r][c]));
             }
         }
         for (int c = 0; c < 2 * NP; c++) {
@@ -374,19 +399,25 @@ template <int PLANES, int... R>
 static Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
     constexpr auto width = [](int rows) { return width8(rows * PLANES); };
-    ((t.one[R + 1] = tile_bytes<R + 1, 1, PLANES>, t.many[R + 1] = tile_bytes<R + 1, width(R + 1), PLANES>, t.width[R + 1] = width(R + 1)), ...);
+    ((t.one[R + 1] = tile_bytes<R + 1, 1, PLANES>, t.many[R + 1] = tile_bytes<R + 1, width(R + 1), PLANES>,
+      t.width[R + 1] = width(R + 1)),
+     ...);
     return t;
 }
 template <int... R>
 static Int8Tiles make_grids(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
-    ((t.one[R + 1] = tile_grids<R + 1, 1>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
+    ((t.one[R + 1] = tile_grids<R + 1, 1>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1)>,
+      t.width[R + 1] = width4(R + 1)),
+     ...);
     return t;
 }
 template <int... R>
 static Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
-    ((t.one[R + 1] = tile_multiples<R + 1, 1>, t.many[R + 1] = tile_multiples<R + 1, width4(R + 1)>, t.width[R + 1] = width4(R + 1)), ...);
+    ((t.one[R + 1] = tile_multiples<R + 1, 1>, t.many[R + 1] = tile_multiples<R + 1, width4(R + 1)>,
+      t.width[R + 1] = width4(R + 1)),
+     ...);
     return t;
 }
 static const Int8Tiles W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
@@ -396,7 +427,10 @@ static const Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int
 
 void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
-    const Int8Tiles& table = a.w.format == W_W8A8 ? W8A8 : a.w.format == W_W8A16 ? W8A16 : a.w.multiple ? MULTIPLES : GRIDS;
+    const Int8Tiles& table = a.w.format == W_W8A8    ? W8A8
+                             : a.w.format == W_W8A16 ? W8A16
+                             : a.w.multiple          ? MULTIPLES
+                                                     : GRIDS;
     const Quantised q(a, ctx.shared());
     ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise_row(a, q, r);
@@ -417,7 +451,8 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
                 bool wide = p + width <= p1;
                 for (int64_t t = t0; t < t1; t++) {
                     int64_t rows = q.size(t);
-                    if (wide && table.width[rows] == width) table.many[rows](a, q, t, p);
+                    if (wide && table.width[rows] == width)
+                        table.many[rows](a, q, t, p);
                     else
                         for (int64_t j = p; j < (wide ? p + width : p + 1); j++) table.one[rows](a, q, t, j);
                 }

@@ -27,7 +27,9 @@ RADIX_INLINE vf lanes_of_f16(__m256i h) {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 #endif
 }
-RADIX_INLINE vf load_e5m2(const uint8_t* p) { return lanes_of_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8)); }
+RADIX_INLINE vf load_e5m2(const uint8_t* p) {
+    return lanes_of_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
+}
 RADIX_INLINE vf load_e4m3(const uint8_t* p) {
     __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
     __m256i most = _mm256_set1_epi16(0x7f), magnitude = _mm256_and_si256(b, most);
@@ -51,16 +53,23 @@ static inline vf load_e4m3(const uint8_t* p) {
 
 template <int DTYPE>
 RADIX_INLINE vf load_kv(const void* p, int64_t i) {
-    if constexpr (DTYPE == DT_I8) return load_i8((const int8_t*)p + i);
-    else if constexpr (DTYPE == DT_E4M3) return load_e4m3((const uint8_t*)p + i);
-    else if constexpr (DTYPE == DT_E5M2) return load_e5m2((const uint8_t*)p + i);
-    else return load_any(p, DTYPE, i);
+    if constexpr (DTYPE == DT_I8)
+        return load_i8((const int8_t*)p + i);
+    else if constexpr (DTYPE == DT_E4M3)
+        return load_e4m3((const uint8_t*)p + i);
+    else if constexpr (DTYPE == DT_E5M2)
+        return load_e5m2((const uint8_t*)p + i);
+    else
+        return load_any(p, DTYPE, i);
 }
 template <int DTYPE>
 RADIX_INLINE float load_kv_scalar(const void* p, int64_t i) {
-    if constexpr (DTYPE == DT_E4M3) return e4m3_to_float(((const uint8_t*)p)[i]);
-    else if constexpr (DTYPE == DT_E5M2) return e5m2_to_float(((const uint8_t*)p)[i]);
-    else return load_scalar(p, DTYPE, i);
+    if constexpr (DTYPE == DT_E4M3)
+        return e4m3_to_float(((const uint8_t*)p)[i]);
+    else if constexpr (DTYPE == DT_E5M2)
+        return e5m2_to_float(((const uint8_t*)p)[i]);
+    else
+        return load_scalar(p, DTYPE, i);
 }
 
 struct Tile {
@@ -70,8 +79,12 @@ struct Tile {
     const float* v_scale;
 };
 
-RADIX_INLINE int64_t tile_bytes(const Cache& c, int dim) { return int64_t(dim) * TILE * dtype_size(c.dtype) + (c.dtype == DT_I8 ? TILE * 4 : 0); }
-RADIX_INLINE int v_width(const Cache& c) { return c.latent ? c.k_dim : c.v_dim; }  // numbers from one V row to the next
+RADIX_INLINE int64_t tile_bytes(const Cache& c, int dim) {
+    return int64_t(dim) * TILE * dtype_size(c.dtype) + (c.dtype == DT_I8 ? TILE * 4 : 0);
+}
+RADIX_INLINE int v_width(const Cache& c) {
+    return c.latent ? c.k_dim : c.v_dim;
+}  // numbers from one V row to the next
 
 RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int tile) {
     const int per_page = c.page_size / TILE;
@@ -83,7 +96,9 @@ RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int
     t.v = (const char*)c.v + index * tile_bytes(c, width);
     const bool scaled = c.dtype == DT_I8;
     t.v_scale = scaled ? (const float*)((const char*)t.v + int64_t(width) * TILE * size) : nullptr;
-    t.k_scale = !scaled ? nullptr : c.latent ? t.v_scale : (const float*)((const char*)t.k + int64_t(c.k_dim) * TILE * size);
+    t.k_scale = !scaled    ? nullptr
+                : c.latent ? t.v_scale
+                           : (const float*)((const char*)t.k + int64_t(c.k_dim) * TILE * size);
     return t;
 }
 
@@ -129,7 +144,8 @@ static void turn_rows(const void* rows, int width, int count, float* out) {
         for (int j = 0; j < 16; j++) store(out + (i + j) * TILE, r[j]);
     }
     for (; i < count; i++)
-        for (int t = 0; t < TILE; t++) out[i * TILE + t] = load_kv_scalar<DTYPE>(rows, int64_t(t) * width + i);
+        for (int t = 0; t < TILE; t++)
+            out[i * TILE + t] = load_kv_scalar<DTYPE>(rows, int64_t(t) * width + i);
 }
 
 }  // namespace RADIX_ISA

@@ -18,7 +18,8 @@ constexpr int64_t PREFETCH = 1024;   // bytes ahead of each weight stream
 
 // acc[row][2 * panel + half] += x[k][row] * w[panel][k]; x is packed [k][ROWS].
 template <class W, int ROWS, int NP>
-RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, int64_t k1, const float* x, vf (&acc)[ROWS][2 * NP]) {
+RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, int64_t k1, const float* x,
+                        vf (&acc)[ROWS][2 * NP]) {
     const int64_t step = W::FORMAT == W_INT4 ? w.group : k1 - k0;
     for (int64_t g = k0; g < k1; g += step) {
         int64_t end = g + step < k1 ? g + step : k1;
@@ -41,7 +42,7 @@ RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, i
                 for (int64_t line = 0; line < 8 * 32 * 4; line += 64)
                     if (reader[p].address(k - k0) + line < reader[p].address(k - k0 + 8))
                         __builtin_prefetch(reader[p].address(k - k0) + line + PREFETCH);
-RADIX_UNROLL(8)
+            RADIX_UNROLL(8)
             for (int j = 0; j < 8; j++) one(k + j);
         }
         for (; k < end; k++) one(k);
@@ -62,16 +63,17 @@ static void direct_tile(const LinearArgs& a, const float* x, int64_t row0, int64
 
 // One slice of k over a widened fp32 panel block; partial sums rest in c[ROWS][32].
 template <int ROWS>
-static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const float* x, float* c, bool first, bool last, int64_t row0, int64_t panel) {
+static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const float* x, float* c,
+                       bool first, bool last, int64_t row0, int64_t panel) {
     vf acc[ROWS][2];
     for (int r = 0; r < ROWS; r++) {
         acc[r][0] = first ? zero() : load(c + r * 32);
         acc[r][1] = first ? zero() : load(c + r * 32 + 16);
     }
-RADIX_UNROLL(4)
+    RADIX_UNROLL(4)
     for (int64_t k = 0; k < kn; k++) {
         vf u = load(wide + k * 32), v = load(wide + k * 32 + 16);
-RADIX_UNROLL(12)
+        RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
             vf xv = set1(x[k * ROWS + r]);
             acc[r][0] = fma(xv, u, acc[r][0]);
@@ -79,13 +81,16 @@ RADIX_UNROLL(12)
         }
     }
     for (int r = 0; r < ROWS; r++) {
-        if (last) finish(a, row0 + r, panel, acc[r][0], acc[r][1]);
-        else store(c + r * 32, acc[r][0]), store(c + r * 32 + 16, acc[r][1]);
+        if (last)
+            finish(a, row0 + r, panel, acc[r][0], acc[r][1]);
+        else
+            store(c + r * 32, acc[r][0]), store(c + r * 32 + 16, acc[r][1]);
     }
 }
 
 using DirectTile = void (*)(const LinearArgs&, const float*, int64_t, int64_t);
-using BlockTile = void (*)(const LinearArgs&, const float*, int64_t, const float*, float*, bool, bool, int64_t, int64_t);
+using BlockTile = void (*)(const LinearArgs&, const float*, int64_t, const float*, float*, bool, bool,
+                           int64_t, int64_t);
 
 template <class W>
 struct Tiles {
@@ -94,7 +99,9 @@ struct Tiles {
     int width[MAX_ROWS + 1];
 };
 
-constexpr int width_of(int rows, int wide) { return MAX_ROWS < 12 ? 1 : rows <= 3 ? wide : rows <= 6 ? 2 : 1; }
+constexpr int width_of(int rows, int wide) {
+    return MAX_ROWS < 12 ? 1 : rows <= 3 ? wide : rows <= 6 ? 2 : 1;
+}
 
 template <class W, int... R>
 static Tiles<W> make_tiles(std::integer_sequence<int, R...>) {
@@ -151,12 +158,14 @@ static void run_direct(const LinearArgs& a, const RowTiles& rt, const float* x, 
             for (int64_t t = 0; t < rt.count; t++) {
                 int rows = int(rt.size(t));
                 const float* xt = x + t * rt.rows * a.w.k;
-                if (table.width[rows] == width) table.many[rows](a, xt, t * rt.rows, p);
+                if (table.width[rows] == width)
+                    table.many[rows](a, xt, t * rt.rows, p);
                 else
                     for (int i = 0; i < width; i++) table.one[rows](a, xt, t * rt.rows, p + i);
             }
         for (; p < p1; p++)
-            for (int64_t t = 0; t < rt.count; t++) table.one[rt.size(t)](a, x + t * rt.rows * a.w.k, t * rt.rows, p);
+            for (int64_t t = 0; t < rt.count; t++)
+                table.one[rt.size(t)](a, x + t * rt.rows * a.w.k, t * rt.rows, p);
     });
 }
 
@@ -195,12 +204,15 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
                 int64_t kn = k0 + KC < k ? KC : k - k0;
                 for (int64_t p = p0; p < p1; p++) {
                     const float* src = wide;
-                    if (W::FORMAT == W_F32) src = (const float*)a.w.data + (p * k + k0) * PANEL;
-                    else widen<W>(a.w, p, k0, kn, wide);
+                    if (W::FORMAT == W_F32)
+                        src = (const float*)a.w.data + (p * k + k0) * PANEL;
+                    else
+                        widen<W>(a.w, p, k0, kn, wide);
                     for (int64_t t = t0; t < t1; t++) {
                         int64_t rows = rt.size(t);
                         float* c = sums + ((p - p0) * per_block + (t - t0)) * MAX_ROWS * 32;
-                        block_for(int(rows), seq)(a, src, kn, x + t * rt.rows * k + k0 * rows, c, k0 == 0, k0 + kn == k, t * rt.rows, p);
+                        block_for(int(rows), seq)(a, src, kn, x + t * rt.rows * k + k0 * rows, c, k0 == 0,
+                                                  k0 + kn == k, t * rt.rows, p);
                     }
                 }
             }
@@ -210,8 +222,10 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
 
 template <class W>
 static void run_format(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
-    if (rt.count <= 2) run_direct<W>(a, rt, x, ctx);
-    else run_blocked<W>(a, rt, x, ctx);
+    if (rt.count <= 2)
+        run_direct<W>(a, rt, x, ctx);
+    else
+        run_blocked<W>(a, rt, x, ctx);
 }
 
 void linear(const LinearArgs& a, const Ctx& ctx) {

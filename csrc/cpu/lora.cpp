@@ -41,7 +41,8 @@ struct LoraRows {  // a tile of rows
 
 // Inputs [k0, k1) of RANKS rows of A with ROWS rows of x; sums rest in `sums` between slices.
 template <int DTYPE, int ROWS, int RANKS>
-static void dot_tile(const LoraRows& rows, const char* a, int64_t inputs, int64_t k0, int64_t k1, float* sums, int64_t rank) {
+static void dot_tile(const LoraRows& rows, const char* a, int64_t inputs, int64_t k0, int64_t k1, float* sums,
+                     int64_t rank) {
     vf acc[ROWS][RANKS];
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < RANKS; j++) acc[r][j] = k0 ? load(sums + (r * RANKS + j) * 16) : zero();
@@ -55,17 +56,24 @@ static void dot_tile(const LoraRows& rows, const char* a, int64_t inputs, int64_
     };
     int64_t k = k0;
     for (; k + 16 <= k1; k += 16) {
-        for (int j = 0; j < RANKS; j++) __builtin_prefetch(a + (j * inputs + k) * dtype_size(DTYPE) + LORA_AHEAD);
-        step(k, [](const float* p) { return load(p); }, [](const char* p, int64_t i) { return load_any(p, DTYPE, i); });
+        for (int j = 0; j < RANKS; j++)
+            __builtin_prefetch(a + (j * inputs + k) * dtype_size(DTYPE) + LORA_AHEAD);
+        step(
+            k, [](const float* p) { return load(p); },
+            [](const char* p, int64_t i) { return load_any(p, DTYPE, i); });
     }
     if (k < k1) {
         const int n = int(k1 - k);
-        step(k, [n](const float* p) { return load_n(p, n); }, [n](const char* p, int64_t i) { return load_first<DTYPE>(p, i, n); });
+        step(
+            k, [n](const float* p) { return load_n(p, n); },
+            [n](const char* p, int64_t i) { return load_first<DTYPE>(p, i, n); });
     }
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < RANKS; j++) {
-            if (k1 < inputs) store(sums + (r * RANKS + j) * 16, acc[r][j]);
-            else rows.h[r][rank + j] = lane_tree_sum(acc[r][j]);
+            if (k1 < inputs)
+                store(sums + (r * RANKS + j) * 16, acc[r][j]);
+            else
+                rows.h[r][rank + j] = lane_tree_sum(acc[r][j]);
         }
 }
 
@@ -90,7 +98,8 @@ template <int DTYPE>
 static void shrink_task(const LoraArgs& a, const LoraTask& t, float* sums) {
     constexpr auto seq = std::make_integer_sequence<int, LORA_TILE>{};
     const int64_t size = dtype_size(DTYPE), depth = t.rows <= LORA_TILE ? a.inputs : LORA_DEPTH;
-    const char* weight = (const char*)a.weight + (int64_t(t.adapter) * a.parts + t.part) * a.rank * a.inputs * size;
+    const char* weight =
+        (const char*)a.weight + (int64_t(t.adapter) * a.parts + t.part) * a.rank * a.inputs * size;
     for (int r = 0; r < t.rows; r += LORA_TILE) {
         const int count = std::min(LORA_TILE, t.rows - r);
         const LoraRows rows = rows_at(a, t, r, count);
@@ -99,7 +108,8 @@ static void shrink_task(const LoraArgs& a, const LoraTask& t, float* sums) {
             float* at = sums;
             for (int j = t.at, many = 0; j < t.at + t.count; j += many) {
                 many = j + LORA_RANKS <= t.at + t.count ? LORA_RANKS : 1;
-                const DotTile dot = many == 1 ? dot_for<DTYPE, 1>(count, seq) : dot_for<DTYPE, LORA_RANKS>(count, seq);
+                const DotTile dot =
+                    many == 1 ? dot_for<DTYPE, 1>(count, seq) : dot_for<DTYPE, LORA_RANKS>(count, seq);
                 dot(rows, weight + j * a.inputs * size, a.inputs, k0, k1, at, j);
                 at += LORA_TILE * many * 16;
             }
@@ -123,7 +133,8 @@ RADIX_INLINE void widen_pairs(vf pairs, vf& first, vf& second) {
 // Outputs [0, 32) of B [.., rank] as float32 [ranks][LORA_WIDTH], of those that are there: a row's last
 // ranks may be read with what follows in B, of which `left` numbers remain.
 template <int DTYPE>
-RADIX_INLINE void turn_32(const char* b, int64_t left, int64_t rank, int64_t ranks, int64_t count, float* wide) {
+RADIX_INLINE void turn_32(const char* b, int64_t left, int64_t rank, int64_t ranks, int64_t count,
+                          float* wide) {
     constexpr int64_t size = dtype_size(DTYPE), each = 32 / size;  // numbers of half a vector
     for (int64_t r = 0; r < ranks; r += each) {
         const bool is_whole = count >= 32 && 31 * rank + r + each <= left;
@@ -156,7 +167,8 @@ RADIX_INLINE void turn_32(const char* b, int64_t left, int64_t rank, int64_t ran
 }
 
 template <int ROWS>
-static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf scale, int64_t at, int64_t count) {
+static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf scale, int64_t at,
+                     int64_t count) {
     vf acc[ROWS][LORA_VECS];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < LORA_VECS; c++) acc[r][c] = zero();
@@ -172,8 +184,10 @@ static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf 
         for (int c = 0; c < LORA_VECS && c * 16 < count; c++) {
             float* y = rows.y[r] + at + c * 16;
             const int n = lanes_at(c * 16, count);
-            if (n == 16) store(y, fma(acc[r][c], scale, load(y)));
-            else store_n(y, fma(acc[r][c], scale, load_n(y, n)), n);
+            if (n == 16)
+                store(y, fma(acc[r][c], scale, load(y)));
+            else
+                store_n(y, fma(acc[r][c], scale, load_n(y, n)), n);
         }
 }
 
@@ -193,11 +207,13 @@ static void expand_task(const LoraArgs& a, const LoraTask& t, float* wide) {
         const int64_t count = std::min<int64_t>(LORA_WIDTH, t.count - o);
         for (int64_t i = 0; i < count; i += 32) {
             const int64_t at = (t.at + o + i) * a.rank;
-            turn_32<DTYPE>(weight + at * dtype_size(DTYPE), a.outputs * a.rank - at, a.rank, ranks, count - i, wide + i);
+            turn_32<DTYPE>(weight + at * dtype_size(DTYPE), a.outputs * a.rank - at, a.rank, ranks, count - i,
+                           wide + i);
         }
         for (int r = 0; r < t.rows; r += LORA_TILE) {
             const int many = std::min(LORA_TILE, t.rows - r);
-            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, ranks, scale, o, count);
+            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, ranks,
+                                                                        scale, o, count);
         }
     }
 }
@@ -211,12 +227,20 @@ static void each_task(const LoraArgs& a, const Ctx& ctx, F run) {
     ctx.barrier();
 }
 void lora_shrink(const LoraArgs& a, const Ctx& ctx) {
-    each_task(a, ctx, a.dtype == DT_F32 ? shrink_task<DT_F32> : a.dtype == DT_BF16 ? shrink_task<DT_BF16> : shrink_task<DT_F16>);
+    each_task(a, ctx,
+              a.dtype == DT_F32    ? shrink_task<DT_F32>
+              : a.dtype == DT_BF16 ? shrink_task<DT_BF16>
+                                   : shrink_task<DT_F16>);
 }
 void lora_expand(const LoraArgs& a, const Ctx& ctx) {
-    each_task(a, ctx, a.dtype == DT_F32 ? expand_task<DT_F32> : a.dtype == DT_BF16 ? expand_task<DT_BF16> : expand_task<DT_F16>);
+    each_task(a, ctx,
+              a.dtype == DT_F32    ? expand_task<DT_F32>
+              : a.dtype == DT_BF16 ? expand_task<DT_BF16>
+                                   : expand_task<DT_F16>);
 }
-size_t lora_local(const LoraArgs& a) { return size_t(std::max<int64_t>(a.rank * LORA_WIDTH, LORA_TILE * LORA_TASK_RANKS * 16)) * 4; }
+size_t lora_local(const LoraArgs& a) {
+    return size_t(std::max<int64_t>(a.rank * LORA_WIDTH, LORA_TILE * LORA_TASK_RANKS * 16)) * 4;
+}
 
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -15,8 +15,10 @@ static void norm_row(const NormArgs& a, int64_t row) {
         x = r;
     }
     float* y = a.y + row * a.ldy;
-    if (a.layer_norm) layer_norm_to(x, y, a.weight, a.bias, a.dim, a.eps, a.offset);
-    else rms_norm_to(x, y, a.weight, a.bias, a.dim, a.eps, a.offset);
+    if (a.layer_norm)
+        layer_norm_to(x, y, a.weight, a.bias, a.dim, a.eps, a.offset);
+    else
+        rms_norm_to(x, y, a.weight, a.bias, a.dim, a.eps, a.offset);
 }
 
 void norm(const NormArgs& a, const Ctx& ctx) {

@@ -41,7 +41,9 @@ static Range range_of(const PackArgs& a, int64_t r, int64_t k0, int64_t k1) {
 
 // Sixteen values; those past `n` are zero and not read.
 static vf values_of(const PackArgs& a, int64_t from, int64_t n) {
-    if (n >= 16) return a.src_dtype == DT_I8 ? load_i8((const int8_t*)a.src + from) : load_any(a.src, a.src_dtype, from);
+    if (n >= 16)
+        return a.src_dtype == DT_I8 ? load_i8((const int8_t*)a.src + from)
+                                    : load_any(a.src, a.src_dtype, from);
     float t[16] = {0};
     for (int64_t i = 0; i < n; i++) t[i] = load_scalar(a.src, a.src_dtype, from + i);
     return load(t);
@@ -56,7 +58,8 @@ static void quantise_16(vf v, float inverse, float shift, float low, float high,
 static int64_t lane_of(Place at) { return at.panel * PANEL + at.lane; }
 static int64_t lane_of(Place at, int64_t n, int64_t i) { return (at.panel * n + i) * PANEL + at.lane; }
 
-// The scale of a row: floats become whole numbers up to 127. int8 sources keep their values (scale given apart).
+// The scale of a row: floats become whole numbers up to 127. int8 sources keep their values (scale given
+// apart).
 static void scale_int8(const PackArgs& a, int64_t r, Place at) {
     if (a.src_dtype != DT_I8) ((float*)a.w.scale)[lane_of(at)] = range_of(a, r, 0, a.w.k).largest() / 127.0f;
     if (a.w.column_sum) ((int32_t*)a.w.column_sum)[lane_of(at)] = 0;
@@ -86,7 +89,8 @@ static void scale_int4(const PackArgs& a, int64_t r, Place at) {
 // What is lost by values of -`centre`..15 - `centre` times a step.
 struct Rounding {
     vf step, inverse, low, high, lost = zero();
-    Rounding(float s, float centre) : step(set1(s)), inverse(set1(1.0f / s)), low(set1(-centre)), high(set1(15.0f - centre)) {}
+    Rounding(float s, float centre)
+        : step(set1(s)), inverse(set1(1.0f / s)), low(set1(-centre)), high(set1(15.0f - centre)) {}
     void add_16(vf v) {
         const vf d = sub(v, mul(vmin(vmax(vround(mul(v, inverse)), low), high), step));
         lost = fma(d, d, lost);
@@ -120,7 +124,8 @@ static void scale_multiples(const PackArgs& a, int64_t r, Place at) {
         ((float*)a.w.scale)[lane_of(at, spans_of(a.w), s)] = unit;
         for (int64_t g = 0; g < n; g++) {
             const int64_t from = k0 + g * a.w.group;
-            const int centre = peak[g] > 0 ? 7 : 8, multiple = multiple_of(a, r * a.ld + from, peak[g], unit, centre);
+            const int centre = peak[g] > 0 ? 7 : 8,
+                      multiple = multiple_of(a, r * a.ld + from, peak[g], unit, centre);
             int8_t* m = (int8_t*)a.w.multiple + lane_of(at, 2 * (a.w.k / a.w.group), 2 * (from / a.w.group));
             m[0] = int8_t(multiple), m[PANEL] = int8_t(centre * multiple);
         }
@@ -151,9 +156,13 @@ static uint32_t nibbles_of(const int8_t* q) {
 // A row as the dwords of its panel: `values` inputs in each.
 static int values_a_dword(const Weight& w) {
     switch (w.format) {
-        case W_F32: case W_BF16: case W_F16: case W_INT8: return 1;
+        case W_F32:
+        case W_BF16:
+        case W_F16:
+        case W_INT8: return 1;
         case W_BF16_TILES: return 2;
-        case W_W8A8: case W_W8A16: return 4;
+        case W_W8A8:
+        case W_W8A16: return 4;
         default: return 8;
     }
 }
@@ -176,17 +185,22 @@ static void encode_floats(const PackArgs& a, int64_t r, int64_t j, uint32_t* out
             std::memcpy(out, line, 64);
             continue;
         }
-        if (a.w.format == W_F16) store_f16(half, v);
-        else store_bf16(half, v);
-        if (values == 2) std::memcpy(out + part * 8, half, 32);
-        else for (int i = 0; i < 16; i++) out[i] = half[i];
+        if (a.w.format == W_F16)
+            store_f16(half, v);
+        else
+            store_bf16(half, v);
+        if (values == 2)
+            std::memcpy(out + part * 8, half, 32);
+        else
+            for (int i = 0; i < 16; i++) out[i] = half[i];
     }
 }
 
 static void encode_int8(const PackArgs& a, int64_t r, Place at, int64_t j, uint32_t* out) {
     const int values = values_a_dword(a.w);
     const float scale = a.src_dtype == DT_I8 ? 1.0f : a.w.scale[lane_of(at)];
-    const vf inverse = set1(scale > 0 ? 1.0f / scale : 0.0f), most = set1(127), least = set1(a.src_dtype == DT_I8 ? -128 : -127);
+    const vf inverse = set1(scale > 0 ? 1.0f / scale : 0.0f), most = set1(127),
+             least = set1(a.src_dtype == DT_I8 ? -128 : -127);
     vf sum = zero();
     for (int64_t part = 0; part < values; part++) {
         const int64_t k = j * values + part * 16;
@@ -195,15 +209,18 @@ static void encode_int8(const PackArgs& a, int64_t r, Place at, int64_t j, uint3
         sum = add(sum, rounded);
         int8_t q[16];
         store_i8(q, rounded);
-        if (values == 4) std::memcpy(out + part * 4, q, 16);
-        else for (int i = 0; i < 16; i++) out[i] = uint8_t(q[i]);
+        if (values == 4)
+            std::memcpy(out + part * 4, q, 16);
+        else
+            for (int i = 0; i < 16; i++) out[i] = uint8_t(q[i]);
     }
     if (a.w.column_sum) ((int32_t*)a.w.column_sum)[lane_of(at)] += 128 * int32_t(lane_tree_sum(sum));
 }
 
 // Values 0..15 that are given keep their grid: its scales are filled in by the caller.
 static void encode_given_int4(const PackArgs& a, int64_t r, int64_t j, uint32_t* out) {
-    for (int64_t i = 0; i < 16 && (j + i) * 8 < a.w.k; i++) out[i] = nibbles_of((const int8_t*)a.src + r * a.ld + (j + i) * 8);
+    for (int64_t i = 0; i < 16 && (j + i) * 8 < a.w.k; i++)
+        out[i] = nibbles_of((const int8_t*)a.src + r * a.ld + (j + i) * 8);
 }
 static void encode_int4(const PackArgs& a, int64_t r, Place at, int64_t j, uint32_t* out) {
     const int64_t end = std::min((j + 16) * 8, a.w.k);
@@ -219,17 +236,25 @@ static void encode_int4(const PackArgs& a, int64_t r, Place at, int64_t j, uint3
 }
 
 static void encode(const PackArgs& a, int64_t r, Place at, int64_t j, uint32_t* out) {
-    if (a.w.format <= W_F16 || a.w.format == W_BF16_TILES) encode_floats(a, r, j, out);
-    else if (values_a_dword(a.w) < 8) encode_int8(a, r, at, j, out);
-    else if (a.src_dtype == DT_I8) encode_given_int4(a, r, j, out);
-    else encode_int4(a, r, at, j, out);
+    if (a.w.format <= W_F16 || a.w.format == W_BF16_TILES)
+        encode_floats(a, r, j, out);
+    else if (values_a_dword(a.w) < 8)
+        encode_int8(a, r, at, j, out);
+    else if (a.src_dtype == DT_I8)
+        encode_given_int4(a, r, j, out);
+    else
+        encode_int4(a, r, at, j, out);
 }
 static void choose_scales(const PackArgs& a, int64_t r, Place at) {
     if (a.w.format <= W_F16 || a.w.format == W_BF16_TILES) return;
-    if (values_a_dword(a.w) < 8) scale_int8(a, r, at);
-    else if (a.src_dtype == DT_I8) return;
-    else if (a.w.multiple) scale_multiples(a, r, at);
-    else scale_int4(a, r, at);
+    if (values_a_dword(a.w) < 8)
+        scale_int8(a, r, at);
+    else if (a.src_dtype == DT_I8)
+        return;
+    else if (a.w.multiple)
+        scale_multiples(a, r, at);
+    else
+        scale_int4(a, r, at);
 }
 
 // A dword of each row into the lanes from `out` on, STEP apart.
@@ -258,7 +283,8 @@ static void pack_strip(const PackArgs& a, int64_t r, int64_t rows, Place at, int
         vf block[16];
         for (int64_t i = 0; i < 16; i++) block[i] = load(lines[i]);
         transpose_16x16(block);
-        for (int64_t i = 0; i < 16 && j + i < dwords; i++) put<T, STEP>(block[i], rows, out + (j + i) * PANEL);
+        for (int64_t i = 0; i < 16 && j + i < dwords; i++)
+            put<T, STEP>(block[i], rows, out + (j + i) * PANEL);
     }
 }
 
@@ -267,7 +293,11 @@ static void pack_rows(const PackArgs& a, int64_t r, int64_t rows, Place at) {
     const int64_t values = values_a_dword(a.w), whole = a.w.format == W_BF16_TILES ? 32 : values;
     const int64_t dwords = (a.w.k + whole - 1) / whole * whole / values, first = at.panel * dwords * PANEL;
     switch (a.w.format) {
-        case W_BF16: pack_strip<uint16_t, 2>(a, r, rows, at, dwords, (uint16_t*)a.w.data + first + (at.lane < 16 ? 2 * at.lane : 2 * at.lane - 31)); break;
+        case W_BF16:
+            pack_strip<uint16_t, 2>(
+                a, r, rows, at, dwords,
+                (uint16_t*)a.w.data + first + (at.lane < 16 ? 2 * at.lane : 2 * at.lane - 31));
+            break;
         case W_F16: pack_strip(a, r, rows, at, dwords, (uint16_t*)a.w.data + first + at.lane); break;
         case W_INT8: pack_strip(a, r, rows, at, dwords, (uint8_t*)a.w.data + first + at.lane); break;
         default: pack_strip(a, r, rows, at, dwords, (uint32_t*)a.w.data + first + at.lane);

@@ -10,7 +10,7 @@ namespace radix {
 namespace RADIX_ISA {
 
 constexpr int BUCKET_SHIFT = 17, BUCKETS = (0x3f800000 >> BUCKET_SHIFT) + 1;  // of floats in [0, 1]
-constexpr double MAX_NOISE = 22.3;  // no noise is greater
+constexpr double MAX_NOISE = 22.3;                                            // no noise is greater
 
 static float lowest_float() { return -INFINITY; }
 
@@ -32,7 +32,8 @@ static Best best_of(const float* x, int64_t n) {
     float any = lane_tree_sum(odd);
     bool has_nan = false;
     if (any != any || n % 16)
-        for (int64_t j = any != any ? 0 : n / 16 * 16; j < n && !has_nan; j++) has_nan = (float_to_bits(x[j]) & 0x7fffffffu) > 0x7f800000u, b.index = j;
+        for (int64_t j = any != any ? 0 : n / 16 * 16; j < n && !has_nan; j++)
+            has_nan = (float_to_bits(x[j]) & 0x7fffffffu) > 0x7f800000u, b.index = j;
     if (has_nan) return {bits_to_float(0x7fc00000u), b.index};
     for (b.index = 0; b.index < n && x[b.index] != b.value; b.index++) {}
     return b;
@@ -63,7 +64,8 @@ static void mask_out(float* x, const int32_t* words, int64_t vocab) {
 
 // Forbids the tokens, unless nothing else is allowed.
 static void hold_back(const SampleRow& r, int64_t vocab, float* before) {
-    for (int i = 0; i < r.num_suppressed; i++) before[i] = r.logits[r.suppressed[i]], r.logits[r.suppressed[i]] = lowest_float();
+    for (int i = 0; i < r.num_suppressed; i++)
+        before[i] = r.logits[r.suppressed[i]], r.logits[r.suppressed[i]] = lowest_float();
     const float top = best_of(r.logits, vocab).value;
     if (top == lowest_float() || top != top)
         for (int i = r.num_suppressed - 1; i >= 0; i--) r.logits[r.suppressed[i]] = before[i];
@@ -80,7 +82,8 @@ static double noise_of(uint64_t key, uint32_t token) {
 }
 
 // The token with the highest score of those whose `measure` is not below `lowest`.
-static int32_t draw_from(const float* measure, float lowest, const float* scaled, uint64_t key, int64_t vocab) {
+static int32_t draw_from(const float* measure, float lowest, const float* scaled, uint64_t key,
+                         int64_t vocab) {
     int32_t best = 0;
     double highest = -INFINITY;
     bool found = false;
@@ -103,7 +106,8 @@ struct Histogram {
 static int bucket_of(float p) { return int(float_to_bits(p) >> BUCKET_SHIFT); }
 
 // The lowest probability that top_k and top_p leave; numbers below `smallest` do not count.
-static float threshold(const float* p, int64_t vocab, int64_t top_k, double top_p, float smallest, Histogram& h, float* room) {
+static float threshold(const float* p, int64_t vocab, int64_t top_k, double top_p, float smallest,
+                       Histogram& h, float* room) {
     std::memset(&h, 0, sizeof h);
     for (int64_t i = 0; i < vocab; i += 16) {
         const int n = lanes_at(i, vocab);
@@ -115,8 +119,10 @@ static float threshold(const float* p, int64_t vocab, int64_t top_k, double top_
     double mass = 0;
     int border = -1;  // the bucket where something may be left out
     for (int b = BUCKETS - 1; b >= 0 && border < 0; b--) {
-        if (before + h.count[b] > top_k || (top_p < 1.0 && mass + h.mass[b] > top_p)) border = b;
-        else before += h.count[b], mass += h.mass[b];
+        if (before + h.count[b] > top_k || (top_p < 1.0 && mass + h.mass[b] > top_p))
+            border = b;
+        else
+            before += h.count[b], mass += h.mass[b];
     }
     if (border < 0) return smallest;
     int64_t num = 0;

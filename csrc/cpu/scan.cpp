@@ -9,7 +9,9 @@ namespace RADIX_ISA {
 
 constexpr int64_t SCAN_ROWS = 16, SCAN_WIDTH = 64;  // values of a piece of work: rows or columns of a state
 
-static const float* of_token(const ScanInput& x, int64_t b, int64_t l, int64_t h) { return x.data + b * x.sequence + l * x.token + h * x.head; }
+static const float* of_token(const ScanInput& x, int64_t b, int64_t l, int64_t h) {
+    return x.data + b * x.sequence + l * x.token + h * x.head;
+}
 
 static float* out_of(const ScanArgs& s, int64_t b, int64_t l, int64_t h) {
     return s.out + (b * s.tokens + l) * (s.out_token ? s.out_token : s.heads * s.values) + h * s.values;
@@ -20,7 +22,8 @@ static float* out_of(const ScanArgs& s, int64_t b, int64_t l, int64_t h) {
 template <bool IS_SELECTIVE>
 static void scan_rows(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int64_t p1) {
     for (int64_t l = 0; l < s.tokens; l++) {
-        const float *x = of_token(s.v, b, l, h), *in = of_token(s.k, b, l, h / s.repeats), *read = of_token(s.q, b, l, h / s.repeats);
+        const float *x = of_token(s.v, b, l, h), *in = of_token(s.k, b, l, h / s.repeats),
+                    *read = of_token(s.q, b, l, h / s.repeats);
         const float* log = of_token(s.decay, b, l, h);
         float* y = out_of(s, b, l, h);
         const vf all = IS_SELECTIVE ? zero() : vexp(set1(log[0]));
@@ -29,7 +32,8 @@ static void scan_rows(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int64
             const int64_t row = ((b * s.heads + h) * s.values + p) * s.keys;
             float* state = s.state + row;
             const float* before = l == 0 && s.before ? s.before + row : state;
-            const vf step = IS_SELECTIVE ? set1(log[p]) : zero(), value = IS_SELECTIVE ? mul(step, set1(x[p])) : set1(x[p] * joins);
+            const vf step = IS_SELECTIVE ? set1(log[p]) : zero(),
+                     value = IS_SELECTIVE ? mul(step, set1(x[p])) : set1(x[p] * joins);
             vf sum = zero();
             for (int64_t n = 0; n < s.keys; n += 16) {
                 const int lanes = lanes_at(n, s.keys);
@@ -55,7 +59,8 @@ static void delta_columns(const ScanArgs& s, int64_t b, int64_t h, int64_t p0) {
     float* first = s.state + at;
     for (int64_t l = 0; l < s.tokens; l++) {
         const float* before = l == 0 && s.before ? s.before + at : first;
-        const float *q = of_token(s.q, b, l, h / s.repeats), *k = of_token(s.k, b, l, h / s.repeats), *v = of_token(s.v, b, l, h) + p0, *log = of_token(s.decay, b, l, h);
+        const float *q = of_token(s.q, b, l, h / s.repeats), *k = of_token(s.k, b, l, h / s.repeats),
+                    *v = of_token(s.v, b, l, h) + p0, *log = of_token(s.decay, b, l, h);
         const vf all = vexp(set1(log[0])), beta = set1(of_token(s.beta, b, l, h)[0]);
         vf seen[N], y[N];
         for (int c = 0; c < N; c++) seen[c] = y[c] = zero();
@@ -85,11 +90,16 @@ static void delta_columns(const ScanArgs& s, int64_t b, int64_t h, int64_t p0) {
 
 // Values [p0, p1) of a head of a sequence.
 static void scan_piece(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int64_t p1) {
-    if (s.kind == SCAN_SELECTIVE) scan_rows<true>(s, b, h, p0, p1);
-    else if (s.kind == SCAN_DECAYED) scan_rows<false>(s, b, h, p0, p1);
-    else if (p1 - p0 > 32) delta_columns<4>(s, b, h, p0);
-    else if (p1 - p0 > 16) delta_columns<2>(s, b, h, p0);
-    else delta_columns<1>(s, b, h, p0);
+    if (s.kind == SCAN_SELECTIVE)
+        scan_rows<true>(s, b, h, p0, p1);
+    else if (s.kind == SCAN_DECAYED)
+        scan_rows<false>(s, b, h, p0, p1);
+    else if (p1 - p0 > 32)
+        delta_columns<4>(s, b, h, p0);
+    else if (p1 - p0 > 16)
+        delta_columns<2>(s, b, h, p0);
+    else
+        delta_columns<1>(s, b, h, p0);
 }
 
 // A piece of all runs, one after another: a later one may go on from an earlier one's states.
@@ -112,9 +122,12 @@ void scan(const ScanArgs& s, const Ctx& ctx) {
     const int64_t sequences = s.runs ? 1 : s.sequences;
     ctx.each(sequences * s.heads * pieces, 1, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
-            const int64_t p0 = i % pieces * each, p1 = std::min(p0 + each, s.values), h = i / pieces % s.heads, b = i / pieces / s.heads;
-            if (s.runs) scan_runs(s, h, p0, p1);
-            else scan_piece(s, b, h, p0, p1);
+            const int64_t p0 = i % pieces * each, p1 = std::min(p0 + each, s.values),
+                          h = i / pieces % s.heads, b = i / pieces / s.heads;
+            if (s.runs)
+                scan_runs(s, h, p0, p1);
+            else
+                scan_piece(s, b, h, p0, p1);
         }
     });
     ctx.barrier();

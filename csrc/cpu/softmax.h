@@ -12,7 +12,11 @@ constexpr float EMPTY = -3.0e38f;  // finite: exp(EMPTY - EMPTY) is 1, exp(EMPTY
 struct Shape {
     int group, k_dim, v_dim, v_pad, state;
     explicit Shape(const AttnArgs& a)
-        : group(a.heads / a.cache.kv_heads), k_dim(a.cache.k_dim), v_dim(a.cache.v_dim), v_pad((a.cache.v_dim + 15) / 16 * 16), state(state_floats(v_dim)) {}
+        : group(a.heads / a.cache.kv_heads),
+          k_dim(a.cache.k_dim),
+          v_dim(a.cache.v_dim),
+          v_pad((a.cache.v_dim + 15) / 16 * 16),
+          state(state_floats(v_dim)) {}
 };
 
 inline vf count_from_zero() {
@@ -41,14 +45,16 @@ struct Seen {
 
 // Scores of one row become weights, times the scales of K before and of V after; the row's state is
 // rescaled to the new maximum.
-static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_scale, const float* v_scale, float* state, const Seen& seen) {
+static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_scale, const float* v_scale,
+                   float* state, const Seen& seen) {
     vf v[TILES];
     vf top = set1(-INFINITY);
     for (int t = 0; t < TILES; t++) {
         v[t] = load(p + t * 16);
         if (k_scale) v[t] = mul(v[t], load(k_scale + t * 16));
         if (a.softcap != 0.0f) v[t] = mul(set1(a.softcap), vtanh(div(v[t], set1(a.softcap))));
-        if (seen.slope != 0.0f) v[t] = fma(set1(seen.slope), add(count_from_zero(), set1(seen.distance + float(t * 16))), v[t]);
+        if (seen.slope != 0.0f)
+            v[t] = fma(set1(seen.slope), add(count_from_zero(), set1(seen.distance + float(t * 16))), v[t]);
         v[t] = keep_lanes(v[t], seen.lo - t * 16, seen.hi - t * 16, set1(-INFINITY));
         top = vmax(top, v[t]);
     }
@@ -75,7 +81,8 @@ static void merge(const Shape& s, float* total, const float* now) {
     const float ma = total[s.v_pad + 16], mb = now[s.v_pad + 16];
     const vf less = vexp(set1(ma > mb ? mb - ma : ma - mb)), one = set1(1.0f);
     const vf ea = ma > mb ? one : less, eb = ma > mb ? less : one;
-    for (int i = 0; i < s.v_pad + 16; i += 16) store(total + i, fma(load(total + i), ea, mul(load(now + i), eb)));
+    for (int i = 0; i < s.v_pad + 16; i += 16)
+        store(total + i, fma(load(total + i), ea, mul(load(now + i), eb)));
     total[s.v_pad + 16] = ma > mb ? ma : mb;
 }
 // The first split of all: what `merge` makes of it and an empty total.
@@ -97,7 +104,8 @@ static void write_row(const AttnArgs& a, const Shape& s, const float* total, int
     }
     vf inverse = set1(sum > 0 ? factor / sum : 0.0f);
     float* out = a.out + token * a.ldo + int64_t(head) * s.v_dim;
-    for (int i = 0; i < s.v_dim; i += 16) store_n(out + i, mul(load(total + i), inverse), lanes_at(i, s.v_dim));
+    for (int i = 0; i < s.v_dim; i += 16)
+        store_n(out + i, mul(load(total + i), inverse), lanes_at(i, s.v_dim));
 }
 
 }  // namespace RADIX_ISA

@@ -100,7 +100,8 @@ void decay(const DecayArgs& a, const Ctx& ctx) {
 }
 
 static void norm_head(const HeadNormArgs& a, int64_t row, int64_t head) {
-    const float *x = a.x + row * a.ldx + head * a.width, *gate = a.gate ? a.gate + row * a.ldg + head * a.width : nullptr;
+    const float *x = a.x + row * a.ldx + head * a.width,
+                *gate = a.gate ? a.gate + row * a.ldg + head * a.width : nullptr;
     float* y = a.y + row * a.ldy + head * a.width;
     const float* weight = a.weight ? a.weight + (a.own_weights ? head * a.width : 0) : nullptr;
     const bool first = gate && !a.gates_last;
@@ -110,7 +111,8 @@ static void norm_head(const HeadNormArgs& a, int64_t row, int64_t head) {
             store_n(y + i, mul(load_n(x + i, n), opened(load_n(gate + i, n), a.act)), n);
         }
     const float* from = first ? y : x;
-    const float squares = sum_squares(from, a.width, 0.0f), mean = a.is_sum ? squares : squares / float(a.width);
+    const float squares = sum_squares(from, a.width, 0.0f),
+                mean = a.is_sum ? squares : squares / float(a.width);
     scale_row(from, y, weight, nullptr, a.width, 0.0f, a.scale / std::sqrt(mean + a.eps), 0.0f);
     if (!gate || first) return;
     for (int64_t i = 0; i < a.width; i += 16) {
@@ -134,7 +136,9 @@ static void gate_row(const GateArgs& a, int64_t row) {
         for (int64_t i = 0; i < a.width; i += 16) {
             const int n = lanes_at(i, a.width);
             float* at = y + h * a.width + i;
-            store_n(at, mul(load_n(at, n), a.one_each ? whole : opened(load_n(x + h * a.stride + i, n), a.act)), n);
+            store_n(at,
+                    mul(load_n(at, n), a.one_each ? whole : opened(load_n(x + h * a.stride + i, n), a.act)),
+                    n);
         }
     }
 }

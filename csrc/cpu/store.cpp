@@ -30,21 +30,26 @@ static void rotate_pairs(float* x, const float* cs, int rotary) {
 }
 
 static void norm_to(const StoreArgs& a, float* x, const float* w, const float* b, int64_t dim) {
-    if (a.layer_norm) layer_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
-    else rms_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
+    if (a.layer_norm)
+        layer_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
+    else
+        rms_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
 }
 
 // The usual heads, in registers: RMS norm of 16 * N channels, all of them turned by halves. The arithmetic of
 // rms_norm_to and rotate_halves.
 template <int N>
-static void prepare_usual(const StoreArgs& a, float* x, int heads, int stride, const float* weight, const float* cs) {
+static void prepare_usual(const StoreArgs& a, float* x, int heads, int stride, const float* weight,
+                          const float* cs) {
     for (int h = 0; h < heads; h++, x += stride) {
         vf v[N];
         for (int i = 0; i < N; i++) v[i] = load(x + i * 16);
         if (a.norm) {
             vf s[4] = {zero(), zero(), zero(), zero()};
             for (int i = 0; i < N; i++) s[i & 3] = fma(v[i], v[i], s[i & 3]);
-            const float inverse = 1.0f / std::sqrt(lane_tree_sum(add(add(s[0], s[1]), add(s[2], s[3]))) / float(N * 16) + a.eps);
+            const float inverse =
+                1.0f /
+                std::sqrt(lane_tree_sum(add(add(s[0], s[1]), add(s[2], s[3]))) / float(N * 16) + a.eps);
             const float* w = weight ? weight + (a.norm == 3 ? int64_t(h) * N * 16 : 0) : nullptr;
             for (int i = 0; i < N; i++) {
                 v[i] = mul(v[i], set1(inverse));
@@ -59,8 +64,10 @@ static void prepare_usual(const StoreArgs& a, float* x, int heads, int stride, c
     }
 }
 
-static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, const float* weight, const float* bias, const float* cs) {
-    const bool is_normed = a.norm == 1 || a.norm == 3, turns_all = !cs || (!a.interleaved && a.rotary == a.head_dim);
+static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, const float* weight,
+                          const float* bias, const float* cs) {
+    const bool is_normed = a.norm == 1 || a.norm == 3,
+               turns_all = !cs || (!a.interleaved && a.rotary == a.head_dim);
     if ((is_normed ? !a.layer_norm && !bias : a.norm == 0) && turns_all) {
         if (a.head_dim == 64) return prepare_usual<4>(a, x, heads, stride, weight, cs);
         if (a.head_dim == 128) return prepare_usual<8>(a, x, heads, stride, weight, cs);
@@ -69,10 +76,13 @@ static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, c
     for (int h = 0; h < heads; h++) {
         float* head = x + int64_t(h) * stride;
         const int64_t own = a.norm == 3 ? int64_t(h) * a.head_dim : 0;
-        if (is_normed) norm_to(a, head, weight ? weight + own : nullptr, bias ? bias + own : nullptr, a.head_dim);
+        if (is_normed)
+            norm_to(a, head, weight ? weight + own : nullptr, bias ? bias + own : nullptr, a.head_dim);
         if (!cs) continue;
-        if (a.interleaved) rotate_pairs(head, cs, a.rotary);
-        else rotate_halves(head, cs, a.rotary);
+        if (a.interleaved)
+            rotate_pairs(head, cs, a.rotary);
+        else
+            rotate_halves(head, cs, a.rotary);
     }
 }
 
@@ -81,7 +91,8 @@ static void prepare_queries(const StoreArgs& a, int64_t token, const float* cs) 
     int stride = a.q_head;
     if (a.q_to) {
         to = a.q_to + token * a.ldq_to, stride = a.q_to_head;
-        for (int h = 0; h < a.heads; h++) std::memcpy(to + int64_t(h) * stride, q + int64_t(h) * a.q_head, size_t(a.head_dim) * 4);
+        for (int h = 0; h < a.heads; h++)
+            std::memcpy(to + int64_t(h) * stride, q + int64_t(h) * a.q_head, size_t(a.head_dim) * 4);
     }
     prepare_heads(a, to, a.heads, stride, a.q_norm, a.q_norm_bias, cs);
 }
@@ -93,13 +104,18 @@ constexpr float E4M3_MOST = 448.0f, E5M2_MOST = 57344.0f;
 template <int FRACTION, int BIAS, int NOT>
 RADIX_INLINE void store_f8(uint8_t* out, vf x, float most) {
     constexpr int shift = 23 - FRACTION;
-    constexpr uint32_t first_normal = uint32_t(128 - BIAS) << 23, magic = uint32_t(127 + 24 - BIAS - FRACTION) << 23, rebias = uint32_t(127 - BIAS) << FRACTION;
+    constexpr uint32_t first_normal = uint32_t(128 - BIAS) << 23,
+                       magic = uint32_t(127 + 24 - BIAS - FRACTION) << 23,
+                       rebias = uint32_t(127 - BIAS) << FRACTION;
 #if defined(__AVX512F__)
     auto all = [](uint32_t u) { return _mm512_set1_epi32(int(u)); };
-    const __m512i u = _mm512_castps_si512(x.v), magnitude = _mm512_and_si512(u, all(0x7fffffffu)), kept = _mm512_min_epu32(magnitude, all(float_to_bits(most)));
-    const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(kept), _mm512_castsi512_ps(all(magic))));
+    const __m512i u = _mm512_castps_si512(x.v), magnitude = _mm512_and_si512(u, all(0x7fffffffu)),
+                  kept = _mm512_min_epu32(magnitude, all(float_to_bits(most)));
+    const __m512i sum =
+        _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(kept), _mm512_castsi512_ps(all(magic))));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(kept, shift), all(1));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(kept, all((1u << (shift - 1)) - 1u)), odd), shift);
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(kept, all((1u << (shift - 1)) - 1u)), odd), shift);
     __m512i number = _mm512_sub_epi32(rounded, all(rebias));
     number = _mm512_mask_sub_epi32(number, _mm512_cmplt_epu32_mask(kept, all(first_normal)), sum, all(magic));
     number = _mm512_mask_mov_epi32(number, _mm512_cmpgt_epu32_mask(magnitude, all(0x7f800000u)), all(NOT));
@@ -109,7 +125,8 @@ RADIX_INLINE void store_f8(uint8_t* out, vf x, float most) {
     alignas(64) float all[16];
     store(all, x);
     for (int i = 0; i < 16; i++) {
-        const uint32_t u = float_to_bits(all[i]), magnitude = u & 0x7fffffffu, top = float_to_bits(most), kept = magnitude > top ? top : magnitude;
+        const uint32_t u = float_to_bits(all[i]), magnitude = u & 0x7fffffffu, top = float_to_bits(most),
+                       kept = magnitude > top ? top : magnitude;
         uint32_t number = ((kept + (1u << (shift - 1)) - 1u + ((kept >> shift) & 1u)) >> shift) - rebias;
         if (kept < first_normal) number = float_to_bits(bits_to_float(kept) + bits_to_float(magic)) - magic;
         if (magnitude > 0x7f800000u) number = NOT;
@@ -147,13 +164,17 @@ static void with_type(int dtype, F&& f) {
         case DT_I8: return f(int8_t(), [](int8_t* b, vf v) { store_i8(b, v); });
         default: break;
     }
-    if (dtype == DT_E4M3) f(uint8_t(), [](uint8_t* b, vf v) { store_f8<3, 7, 0x7f>(b, v, E4M3_MOST); });
-    else f(uint8_t(), [](uint8_t* b, vf v) { store_f8<2, 15, 0x7f>(b, v, E5M2_MOST); });
+    if (dtype == DT_E4M3)
+        f(uint8_t(), [](uint8_t* b, vf v) { store_f8<3, 7, 0x7f>(b, v, E4M3_MOST); });
+    else
+        f(uint8_t(), [](uint8_t* b, vf v) { store_f8<2, 15, 0x7f>(b, v, E5M2_MOST); });
 }
 template <class T>
 RADIX_INLINE vf in_scale(T, vf v, float scale) {
-    if constexpr (std::is_same_v<T, int8_t>) return quantised(v, scale);
-    else return v;
+    if constexpr (std::is_same_v<T, int8_t>)
+        return quantised(v, scale);
+    else
+        return v;
 }
 
 // One row into the cache, its numbers `step` apart.
@@ -165,12 +186,12 @@ static void put_row(void* base, int dtype, int64_t step, const float* x, int n, 
             const int count = lanes_at(i, n);
             alignas(64) T b[16];
             narrow(b, in_scale(type, load_n(x + i, count), scale));
-            if (step == 1 && count == 16) std::memcpy(out + i, b, sizeof(b));
+            if (step == 1 && count == 16)
+                std::memcpy(out + i, b, sizeof(b));
             else if (count == 16)
                 RADIX_UNROLL(16)
-                for (int j = 0; j < 16; j++) out[(i + j) * step] = b[j];
-            else
-                for (int j = 0; j < count; j++) out[(i + j) * step] = b[j];
+            for (int j = 0; j < 16; j++) out[(i + j) * step] = b[j];
+            else for (int j = 0; j < count; j++) out[(i + j) * step] = b[j];
         }
     });
 }
@@ -218,7 +239,8 @@ static void put_token(const StoreArgs& a, int64_t token, int head) {
 static void put_tile(const StoreArgs& a, int64_t token, int head) {
     const Cache& c = a.cache;
     const Tile t = tile_of_slot(c, a.slots[token], head);
-    const float *k = a.k + token * a.ldk + int64_t(head) * c.k_dim, *v = a.v + token * a.ldv + int64_t(head) * c.v_dim;
+    const float *k = a.k + token * a.ldk + int64_t(head) * c.k_dim,
+                *v = a.v + token * a.ldv + int64_t(head) * c.v_dim;
     float scale[TILE];
     for (int i = 0; i < TILE; i++) scale[i] = c.dtype == DT_I8 ? int8_scale(k + i * a.ldk, c.k_dim) : 1.0f;
     if (t.k_scale) std::memcpy(own_scale(t.k_scale, 0), scale, sizeof(scale));
@@ -232,11 +254,15 @@ static void ask_for_token(const StoreArgs& a, int64_t token, int head) {
     if (token >= a.tokens || a.slots[token] < 0 || c.latent) return;
     const Tile t = tile_of_slot(c, a.slots[token], head);
     const int64_t row = int64_t(c.v_dim) * dtype_size(c.dtype);
-    for (int64_t i = 0, n = tile_bytes(c, c.k_dim); i < n; i += 64) __builtin_prefetch((const char*)t.k + i, 1, 3);
-    for (int64_t i = 0; i < row; i += 64) __builtin_prefetch((const char*)t.v + a.slots[token] % TILE * row + i, 1, 3);
+    for (int64_t i = 0, n = tile_bytes(c, c.k_dim); i < n; i += 64)
+        __builtin_prefetch((const char*)t.k + i, 1, 3);
+    for (int64_t i = 0; i < row; i += 64)
+        __builtin_prefetch((const char*)t.v + a.slots[token] % TILE * row + i, 1, 3);
 }
 
-static bool follows(const StoreArgs& a, int64_t token) { return a.slots[token] % TILE && a.slots[token - 1] >= 0 && a.slots[token] == a.slots[token - 1] + 1; }
+static bool follows(const StoreArgs& a, int64_t token) {
+    return a.slots[token] % TILE && a.slots[token - 1] >= 0 && a.slots[token] == a.slots[token - 1] + 1;
+}
 // From here on a thread's tokens: those of a tile are written by one.
 static int64_t own_begin(const StoreArgs& a, int64_t token) {
     if (!a.k || !a.slots) return token;
@@ -253,7 +279,8 @@ static bool fills_tile(const StoreArgs& a, int64_t token, int64_t end) {
 static void prepare_token(const StoreArgs& a, int64_t t) {
     const float* cs = a.cos_sin ? a.cos_sin + int64_t(a.positions ? a.positions[t] : t) * a.rotary : nullptr;
     if (a.q) prepare_queries(a, t, cs);
-    if (a.k) prepare_heads(a, a.k + t * a.ldk + a.k_lead, a.kv_heads, a.head_dim, a.k_norm, a.k_norm_bias, cs);
+    if (a.k)
+        prepare_heads(a, a.k + t * a.ldk + a.k_lead, a.kv_heads, a.head_dim, a.k_norm, a.k_norm_bias, cs);
 }
 
 void store(const StoreArgs& a, const Ctx& ctx) {
@@ -266,8 +293,10 @@ void store(const StoreArgs& a, const Ctx& ctx) {
             for (int64_t i = t; i < t + n; i++) prepare_token(a, i);
             if (!is_stored || a.slots[t] < 0) continue;
             for (int h = 0; h < a.cache.kv_heads; h++) {
-                if (is_tile) put_tile(a, t, h);
-                else ask_for_token(a, t + 1, h), put_token(a, t, h);
+                if (is_tile)
+                    put_tile(a, t, h);
+                else
+                    ask_for_token(a, t + 1, h), put_token(a, t, h);
             }
         }
     });

@@ -31,6 +31,29 @@ size_t sample_local(const SampleArgs&);
 double ceiling(int, const float*, size_t, float*);
 
 extern const Kernels table;
-const Kernels table = {RADIX_STRING(RADIX_ISA), {linear_int8, linear_int8_shared}, linear, linear_shared, linear_local, norm, store, attention, attention_local, activation, mix, embed, pack, scan, conv, decay, head_norm, gate, lora_shrink, lora_expand, lora_local, sample, sample_local, ceiling};
+const Kernels table = {RADIX_STRING(RADIX_ISA),
+                       {linear_int8, linear_int8_shared},
+                       linear,
+                       linear_shared,
+                       linear_local,
+                       norm,
+                       store,
+                       attention,
+                       attention_local,
+                       activation,
+                       mix,
+                       embed,
+                       pack,
+                       scan,
+                       conv,
+                       decay,
+                       head_norm,
+                       gate,
+                       lora_shrink,
+                       lora_expand,
+                       lora_local,
+                       sample,
+                       sample_local,
+                       ceiling};
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -16,11 +16,11 @@ namespace RADIX_ISA {
 
 enum TileOp { BF16, SIGNED, NIBBLES };  // what is multiplied: bf16, int8 by int8, int8 by unsigned
 
-constexpr int64_t STEP_BYTES = 2048;     // of weights
-constexpr int64_t FEW_ROWS = 32;         // two tiles: weights are read once, straight from memory
-constexpr int64_t SLICE_STEPS = 8;       // of a panel: 16 KB, half of the first-level cache
-constexpr int64_t BLOCK_ROWS = 512;      // rows that share a slice
-constexpr int64_t GROUP_PANELS = 4;      // panels that share a slice of x in second-level cache
+constexpr int64_t STEP_BYTES = 2048;      // of weights
+constexpr int64_t FEW_ROWS = 32;          // two tiles: weights are read once, straight from memory
+constexpr int64_t SLICE_STEPS = 8;        // of a panel: 16 KB, half of the first-level cache
+constexpr int64_t BLOCK_ROWS = 512;       // rows that share a slice
+constexpr int64_t GROUP_PANELS = 4;       // panels that share a slice of x in second-level cache
 constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the weights of few rows
 
 // Tiles 0-3: sums [first rows | second rows] x [left | right]; 4, 5: x; 6, 7: weights of `k_rows` rows.
@@ -33,11 +33,14 @@ static void configure(int first_rows, int second_rows, int k_rows) {
     c.use();
 }
 
-#define RADIX_TILE_MULTIPLY(c, a, b)                              \
-    do {                                                          \
-        if constexpr (OP == BF16) _tile_dpbf16ps(c, a, b);        \
-        else if constexpr (OP == SIGNED) _tile_dpbssd(c, a, b);   \
-        else _tile_dpbsud(c, a, b);                               \
+#define RADIX_TILE_MULTIPLY(c, a, b)     \
+    do {                                 \
+        if constexpr (OP == BF16)        \
+            _tile_dpbf16ps(c, a, b);     \
+        else if constexpr (OP == SIGNED) \
+            _tile_dpbssd(c, a, b);       \
+        else                             \
+            _tile_dpbsud(c, a, b);       \
     } while (0)
 
 // Where a kernel finds a slice of x (tiles of 64-byte rows) and of a panel.
@@ -46,8 +49,8 @@ struct Slice {
     int64_t x_step, x_tile;  // bytes to the next step and to the next sixteen rows
     const char* w;
     int64_t w_step, steps;
-    const char* ahead;       // weights to prefetch meanwhile
-    int64_t ahead_lines;     // for each step
+    const char* ahead;    // weights to prefetch meanwhile
+    int64_t ahead_lines;  // for each step
 };
 
 // sums [16 * TILES][32] of 32-bit numbers (+)= x * w. `is_first` starts from zero.
@@ -108,7 +111,9 @@ struct TileRows {
     int64_t held(int64_t tile) const { return std::min<int64_t>(16, m - tile * 16); }
 };
 
-static const float* source_row(const LinearArgs& a, int64_t row) { return a.x + (a.rows ? a.rows[row] : row) * a.ldx; }
+static const float* source_row(const LinearArgs& a, int64_t row) {
+    return a.x + (a.rows ? a.rows[row] : row) * a.ldx;
+}
 
 static void round_row(const float* x, int64_t k, char* out, int64_t step_bytes) {
     int64_t i = 0;
@@ -123,7 +128,8 @@ static void round_row(const float* x, int64_t k, char* out, int64_t step_bytes) 
 static void round_tile(const LinearArgs& a, const TileRows& t, int64_t tile, char* out) {
     for (int64_t r = 0; r < t.rows; r++) {
         char* at = out + r * 64;
-        if (r < t.held(tile)) round_row(source_row(a, tile * 16 + r), a.w.k, at, t.step_bytes());
+        if (r < t.held(tile))
+            round_row(source_row(a, tile * 16 + r), a.w.k, at, t.step_bytes());
         else
             for (int64_t s = 0; s < t.steps; s++) std::memset(at + s * t.step_bytes(), 0, 64);
     }
@@ -134,7 +140,8 @@ static void round_tile(const LinearArgs& a, const TileRows& t, int64_t tile, cha
 static int64_t panel_steps(const Weight& w) { return (w.k + 31) / 32; }
 
 static void finish_rows(const LinearArgs& a, int64_t row0, int64_t rows, int64_t panel, const float* sums) {
-    for (int64_t r = 0; r < rows; r++) finish(a, row0 + r, panel, load(sums + r * 32), load(sums + r * 32 + 16));
+    for (int64_t r = 0; r < rows; r++)
+        finish(a, row0 + r, panel, load(sums + r * 32), load(sums + r * 32 + 16));
 }
 
 template <int TILES>
@@ -144,7 +151,9 @@ static void few_rows(const LinearArgs& a, const TileRows& t, const char* x, cons
     ctx.each(panels_of(a.w), 4, [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; p++) {
             const char* w = (const char*)a.w.data + p * t.steps * STEP_BYTES;
-            multiply<BF16, TILES>({x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w + PREFETCH_BYTES, 32}, (char*)sums, true);
+            multiply<BF16, TILES>(
+                {x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w + PREFETCH_BYTES, 32},
+                (char*)sums, true);
             finish_rows(a, 0, a.m, p, sums);
         }
     });
@@ -163,7 +172,8 @@ struct Grid {
 };
 
 template <int OP, class Finish>
-static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows& t, const char* x, const Ctx& ctx, Finish&& done) {
+static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows& t, const char* x,
+                      const Ctx& ctx, Finish&& done) {
     configure(16, 16, 16);
     const int64_t panels = panels_of(weight);
     const char* data = (const char*)weight.data;
@@ -172,22 +182,37 @@ static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows&
     const int64_t rest_each = grid.tiles_each * 2048;
     ctx.each(grid.groups * grid.blocks, 1, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
-            const int64_t t0 = i / grid.groups * grid.tiles_each, t1 = std::min(t0 + grid.tiles_each, t.tiles);
-            const int64_t p0 = i % grid.groups * grid.panels_each, p1 = std::min(p0 + grid.panels_each, panels);
+            const int64_t t0 = i / grid.groups * grid.tiles_each,
+                          t1 = std::min(t0 + grid.tiles_each, t.tiles);
+            const int64_t p0 = i % grid.groups * grid.panels_each,
+                          p1 = std::min(p0 + grid.panels_each, panels);
             const int64_t pairs = (t1 - t0 + 1) / 2;
             for (int64_t s0 = 0; s0 < t.steps; s0 += SLICE_STEPS) {
                 const int64_t steps = std::min(SLICE_STEPS, t.steps - s0);
                 const bool is_last = s0 + steps == t.steps;
                 for (int64_t p = p0; p < p1; p++) {
                     const char* w = data + p * panel_bytes + s0 * STEP_BYTES;
-                    const char* ahead = p + 1 < p1 ? w + panel_bytes : is_last ? data + p1 * panel_bytes : data + p0 * panel_bytes + (s0 + steps) * STEP_BYTES;
+                    const char* ahead = p + 1 < p1 ? w + panel_bytes
+                                        : is_last  ? data + p1 * panel_bytes
+                                                   : data + p0 * panel_bytes + (s0 + steps) * STEP_BYTES;
                     const int64_t lines = (32 + pairs - 1) / pairs;
                     for (int64_t tile = t0; tile < t1; tile += 2) {
                         char* sums = rest + (p - p0) * rest_each + (tile - t0) * 2048;
-                        Slice s{x + tile * t.tile_bytes() + s0 * t.step_bytes(), t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, steps, ahead + (tile - t0) / 2 * steps * lines * 64, lines};
-                        if (tile + 1 < t1) multiply<OP, 2>(s, sums, s0 == 0);
-                        else multiply<OP, 1>(s, sums, s0 == 0);
-                        if (is_last) done(tile * 16, std::min(int64_t(32), std::min(t1 * 16, t.m) - tile * 16), p, sums);
+                        Slice s{x + tile * t.tile_bytes() + s0 * t.step_bytes(),
+                                t.step_bytes(),
+                                t.tile_bytes(),
+                                w,
+                                STEP_BYTES,
+                                steps,
+                                ahead + (tile - t0) / 2 * steps * lines * 64,
+                                lines};
+                        if (tile + 1 < t1)
+                            multiply<OP, 2>(s, sums, s0 == 0);
+                        else
+                            multiply<OP, 1>(s, sums, s0 == 0);
+                        if (is_last)
+                            done(tile * 16, std::min(int64_t(32), std::min(t1 * 16, t.m) - tile * 16), p,
+                                 sums);
                     }
                 }
             }
@@ -211,7 +236,8 @@ static void linear_tiles(const LinearArgs& given, const Ctx& ctx) {
     const TileRows t(a, 32, false);
     char* x = ctx.shared();
     const bool is_alone = a.m <= 2;  // each thread rounds its own copy: cheaper than to meet
-    if (is_alone) round_tile(a, t, 0, x = ctx.local());
+    if (is_alone)
+        round_tile(a, t, 0, x = ctx.local());
     else {
         ctx.each(t.tiles, 1, [&](int64_t t0, int64_t t1) {
             for (int64_t i = t0; i < t1; i++) round_tile(a, t, i, x + i * t.tile_bytes());
@@ -219,20 +245,26 @@ static void linear_tiles(const LinearArgs& given, const Ctx& ctx) {
         ctx.barrier();
     }
     asm volatile("" ::: "memory");
-    if (a.m <= 16) few_rows<1>(a, t, x, ctx);
-    else if (a.m <= FEW_ROWS) few_rows<2>(a, t, x, ctx);
+    if (a.m <= 16)
+        few_rows<1>(a, t, x, ctx);
+    else if (a.m <= FEW_ROWS)
+        few_rows<2>(a, t, x, ctx);
     else
-        many_rows<BF16>(a.w, t.steps * STEP_BYTES, t, x, ctx, [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
-            finish_rows(a, row0, rows, panel, (const float*)sums);
-        });
+        many_rows<BF16>(a.w, t.steps * STEP_BYTES, t, x, ctx,
+                        [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
+                            finish_rows(a, row0, rows, panel, (const float*)sums);
+                        });
     release_tiles();
     _mm_sfence();  // what was written past the caches is seen before the barrier is
     ctx.barrier();
 }
 
-static size_t tiles_shared(const LinearArgs& a) { return size_t((a.m + 15) / 16 * 16 * panel_steps(a.w) * 64 + 64); }
+static size_t tiles_shared(const LinearArgs& a) {
+    return size_t((a.m + 15) / 16 * 16 * panel_steps(a.w) * 64 + 64);
+}
 static size_t tiles_local(const LinearArgs& a) {
-    const int64_t few = 2 * panel_steps(a.w) * 64, sums = GROUP_PANELS * (BLOCK_ROWS + 32) * 128, wide = a.w.k * PANEL;
+    const int64_t few = 2 * panel_steps(a.w) * 64, sums = GROUP_PANELS * (BLOCK_ROWS + 32) * 128,
+                  wide = a.w.k * PANEL;
     const int64_t four = a.w.multiple ? sums + MOST_SPAN * PANEL : wide;
     return size_t(std::max({few, sums, a.w.format == W_W4A8 ? four : 0})) + 64;
 }
@@ -251,8 +283,10 @@ static void busy_tiles(size_t rounds) {
 
 static double tile_ceiling(int kind, size_t rounds) {
     configure(16, 16, 16);
-    if (kind == 2) busy_tiles<BF16>(rounds);
-    else busy_tiles<SIGNED>(rounds);
+    if (kind == 2)
+        busy_tiles<BF16>(rounds);
+    else
+        busy_tiles<SIGNED>(rounds);
     release_tiles();
     return double(rounds) * 4 * (kind == 2 ? 16384 : 32768);
 }

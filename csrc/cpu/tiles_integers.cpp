@@ -13,7 +13,8 @@ struct TileBytes : TileRows {
     int64_t k_step, spans, planes, blocks;  // blocks: sixteen rows of x
     char* x;
     float *scale, *extra;
-    TileBytes(const LinearArgs& a, char* base) : TileRows(a, step_of(a.w), true), k_step(step_of(a.w)), x(base) {
+    TileBytes(const LinearArgs& a, char* base)
+        : TileRows(a, step_of(a.w), true), k_step(step_of(a.w)), x(base) {
         spans = a.w.format == W_W4A8 ? spans_of(a.w) : 1;
         planes = a.w.format == W_W8A16 ? 2 : 1;
         blocks = tiles, tiles *= planes;
@@ -33,8 +34,10 @@ struct Numbers64 {
         for (int i = 0; i < 4; i++) q[i] = _mm512_cvtps_epi32(mul(load(x + i * 16), inverse).v);
     }
     RADIX_INLINE __m512i bytes() const {  // in their order; all fit
-        const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
-        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
+        const __m512i packed =
+            _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+        return _mm512_permutexvar_epi32(
+            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
     }
 };
 
@@ -79,14 +82,16 @@ static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t t
     }
     std::memset(out + (t.steps - 1) * t.step_bytes(), 0, 64);  // k may end inside the last step
     const float* x = source_row(a, tile * 16 + r);
-    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);  // even k first
+    const __m128i apart =
+        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);  // even k first
     for (int64_t s = 0; s < t.spans; s++) {
         int64_t k0 = s * span;
         const int64_t k1 = std::min(k0 + span, a.w.k);
         const float top = largest(x + k0, k1 - k0);
         for (const vf inverse = set1(top > 0 ? 127.0f / top : 0.0f); !is_grid && k0 + 64 <= k1; k0 += 64) {
             const __m512i v = Numbers64(x + k0, inverse).bytes();
-            _mm512_store_si512(out + k0 / 64 * t.step_bytes(), four ? _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(apart)) : v);
+            _mm512_store_si512(out + k0 / 64 * t.step_bytes(),
+                               four ? _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(apart)) : v);
         }
         const float sum = quantise_part(x, k0, k1, top, [&](int64_t k, const int8_t* b, int) {
             __m128i v = _mm_load_si128((const __m128i*)b);
@@ -98,20 +103,24 @@ static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t t
     }
 }
 
-static void finish_w8a8(const LinearArgs& a, const TileBytes& t, int64_t row0, int64_t rows, int64_t panel, const char* sums) {
+static void finish_w8a8(const LinearArgs& a, const TileBytes& t, int64_t row0, int64_t rows, int64_t panel,
+                        const char* sums) {
     const vf left = load(a.w.scale + panel * PANEL), right = load(a.w.scale + panel * PANEL + 16);
     for (int64_t r = 0; r < rows; r++) {
         const vf x = set1(t.scale[row0 + r]);
-        finish(a, row0 + r, panel, mul(mul(to_float(vi_load(sums + r * 128)), left), x), mul(mul(to_float(vi_load(sums + r * 128 + 64)), right), x));
+        finish(a, row0 + r, panel, mul(mul(to_float(vi_load(sums + r * 128)), left), x),
+               mul(mul(to_float(vi_load(sums + r * 128 + 64)), right), x));
     }
 }
 
 // `sums`: sixteen rows of products with high bytes, then those with low ones.
-static void finish_w8a16(const LinearArgs& a, const TileBytes& t, int64_t block, int64_t panel, const char* sums) {
+static void finish_w8a16(const LinearArgs& a, const TileBytes& t, int64_t block, int64_t panel,
+                         const char* sums) {
     const vf left = load(a.w.scale + panel * PANEL), right = load(a.w.scale + panel * PANEL + 16);
     for (int64_t r = 0; r < t.held(block); r++, sums += 128) {
         const vf x = set1(t.scale[block * 16 + r]);
-        const vf u = join_planes(vi_load(sums), vi_load(sums + 2048)), v = join_planes(vi_load(sums + 64), vi_load(sums + 2048 + 64));
+        const vf u = join_planes(vi_load(sums), vi_load(sums + 2048)),
+                 v = join_planes(vi_load(sums + 64), vi_load(sums + 2048 + 64));
         finish(a, block * 16 + r, panel, mul(mul(u, left), x), mul(mul(v, right), x));
     }
 }
@@ -124,18 +133,22 @@ static void widen_nibbles(const Weight& w, int64_t panel, char* out) {
         for (int h = 0; h < 2; h++) {
             const __m512i v = _mm512_loadu_si512(from + h * 64);
             _mm512_store_si512(out + h * 64, _mm512_sub_epi8(_mm512_and_si512(v, low), centre));
-            _mm512_store_si512(out + 128 + h * 64, _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(v, 4), low), centre));
+            _mm512_store_si512(out + 128 + h * 64,
+                               _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(v, 4), low), centre));
         }
 }
 
 // out [rows][32] += scale * x scale * products of one group, as tile_w4a8 adds them.
 template <bool HAS_OFFSET>
-static void add_group(const LinearArgs& a, const TileBytes& t, int64_t tile, int64_t rows, int64_t panel, int64_t g, const char* sums, float* out) {
+static void add_group(const LinearArgs& a, const TileBytes& t, int64_t tile, int64_t rows, int64_t panel,
+                      int64_t g, const char* sums, float* out) {
     const int64_t at = (panel * t.spans + g) * PANEL;
     const vf left = load(a.w.scale + at), right = load(a.w.scale + at + 16);
-    const vf left_offset = HAS_OFFSET ? load(a.w.offset + at) : zero(), right_offset = HAS_OFFSET ? load(a.w.offset + at + 16) : zero();
+    const vf left_offset = HAS_OFFSET ? load(a.w.offset + at) : zero(),
+             right_offset = HAS_OFFSET ? load(a.w.offset + at + 16) : zero();
     for (int64_t r0 = 0; r0 < rows; r0 += 16, tile++) {
-        const float *scale = t.scale + (tile * t.spans + g) * 16, *extra = t.extra + (tile * t.spans + g) * 16;
+        const float *scale = t.scale + (tile * t.spans + g) * 16,
+                    *extra = t.extra + (tile * t.spans + g) * 16;
         const int64_t end = std::min<int64_t>(16, rows - r0);
         RADIX_UNROLL(4)
         for (int64_t r = 0; r < end; r++, sums += 128, out += 32) {
@@ -163,13 +176,23 @@ static void groups_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx
     GroupSums sums;
     const Grid grid(t.tiles, panels, ctx.threads());
     auto multiply_group = [&](int64_t tile, bool is_pair, int64_t g) {
-        const Slice s{t.x + tile * t.tile_bytes() + g * per * t.step_bytes(), t.step_bytes(), t.tile_bytes(), wide + g * per * w_step, w_step, per, nullptr, 0};
-        if (is_pair) multiply<OP, 2>(s, g % 2 ? sums.odd : sums.even, true);
-        else multiply<OP, 1>(s, g % 2 ? sums.odd : sums.even, true);
+        const Slice s{t.x + tile * t.tile_bytes() + g * per * t.step_bytes(),
+                      t.step_bytes(),
+                      t.tile_bytes(),
+                      wide + g * per * w_step,
+                      w_step,
+                      per,
+                      nullptr,
+                      0};
+        if (is_pair)
+            multiply<OP, 2>(s, g % 2 ? sums.odd : sums.even, true);
+        else
+            multiply<OP, 1>(s, g % 2 ? sums.odd : sums.even, true);
     };
     ctx.each(panels * grid.blocks, 2, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
-            const int64_t panel = i % panels, t0 = i / panels * grid.tiles_each, t1 = std::min(t0 + grid.tiles_each, t.tiles);
+            const int64_t panel = i % panels, t0 = i / panels * grid.tiles_each,
+                          t1 = std::min(t0 + grid.tiles_each, t.tiles);
             widen_nibbles(a.w, panel, wide);
             asm volatile("" ::: "memory");
             for (int64_t tile = t0; tile < t1; tile += 2) {
@@ -178,7 +201,8 @@ static void groups_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx
                 multiply_group(tile, is_pair, 0);
                 for (int64_t g = 0; g < t.spans; g++) {
                     if (g + 1 < t.spans) multiply_group(tile, is_pair, g + 1);
-                    add_group<OP == NIBBLES>(a, t, tile, rows, panel, g, g % 2 ? sums.odd : sums.even, sums.out);
+                    add_group<OP == NIBBLES>(a, t, tile, rows, panel, g, g % 2 ? sums.odd : sums.even,
+                                             sums.out);
                 }
                 finish_rows(a, tile * 16, rows, panel, sums.out);
             }
@@ -188,11 +212,14 @@ static void groups_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx
 
 // ---- 4 bits with multiples ----
 
-static const char* nibbles_at(const Weight& w, int64_t panel, int64_t k) { return (const char*)w.data + (panel * w.k + k) * (PANEL / 2); }
+static const char* nibbles_at(const Weight& w, int64_t panel, int64_t k) {
+    return (const char*)w.data + (panel * w.k + k) * (PANEL / 2);
+}
 
 // Nibbles of one span and panel as signed bytes [k / 4][32][4], each times its group's multiple. Half as
 // many from `next` on are asked for meanwhile.
-static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t k1, const char* next, char* out) {
+static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t k1, const char* next,
+                            char* out) {
     const char* from = nibbles_at(w, panel, k0);
     const __m512i low = _mm512_set1_epi8(15);
     for (int64_t g = k0 / w.group; g < k1 / w.group; g++) {
@@ -202,15 +229,20 @@ static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t 
             // Both bytes of a 16-bit product stay below 256, so one multiplication makes two.
             times[h] = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(m + h * 16)));
             times[h] = _mm512_or_si512(times[h], _mm512_slli_epi32(times[h], 16));
-            less[h] = _mm512_mullo_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(m + PANEL + h * 16))), _mm512_set1_epi32(0x01010101));
+            less[h] = _mm512_mullo_epi32(
+                _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(m + PANEL + h * 16))),
+                _mm512_set1_epi32(0x01010101));
         }
         for (int64_t i = 0; i < w.group / 8; i++, from += 128, next += 64, out += 256) {
             __builtin_prefetch(next, 0, 2);
             for (int h = 0; h < 2; h++) {
                 const __m512i v = _mm512_loadu_si512(from + h * 64);
-                const __m512i even = _mm512_and_si512(v, low), odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), low);
-                _mm512_store_si512(out + h * 64, _mm512_sub_epi8(_mm512_mullo_epi16(even, times[h]), less[h]));
-                _mm512_store_si512(out + 128 + h * 64, _mm512_sub_epi8(_mm512_mullo_epi16(odd, times[h]), less[h]));
+                const __m512i even = _mm512_and_si512(v, low),
+                              odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), low);
+                _mm512_store_si512(out + h * 64,
+                                   _mm512_sub_epi8(_mm512_mullo_epi16(even, times[h]), less[h]));
+                _mm512_store_si512(out + 128 + h * 64,
+                                   _mm512_sub_epi8(_mm512_mullo_epi16(odd, times[h]), less[h]));
             }
         }
     }
@@ -233,8 +265,10 @@ static void add_span(const LinearArgs& a, const TileBytes& t, const SpanProducts
         float* rest = p.rest + r * 32;
         const vf u = fma(mul(to_float(vi_load(sums)), left), x, p.span ? load(rest) : zero());
         const vf v = fma(mul(to_float(vi_load(sums + 64)), right), x, p.span ? load(rest + 16) : zero());
-        if (is_last) finish(a, p.tile * 16 + r, p.panel, u, v);
-        else store(rest, u), store(rest + 16, v);
+        if (is_last)
+            finish(a, p.tile * 16 + r, p.panel, u, v);
+        else
+            store(rest, u), store(rest + 16, v);
     }
 }
 
@@ -251,26 +285,35 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
         SpanProducts last{0, 0, 0, 0, nullptr, nullptr};
         int64_t count = 0;
         for (int64_t i = i0; i < i1; i++) {
-            const int64_t t0 = i / grid.groups * grid.tiles_each, t1 = std::min(t0 + grid.tiles_each, t.tiles);
-            const int64_t p0 = i % grid.groups * grid.panels_each, p1 = std::min(p0 + grid.panels_each, panels);
+            const int64_t t0 = i / grid.groups * grid.tiles_each,
+                          t1 = std::min(t0 + grid.tiles_each, t.tiles);
+            const int64_t p0 = i % grid.groups * grid.panels_each,
+                          p1 = std::min(p0 + grid.panels_each, panels);
             const int64_t pairs = (t1 - t0 + 1) / 2, lines = (8 + pairs - 1) / pairs;
             for (int64_t span = 0; span < t.spans; span++) {
                 const int64_t s0 = span * most_steps, steps = std::min(most_steps, t.steps - s0);
                 const int64_t k0 = span * a.w.span, k1 = std::min(a.w.k, k0 + a.w.span);
                 for (int64_t p = p0; p < p1; p++) {
-                    const char* next = p + 1 < p1 ? nibbles_at(a.w, p + 1, k0) : k1 < a.w.k ? nibbles_at(a.w, p0, k1) : nibbles_at(a.w, p1, 0);
+                    const char* next = p + 1 < p1   ? nibbles_at(a.w, p + 1, k0)
+                                       : k1 < a.w.k ? nibbles_at(a.w, p0, k1)
+                                                    : nibbles_at(a.w, p1, 0);
                     widen_multiples(a.w, p, k0, k1, next, wide);
                     next += (k1 - k0) * (PANEL / 4);  // the other half: beside the products
                     asm volatile("" ::: "memory");
                     for (int64_t tile = t0; tile < t1; tile += 2, count++) {
-                        const char *x = t.x + tile * t.tile_bytes() + s0 * t.step_bytes(), *ahead = next + (tile - t0) / 2 * steps * lines * 64;
-                        const Slice s{x, t.step_bytes(), t.tile_bytes(), wide, STEP_BYTES, steps, ahead, lines};
+                        const char *x = t.x + tile * t.tile_bytes() + s0 * t.step_bytes(),
+                                   *ahead = next + (tile - t0) / 2 * steps * lines * 64;
+                        const Slice s{x,          t.step_bytes(), t.tile_bytes(), wide,
+                                      STEP_BYTES, steps,          ahead,          lines};
                         char* out = count % 2 ? sums.odd : sums.even;
-                        if (tile + 1 < t1) multiply<SIGNED, 2>(s, out, true);
-                        else multiply<SIGNED, 1>(s, out, true);
+                        if (tile + 1 < t1)
+                            multiply<SIGNED, 2>(s, out, true);
+                        else
+                            multiply<SIGNED, 1>(s, out, true);
                         if (last.rows) add_span(a, t, last);
                         const int64_t rows = std::min(int64_t(32), std::min(t1 * 16, t.m) - tile * 16);
-                        last = {tile, rows, p, span, out, rest + ((p - p0) * grid.tiles_each + tile - t0) * 512};
+                        last = {tile, rows, p,
+                                span, out,  rest + ((p - p0) * grid.tiles_each + tile - t0) * 512};
                     }
                 }
             }
@@ -280,7 +323,9 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
 }
 
 // Up to here vectors keep up with the memory or with widening nibbles.
-static int64_t vector_rows(const Weight& w) { return w.format == W_W8A16 ? 2 : w.format == W_W4A8 && !w.multiple ? 8 : 5; }
+static int64_t vector_rows(const Weight& w) {
+    return w.format == W_W8A16 ? 2 : w.format == W_W4A8 && !w.multiple ? 8 : 5;
+}
 
 static void linear_integers(const LinearArgs& given, const Ctx& ctx) {
     if (given.m <= vector_rows(given.w)) return linear_int8(given, ctx);
@@ -293,21 +338,28 @@ static void linear_integers(const LinearArgs& given, const Ctx& ctx) {
     ctx.barrier();
     asm volatile("" ::: "memory");
     if (a.w.format == W_W8A8)
-        many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx, [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
-            finish_w8a8(a, t, row0, rows, panel, sums);
-        });
+        many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx,
+                          [&](int64_t row0, int64_t rows, int64_t panel, const char* sums) {
+                              finish_w8a8(a, t, row0, rows, panel, sums);
+                          });
     else if (t.planes == 2)
-        many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx, [&](int64_t row0, int64_t, int64_t panel, const char* sums) {
-            finish_w8a16(a, t, row0 / 32, panel, sums);
-        });
-    else if (a.w.multiple) spans_of_nibbles(a, t, ctx);
-    else if (a.w.offset) groups_of_nibbles<NIBBLES>(a, t, ctx);
-    else groups_of_nibbles<SIGNED>(a, t, ctx);
+        many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx,
+                          [&](int64_t row0, int64_t, int64_t panel, const char* sums) {
+                              finish_w8a16(a, t, row0 / 32, panel, sums);
+                          });
+    else if (a.w.multiple)
+        spans_of_nibbles(a, t, ctx);
+    else if (a.w.offset)
+        groups_of_nibbles<NIBBLES>(a, t, ctx);
+    else
+        groups_of_nibbles<SIGNED>(a, t, ctx);
     release_tiles();
     _mm_sfence();
     ctx.barrier();
 }
-static size_t integers_shared(const LinearArgs& a) { return a.m <= vector_rows(a.w) ? linear_int8_shared(a) : TileBytes::needed(a); }
+static size_t integers_shared(const LinearArgs& a) {
+    return a.m <= vector_rows(a.w) ? linear_int8_shared(a) : TileBytes::needed(a);
+}
 
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -10,6 +10,7 @@ namespace RADIX_ISA {
 extern const Int8Kernels int8_table;
 const Int8Kernels int8_table = {linear_integers, integers_shared};
 extern const TileKernels tile_table;
-const TileKernels tile_table = {linear_tiles, tiles_shared, tiles_local, tile_ceiling, attention_tiles, attention_tiles_local};
+const TileKernels tile_table = {linear_tiles, tiles_shared,    tiles_local,
+                                tile_ceiling, attention_tiles, attention_tiles_local};
 }  // namespace RADIX_ISA
 }  // namespace radix

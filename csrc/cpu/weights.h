@@ -12,15 +12,21 @@ RADIX_INLINE int64_t panels_of(const Weight& w) { return (w.n + PANEL - 1) / PAN
 struct ReadF32 {
     static constexpr int FORMAT = W_F32, LINES = 2, WIDE = 4;
     const float* p;
-    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const float*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
+        p = (const float*)w.data + (panel * w.k + k) * PANEL;
+    }
     RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
     RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
-    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { a = load(p + k * PANEL), b = load(p + k * PANEL + 16); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const {
+        a = load(p + k * PANEL), b = load(p + k * PANEL + 16);
+    }
 };
 struct ReadBf16 {
     static constexpr int FORMAT = W_BF16, LINES = 1, WIDE = 4;
     const uint16_t* p;
-    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
+        p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL;
+    }
     RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
     RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
     RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { load_bf16_pairs(p + k * PANEL, a, b); }
@@ -28,18 +34,26 @@ struct ReadBf16 {
 struct ReadF16 {
     static constexpr int FORMAT = W_F16, LINES = 1, WIDE = 4;
     const uint16_t* p;
-    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
+        p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL;
+    }
     RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
     RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
-    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { a = load_f16(p + k * PANEL), b = load_f16(p + k * PANEL + 16); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const {
+        a = load_f16(p + k * PANEL), b = load_f16(p + k * PANEL + 16);
+    }
 };
 struct ReadInt8 {  // the channel's scale waits for the epilogue
     static constexpr int FORMAT = W_INT8, LINES = 1, WIDE = 4;
     const int8_t* p;
-    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) { p = (const int8_t*)w.data + (panel * w.k + k) * PANEL; }
+    RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
+        p = (const int8_t*)w.data + (panel * w.k + k) * PANEL;
+    }
     RADIX_INLINE void group(const Weight&, int64_t, int64_t) {}
     RADIX_INLINE const char* address(int64_t k) const { return (const char*)(p + k * PANEL); }
-    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { a = load_i8(p + k * PANEL), b = load_i8(p + k * PANEL + 16); }
+    RADIX_INLINE void at(int64_t k, vf& a, vf& b) const {
+        a = load_i8(p + k * PANEL), b = load_i8(p + k * PANEL + 16);
+    }
 };
 
 // 16 nibbles number j of 16 dwords, as floats 0..15
@@ -49,12 +63,15 @@ RADIX_INLINE vf nibbles(const uint32_t* p, int j) {
     __m512i v = _mm512_loadu_si512(p);
     return {_mm512_permutexvar_ps(_mm512_srli_epi32(v, unsigned(4 * j)), table)};
 #elif defined(__AVX2__)
-    __m256i m = _mm256_set1_epi32(15), a = _mm256_loadu_si256((const __m256i*)p), b = _mm256_loadu_si256((const __m256i*)(p + 8));
+    __m256i m = _mm256_set1_epi32(15), a = _mm256_loadu_si256((const __m256i*)p),
+            b = _mm256_loadu_si256((const __m256i*)(p + 8));
     return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, 4 * j), m)),
             _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(b, 4 * j), m))};
 #elif defined(RADIX_NEON)
     const int32x4_t down = vdupq_n_s32(-4 * j);
-    auto four = [&](const uint32_t* q) { return vcvtq_f32_u32(vandq_u32(vshlq_u32(vld1q_u32(q), down), vdupq_n_u32(15))); };
+    auto four = [&](const uint32_t* q) {
+        return vcvtq_f32_u32(vandq_u32(vshlq_u32(vld1q_u32(q), down), vdupq_n_u32(15)));
+    };
     return {four(p), four(p + 4), four(p + 8), four(p + 12)};
 #else
     float t[16];

@@ -6,19 +6,24 @@
 namespace radix {
 
 static double bytes_of_token(const Cache& c) {
-    return double(c.kv_heads) * (c.k_dim + (c.latent ? 0 : c.v_dim)) * (c.dtype == 0 ? 4 : c.dtype >= 3 ? 1 : 2);
+    return double(c.kv_heads) * (c.k_dim + (c.latent ? 0 : c.v_dim)) *
+           (c.dtype == 0   ? 4
+            : c.dtype >= 3 ? 1
+                           : 2);
 }
 
 // Sequences with one new token whose first pages are the same, read together: a block of keys is
 // brought up once for the rows of all. Rows do not know of each other, so nothing else changes.
 class Sharing {
   public:
-    Sharing(AttnPlan& plan, const AttnArgs& args) : a(args), p(plan), group(a.heads / a.cache.kv_heads), per_task(std::max(TASK_ROWS, group) / group) {
+    Sharing(AttnPlan& plan, const AttnArgs& args)
+        : a(args), p(plan), group(a.heads / a.cache.kv_heads), per_task(std::max(TASK_ROWS, group) / group) {
         from.assign(size_t(a.num_seqs), 0), member_of.assign(size_t(a.num_seqs), -1);
         const bool plain = a.causal && !a.tree && !a.slopes && a.window == 0 && a.chunk == 0;
         if (!plain || per_task < 2) return;
         for (int s = 0; s < a.num_seqs; s++)
-            if (a.query_start[s + 1] - a.query_start[s] == 1 && blocks_before(s) >= LEAST_BLOCKS) order.push_back(s);
+            if (a.query_start[s + 1] - a.query_start[s] == 1 && blocks_before(s) >= LEAST_BLOCKS)
+                order.push_back(s);
         if (order.size() < 2) return;
         std::sort(order.begin(), order.end(), [&](int s, int t) {
             const int32_t *x = pages(s), *y = pages(t);
@@ -29,7 +34,8 @@ class Sharing {
         choose(0, order.size(), 0);
         for (const Range& r : ranges) {
             for (size_t m = r.first; m < r.last; m++) join(order[m], r.end);
-            for (size_t m = r.first; m < r.last; m += size_t(per_task)) read(m, std::min(r.last, m + size_t(per_task)), r.from, r.end);
+            for (size_t m = r.first; m < r.last; m += size_t(per_task))
+                read(m, std::min(r.last, m + size_t(per_task)), r.from, r.end);
         }
     }
     std::vector<int> from;       // of a sequence: the block where its own work begins
@@ -61,7 +67,8 @@ class Sharing {
     // has one kind of reader). What saves more; the number of blocks that are not read.
     int64_t choose(size_t i, size_t j, int done) {
         const size_t mark = ranges.size();
-        const int all = *std::min_element(same.begin() + int64_t(i) + 1, same.begin() + int64_t(j)), whole_splits = std::max(done, all / IN_SPLIT * IN_SPLIT);
+        const int all = *std::min_element(same.begin() + int64_t(i) + 1, same.begin() + int64_t(j)),
+                  whole_splits = std::max(done, all / IN_SPLIT * IN_SPLIT);
         const int64_t others = int64_t(j - i) - 1;
         if (whole_splits > done) ranges.push_back({i, j, done, whole_splits});
         int64_t saved = others * (whole_splits - done);
@@ -97,11 +104,13 @@ class Sharing {
     }
 };
 
-constexpr int LONG_SPLITS = 4;  // of one head: more would leave second-level cache before the next head's turn
+constexpr int LONG_SPLITS =
+    4;  // of one head: more would leave second-level cache before the next head's turn
 
 // Whole work of a sequence in splits; a member of a shared reading has its rows' places from split 0 on,
 // where others wrote the first ones.
-void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int member, int want, std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges) {
+void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int member, int want,
+                         std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges) {
     const int q = a.query_start[s + 1] - a.query_start[s], heads = a.cache.kv_heads, group = a.heads / heads;
     const int s0 = std::max(first, from * ATTN_BLOCK) / SPLIT, s1 = (a.kv_len[s] + SPLIT - 1) / SPLIT;
     int pieces = std::min(s1 - s0, want);
@@ -113,13 +122,15 @@ void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int memb
     const int begin = member < 0 ? s0 : 0;
     const int64_t base = member < 0 ? partial_rows : members[size_t(member)].base, rows = int64_t(q) * group;
     if (member < 0) partial_rows += heads * int64_t(s1 - s0) * rows;
-    for (int h = 0; h < heads; h++) merges.push_back({s, 0, q, h, begin, s1, int32_t(base + int64_t(h) * (s1 - begin) * rows)});
-    // All heads of a piece, then the next piece: heads are neighbours in a page, and what the processor fetches
-    // beyond a tile is the next head's.
+    for (int h = 0; h < heads; h++)
+        merges.push_back({s, 0, q, h, begin, s1, int32_t(base + int64_t(h) * (s1 - begin) * rows)});
+    // All heads of a piece, then the next piece: heads are neighbours in a page, and what the processor
+    // fetches beyond a tile is the next head's.
     for (int i = 0; i < pieces; i++) {
         const int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
         for (int h = 0; h < heads; h++) {
-            short_tasks.push_back({s, 0, q, h, a0, a1, int32_t(base + (int64_t(h) * (s1 - begin) + a0 - begin) * rows)});
+            short_tasks.push_back(
+                {s, 0, q, h, a0, a1, int32_t(base + (int64_t(h) * (s1 - begin) + a0 - begin) * rows)});
             if (i == 0) short_tasks.back().from = from;
         }
     }
@@ -141,10 +152,13 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
         if (q * group > few) long_rows += int64_t(q) * a.heads;
     }
     // Large tasks, as long as there are several for every thread.
-    const int most = most_rows(a.cache.v_dim, group), each = int(std::clamp<int64_t>(long_rows / (8 * threads), std::min(few, most), most));
+    const int most = most_rows(a.cache.v_dim, group),
+              each = int(std::clamp<int64_t>(long_rows / (8 * threads), std::min(few, most), most));
     const int block = std::max(1, each / group);
     // Enough sequences keep every thread busy without a merge.
-    const int want = short_units >= 4 * threads ? 1 : int((4 * threads + short_units - 1) / std::max<int64_t>(1, short_units));
+    const int want = short_units >= 4 * threads
+                         ? 1
+                         : int((4 * threads + short_units - 1) / std::max<int64_t>(1, short_units));
     for (int s = 0; s < a.num_seqs; s++) {
         const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
         if (q <= 0 || kv <= 0) continue;
@@ -152,7 +166,8 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
         bytes += double(kv - first) * bytes_of_token(a.cache);
         flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
         if (q * group <= few) {
-            add_short(a, s, first, sharing.from[size_t(s)], sharing.member_of[size_t(s)], want, short_tasks, merges);
+            add_short(a, s, first, sharing.from[size_t(s)], sharing.member_of[size_t(s)], want, short_tasks,
+                      merges);
             continue;
         }
         for (int h = 0; h < heads; h++)  // one head's keys after the other's: they stay in a core's cache

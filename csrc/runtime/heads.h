@@ -24,7 +24,8 @@ struct HeadLinear {
     std::vector<Weight> w;
     explicit HeadLinear(const std::vector<const Linear*>& heads);
     double numbers() const { return double(w.size()) * double(w[0].n) * double(w[0].k); }
-    void run(Address x, int64_t ldx, int64_t x_head, int64_t m, Address y, int64_t ldy, int64_t y_head, int threads) const;
+    void run(Address x, int64_t ldx, int64_t x_head, int64_t m, Address y, int64_t ldy, int64_t y_head,
+             int threads) const;
 };
 
 }  // namespace radix

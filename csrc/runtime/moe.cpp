@@ -34,8 +34,10 @@ static void keep_groups(const Route& r, float* pick) {
         float a = -std::numeric_limits<float>::infinity(), b = a;
         for (int i = 0; i < each; i++) {
             float v = pick[g * each + i];
-            if (v > a) b = a, a = v;
-            else if (v > b) b = v;
+            if (v > a)
+                b = a, a = v;
+            else if (v > b)
+                b = v;
         }
         rating[size_t(g)] = r.best_two ? a + b : a;
     }
@@ -58,7 +60,8 @@ static void choose_near(const Route& r, const float* logits, int32_t* ids, float
         const float top = left[size_t(best)];
         float sum = 0;
         for (int i = 0; i < r.experts; i++)
-            if ((top - logits[i]) / std::max(std::abs(logits[i]), top) <= 2 * r.jitter) sum += std::exp(left[size_t(i)] - top);
+            if ((top - logits[i]) / std::max(std::abs(logits[i]), top) <= 2 * r.jitter)
+                sum += std::exp(left[size_t(i)] - top);
         ids[j] = best, weights[j] = 1.0f / sum;
         left[size_t(best)] = -std::numeric_limits<float>::infinity();
     }
@@ -96,7 +99,8 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
         for (int j = 0; j < r.top_k; j++) weights[j] = 1.0f / (1.0f + std::exp(-weights[j]));
     float sum = 0;
     for (int j = 0; j < r.top_k; j++) sum += weights[j];
-    for (int j = 0; j < r.top_k; j++) weights[j] = (r.renorm ? weights[j] / (sum + 1e-20f) : weights[j]) * r.scale;
+    for (int j = 0; j < r.top_k; j++)
+        weights[j] = (r.renorm ? weights[j] / (sum + 1e-20f) : weights[j]) * r.scale;
     if (r.factors)
         for (int j = 0; j < r.top_k; j++) weights[j] *= r.factors[ids[j]];
 }
@@ -146,10 +150,12 @@ void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, con
                     const float w = e.scaled ? 1.0f : a.weights[size_t(t * e.top_k + j)];
                     const bool is_expert = a.ids[size_t(t * e.top_k + j)] < e.experts;
                     if (!is_expert && !e.passes) continue;
-                    const float* o = is_expert ? e.out + int64_t(a.slot[size_t(t * e.top_k + j)]) * e.dim + d0 : e.x + t * e.ldx + d0;
+                    const float* o = is_expert ? e.out + int64_t(a.slot[size_t(t * e.top_k + j)]) * e.dim + d0
+                                               : e.x + t * e.ldx + d0;
                     for (int64_t d = 0; d < n; d++) sum[d] += w * o[d];
                 }
-                for (int64_t d = 0; d < n; d++) y[d0 + d] = e.adds ? y[d0 + d] + e.scale * sum[d] : e.scale * sum[d];
+                for (int64_t d = 0; d < n; d++)
+                    y[d0 + d] = e.adds ? y[d0 + d] + e.scale * sum[d] : e.scale * sum[d];
             }
         }
     });
@@ -168,16 +174,21 @@ size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads) {
     return std::max(local_for(k, most_rows(e, true), threads), local_for(k, most_rows(e, false), threads));
 }
 
-Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation) : act(activation) {
-    if (ups.empty() || ups.size() != downs.size()) throw std::invalid_argument("one up and one down for each expert");
+Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs,
+                 int activation)
+    : act(activation) {
+    if (ups.empty() || ups.size() != downs.size())
+        throw std::invalid_argument("one up and one down for each expert");
     for (auto l : ups) up.push_back(l->w);
     for (auto l : downs) down.push_back(l->w);
     for (size_t i = 0; i < up.size(); i++)
-        if (up[i].k != up[0].k || down[i].n != down[0].n || down[i].k != down[0].k || (up[i].paired ? up[i].n / 2 : up[i].n) != down[0].k)
+        if (up[i].k != up[0].k || down[i].n != down[0].n || down[i].k != down[0].k ||
+            (up[i].paired ? up[i].n / 2 : up[i].n) != down[0].k)
             throw std::invalid_argument("experts differ in shape");
 }
 
-void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y, int64_t ldy, int threads) {
+void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
+                  int64_t ldy, int threads) {
     const int experts = int(up.size());
     assignment.reserve(tokens, top_k, experts);
     std::copy_n(at<int32_t>(ids), tokens * top_k, assignment.ids.begin());
@@ -189,11 +200,15 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     e.up = up.data(), e.down = down.data(), e.experts = experts, e.top_k = top_k, e.act = act;
     e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens, e.dim = dim(), e.inner = inner();
     e.hidden = hidden.data(), e.out = out.data(), e.y = at<float>(y), e.ldy = ldy;
-    for (int i = 0; i < experts; i++) e.most = std::max<int64_t>(e.most, assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
+    for (int i = 0; i < experts; i++)
+        e.most = std::max<int64_t>(e.most, assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
     const Kernels& k = kernels();
     const double size = double(up[0].n) * double(up[0].k) + double(down[0].n) * double(down[0].k);
-    int n = threads > 0 ? threads : threads_for(size * double(std::min<int64_t>(experts, tokens * top_k)), 2 * size * double(tokens * top_k));
-    run_team(n, experts_shared(k, e), experts_local(k, e, n), [&](const Ctx& c) { run_experts(k, e, assignment, c); });
+    int n = threads > 0 ? threads
+                        : threads_for(size * double(std::min<int64_t>(experts, tokens * top_k)),
+                                      2 * size * double(tokens * top_k));
+    run_team(n, experts_shared(k, e), experts_local(k, e, n),
+             [&](const Ctx& c) { run_experts(k, e, assignment, c); });
 }
 
 }  // namespace radix

@@ -21,11 +21,11 @@ struct Route {  // see radixlm.arch.spec.Moe
 
 // Which tokens go where: filled once a layer, by all threads of a team.
 struct Assignment {
-    std::vector<int32_t> ids;      // [T * top_k]
-    std::vector<float> weights;    // [T * top_k]
-    std::vector<int32_t> rows;     // [T * top_k]: tokens, sorted by expert
-    std::vector<int32_t> slot;     // [T * top_k]: place of (token, choice) in that order
-    std::vector<int32_t> first;    // [experts + 1]
+    std::vector<int32_t> ids;    // [T * top_k]
+    std::vector<float> weights;  // [T * top_k]
+    std::vector<int32_t> rows;   // [T * top_k]: tokens, sorted by expert
+    std::vector<int32_t> slot;   // [T * top_k]: place of (token, choice) in that order
+    std::vector<int32_t> first;  // [experts + 1]
     void reserve(int64_t tokens, int top_k, int experts);
     void sort(int64_t tokens, int top_k, int experts);
 };
@@ -33,7 +33,7 @@ struct Assignment {
 void choose(const Route& r, const float* logits, int32_t* ids, float* weights);  // one token
 
 struct ExpertArgs {
-    const Weight* up = nullptr;    // [experts], paired or plain
+    const Weight* up = nullptr;  // [experts], paired or plain
     const Weight* down = nullptr;
     int experts = 0, top_k = 0, act = 0;
     const float* x = nullptr;
@@ -63,7 +63,8 @@ struct Experts {
     Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation);
     int64_t dim() const { return down[0].n; }
     int64_t inner() const { return down[0].k; }
-    void run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y, int64_t ldy, int threads);
+    void run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
+             int64_t ldy, int threads);
 };
 
 }  // namespace radix

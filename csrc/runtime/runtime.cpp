@@ -23,8 +23,8 @@
 
 namespace radix {
 
-#define RADIX_DECLARE(isa) \
-    namespace isa {        \
+#define RADIX_DECLARE(isa)      \
+    namespace isa {             \
     extern const Kernels table; \
     }
 #ifdef RADIX_HAS_AVX512VNNI
@@ -41,7 +41,7 @@ extern const Int8Kernels int8_table;
 namespace amx {
 extern const Int8Kernels int8_table;
 extern const TileKernels tile_table;
-}
+}  // namespace amx
 #endif
 #ifdef RADIX_HAS_AVX512
 RADIX_DECLARE(avx512)
@@ -52,7 +52,8 @@ RADIX_DECLARE(x86_64_v3)
 RADIX_DECLARE(portable)
 
 // The kernels of another processor but for those that are given.
-[[maybe_unused]] static Kernels changed(Kernels k, const char* name, const Int8Kernels& int8, const TileKernels& tiles = {}) {
+[[maybe_unused]] static Kernels changed(Kernels k, const char* name, const Int8Kernels& int8,
+                                        const TileKernels& tiles = {}) {
     k.name = name, k.int8 = int8, k.tiles = tiles;
     return k;
 }
@@ -123,10 +124,12 @@ bool processor_has(const std::string& isa) {
     if (isa == "portable") return true;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
+              __builtin_cpu_supports("bmi2");
     bool wide = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512cd");
     if (isa == "x86_64_v3") return v3;
     if (isa == "avx512") return wide;
     const bool vnni = wide && __builtin_cpu_supports("avx512vnni");

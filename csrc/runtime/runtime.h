@@ -9,9 +9,9 @@
 
 namespace radix {
 
-const Kernels& kernels();                    // the table in use
-std::vector<std::string> supported_isas();   // what was compiled and this processor has, best first
-void select_isa(const std::string& name);    // throws std::invalid_argument
+const Kernels& kernels();                   // the table in use
+std::vector<std::string> supported_isas();  // what was compiled and this processor has, best first
+void select_isa(const std::string& name);   // throws std::invalid_argument
 bool processor_has(const std::string& isa);
 std::vector<std::string> compiled_isas();
 
@@ -54,7 +54,8 @@ struct AttnPlan {
     void give(AttnArgs& a, void* shared) const;  // what the kernels read; `shared` holds the partial rows
 
   private:
-    void add_short(const AttnArgs& a, int s, int first, int from, int member, int want, std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges);
+    void add_short(const AttnArgs& a, int s, int first, int from, int member, int want,
+                   std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges);
 };
 
 }  // namespace radix
