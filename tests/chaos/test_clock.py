@@ -21,8 +21,9 @@ DATES = frozenset(
     """
     engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
     entrypoints/http/batches/runner.py
-    entrypoints/http/info.py entrypoints/http/openai/chat.py entrypoints/http/openai/completions.py
-    entrypoints/http/embeddings.py entrypoints/http/responses/events.py
+    entrypoints/http/admin/info.py entrypoints/http/openai/chat.py
+    entrypoints/http/openai/completions.py
+    entrypoints/http/pooling/embeddings.py entrypoints/http/responses/events.py
     entrypoints/http/responses/store.py entrypoints/http/speech/routes.py entrypoints/http/state.py
     """.split()
 )

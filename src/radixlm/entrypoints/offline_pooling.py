@@ -6,11 +6,11 @@ from typing import Any
 
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
-from radixlm.entrypoints.http.embeddings import EncodeRequest, answer_encode
-from radixlm.entrypoints.http.schema import make
-from radixlm.entrypoints.http.score import ScoreRequest, answer_score
+from radixlm.entrypoints.http.pooling.embeddings import EncodeRequest, answer_encode
+from radixlm.entrypoints.http.pooling.score import ScoreRequest, answer_score
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.media import make_reader
+from radixlm.entrypoints.request_model import make
 from radixlm.intake.sessions import Sessions
 from radixlm.text.chat import load_chat_template
 from radixlm.text.tokenizer import Tokenizer

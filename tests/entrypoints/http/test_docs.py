@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from radixlm.entrypoints.http.docs import render
 from radixlm.entrypoints.http.openai.protocol import (
     IGNORED,
     UNBUILT,
     ChatRequest,
     CompletionRequest,
 )
+from radixlm.entrypoints.http.openapi.docs import render
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 
 
 def test_the_page_is_current() -> None:
-    again = "run `python -m radixlm.entrypoints.http.docs docs/api.md`"
+    again = "run `python -m radixlm.entrypoints.http.openapi.docs docs/api.md`"
     assert PAGE.read_text(encoding="utf-8") == render(), again
 
 

@@ -14,8 +14,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.body import named_event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import anthropic_body, json_response
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import (
@@ -25,8 +23,15 @@ from radixlm.entrypoints.http.openai.conversation import (
     make_chat_session,
 )
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
-from radixlm.entrypoints.http.schema import Body, Int, Objects, Strings, documented, make
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.http.transport import (
+    cancel_on_disconnect,
+    named_event,
+    read_body,
+    stream_response,
+)
+from radixlm.entrypoints.request_model import Body, Int, Objects, Strings, make
 from radixlm.intake.records import Output
 
 router = APIRouter(tags=["anthropic"])

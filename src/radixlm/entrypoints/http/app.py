@@ -18,37 +18,26 @@ from radixlm.base.log import level_number
 from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
-from radixlm.entrypoints.http import (
-    admin,
-    anthropic,
-    crashdump,
-    embeddings,
-    generate,
-    health,
-    info,
-    metrics,
-    not_implemented,
-    ollama,
-    parse,
-    rerank,
-    score,
-)
+from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization
+from radixlm.entrypoints.http.admin import control, health, info, metrics, request_log
 from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.middleware import Guard
+from radixlm.entrypoints.http.native import generate, parse
+from radixlm.entrypoints.http.native.vertex import vertex_router
 from radixlm.entrypoints.http.openai import chat, completions
+from radixlm.entrypoints.http.openapi.document import openapi_of
+from radixlm.entrypoints.http.pooling import embeddings, rerank, score
 from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
 from radixlm.entrypoints.http.responses.toolbox import servers_of
-from radixlm.entrypoints.http.schema import openapi_of
 from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.uvicorn_protocol import Http
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
-from radixlm.entrypoints.http.vertex import vertex_router
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native import default_sampling
 from radixlm.intake.sessions import Sessions
@@ -65,8 +54,9 @@ _ROUTERS = (
     health.router,
     info.router,
     generate.router,
-    admin.router,
-    crashdump.router,
+    control.router,
+    request_log.router,
+    tokenization.router,
     completions.router,
     chat.router,
     speech.router,
@@ -95,8 +85,8 @@ def create_app(
     app.state.server = state
     if config.observe.enable_metrics:
         metrics.install(app, state)
-    admin.install_request_log(state)
-    crashdump.install(state)
+    request_log.install_request_log(state)
+    request_log.install_crash_dump(state)
     app.add_middleware(Guard, serve=config.serve, fair_header=config.schedule.fair_share)
     # outside of the guard, so that a browser may read the guard's refusals too
     _allow_origins(app, config.serve.cors_allowed_origins)

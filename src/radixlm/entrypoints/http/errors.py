@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import re
+import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +46,25 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 # what the engine says of a grammar that it cannot compile
 _INVALID = re.compile(r"invalid (json_schema|json_object|regex|ebnf|structural_tag|lark)\b")
+
+
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DiskFull(RadixError):
+    """507 Insufficient Storage."""
+
+    status = 507
+    code = "insufficient_storage"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the disk has no room; of several errors at once, whether one says so."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_disk_full(inner) for inner in error.exceptions)
+    if isinstance(error, sqlite3.Error):
+        return "full" in str(error)
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 class FinishError(RadixError):

@@ -10,6 +10,7 @@ import logging
 import secrets
 import sqlite3
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from radixlm.base.errors import (
     Unauthorized,
 )
 from radixlm.config.serve import ServeConfig
-from radixlm.entrypoints.http.client import set_client
-from radixlm.entrypoints.http.diskfull import DiskFull, is_disk_full
-from radixlm.entrypoints.http.errors import ANTHROPIC_PATH, error_response
+from radixlm.entrypoints.http.errors import (
+    ANTHROPIC_PATH,
+    DiskFull,
+    error_response,
+    is_disk_full,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,13 @@ ADMIN_PATHS = frozenset(
 )
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_REQUEST_ID = 128
+MAX_KEY_CHARS = 256
+_fair_share_key: ContextVar[str | None] = ContextVar("fair_share_key", default=None)
+
+
+def fair_share_key() -> str | None:
+    """The client that the header of --fair-share names; None without the flag or the header."""
+    return _fair_share_key.get()
 
 
 class Guard:
@@ -72,7 +83,8 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id
         send = _with_header(send, request_id, scope["path"])
         if self._fair_header is not None:
-            set_client(headers.get(self._fair_header))
+            value = headers.get(self._fair_header)
+            _fair_share_key.set(value.decode("latin-1")[:MAX_KEY_CHARS] if value else None)
         try:
             self._check(scope, headers)
         except RadixError as error:

@@ -16,17 +16,17 @@ from fastapi.responses import Response
 
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.body import read_body, stream_response
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.output_parser import ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
-from radixlm.entrypoints.http.pooling import as_prompts, cut, pool
-from radixlm.entrypoints.http.schema import Body, Int, Ints, Objects, Strings, documented, make
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.pool import as_prompts, cut, pool
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, stream_response
+from radixlm.entrypoints.request_model import Body, Int, Ints, Objects, Strings, make
 from radixlm.intake.records import Output
 
 router = APIRouter(tags=["ollama"])

@@ -138,7 +138,7 @@ class Server:
         intake = self.engine.intake
         await intake.ready.wait()
         if not self.config.serve.skip_server_warmup:
-            await load("radixlm.entrypoints.http.health:probe")(intake, WARM_UP_S)
+            await load("radixlm.entrypoints.http.admin.health:probe")(intake, WARM_UP_S)
         if self.is_first:
             load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.ready_after_s = time.monotonic() - self.began_s

@@ -12,18 +12,18 @@ import msgspec
 import orjson
 
 from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.embeddings import EmbeddingRequest, answer_embeddings
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.openai.chat import answer_chat
 from radixlm.entrypoints.http.openai.completions import complete, make_call
 from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest, Generation
-from radixlm.entrypoints.http.rerank import RerankRequest, answer_rerank
-from radixlm.entrypoints.http.schema import read
-from radixlm.entrypoints.http.score import (
+from radixlm.entrypoints.http.pooling.embeddings import EmbeddingRequest, answer_embeddings
+from radixlm.entrypoints.http.pooling.rerank import RerankRequest, answer_rerank
+from radixlm.entrypoints.http.pooling.score import (
     ScoreRequest,
     answer_score,
 )
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.request_model import read
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.batches.lines import ENDPOINTS
 from radixlm.entrypoints.http.batches.runner import Batches
-from radixlm.entrypoints.http.body import read_body
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.schema import Body, documented
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.http.transport import read_body
+from radixlm.entrypoints.request_model import Body
 
 router = APIRouter(tags=["batches"])
 

@@ -22,7 +22,7 @@ import orjson
 from radixlm.base.errors import InvalidRequest, NotFound, RequestError
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
-from radixlm.entrypoints.http.diskfull import is_disk_full
+from radixlm.entrypoints.http.errors import is_disk_full
 from radixlm.entrypoints.http.state import ServerState
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.entrypoints.http.body import DONE, event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import (
@@ -25,8 +23,15 @@ from radixlm.entrypoints.http.openai.conversation import (
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.usage import usage
-from radixlm.entrypoints.http.schema import documented
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.transport import (
+    DONE,
+    cancel_on_disconnect,
+    event,
+    read_body,
+    stream_response,
+)
 from radixlm.entrypoints.native import finish_reason as native_reason
 from radixlm.entrypoints.native import last_hidden
 from radixlm.intake.records import Output

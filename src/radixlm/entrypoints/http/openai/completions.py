@@ -14,8 +14,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.body import DONE, event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs
@@ -24,10 +22,18 @@ from radixlm.entrypoints.http.openai.protocol import (
     CompletionRequest,
     refuse_unbuilt,
 )
-from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, sampling_of
+from radixlm.entrypoints.http.openai.sampling import check, request_of, sampling_of
 from radixlm.entrypoints.http.openai.usage import usage
-from radixlm.entrypoints.http.schema import documented
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.tokenization import encode
+from radixlm.entrypoints.http.transport import (
+    DONE,
+    cancel_on_disconnect,
+    event,
+    read_body,
+    stream_response,
+)
 from radixlm.entrypoints.native import last_hidden
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.wire.requests import LogprobParams

@@ -21,8 +21,9 @@ from radixlm.entrypoints.http.openai.protocol import (
     ChatRequest,
     refuse_unbuilt,
 )
-from radixlm.entrypoints.http.openai.sampling import check, encode, request_of, sampling_of
+from radixlm.entrypoints.http.openai.sampling import check, request_of, sampling_of
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.media import sources_of
 from radixlm.entrypoints.native import MediaSource
 from radixlm.intake.records import GenerateRequest, Output

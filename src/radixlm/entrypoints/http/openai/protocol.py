@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.schema import Body, Int, Ints, Objects, Priority, Rid, Strings
+from radixlm.entrypoints.request_model import Body, Int, Ints, Objects, Priority, Rid, Strings
 
 MAX_STOPS = 1024
 MAX_PROMPTS = 4096

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from radixlm.base.errors import InvalidRequest, PromptTooLong
-from radixlm.entrypoints.http.client import client_key
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.native import prefix_key, replica_of
@@ -29,8 +28,6 @@ _SAME = (
 _OPENAI_NAMES = {ours: theirs for theirs, ours in _RENAMED.items()} | {
     "max_new_tokens": "max_tokens"
 }
-# texts longer than this are tokenized in a thread, so that other requests go on
-LONG_TEXT_CHARS = 50_000
 
 
 def sampling_of(
@@ -124,7 +121,7 @@ def request_of(
         timeout_s=body.timeout,
         session=body.session_params,
         processor=processor_name(body.custom_logit_processor, body.logit_processor),
-        fair_key=client_key(),
+        fair_key=fair_share_key(),
         names=_client_names(body),
     )
 
@@ -139,38 +136,3 @@ def _client_names(body: Generation) -> dict[str, str]:
     if body.routed_dp_rank is not None:
         names["data_parallel_rank"] = "routed_dp_rank"
     return names
-
-
-async def encode(
-    state: ServerState, text: str, param: str, add_special_tokens: bool = True
-) -> list[int]:
-    """Token ids. A text that cannot fit is refused unread; a long one is read in a thread."""
-    tokenizer = state.require_tokenizer()
-    if len(text) <= LONG_TEXT_CHARS:
-        return tokenizer.encode(text, add_special_tokens)
-    facts = state.intake.facts
-    most = facts.context_len * longest_token(state)
-    if len(text) > most and not facts.allow_auto_truncate:
-        raise PromptTooLong(
-            f"{param}: {len(text)} characters cannot fit the context of {facts.context_len} tokens",
-            param=param,
-        )
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-
-
-class _Longest:
-    """Characters of the longest token, kept once it has been looked up."""
-
-    def __init__(self, num_chars: int) -> None:
-        self.num_chars = num_chars
-
-
-def longest_token(state: ServerState) -> int:
-    """Characters of the vocabulary's longest piece."""
-    found = state.extras.get(_Longest)
-    if found is None:
-        tokenizer = state.require_tokenizer()
-        pieces = (tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size))
-        found = _Longest(max(len(piece or "") for piece in pieces))
-        state.extras[_Longest] = found
-    return int(found.num_chars)

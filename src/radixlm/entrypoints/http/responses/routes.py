@@ -11,14 +11,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.body import named_event, read_body, stream_response
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import body_of, error_body, json_response
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.responses.background import FINAL, Responses
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_loop import Turn, run
-from radixlm.entrypoints.http.schema import documented
 from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.http.transport import (
+    cancel_on_disconnect,
+    named_event,
+    read_body,
+    stream_response,
+)
 
 router = APIRouter(tags=["responses"])
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest, Stops
 from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
-from radixlm.entrypoints.http.schema import Body, Int, Objects, Priority, make
+from radixlm.entrypoints.request_model import Body, Int, Objects, Priority, make
 
 _INCLUDE = frozenset(
     (

@@ -21,8 +21,8 @@ from radixlm.entrypoints.http.responses.schemas import (
 from radixlm.entrypoints.http.responses.store import Stored
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox, ToolServers
-from radixlm.entrypoints.http.schema import Objects
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.request_model import Objects
 
 MAX_ROUNDS = 32
 _SAID = frozenset(("function_call", "mcp_call"))

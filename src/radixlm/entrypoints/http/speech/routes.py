@@ -13,10 +13,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from radixlm.entrypoints.http.body import DONE, event, stream_response
-from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import check
 from radixlm.entrypoints.http.speech import formats
@@ -29,6 +27,7 @@ from radixlm.entrypoints.http.speech.transcribers import (
     transcriber_of,
 )
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.transport import DONE, cancel_on_disconnect, event, stream_response
 from radixlm.entrypoints.media import MediaReader
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.audio import Samples, cut
@@ -73,7 +72,7 @@ class Call:
             stream=self.form.stream,
             logprobs=need,
             processor=PROCESSOR if ask.options else None,
-            fair_key=client_key(),
+            fair_key=fair_share_key(),
         )
 
 

@@ -11,22 +11,23 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
-from radixlm.entrypoints.http.body import (
+from radixlm.entrypoints.http.errors import FinishError, json_response
+from radixlm.entrypoints.http.middleware import fair_share_key
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.openapi.response_schemas import GENERATE_EXAMPLE
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.tokenization import LONG_TEXT_CHARS, encode
+from radixlm.entrypoints.http.transport import (
     DONE,
+    cancel_on_disconnect,
     event,
     read_body,
     read_json,
     stream_response,
 )
-from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
-from radixlm.entrypoints.http.errors import FinishError, json_response
-from radixlm.entrypoints.http.openai.sampling import LONG_TEXT_CHARS, encode
-from radixlm.entrypoints.http.response_schemas import GENERATE_EXAMPLE
-from radixlm.entrypoints.http.schema import Body, Strings, documented
-from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.media import resolve
 from radixlm.entrypoints.native import FIELDS, IGNORED, UNBUILT, Batch, Reply, read_generate
+from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.records import Output
 from radixlm.wire.requests import AbortRequest
 
@@ -84,7 +85,7 @@ async def _prepare(state: ServerState, batch: Batch) -> None:
         if request.text is not None and len(request.text) > LONG_TEXT_CHARS:
             request.input_ids = await encode(state, request.text, "text")
             request.text = None
-        request.fair_key = client_key()
+        request.fair_key = fair_share_key()
         state.sessions.extend(request)
 
 

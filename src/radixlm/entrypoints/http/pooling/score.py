@@ -11,13 +11,11 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.body import read_body
-from radixlm.entrypoints.http.client import client_key
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
-from radixlm.entrypoints.http.openai.sampling import encode
-from radixlm.entrypoints.http.pooling import (
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
     Pair,
     has_scores,
@@ -25,8 +23,10 @@ from radixlm.entrypoints.http.pooling import (
     probabilities,
     prompt_usage,
 )
-from radixlm.entrypoints.http.schema import Body, Ints, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.tokenization import encode
+from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
+from radixlm.entrypoints.request_model import Body, Ints, Strings
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
@@ -120,7 +120,7 @@ async def next_tokens(
     need = LogprobParams(-1, 0, tuple(token_ids))
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     requests = [
-        GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=client_key())
+        GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=fair_share_key())
         for ids in prompts
     ]
     return [found[0] for found in await generate.collect(state, requests)]

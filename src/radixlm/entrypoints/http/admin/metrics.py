@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
-from radixlm.entrypoints.http.health import PROBE_PREFIX
+from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.request_state import RequestState
 from radixlm.intake.tokenizer_manager import Observer

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
+from radixlm.base.errors import Aborted, InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import body_of, error_body
-from radixlm.entrypoints.http.schema import M, read
+from radixlm.entrypoints.request_model import M, read
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
@@ -103,3 +104,44 @@ async def stream_response(
 
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
     return await anext(events, b"")
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            raise Aborted("the client left")
+        return task.result()
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error of a task group: ours before any other."""
+    flat: list[BaseException] = []
+
+    def walk(error: BaseException) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                walk(inner)
+        else:
+            flat.append(error)
+
+    walk(group)
+    return next((e for e in flat if isinstance(e, RadixError)), flat[0])

@@ -18,14 +18,14 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.body import read_body
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.openai.sampling import encode
-from radixlm.entrypoints.http.pooling import MAX_INPUTS, Pair, Prompt, has_scores, pool
-from radixlm.entrypoints.http.schema import Body, Int, Rid, Strings, documented
-from radixlm.entrypoints.http.score import label_logprobs, next_tokens, softmax
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.pool import MAX_INPUTS, Pair, Prompt, has_scores, pool
+from radixlm.entrypoints.http.pooling.score import label_logprobs, next_tokens, softmax
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.tokenization import encode
+from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
+from radixlm.entrypoints.request_model import Body, Int, Rid, Strings
 from radixlm.intake.records import Output
 
 router = APIRouter(tags=["pooled"])

@@ -13,10 +13,9 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.body import read_body
-from radixlm.entrypoints.http.disconnect import cancel_on_disconnect
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.pooling import (
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.pool import (
     MultimodalPrompt,
     Pair,
     Pooled,
@@ -29,9 +28,10 @@ from radixlm.entrypoints.http.pooling import (
     prompt_usage,
     require_score_head,
 )
-from radixlm.entrypoints.http.schema import Body, Int, Ints, Priority, Rid, Strings, documented
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
 from radixlm.entrypoints.native import MediaSource, finish_reason, media_of
+from radixlm.entrypoints.request_model import Body, Int, Ints, Priority, Rid, Strings
 from radixlm.multimodal.processor import Kind
 
 router = APIRouter(tags=["pooled"])

@@ -8,10 +8,10 @@ from fastapi.responses import Response
 
 from radixlm.base.env import VERTEX_ROUTE
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.body import read_json
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.generate import answer_generate
-from radixlm.entrypoints.http.response_schemas import PREDICTIONS
+from radixlm.entrypoints.http.native.generate import answer_generate
+from radixlm.entrypoints.http.openapi.response_schemas import PREDICTIONS
+from radixlm.entrypoints.http.transport import read_json
 
 _PROMPTS = ("text", "input_ids", "input_embeds")
 

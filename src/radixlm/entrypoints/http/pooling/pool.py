@@ -11,10 +11,10 @@ from typing import Any
 from radixlm.arch.sentence_transformers import SentenceTransformersConfig
 from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.client import client_key
+from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
-from radixlm.entrypoints.http.openai.sampling import encode
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.native import MediaSource
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.processor import Prompt as SeenPrompt
@@ -128,7 +128,7 @@ async def pool(
                 pooling=PoolingParams(first_len, whole),
                 rid=name,
                 priority=priority,
-                fair_key=client_key(),
+                fair_key=fair_share_key(),
             )
         )
     results = await generate.collect(state, requests)

@@ -1,4 +1,4 @@
-"""docs/api.md, from the code: ``python -m radixlm.entrypoints.http.docs [FILE]``."""
+"""docs/api.md, from the code: ``python -m radixlm.entrypoints.http.openapi.docs [FILE]``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from radixlm.entrypoints.http.responses import schemas
 
 HEAD = """# HTTP API
 
-Written by `python -m radixlm.entrypoints.http.docs docs/api.md` from the routes themselves; the
-same facts are served at `/openapi.json`.
+Written by `python -m radixlm.entrypoints.http.openapi.docs docs/api.md` from the routes
+themselves; the same facts are served at `/openapi.json`.
 
 - Bodies are JSON. A field that is not listed is refused with a 400 that names it.
 - Errors have OpenAI's form `{"error": {"message", "type", "param", "code"}}`; `/v1/messages`

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.body import read_body
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.schema import Body, Objects, documented
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.http.transport import read_body
+from radixlm.entrypoints.request_model import Body, Objects
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.reasoning.base import split_all
 from radixlm.text.tools import registry as tools

@@ -1,0 +1,171 @@
+"""What is recorded of requests: --log-requests, --crash-dump-folder, and the routes of both."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.base.log import set_level
+from radixlm.config.observe import LOG_LEVELS
+from radixlm.engine.crash_dump import Recorder
+from radixlm.entrypoints.http.admin.control import get_and_post, read_args
+from radixlm.entrypoints.http.errors import DiskFull, json_response
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.transport import read_body
+from radixlm.entrypoints.request_model import Body, Int
+from radixlm.intake.request_state import RequestState
+from radixlm.intake.tokenizer_manager import Observer
+from radixlm.observe.requestlog import LEVELS, finished, received
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.replies import Finish
+
+router = APIRouter(tags=["admin"])
+
+TEXT_LEVEL = 2
+
+
+class InternalState(Body):
+    server_args: dict[str, Any]
+
+
+class ConfigureLogging(Body):
+    log_requests: bool | None = None
+    log_requests_level: Int | None = None
+    log_level: str | None = None
+    dump_requests_folder: str | None = None
+    dump_requests_threshold: Int | None = None
+    crash_dump_folder: str | None = None
+    log_requests_format: str | None = None
+
+
+class RequestLog(Observer):
+    """Logs requests as they come and end while ``is_on``; ``level`` says how much of them."""
+
+    def __init__(self, tokenizer: Tokenizer | None, is_on: bool, level: int) -> None:
+        self._tokenizer, self.is_on, self.level = tokenizer, is_on, level
+
+    def submitted(self, state: RequestState) -> None:
+        if self.is_on:
+            text = self._text(state.wire.ids().tolist())
+            received(state.rid, self.level, state.prompt_tokens, state.wire.sampling, text)
+
+    def ended(self, state: RequestState, finish: Finish) -> None:
+        if not self.is_on:
+            return
+        end = state.pending
+        facts = {
+            "reason": finish.kind if finish.message is None else f"{finish.kind}: {finish.message}",
+            "prompt": state.prompt_tokens,
+            "cached": end.cached_tokens if end else 0,
+            "output": len(state.output_ids),
+            "first token": f"{max(state.first_token_s - state.arrival_s, 0):.3f} s",
+            "total": f"{state.finished_s - state.arrival_s:.3f} s",
+        }
+        finished(state.rid, self.level, facts, self._text(state.output_ids))
+
+    def _text(self, ids: list[int]) -> str | None:
+        """Only where it is shown: decoding a long prompt costs."""
+        if self._tokenizer is None or self.level < TEXT_LEVEL:
+            return None
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def install_request_log(state: ServerState) -> None:
+    """Listen to requests; what is logged may be changed while the server runs."""
+    observe = state.config.observe
+    made = RequestLog(state.tokenizer, observe.log_requests, observe.log_requests_level)
+    state.extras[RequestLog] = made
+    state.intake.observers = (*state.intake.observers, made)
+
+
+def install_crash_dump(state: ServerState) -> None:
+    """Record from now on, if the server was started with a folder to write to."""
+    folder = state.config.observe.crash_dump_folder
+    if folder is None:
+        return
+    intake = state.intake
+    recorder = Recorder(Path(folder), state.config, lambda: intake.requests.values())
+    state.extras[Recorder] = recorder
+    intake.observers = (*intake.observers, recorder)
+
+
+@get_and_post("/configure_logging", ConfigureLogging)
+async def configure_logging(request: Request) -> Response:
+    """What is logged of requests, and from which level on."""
+    args = await read_args(request, ConfigureLogging)
+    for name in ("dump_requests_folder", "crash_dump_folder", "log_requests_format"):
+        if getattr(args, name):
+            raise InvalidRequest(
+                f"{name} cannot change while the server runs: start with --crash-dump-folder", name
+            )
+    if args.log_level is not None:
+        if args.log_level not in LOG_LEVELS:
+            raise InvalidRequest(f"log_level must be one of {', '.join(LOG_LEVELS)}", "log_level")
+        set_level(args.log_level)
+    state = state_of(request)
+    _set_request_log(state, args.model_dump(exclude_none=True))
+    return json_response(_log_state(state))
+
+
+def _set_request_log(state: ServerState, values: dict[str, Any]) -> None:
+    found = state.extra(RequestLog)
+    is_on, level = values.get("log_requests"), values.get("log_requests_level")
+    if is_on is not None and not isinstance(is_on, bool):
+        raise InvalidRequest("log_requests must be true or false", "log_requests")
+    if level is not None and (isinstance(level, bool) or level not in LEVELS):
+        raise InvalidRequest("log_requests_level must be 0, 1, 2 or 3", "log_requests_level")
+    found.is_on = found.is_on if is_on is None else is_on
+    found.level = found.level if level is None else level
+
+
+def _log_state(state: ServerState) -> dict[str, Any]:
+    found = state.extra(RequestLog)
+    return {"log_requests": found.is_on, "log_requests_level": found.level}
+
+
+async def _set_state(request: Request) -> Response:
+    """Change options that may change while the server runs."""
+    args = await read_body(request, InternalState, any_type=True)
+    state = state_of(request)
+    unknown = set(args.server_args) - {"log_requests", "log_requests_level"}
+    if unknown:
+        name = sorted(unknown)[0]
+        raise InvalidRequest(
+            f"server_args.{name:.80} cannot change while the server runs; what can: "
+            "log_requests, log_requests_level",
+            param=f"server_args.{name:.80}",
+        )
+    _set_request_log(state, args.server_args)
+    return json_response({"updated": True, "server_args": _log_state(state)})
+
+
+for _method in ("POST", "PUT"):
+    router.add_api_route(
+        "/set_internal_state",
+        _set_state,
+        methods=[_method],
+        openapi_extra=documented(InternalState),
+        operation_id=f"{_method.lower()}_set_internal_state",
+        response_class=Response,
+    )
+
+
+@router.post("/dump_requests")
+async def dump_requests(request: Request) -> Response:
+    """Write the requests of the last five minutes to the folder of --crash-dump-folder."""
+    recorder = state_of(request).extras.get(Recorder)
+    if recorder is None:
+        raise InvalidRequest("requests are not recorded: start with --crash-dump-folder FOLDER")
+    try:
+        entries = recorder.entries()
+        path = await asyncio.to_thread(recorder.write, "asked for", entries)
+    except OSError as error:
+        message = f"the requests cannot be written: {error.strerror or error}"
+        raise DiskFull(message) from error
+    return json_response({"path": str(path), "num_requests": len(entries)})

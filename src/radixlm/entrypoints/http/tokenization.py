@@ -1,0 +1,125 @@
+"""Texts to token ids and back: ``encode`` for all routes, /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.base.errors import InvalidRequest, PromptTooLong
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.transport import read_body
+from radixlm.entrypoints.request_model import Body, Ints, Objects
+
+router = APIRouter(tags=["admin"])
+
+# longer texts are tokenized in a thread, so that other requests go on
+LONG_TEXT_CHARS = 50_000
+
+
+async def encode(
+    state: ServerState, text: str, param: str, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids. A text that cannot fit is refused unread; a long one is read in a thread."""
+    tokenizer = state.require_tokenizer()
+    if len(text) <= LONG_TEXT_CHARS:
+        return tokenizer.encode(text, add_special_tokens)
+    facts = state.intake.facts
+    most = facts.context_len * longest_token(state)
+    if len(text) > most and not facts.allow_auto_truncate:
+        raise PromptTooLong(
+            f"{param}: {len(text)} characters cannot fit the context of {facts.context_len} tokens",
+            param=param,
+        )
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+
+class _Longest:
+    """Characters of the longest token, kept once it has been looked up."""
+
+    def __init__(self, num_chars: int) -> None:
+        self.num_chars = num_chars
+
+
+def longest_token(state: ServerState) -> int:
+    """Characters of the vocabulary's longest piece."""
+    found = state.extras.get(_Longest)
+    if found is None:
+        tokenizer = state.require_tokenizer()
+        pieces = (tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size))
+        found = _Longest(max(len(piece or "") for piece in pieces))
+        state.extras[_Longest] = found
+    return int(found.num_chars)
+
+
+class Tokenize(Body):
+    """``prompt``, a list of prompts, or ``messages`` of a chat."""
+
+    prompt: str | list[str] | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    model: str | None = None
+
+
+class Detokenize(Body):
+    tokens: Ints | list[Ints]
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
+@router.post("/v1/tokenize", openapi_extra=documented(Tokenize))
+@router.post("/tokenize", openapi_extra=documented(Tokenize))
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text, of several, or of the prompt that messages make."""
+    args = await read_body(request, Tokenize, any_type=True)
+    state = state_of(request)
+    state.check_model(args.model)
+    tokenizer = state.require_tokenizer()
+    if (args.prompt is None) == (args.messages is None):
+        raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
+    if args.messages is not None:
+        template = state.require_template()
+        prompt: str | list[str] = template.render(
+            args.messages,
+            tools=args.tools,
+            add_generation_prompt=args.add_generation_prompt,
+            template_kwargs=args.chat_template_kwargs,
+        )
+        adds = template.adds_special_tokens
+    else:
+        assert args.prompt is not None
+        prompt, adds = args.prompt, True
+    adds = adds if args.add_special_tokens is None else args.add_special_tokens
+    length = state.intake.facts.context_len
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt, adds)
+        body: dict[str, Any] = {"tokens": ids, "count": len(ids)}
+    else:
+        rows = tokenizer.encode_batch(prompt, adds)
+        body = {"tokens": rows, "count": [len(row) for row in rows]}
+    return json_response(body | {"max_model_len": length})
+
+
+@router.post("/v1/detokenize", openapi_extra=documented(Detokenize))
+@router.post("/detokenize", openapi_extra=documented(Detokenize))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, or of several lists of them."""
+    args = await read_body(request, Detokenize, any_type=True)
+    state = state_of(request)
+    state.check_model(args.model)
+    tokenizer = state.require_tokenizer()
+    is_nested = bool(args.tokens) and isinstance(args.tokens[0], list)
+    rows: Any = args.tokens if is_nested else [args.tokens]
+    for row in rows:
+        bad = next((i for i in row if not 0 <= i < state.intake.facts.vocab), None)
+        if bad is not None:
+            raise InvalidRequest(f"tokens: {bad} is not a token id", "tokens")
+    texts = [tokenizer.decode(row, args.skip_special_tokens) for row in rows]
+    return json_response({"text": texts if is_nested else texts[0]})
