@@ -174,5 +174,5 @@ class World:
         assert not scheduler.planner.running and not len(scheduler.queue)
         assert not scheduler.committer.requests and not scheduler.inflight
         assert kv_manager.find_violations([]) == [] and scheduler.controls.num_breaches == 0
-        kv_manager.cache.reset()
+        kv_manager.prefix_cache.reset()
         assert kv_manager.num_used_tokens == 0

@@ -28,7 +28,7 @@ def _disturb(world: World) -> None:
         client.has_left = True
         world.intake.leave([client.state])
     elif kind == "abort" and running:
-        world.intake.abort(rng.choice(running).live.rid)
+        world.intake.abort(rng.choice(running).state.rid)
     elif kind == "pause":
         world.control("pause", mode=rng.choice(("in_place", "retract")))
     elif kind == "continue":

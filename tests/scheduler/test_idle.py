@@ -33,4 +33,4 @@ def test_beats_come_when_nothing_else_does() -> None:
     beats = [r for r in bench.replies if isinstance(r, Heartbeat)]
     assert len(beats) == 5
     assert beats[-1].load.num_running == 0
-    assert bench.scheduler._patience() >= 0.5  # it sleeps rather than polls
+    assert bench.scheduler._max_wait_s() >= 0.5  # it sleeps rather than polls

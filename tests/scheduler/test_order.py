@@ -138,9 +138,9 @@ def test_flush_waits_for_nobody() -> None:
     refused = _control(bench, "flush_cache")
     assert not refused.ok and "1 requests run" in refused.message
     bench.run()
-    assert bench.kv_manager.cache.total_pages > 0
+    assert bench.kv_manager.prefix_cache.total_pages > 0
     assert _control(bench, "flush_cache").ok
-    assert bench.kv_manager.cache.total_pages == 0
+    assert bench.kv_manager.prefix_cache.total_pages == 0
 
 
 def test_suspects_compute_their_prompts_alone() -> None:

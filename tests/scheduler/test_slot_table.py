@@ -86,7 +86,7 @@ def test_a_mixture_gets_what_each_gets_alone(depth: int, num_pages: int) -> None
             continue
         assert bench.out[rid] == tokens, rid
         assert follower.seen.get(rid, []) == (tokens if rid[0] == "f" else [])
-    assert not bench.scheduler.committer._stops
+    assert not bench.scheduler.committer._stop_counts
 
 
 def test_a_row_that_only_decodes_is_told_by_a_token_alone() -> None:
@@ -102,14 +102,14 @@ def test_a_row_that_only_decodes_is_told_by_a_token_alone() -> None:
     ]  # fmt: skip
 
 
-def test_the_lineup_is_the_same_object_until_somebody_joins_or_leaves() -> None:
+def test_the_decode_batch_is_one_object_until_a_request_joins_or_leaves() -> None:
     bench = SchedulerHarness()
     for rid, count in (("a", 6), ("b", 9)):
         bench.submit(rid, [ord(rid) % 31, 2], count, ignore_eos=True)
     bench.run()
     decode_batches = [plan.items.decodes for plan in bench.executor.steps]
-    assert [lineup.rids for lineup in decode_batches] == [(), *[("a", "b")] * 5, *[("b",)] * 3]
-    assert len({id(lineup) for lineup in decode_batches}) == 3
+    assert [batch.rids for batch in decode_batches] == [(), *[("a", "b")] * 5, *[("b",)] * 3]
+    assert len({id(batch) for batch in decode_batches}) == 3
 
 
 def request(ids: list[int]) -> Request:
@@ -123,37 +123,37 @@ def request(ids: list[int]) -> Request:
 @given(st.lists(st.tuples(st.sampled_from("apfslw"), st.integers(1, 80)), max_size=30))
 def test_a_request_knows_its_tokens_in_its_slot_and_out_of_it(steps: list[tuple[str, int]]) -> None:
     rows, mine = SlotTable(2), request([1, 2, 3])
-    known, sent = [1, 2, 3], 3
-    mine.enter(rows, 1)
+    tokens, sent = [1, 2, 3], 3
+    mine.assign_slot(rows, 1)
     for kind, number in steps:
         if kind == "l" and not mine.is_waiting:
-            mine.leave()
+            mine.release_slot()
             mine.reset_for_retract()
-            assert mine.prefill_len == len(known) and mine.is_waiting and mine.num_allocated == 0
+            assert mine.prefill_len == len(tokens) and mine.is_waiting and mine.num_allocated == 0
         elif kind in "ap" and mine.is_waiting:
-            mine.enter(rows, number % 2)
+            mine.assign_slot(rows, number % 2)
         if kind == "a":  # one by one
             for token in range(number):
                 mine.append(token)
-                known.append(token)
+                tokens.append(token)
         elif kind == "p":  # with all rows of a step
             for token in range(number):
                 count = rows.append(np.array([mine.slot]), np.array([token], np.int32))
-                known.append(token)
+                tokens.append(token)
                 if count[0] >= rows.check_at[mine.slot]:
-                    mine.store()
+                    mine.store_recent()
         elif kind == "f":
-            assert mine.take_unsent() == known[sent:]
-            sent = len(known)
-        assert mine.num_tokens == len(known) and mine.num_unsent == len(known) - sent
+            assert mine.take_unsent() == tokens[sent:]
+            sent = len(tokens)
+        assert mine.num_tokens == len(tokens) and mine.num_unsent == len(tokens) - sent
         if kind == "s":
-            assert mine.ids.tolist() == known and mine.output_ids.tolist() == known[3:]
-    assert mine.ids.tolist() == known
+            assert mine.ids.tolist() == tokens and mine.output_ids.tolist() == tokens[3:]
+    assert mine.ids.tolist() == tokens
 
 
 def test_rows_grow_with_their_pages() -> None:
     rows, mine = SlotTable(3), request([1])
-    mine.enter(rows, 2)
+    mine.assign_slot(rows, 2)
     mine.add_pages(np.arange(1, 8, dtype=np.int32), None, page_size=4)
     for page in range(8, 40):
         column = rows.add_pages(np.array([2]), np.array([page], np.int32), page_size=4)

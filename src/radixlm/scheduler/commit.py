@@ -1,4 +1,4 @@
-"""What becomes of a step's results: tokens become known, requests end, deltas are made."""
+"""Committer: applies the results of a step to its requests and makes the reply to intake."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.replies import Finish, Logprobs, StepReply, TokenDelta
 
-# a request whose client does not stream reports every so many tokens: enough for recovery
+# tokens between two deltas of a request whose client does not stream: few enough for recovery
 UNSTREAMED_INTERVAL = 16
 
 
-def merged(parts: Iterable[Logprobs | None]) -> Logprobs | None:
-    """Log-probabilities of consecutive places, joined."""
-    found = [p for p in parts if p is not None]
-    if not found:
+def merge_logprobs(parts: Iterable[Logprobs | None]) -> Logprobs | None:
+    """The log-probabilities of consecutive tokens as one record."""
+    present = [part for part in parts if part is not None]
+    if not present:
         return None
-    whole = Logprobs(chosen=[], top=[], asked=[])
-    for part in found:
-        whole.chosen.extend(part.chosen)
-        whole.top.extend(part.top)
-        whole.asked.extend(part.asked)
-    return whole
+    merged = Logprobs(chosen=[], top=[], asked=[])
+    for part in present:
+        merged.chosen.extend(part.chosen)
+        merged.top.extend(part.top)
+        merged.asked.extend(part.asked)
+    return merged
 
 
-class Unsent:
-    """What a request has produced since its last delta."""
+class BufferedOutputs:
+    """What a request has produced besides tokens since its last delta."""
 
-    __slots__ = ("hidden", "logprobs", "prompt")
+    __slots__ = ("hidden", "logprobs", "prompt_logprobs")
 
     def __init__(self) -> None:
         self.logprobs: list[Logprobs | None] = []
-        self.prompt: list[Logprobs | None] = []
+        self.prompt_logprobs: list[Logprobs | None] = []
         self.hidden: list[bytes] = []
 
 
 class Committer:
-    """Turns StepResults into known tokens and TokenDeltas."""
+    """Appends a step's tokens to their requests, ends requests, and makes the deltas for intake.
+
+    ``requests``: all requests of the scheduler by id, waiting and running."""
 
     def __init__(
         self, limits: Limits, planner: Planner, hooks: Hooks, stream_interval: int = 1
@@ -54,56 +56,59 @@ class Committer:
         self.limits, self.planner, self.hooks = limits, planner, hooks
         self.stream_interval = stream_interval
         self.requests: dict[str, Request] = {}
-        self._stops: Counter[int] = Counter()  # how many requests end with a token
-        self._unsent: dict[str, Unsent] = {}
-        self._num_hidden: dict[str, int] = {}  # places whose hidden states were kept or told
+        self._stop_counts: Counter[int] = Counter()  # how many requests end at a token id
+        self._buffered: dict[str, BufferedOutputs] = {}
+        self._num_hidden: dict[str, int] = {}  # tokens whose hidden states were buffered or sent
         self.num_generated = 0
-        self._rows = planner.kv_manager.rows
+        self._kv_manager = planner.kv_manager
+        self._table = planner.kv_manager.table
         self._has_window = planner.kv_manager.window is not None
 
-    def begin(self, request: Request) -> None:
-        """The request is there."""
+    def register(self, request: Request) -> None:
+        """Know a request that has arrived, and set where it ends and how often it reports."""
         self.requests[request.rid] = request
-        self._stops.update(request.stop_ids)
+        self._stop_counts.update(request.stop_ids)
         wire, emit_interval = request.wire, UNSTREAMED_INTERVAL
         if wire.stream:
             emit_interval = wire.sampling.stream_interval or self.stream_interval
         elif wire.sampling.stop or wire.sampling.stop_regex or wire.is_quarantined:
-            emit_interval = 1  # what an engine that dies soon has made of a suspect is kept
+            emit_interval = 1  # keeps a quarantined request's tokens if the engine dies again
         request.emit_interval = emit_interval
         request.max_len = min(request.prompt_len + request.max_new_tokens, self.limits.context_len)
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepReply:
-        """What intake is to be told. A request has at most one delta in it."""
+        """Apply the results of a step; the reply for intake names each request once at most."""
         reply, items = StepReply([]), Items.of(plan.items)
         if len(items.starts):
             self._commit_decode_batch(items, result, reply)
-        for item, got in zip(items.prefills, result.prefills, strict=True):
-            self._commit_prefill(self.requests[item.rid], item, got, reply)
+        for item, item_result in zip(items.prefills, result.prefills, strict=True):
+            request = self.requests[item.rid]
+            request.inflight -= 1
+            self._commit_item(request, item, item_result, reply)
         return reply
 
-    # ---- rows that decode ------------------------------------------------------------------
+    # ---- decodes, by columns ---------------------------------------------------------------
 
     def _commit_decode_batch(self, items: Items, result: StepResult, reply: StepReply) -> None:
-        """Each of the lineup has computed a token and drawn one."""
+        """Each request of the decode batch has computed one token and sampled the next."""
         rids, slots = items.decodes.rids, items.decodes.slots
-        self._rows.inflight[slots] -= 1
-        is_fast_path = self._rows.is_fast_path[slots]
+        self._table.inflight[slots] -= 1
+        is_fast = self._table.is_fast_path[slots]
         if result.detailed:
-            is_fast_path[list(result.detailed)] = False
-        if np.count_nonzero(is_fast_path) == len(slots):  # a fraction of what all() costs
+            is_fast[list(result.detailed)] = False
+        if np.count_nonzero(is_fast) == len(slots):  # much faster than all()
             self._commit_decodes(slots, rids, items.starts, result.tokens, reply)
             return
-        plain = np.flatnonzero(is_fast_path)
-        if len(plain):
-            names = [rids[i] for i in plain.tolist()]
+        fast = np.flatnonzero(is_fast)
+        if len(fast):
+            fast_rids = [rids[i] for i in fast.tolist()]
             self._commit_decodes(
-                slots[plain], names, items.starts[plain], result.tokens[plain], reply
+                slots[fast], fast_rids, items.starts[fast], result.tokens[fast], reply
             )
-        for index in np.flatnonzero(~is_fast_path).tolist():
-            request = self._rows.request(int(slots[index]))
-            got = result.detailed.get(index) or ItemResult((int(result.tokens[index]),))
-            self._commit_item(request, items[index], got, reply)
+        for index in np.flatnonzero(~is_fast).tolist():
+            request = self._kv_manager.request_in(int(slots[index]))
+            item_result = result.detailed.get(index) or ItemResult((int(result.tokens[index]),))
+            self._commit_item(request, items[index], item_result, reply)
 
     def _commit_decodes(
         self,
@@ -113,28 +118,29 @@ class Committer:
         tokens: Int32Array,
         reply: StepReply,
     ) -> None:
-        """A token of each row becomes known, and nothing else has to be done with it."""
-        rows = self._rows
-        rows.num_committed[slots] = starts + 1
+        """Append a token to each row; rows of the fast path need nothing else."""
+        table = self._table
+        table.num_committed[slots] = starts + 1
         if self._has_window:
             for slot in slots[(starts + 1) % self.limits.page_size == 0].tolist():
-                self.planner.kv_manager.free_out_of_window(rows.request(slot))
-        known = rows.append(slots, tokens)
+                self._kv_manager.free_out_of_window(self._kv_manager.request_in(slot))
+        num_tokens = table.append(slots, tokens)
         self.num_generated += len(slots)
         values: list[int] = tokens.tolist()
-        is_due = known >= rows.check_at[slots]
-        if not self._stops.keys().isdisjoint(values):
-            is_due |= np.array([token in self._stops for token in values])
+        is_due = num_tokens >= table.check_at[slots]
+        if not self._stop_counts.keys().isdisjoint(values):
+            is_due |= np.array([token in self._stop_counts for token in values])
         if np.count_nonzero(is_due):
             for i in np.flatnonzero(is_due).tolist():
-                self._check_finished(rows.request(int(slots[i])), values[i], reply)
-        self._emit_decodes(slots, rids, known, values, reply)
+                request = self._kv_manager.request_in(int(slots[i]))
+                self._check_finished(request, values[i], reply)
+        self._emit_decodes(slots, rids, num_tokens, values, reply)
 
     def _check_finished(self, request: Request, token: int, reply: StepReply) -> None:
-        """A row may have ended, or must store its tokens."""
-        finish = self._finish(request, token)
+        """End the request if ``token`` is its last; else store the tokens of its ring."""
+        finish = self._finish_of(request, token)
         if finish is None:
-            request.store()
+            request.store_recent()
             return
         reply.deltas.append(self.end(request, finish))
         if not request.inflight:
@@ -144,75 +150,68 @@ class Committer:
         self,
         slots: Int64Array,
         rids: Sequence[str],
-        known: Int64Array,
+        num_tokens: Int64Array,
         values: list[int],
         reply: StepReply,
     ) -> None:
-        """Tokens that are due go to intake: of a row that has one new token, just that."""
-        rows = self._rows
-        fresh = known - rows.num_sent[slots]
-        is_one = (fresh == 1) & (rows.emit_interval[slots] == 1)
-        if np.count_nonzero(is_one) == len(slots):
+        """Put due tokens into the reply: a lone token of a request without a delta."""
+        table = self._table
+        num_unsent = num_tokens - table.num_sent[slots]
+        is_single = (num_unsent == 1) & (table.emit_interval[slots] == 1)
+        if np.count_nonzero(is_single) == len(slots):
             reply.rids, reply.tokens = rids, values
-            rows.num_sent[slots] = known
+            table.num_sent[slots] = num_tokens
             return
-        one = np.flatnonzero(is_one)
-        rows.num_sent[slots[one]] = known[one]
-        reply.rids = [rids[i] for i in one.tolist()]
-        reply.tokens = [values[i] for i in one.tolist()]
-        for i in np.flatnonzero(~is_one & (fresh >= rows.emit_interval[slots])).tolist():
-            request = rows.requests[int(slots[i])]
+        single = np.flatnonzero(is_single)
+        table.num_sent[slots[single]] = num_tokens[single]
+        reply.rids = [rids[i] for i in single.tolist()]
+        reply.tokens = [values[i] for i in single.tolist()]
+        is_due = ~is_single & (num_unsent >= table.emit_interval[slots])
+        for i in np.flatnonzero(is_due).tolist():
+            request = self._kv_manager.requests[int(slots[i])]
             if request is not None and request.num_unsent:
                 reply.deltas.append(self.delta(request))
 
-    # ---- one by one ------------------------------------------------------------------------
+    # ---- prefills and other requests, one by one -------------------------------------------
 
-    def _commit_prefill(
-        self, request: Request, item: Item, got: ItemResult, reply: StepReply
+    def _commit_item(
+        self, request: Request, item: Item, result: ItemResult, reply: StepReply
     ) -> None:
-        """An item that did not just decode has been computed."""
-        request.inflight -= 1
-        self._commit_item(request, item, got, reply)
-
-    def _commit_item(self, request: Request, item: Item, got: ItemResult, reply: StepReply) -> None:
-        """What becomes of one item's result."""
+        """Apply the result of one item."""
         if request.finish is None:
             request.num_committed = item.start + item.count
-            if item.tokens is not None or got.error is not None:
-                delta = self._commit_chunk(request, item, got)
+            if item.tokens is not None or result.error is not None:
+                delta = self._commit_chunk(request, item, result)
             else:
                 if self._has_window and request.num_committed % self.limits.page_size == 0:
-                    self.planner.kv_manager.free_out_of_window(request)
-                self._buffer_outputs(request, item, got)
-                delta = self._emit(request, got)
+                    self._kv_manager.free_out_of_window(request)
+                self._buffer_outputs(request, item, result)
+                delta = self._emit(request, result)
             if delta is not None:
                 reply.deltas.append(delta)
         if request.finish is not None and not request.inflight:
             self.retire(request)
 
-    def _commit_chunk(self, request: Request, item: Item, got: ItemResult) -> TokenDelta | None:
-        """A part of the prompt was computed."""
-        if got.error is not None:
+    def _commit_chunk(self, request: Request, item: Item, result: ItemResult) -> TokenDelta | None:
+        """Apply the result of a chunk of a prefill, or of an item that failed."""
+        if result.error is not None:
             request.num_committed = item.start  # what this step wrote is not shared
-            return self.end(request, Finish("error", message=got.error, status=500))
-        self.planner.kv_manager.insert(request)
-        self.planner.kv_manager.free_out_of_window(request)
-        self._buffer_outputs(request, item, got)
-        if got.pooled is not None:
-            return self.end(request, Finish("stop"), pooled=got.pooled)
-        if got.tokens:
-            return self._emit(request, got)
-        if (
-            request.num_committed == request.prefill_len
-            and not item.emit
-            and not request.wire.pooling
-        ):
+            return self.end(request, Finish("error", message=result.error, status=500))
+        self._kv_manager.insert(request)
+        self._kv_manager.free_out_of_window(request)
+        self._buffer_outputs(request, item, result)
+        if result.pooled is not None:
+            return self.end(request, Finish("stop"), pooled=result.pooled)
+        if result.tokens:
+            return self._emit(request, result)
+        is_computed = request.num_committed == request.prefill_len
+        if is_computed and not item.emit and not request.wire.pooling:
             return self.end(request, Finish("length"))
         return None
 
-    def _emit(self, request: Request, got: ItemResult) -> TokenDelta | None:
-        """Tokens were sampled."""
-        finish = self._append(request, got.tokens)
+    def _emit(self, request: Request, result: ItemResult) -> TokenDelta | None:
+        """Append the sampled tokens; a delta if the request ended or one is due."""
+        finish = self._append(request, result.tokens)
         if finish is None and request.has_token_hook:
             finish = self._jump_forward(request)
         if finish is not None:
@@ -220,12 +219,13 @@ class Committer:
         return self.delta(request) if request.num_unsent >= request.emit_interval else None
 
     def _append(self, request: Request, tokens: tuple[int, ...]) -> Finish | None:
+        """Append tokens up to the one that ends the request, and tell the features."""
         finish: Finish | None = None
         count = 0
         for token in tokens:
             request.append(token)
             count += 1
-            finish = self._finish(request, token)
+            finish = self._finish_of(request, token)
             if finish is not None:
                 break
         self.num_generated += count
@@ -236,49 +236,50 @@ class Committer:
                 return Finish("error", message=str(error), status=error.status)
         return finish
 
-    def _finish(self, request: Request, token: int) -> Finish | None:
-        """Whether the token, which has just become known, is the last."""
+    def _finish_of(self, request: Request, token: int) -> Finish | None:
+        """Why the request ends with ``token``, its newest; None if it does not."""
         if token in request.stop_ids and request.num_output >= request.min_new_tokens:
             return Finish("stop", matched=token)
         return Finish("length") if request.num_tokens >= request.max_len else None
 
     def _jump_forward(self, request: Request) -> Finish | None:
-        """Append what must come next. The next step computes it as a piece of prompt; if there are
-        no pages for it, it is sampled token by token."""
+        """Append tokens that the grammar forces; the next step computes them as a prefill. Without
+        pages for them, they are sampled one by one."""
         tokens = () if request.inflight else self.hooks.forced(request)
         tokens = tokens[: request.max_len - request.num_tokens]
-        if not tokens or not self.planner.kv_manager.allocate(
-            request, request.num_tokens + len(tokens)
-        ):
+        end = request.num_tokens + len(tokens)
+        if not tokens or not self._kv_manager.allocate(request, end):
             return None
         finish = self._append(request, tuple(tokens))
         request.prefill_all()
         return finish
 
-    def _buffer_outputs(self, request: Request, item: Item, got: ItemResult) -> None:
-        if got.logprobs is None and got.prompt_logprobs is None and got.hidden_states is None:
+    def _buffer_outputs(self, request: Request, item: Item, result: ItemResult) -> None:
+        """Keep log-probabilities and hidden states for the request's next delta."""
+        hidden = result.hidden_states
+        if result.logprobs is None and result.prompt_logprobs is None and hidden is None:
             return
-        unsent = self._unsent.setdefault(request.rid, Unsent())
-        unsent.logprobs.append(got.logprobs)
-        unsent.prompt.append(got.prompt_logprobs)
-        if got.hidden_states is not None:
-            # a retracted request computes places again whose states were kept or told before
+        buffered = self._buffered.setdefault(request.rid, BufferedOutputs())
+        buffered.logprobs.append(result.logprobs)
+        buffered.prompt_logprobs.append(result.prompt_logprobs)
+        if hidden is not None:
+            # a retracted request computes tokens again whose states were buffered or sent before
             first = max(item.start, self._num_hidden.get(request.rid, 0))
             self._num_hidden[request.rid] = max(first, item.start + item.count)
-            row_bytes = len(got.hidden_states) // item.count
-            fresh = got.hidden_states[(first - item.start) * row_bytes :]
-            unsent.hidden.extend([fresh] if fresh else [])
+            row_bytes = len(hidden) // item.count
+            new = hidden[(first - item.start) * row_bytes :]
+            buffered.hidden.extend([new] if new else [])
 
     def drop_prompt_outputs(self, request: Request) -> None:
-        """The request was retracted: what it kept of its prompt will be made again."""
+        """After a retraction: drop outputs of the prompt, which will be computed again."""
         if not request.num_output:
-            self._unsent.pop(request.rid, None)
+            self._buffered.pop(request.rid, None)
             self._num_hidden.pop(request.rid, None)
 
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
         tokens = request.take_unsent()
-        unsent = self._unsent.pop(request.rid, None) if self._unsent else None
+        buffered = self._buffered.pop(request.rid, None) if self._buffered else None
         return TokenDelta(
             rid=request.rid,
             tokens=tokens,
@@ -286,9 +287,9 @@ class Committer:
             prompt_tokens=request.prompt_len,
             cached_tokens=request.num_cached,
             retractions=request.retractions,
-            prompt_logprobs=merged(unsent.prompt) if unsent else None,
-            logprobs=merged(unsent.logprobs) if unsent else None,
-            hidden_states=unsent.hidden or None if unsent else None,
+            prompt_logprobs=merge_logprobs(buffered.prompt_logprobs) if buffered else None,
+            logprobs=merge_logprobs(buffered.logprobs) if buffered else None,
+            hidden_states=buffered.hidden or None if buffered else None,
             pooled=pooled,
             queue_time_s=max(0.0, request.started_s - request.queued_s),
         )
@@ -296,16 +297,16 @@ class Committer:
     def end(
         self, request: Request, finish: Finish, pooled: list[float] | None = None
     ) -> TokenDelta:
-        """The request is over; what it holds is freed once no step in flight touches it."""
+        """End the request; ``retire`` frees what it holds once it has no step in flight."""
         request.end(finish)
         return self.delta(request, pooled)
 
     def retire(self, request: Request) -> None:
-        """Share what was computed, give back slot and pages, forget the request."""
+        """Free the slot and pages of a request that has ended, and forget it."""
         if request in self.planner.running:
-            self.planner.leave(request)
-        self._unsent.pop(request.rid, None)
+            self.planner.release(request)
+        self._buffered.pop(request.rid, None)
         self._num_hidden.pop(request.rid, None)
         if self.requests.pop(request.rid, None) is not None:
-            self._stops -= Counter(request.stop_ids)
+            self._stop_counts -= Counter(request.stop_ids)
         self.hooks.release(request)

@@ -1,26 +1,61 @@
-"""Operators' wishes, answered between two steps: flush, pause, continue, info, slow_down."""
+"""ControlHandler: operators' commands, answered between two steps: flush, pause, continue, info."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError
 from radixlm.memory.check import repair
-from radixlm.wire.replies import ControlReply
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.planner import Planner
+from radixlm.scheduler.queue import WaitingQueue
+from radixlm.wire.replies import ControlReply, LoadReport
 from radixlm.wire.requests import AbortRequest, Control
-
-if TYPE_CHECKING:
-    from radixlm.scheduler.loop import Scheduler
 
 log = logging.getLogger(__name__)
 
 
-class ControlHandler:
-    """The verbs of ``Control``. What concerns tensors is passed on to the executor."""
+class CommandExecutor(Protocol):
+    """The executor's part of the commands."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        """Run a command that concerns tensors; its answer."""
+        ...
+
+
+class ControlledScheduler(Protocol):
+    """What the commands read and change of a scheduler."""
+
+    planner: Planner
+    queue: WaitingQueue
+    kv_manager: KVCacheManager
+    clock: Callable[[], float]
+    is_paused: bool
+    sleep_s: float
+
+    @property
+    def executor(self) -> CommandExecutor: ...
+
+    def load(self, now_s: float) -> LoadReport:
+        """What the scheduler holds now."""
+        ...
+
+    def abort(self, message: AbortRequest) -> None:
+        """End requests."""
+        ...
+
+    def commit_inflight(self) -> None:
+        """Wait for all steps in flight and commit them."""
+        ...
+
+
+class ControlHandler:
+    """Answers ``Control`` messages; verbs that it does not know go to the executor."""
+
+    def __init__(self, scheduler: ControlledScheduler) -> None:
         self._scheduler = scheduler
         self.num_breaches = 0
         self._verbs = {
@@ -34,7 +69,7 @@ class ControlHandler:
         }
 
     def answer(self, control: Control) -> ControlReply:
-        """Always a reply; a failure is told, never raised."""
+        """The reply to a command; an error becomes a reply that is not ok."""
         verb = self._verbs.get(control.verb)
         try:
             if verb is not None:
@@ -50,20 +85,20 @@ class ControlHandler:
             running, waiting = len(s.planner.running), len(s.queue)
             message = f"not flushed: {running} requests run and {waiting} wait"
             return ControlReply(control.call_id, False, message)
-        s.kv_manager.cache.reset()
+        s.kv_manager.prefix_cache.reset()
         self.check_invariants()
         return ControlReply(control.call_id, True, "Cache flushed.")
 
     def _pause(self, control: Control) -> ControlReply:
-        """Modes: in_place keeps the KV, retract gives it back, abort ends all requests."""
+        """Plan no more steps. Modes: in_place keeps the KV, retract frees it, abort ends all
+        requests."""
         s = self._scheduler
         mode = str(control.args.get("mode") or "abort")
         s.is_paused = True
         if mode == "abort":
-            s._abort(AbortRequest(all=True, message="generation was paused"))
+            s.abort(AbortRequest(all=True, message="generation was paused"))
         elif mode == "retract":
-            while s.inflight:
-                s._commit(*s.inflight.popleft())
+            s.commit_inflight()
             for request in reversed(list(s.planner.running)):
                 s.planner.retract(request)
         return ControlReply(control.call_id, True, "Generation paused.")
@@ -102,7 +137,7 @@ class ControlHandler:
         return ControlReply(control.call_id, True, data=data)
 
     def check_invariants(self) -> None:
-        """At idle: a violation is logged with its numbers, counted and repaired; we live on."""
+        """While idle: log, count and repair invariant violations of pages and slots."""
         kv_manager = self._scheduler.kv_manager
         running = self._scheduler.planner.running
         violations = kv_manager.find_violations(running)
@@ -110,12 +145,7 @@ class ControlHandler:
             return
         self.num_breaches += len(violations)
         for violation in violations:
-            log.error("ledger: %s", violation)
+            log.error("KV cache manager: %s", violation)
         window = kv_manager.window.pages if kv_manager.window is not None else None
-        repair(
-            kv_manager.pages,
-            kv_manager.slots,
-            kv_manager.cache,
-            kv_manager.holdings(running),
-            window,
-        )
+        holdings = kv_manager.holdings(running)
+        repair(kv_manager.pages, kv_manager.slots, kv_manager.prefix_cache, holdings, window)

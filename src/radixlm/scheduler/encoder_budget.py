@@ -1,6 +1,8 @@
-"""How many places of media one step may have encoded: an encoder runs whole when a chunk reaches
-the
-first place of its media, however few of the places the chunk holds."""
+"""EncoderBudget: how many media tokens one step may encode.
+
+The multimodal encoder runs over a whole image, video or audio clip when a chunk reaches the first
+of its placeholder tokens, even if the chunk holds few of them.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +11,32 @@ from radixlm.wire.media import Media
 
 
 class EncoderBudget:
-    """Of one step; ``begin`` starts the next."""
+    """The budget of one step; ``start_step`` restores it for the next."""
 
-    def __init__(self, places: int) -> None:
-        self._places = self._left = places
-        self._begun: set[bytes] = set()  # content of this step
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = self._left = num_tokens
+        self._started: set[bytes] = set()  # digests of the media that this step encodes
 
-    def begin(self) -> None:
-        """A step: all of the budget is there again."""
-        self._left = self._places
-        self._begun.clear()
+    def start_step(self) -> None:
+        """Restore the whole budget."""
+        self._left = self._num_tokens
+        self._started.clear()
 
-    def cut(self, request: Request, end: int) -> int:
-        """Where a chunk of ``request`` that was to end there ends: before the media that would go
-        beyond the budget. The first media of a step may, or it would never be encoded."""
+    def limit_chunk(self, request: Request, end: int) -> int:
+        """Where a chunk of ``request`` that was to end at ``end`` must end: before the media that
+        exceed the budget. The first media of a step may exceed it, or they would never run."""
         for media in request.wire.media:
-            first = _first_from(media, request.num_cached)
-            if not request.num_computed <= first < end or media.digest in self._begun:
+            first = _first_uncached(media, request.num_cached)
+            if not request.num_computed <= first < end or media.digest in self._started:
                 continue
-            if media.num_placeholders > self._left and self._begun:
+            if media.num_placeholders > self._left and self._started:
                 return first
             self._left -= media.num_placeholders
-            self._begun.add(media.digest)
+            self._started.add(media.digest)
         return end
 
 
-def _first_from(media: Media, cached: int) -> int:
-    """The first place of a media that no cache held; -1 if all are cached."""
-    return next((max(a, cached) for a, count in media.spans if a + count > cached), -1)
+def _first_uncached(media: Media, num_cached: int) -> int:
+    """The first placeholder behind the cached prefix; -1 if all are cached."""
+    starts = (max(a, num_cached) for a, count in media.spans if a + count > num_cached)
+    return next(starts, -1)

@@ -1,17 +1,14 @@
-"""The fixed points at which a feature may speak, in the order of ``engine/assemble.py``.
+"""The hooks by which features take part in scheduling, called in the order of ``engine/assemble``.
 
-    ready(request)       may it be admitted now?             grammar compile, adapter load
-    take/give            does it fit?                        ledgers
-    (``scheduler/kv_cache_manager.py``)
-    order(queue)         who first?                          ``scheduler/queue.py``
-    extend(items)        extra tensors of the step           adapters, media
-    masks(items)         which tokens are allowed?           grammar
-    accept               logits -> tokens                    the executor's sampler or verifier
-    committed(request)   tokens are known                    grammar advance
-    forced(request)      what follows them for certain?      grammar jump-forward
-    release(request)     it is over                          free state, offload
+    arrive(request)      a request has arrived             check it, begin to compile its grammar
+    ready(request)       may it be admitted now?           is the grammar compiled, adapter loaded?
+    extend(items)        a step was planned                data for the executor, by name
+    masks(items)         which tokens may be sampled?      grammar
+    committed(request)   tokens were appended              advance the grammar
+    forced(request)      which tokens follow for certain?  jump forward
+    release(request)     the request is over               free its state
 
-A feature keeps its state in its own dict keyed by rid and never imports another feature.
+A feature keeps its state in a dict of its own by request id, and never imports another feature.
 """
 
 from __future__ import annotations
@@ -29,19 +26,19 @@ Mask = NDArray[np.int32]
 
 
 class Feature:
-    """Answers nothing in particular; a feature overrides the hooks it needs."""
+    """Base of features: every hook does nothing; a feature overrides those that it needs."""
 
     def arrive(self, request: Request) -> bool:
-        """The request has entered the queue. Whether ``committed`` and ``forced`` are to be asked
-        about it. RadixError refuses it."""
+        """The request has arrived; raising RadixError refuses it. Whether ``committed`` and
+        ``forced`` are to be called for it."""
         return True
 
     def ready(self, request: Request) -> bool:
-        """Whether the request may be admitted now. RadixError fails it."""
+        """Whether the request may be admitted now; raising RadixError fails it."""
         return True
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Extra data of the step, by name."""
+        """Data for the executor that travels with the step's plan, by name."""
         return {}
 
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
@@ -49,39 +46,39 @@ class Feature:
         return {}
 
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
-        """Tokens have become known. Raising RequestError fails the request."""
+        """Tokens were appended to the request; raising RequestError fails it."""
 
     def forced(self, request: Request) -> Sequence[int]:
-        """Tokens that follow the committed ones whatever the model says: they become known without
-        being sampled (``committed`` is told), and are computed with the next step."""
+        """Tokens that must follow the committed ones: they are appended without being sampled
+        (``committed`` is called for them), and the next step computes them."""
         return ()
 
     def release(self, request: Request) -> None:
-        """The request has left; free what was kept for it."""
+        """The request is over: free its state."""
 
 
 class Hooks:
-    """All features, called in order."""
+    """All features; calls each hook of those that override it, in order."""
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
         def overriding(name: str) -> tuple[Feature, ...]:
-            base = getattr(Feature, name)
-            return tuple(f for f in features if getattr(type(f), name) is not base)
+            default = getattr(Feature, name)
+            return tuple(f for f in features if getattr(type(f), name) is not default)
 
         self.features = tuple(features)
         self._ready = overriding("ready")
         self._extend, self._masks = overriding("extend"), overriding("masks")
         self._committed, self._release = overriding("committed"), overriding("release")
         self._forced = overriding("forced")
-        self._followers = {*self._committed, *self._forced}
+        self._token_features = {*self._committed, *self._forced}
 
     def arrive(self, request: Request) -> bool:
-        """Whether some feature follows the request's tokens."""
+        """Whether ``committed`` and ``forced`` are to be called for the request."""
         answers = [(feature, feature.arrive(request)) for feature in self.features]
-        return any(follows for feature, follows in answers if feature in self._followers)
+        return any(wants for feature, wants in answers if feature in self._token_features)
 
     def ready(self, request: Request) -> bool:
-        # every gate is asked, so that all of them work on it at once
+        # every feature is asked, so that all of them prepare at the same time
         answers = [feature.ready(request) for feature in self._ready]
         return all(answers)
 
@@ -92,19 +89,19 @@ class Hooks:
         return extras
 
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        """Masks of several features on one item are intersected."""
-        found: dict[int, Mask] = {}
+        """The masks of all features; several masks of one item are intersected."""
+        masks: dict[int, Mask] = {}
         for feature in self._masks:
             for index, mask in feature.masks(items).items():
-                found[index] = found[index] & mask if index in found else mask
-        return found
+                masks[index] = masks[index] & mask if index in masks else mask
+        return masks
 
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
         for feature in self._committed:
             feature.committed(request, tokens)
 
     def forced(self, request: Request) -> Sequence[int]:
-        """The first feature that knows any speaks."""
+        """The forced tokens of the first feature that has any."""
         return next((t for feature in self._forced if (t := feature.forced(request))), ())
 
     def release(self, request: Request) -> None:

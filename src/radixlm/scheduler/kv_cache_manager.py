@@ -1,9 +1,9 @@
-"""The books of the KV cache: which request holds which pages and slot, what the tree holds.
+"""KVCacheManager: which request holds which pages and slot, and what the prefix cache holds.
 
-``take`` and ``give`` are the only doors. A request's pages are [those of the locked tree path]
-followed by [its own]; ``insert`` moves whole computed pages from the second part to the first.
-Models with sliding-window layers keep a second row of pages, whose entries are given back as soon
-as the window has passed (``slide``).
+Pages and slots change owner only in ``admit``, ``allocate``, ``insert``, ``free_out_of_window``
+and ``free``. A request's pages are first those of the cached prefix that it has locked, then its
+own; ``insert`` moves whole computed pages from the second part to the first. Models with
+sliding-window layers or recurrent states have a second page table.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FULL, WINDOW = 0, 1
 
 
 class WindowPages(Record):
-    """The second page space: of models with window layers, or of those that keep states
-    (``is_state``). A page of states is the state behind the page's last computed token, so of the
-    pages of a step only two are needed: the last, and the last that is whole, which is a snapshot
-    for the prefix cache."""
+    """The second page space, of sliding-window layers or of recurrent states (``is_state``).
+
+    A page of states holds the state after the page's last computed token. A step needs two at
+    most: the last page, and the last whole one, which is a snapshot for the prefix cache."""
 
     pages: PageAllocator
     table: WindowTable
@@ -37,28 +37,32 @@ class WindowPages(Record):
 
 
 class KVCacheManager:
-    """Pages and slots of one replica."""
+    """Pages and slots of one engine.
+
+    ``requests[slot]`` is the request in the slot; ``updates`` and ``new_pages`` collect changes
+    of the page tables for the next plan."""
 
     def __init__(
         self,
         pages: PageAllocator,
         slots: SlotAllocator,
-        cache: PrefixCache,
+        prefix_cache: PrefixCache,
         page_size: int,
         window: WindowPages | None = None,
     ) -> None:
-        self.pages, self.slots, self.cache, self.page_size = pages, slots, cache, page_size
-        self.window = window
-        self.rows = SlotTable(slots.num_total)
-        self.updates: list[PageUpdate] = []  # for the next plan, as are these
+        self.pages, self.slots, self.prefix_cache = pages, slots, prefix_cache
+        self.page_size, self.window = page_size, window
+        self.table = SlotTable(slots.num_total)
+        self.requests: list[Request | None] = [None] * slots.num_total
+        self.updates: list[PageUpdate] = []
         self.new_pages: NewPages | None = None
-        self.hit_tokens = 0
-        self.asked_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_queried_tokens = 0
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had now, by eviction if need be."""
-        return self.pages.num_free + self.cache.num_evictable
+        """Pages that can be allocated, counting those that the prefix cache can evict."""
+        return self.pages.num_free + self.prefix_cache.num_evictable
 
     @property
     def num_total_tokens(self) -> int:
@@ -70,15 +74,21 @@ class KVCacheManager:
 
     @property
     def num_window_pages(self) -> int:
-        """All that there are, 0 without window layers."""
+        """All pages of the second space, 0 without one."""
         return self.window.pages.num_total if self.window is not None else 0
+
+    def request_in(self, slot: int) -> Request:
+        """The request that has the slot."""
+        request = self.requests[slot]
+        assert request is not None, f"no request has slot {slot}"
+        return request
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def match_limit(self, request: Request) -> int:
-        """How many leading tokens may come from the tree: the last must be computed, and so must
-        every place whose log-probability or hidden state is wanted."""
+        """How many leading tokens may come from the prefix cache. The last token must be computed,
+        and so must every token whose log-probability or hidden state is wanted."""
         wire = request.wire
         if wire.embeds is not None or wire.return_hidden_states:
             return 0
@@ -90,61 +100,64 @@ class KVCacheManager:
         return limit
 
     def admit(self, request: Request, spare_pages: int) -> bool:
-        """Give a slot and the cached prefix, if the whole rest would leave ``spare_pages``."""
+        """Assign a slot and the cached prefix, if ``spare_pages`` would be left after the request's
+        whole prefill."""
         limit = self.match_limit(request)
-        found = self._match(request, min(limit, request.share_limit))
-        self.cache.lock(found.handle)
-        need = self.pages_for(request.prefill_len + 1) - len(found.pages)
+        match = self._match(request, min(limit, request.share_limit))
+        self.prefix_cache.lock(match.handle)
+        need = self.pages_for(request.prefill_len + 1) - len(match.pages)
         fits = need + spare_pages <= self.num_available and self._window_fits(request)
         slot = self.slots.alloc() if fits else None
         if slot is None:
-            self.cache.unlock(found.handle)
+            self.prefix_cache.unlock(match.handle)
             return False
-        request.enter(self.rows, slot)
-        request.handle, request.is_window_locked = found.handle, True
-        request.add_pages(found.pages, found.window_pages, self.page_size)
-        request.num_computed = request.num_committed = request.num_inserted = found.num_tokens
-        request.num_cached = found.num_tokens
-        self.hit_tokens += found.num_tokens
-        self.asked_tokens += request.prefill_len
-        if len(found.pages):
-            self._note(request, 0, len(found.pages))
+        self.requests[slot] = request
+        request.assign_slot(self.table, slot)
+        request.handle, request.is_window_locked = match.handle, True
+        request.add_pages(match.pages, match.window_pages, self.page_size)
+        request.num_computed = request.num_committed = request.num_inserted = match.num_tokens
+        request.num_cached = match.num_tokens
+        self.num_hit_tokens += match.num_tokens
+        self.num_queried_tokens += request.prefill_len
+        if len(match.pages):
+            self._add_update(request, 0, len(match.pages))
         return True
 
     def _match(self, request: Request, limit: int) -> Match:
-        """The cached prefix; it does not end inside of places that see one another."""
-        found = self.cache.match(request.ids[:limit], request.cache_key)
+        """The cached prefix; it does not end inside a span of tokens that attend to each other."""
+        match = self.prefix_cache.match(request.ids[:limit], request.cache_key)
         for media in request.wire.media:
             for start, count in media.bidirectional_spans:
-                if start < found.num_tokens < start + count:
+                if start < match.num_tokens < start + count:
                     return self._match(request, start)
-        return found
+        return match
 
     def _window_fits(self, request: Request) -> bool:
-        """Whether window pages for the window and one page more can be had."""
+        """Whether window pages for the window and one page more can be allocated."""
         if self.window is None:
             return True
         need = self.pages_for(min(request.prefill_len + 1, self.window.table.window_tokens)) + 2
-        need = max(need, self.run_pages(request))
-        return need <= self.window.pages.num_free + self.cache.num_window_evictable
+        need = max(need, self.max_span_pages(request))
+        return need <= self.window.pages.num_free + self.prefix_cache.num_window_evictable
 
-    def run_pages(self, request: Request) -> int:
-        """Window pages that the longest run of places which see one another needs: it is computed
-        in one step."""
+    def max_span_pages(self, request: Request) -> int:
+        """Window pages for the longest span of tokens that attend to each other: such a span is
+        computed in one step."""
         if self.window is None or self.window.is_state:
             return 0
         table = self.window.table
-        runs = (run for media in request.wire.media for run in media.bidirectional_spans)
-        return max((table.num_live_pages(*run) for run in runs), default=0)
+        spans = (span for media in request.wire.media for span in media.bidirectional_spans)
+        return max((table.num_live_pages(*span) for span in spans), default=0)
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Hold pages for the first ``num_tokens`` tokens; False if they cannot be had."""
+        """Allocate pages up to the first ``num_tokens`` tokens; False, and no change, if there are
+        not enough."""
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
         if need <= 0:
             return True
         if need > self.pages.num_free:
-            self.cache.evict(need - self.pages.num_free)
+            self.prefix_cache.evict(need - self.pages.num_free)
         rows = self._alloc(first, need, num_tokens)
         if rows is None:
             return False
@@ -156,51 +169,50 @@ class KVCacheManager:
         return True
 
     def allocate_next_page(self, slots: Int64Array) -> bool:
-        """Hold one page more for each of these rows, which have used theirs up; False if there are
+        """Allocate one page more for each of these slots, whose pages are full; False if there are
         not enough for all."""
         if self.window is not None:
-            requests = map(self.rows.request, slots.tolist())
+            requests = map(self.request_in, slots.tolist())
             return all(self.allocate(request, request.num_allocated + 1) for request in requests)
         if len(slots) > self.pages.num_free:
-            self.cache.evict(len(slots) - self.pages.num_free)
+            self.prefix_cache.evict(len(slots) - self.pages.num_free)
         pages = self.pages.alloc(len(slots))
         if pages is None:
             return False
-        columns = self.rows.add_pages(slots, pages, self.page_size)
+        columns = self.table.add_pages(slots, pages, self.page_size)
         self.new_pages = NewPages(slots, columns, pages)
         return True
 
     def _num_pages(self, request: Request) -> int:
-        """Pages that it holds."""
         return request.num_allocated // self.page_size
 
     def _alloc(
         self, first: int, need: int, num_tokens: int
     ) -> tuple[Int32Array, Int32Array | None] | None:
-        """Pages of both spaces for columns from ``first`` on, or none at all."""
+        """Pages of both spaces for the columns from ``first`` on, or None and no change."""
         window = self.window
         if window is None:
-            new = self.pages.alloc(need)
-            return None if new is None else (new, None)
+            pages = self.pages.alloc(need)
+            return None if pages is None else (pages, None)
         columns = np.arange(first, first + need)
         if window.is_state:
             last, whole = (num_tokens - 1) // self.page_size, num_tokens // self.page_size - 1
             columns = columns[(columns == last) | (columns == whole)]
-        short = len(columns) - window.pages.num_free
-        if short > 0:
-            self.cache.evict_window(short)
+        num_missing = len(columns) - window.pages.num_free
+        if num_missing > 0:
+            self.prefix_cache.evict_window(num_missing)
         if len(columns) > window.pages.num_free:
             return None
-        new = self.pages.alloc(need)
-        live = window.pages.alloc(len(columns)) if new is not None else None
-        if new is None or live is None:
+        pages = self.pages.alloc(need)
+        window_pages = window.pages.alloc(len(columns)) if pages is not None else None
+        if pages is None or window_pages is None:
             return None
         row = np.full(need, NULL_PAGE, np.int32)
-        row[columns - first] = live
-        return new, row
+        row[columns - first] = window_pages
+        return pages, row
 
-    def _note(self, request: Request, first: int, end: int) -> None:
-        """Tell the next plan of the request's pages [first, end)."""
+    def _add_update(self, request: Request, first: int, end: int) -> None:
+        """Put the request's pages [first, end) into the next plan."""
         slot = request.slot
         self.updates.append(PageUpdate(FULL, slot, first, request.pages[first:end].copy()))
         if self.window is not None:
@@ -208,35 +220,36 @@ class KVCacheManager:
             self.updates.append(PageUpdate(WINDOW, slot, first, row))
 
     def insert(self, request: Request) -> None:
-        """Share the request's computed whole pages; its duplicates are swapped and freed."""
+        """Put the request's whole committed pages into the prefix cache. Where the cache had a page
+        already, the request uses the cache's page and its own is freed."""
         if self.window is not None and self.window.is_state:
             self.free_out_of_window(request)  # only the last snapshot is shared
         whole = min(request.num_committed, request.share_limit) // self.page_size
         if request.wire.embeds is not None or whole * self.page_size <= request.num_inserted:
-            return  # embeddings are not named by their token ids
+            return  # token ids say nothing about input embeddings
         ids = request.ids[: whole * self.page_size]
         row = request.window[:whole].copy() if self.window is not None else None
-        result = self.cache.insert(ids, request.pages[:whole].copy(), request.cache_key, row)
+        result = self.prefix_cache.insert(ids, request.pages[:whole].copy(), request.cache_key, row)
         shared = result.num_cached_pages
-        self.cache.lock(result.handle)
+        self.prefix_cache.lock(result.handle)
         if request.handle is not None:
-            self.cache.unlock(request.handle, request.is_window_locked)
+            self.prefix_cache.unlock(request.handle, request.is_window_locked)
         request.handle, request.num_inserted = result.handle, shared * self.page_size
         request.is_window_locked = True
-        changed = result.pages != request.pages[:shared]
+        is_changed = result.pages != request.pages[:shared]
         request.pages[:shared] = result.pages
         if self.window is not None and result.window_pages is not None:
-            changed |= result.window_pages != request.window[:shared]
+            is_changed |= result.window_pages != request.window[:shared]
             request.window[:shared] = result.window_pages
             if result.duplicate_window_pages is not None:
                 self.window.pages.free(result.duplicate_window_pages)
-        places = np.flatnonzero(changed)
-        if len(places) and request.finish is None:
-            self._note(request, int(places[0]), shared)
+        changed = np.flatnonzero(is_changed)
+        if len(changed) and request.finish is None:
+            self._add_update(request, int(changed[0]), shared)
         self.pages.free(result.duplicate_pages)
 
     def free_out_of_window(self, request: Request) -> None:
-        """Give back the window pages that no later token reads."""
+        """Free the window pages that no later token reads."""
         if self.window is None:
             return
         table = self.window.table
@@ -245,20 +258,21 @@ class KVCacheManager:
         self.window.pages.free(table.take_dead(row, request.num_committed, start))
         if request.is_window_locked and table.first_live_page(request.num_committed) >= start:
             if request.handle is not None:
-                self.cache.unlock_window(request.handle)
+                self.prefix_cache.unlock_window(request.handle)
             request.is_window_locked = False
 
     def free(self, request: Request) -> None:
-        """Take back everything that the request holds."""
+        """Free everything that the request holds: its lock, its own pages, its slot."""
         own = slice(request.num_inserted // self.page_size, self._num_pages(request))
         if request.handle is not None:
-            self.cache.unlock(request.handle, request.is_window_locked)
+            self.prefix_cache.unlock(request.handle, request.is_window_locked)
         self.pages.free(request.pages[own])
         if self.window is not None:
             row = request.window[own]
             self.window.pages.free(row[row != NULL_PAGE])
         self.slots.free(request.slot)
-        request.leave()
+        self.requests[request.slot] = None
+        request.release_slot()
 
     def holdings(self, running: Iterable[Request]) -> list[Holding]:
         """What each running request has of its own, and the prefix that it has locked."""
@@ -270,6 +284,6 @@ class KVCacheManager:
         return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
 
     def find_violations(self, running: Iterable[Request]) -> list[str]:
-        """Every page has one owner, every slot one request; the differences in words."""
+        """Invariant violations in words; empty if each page and each slot has one owner."""
         window = self.window.pages if self.window is not None else None
-        return check(self.pages, self.slots, self.cache, self.holdings(running), window)
+        return check(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)

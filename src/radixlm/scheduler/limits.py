@@ -1,4 +1,4 @@
-"""The numbers that bound the scheduler, resolved at assembly."""
+"""The numbers that bound the scheduler; ``engine`` computes them once from the options."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from radixlm.base.record import Record
 
 
 class RopeLengths(Record):
-    """Ropes whose angles depend on the prompt's length: up to ``original`` tokens all KV is alike,
-    beyond it is of another kind ("dynamic": of a kind for every length)."""
+    """How KV depends on the prompt's length where a rope does: KV of prompts of up to ``original``
+    tokens is interchangeable, KV of longer ones is another kind (``is_dynamic``: a kind for every
+    length)."""
 
     original: int
     is_dynamic: bool
 
     def variant(self, prompt_len: int) -> str | None:
-        """What KV of such a prompt may be shared with; None is the common kind."""
+        """The kind of KV of such a prompt, a part of its cache key; None up to ``original``."""
         if prompt_len <= self.original:
             return None
         return f"rope{prompt_len}" if self.is_dynamic else "rope+"
 
     def share_limit(self, prompt_len: int) -> int:
-        """Tokens from here on are of another kind than the prompt's."""
+        """Tokens from this position on have another kind of KV than the prompt."""
         if prompt_len <= self.original:
             return self.original
         return prompt_len if self.is_dynamic else 1 << 62
@@ -35,19 +36,19 @@ class Limits(Record):
     max_prefill_tokens: int
     context_len: int
     page_size: int
-    depth: int = 0
+    depth: int = 0  # steps in flight while the next is planned
     reserve: float = 0.4
     policy: str = "fcfs"
     priorities: bool = False
     low_values_first: bool = False
     preemption_threshold: int = 10
-    aging_s: float = 10.0  # a waiting request gains one priority every so many seconds
+    aging_s: float = 10.0  # seconds of waiting that raise a request's priority by one
     fair: bool = False  # users (fair_key) share the slots evenly
     chunked: bool = True
-    is_encoder: bool = False  # nothing is kept of a text: neither chunks nor a prefix cache
-    mixed: bool = True
+    is_encoder: bool = False  # an encoder: whole prompts, no prefix cache
+    mixed: bool = True  # prefill and decode may share a step
     admit_every: int = 1  # steps between two looks at the queue while requests decode
     eos_ids: tuple[int, ...] = ()
     vocab: int = 0
     rope: RopeLengths | None = None
-    log_interval: int = 0  # steps between two lines about the load; 0: none
+    log_interval: int = 0  # steps between two log lines about the load; 0: none

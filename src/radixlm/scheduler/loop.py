@@ -1,7 +1,8 @@
-"""The one loop. ``depth`` 0 is synchronous, 1 overlaps host and device, p pipelines p stages.
+"""Scheduler: the loop that reads messages, plans steps, launches them and commits their results.
 
-Messages are read at one place, the top of a tick; nobody calls back. When nothing can be done the
-loop sleeps on its channel: an idle engine costs no CPU.
+``depth`` is the number of steps in flight while the next is planned: 0 is synchronous, 1 overlaps
+host and device. Messages are read only at the top of a tick. When there is nothing to do, the loop
+waits on its channel and uses no CPU.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 MAX_RETRY_S = 60.0
-# waiting for a hook (a grammar that compiles, an adapter that loads) polls this often
+# how often requests are polled that wait for a feature (a grammar that compiles)
 GATE_POLL_S = 0.002
 
 
 class Executor(Protocol):
-    """What the loop asks of the tensor side."""
+    """What the scheduler calls of the tensor side."""
 
     def forward(self, plan: StepPlan) -> Any:
         """Launch the step and return its handle without waiting."""
         ...
 
     def sample(self, step: Any, masks: dict[int, Mask]) -> None:
-        """Turn the step's logits into tokens; ``masks`` by index of the item."""
+        """Launch the sampling of the step's tokens; ``masks`` by index of the item."""
         ...
 
     def read(self, step: Any) -> StepResult:
@@ -51,12 +52,12 @@ class Executor(Protocol):
         ...
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
-        """An operator's wish that concerns tensors."""
+        """Run an operator's command that concerns tensors."""
         ...
 
 
 class Scheduler:
-    """Requests in, deltas out."""
+    """Turns the requests that come over ``channel`` into steps of ``executor`` and into deltas."""
 
     def __init__(
         self,
@@ -71,25 +72,25 @@ class Scheduler:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
         self.kv_manager = kv_manager
-        self.queue = WaitingQueue(limits, kv_manager.cache)
+        self.queue = WaitingQueue(limits, kv_manager.prefix_cache)
         self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval)
         self.planner.on_retract = self.committer.drop_prompt_outputs
         self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
-        self.deltas: list[TokenDelta] = []  # of requests that ended outside of a step
+        self.deltas: list[TokenDelta] = []  # unsent, of requests that ended outside of a step
         self.is_paused = False
         self.is_stopped = False
-        self.arriving: str | None = None  # the request that the features are being told of
+        self.arriving: str | None = None  # the request that the features' arrive hooks look at
         self.num_steps = 0
-        self.sleep_s = 0.0  # the /slow_down test aid
-        self._beat_s = 0.0
-        self._rate = (clock(), 0)
+        self.sleep_s = 0.0  # after each step: /slow_down, a help for tests
+        self._heartbeat_s = 0.0
+        self._rate_start = (clock(), 0)
         self._throughput = 0.0
         self._was_idle = True
         self._idle_since_s = 0.0
         self._is_checked = True
-        self._timed: dict[str, Request] = {}  # those with a deadline
+        self._timed: dict[str, Request] = {}  # requests with a deadline
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class Scheduler:
 
     def tick(self, wait: bool = True) -> None:
         """Read messages, then plan, launch and commit what can be."""
-        self._receive(self._patience() if wait else 0)
+        self._receive(self._max_wait_s() if wait else 0)
         now_s = self.clock()
         self._expire(now_s)
         plan = None if self.is_paused else self.planner.plan(now_s)
@@ -115,38 +116,44 @@ class Scheduler:
                 self._log_load(now_s)
         while len(self.inflight) > self.limits.depth:
             self._commit(*self.inflight.popleft())
-        self._flush(self.clock())
+        self._send_pending(self.clock())
         if plan is None and not self.inflight:
-            self._idle(self.clock())
+            self._on_idle(self.clock())
         else:
             self._was_idle = self._is_checked = False
         if self.sleep_s and plan is not None:
             time.sleep(self.sleep_s)
+
+    def commit_inflight(self) -> None:
+        """Wait for all steps in flight and commit them."""
+        while self.inflight:
+            self._commit(*self.inflight.popleft())
 
     def _commit(self, plan: StepPlan, step: Any) -> None:
         reply = self.committer.commit(plan, self.executor.read(step))
         if reply.rids or reply.deltas:
             self.channel.send(reply)
 
-    def _patience(self) -> float:
-        """How long the loop may sleep on its channel."""
+    def _max_wait_s(self) -> float:
+        """How long the loop may wait on its channel, in seconds."""
         if self.inflight or self.deltas:
             return 0
         if self.is_paused or not (self.planner.running or self.queue):
             return BEAT_S
         return GATE_POLL_S if self._was_idle else 0
 
-    def _flush(self, now_s: float) -> None:
-        if now_s - self._beat_s >= BEAT_S:
-            self._beat_s = now_s
+    def _send_pending(self, now_s: float) -> None:
+        """Send a heartbeat when one is due, and deltas that no step carries."""
+        if now_s - self._heartbeat_s >= BEAT_S:
+            self._heartbeat_s = now_s
             self.channel.send(Heartbeat(self.load(now_s)))
         if self.deltas:
             self.channel.send(StepReply(self.deltas))
             self.deltas = []
 
-    def _idle(self, now_s: float) -> None:
-        """Nothing was planned. When that has lasted for a while the books are checked: not at once,
-        for the next request must not wait for it."""
+    def _on_idle(self, now_s: float) -> None:
+        """Nothing was planned. When that has lasted for a while, the invariants are checked: not at
+        once, as the next request would wait for the check."""
         if not self._was_idle:
             self._was_idle, self._idle_since_s = True, now_s
         is_due = not self._is_checked and now_s - self._idle_since_s >= BEAT_S
@@ -159,23 +166,23 @@ class Scheduler:
     def _receive(self, timeout_s: float) -> None:
         for message in self.channel.receive(timeout_s):
             if isinstance(message, TokenizedRequest):
-                self._arrive(message)
+                self._add_request(message)
             elif isinstance(message, AbortRequest):
-                self._abort(message)
+                self.abort(message)
             elif isinstance(message, Control):
                 self.channel.send(self.controls.answer(message))
             elif isinstance(message, Shutdown):
                 self.is_stopped = True
 
-    def _arrive(self, wire: TokenizedRequest) -> None:
+    def _add_request(self, wire: TokenizedRequest) -> None:
         eos = () if wire.sampling.ignore_eos else self.limits.eos_ids
         stop_ids = frozenset(wire.sampling.stop_token_ids or ()) | frozenset(eos)
-        request = self._request(wire, stop_ids)
+        request = self._make_request(wire, stop_ids)
         if wire.rid in self.committer.requests:
-            log.warning("request id %s is already in use; the newcomer is refused", wire.rid)
+            log.warning("request id %s is already in use; the second request is dropped", wire.rid)
             return
-        self.committer.begin(request)
-        refused = self._refusal(request) or self._refused_by_hook(request)
+        self.committer.register(request)
+        refused = self._why_refused(request) or self._call_arrive_hooks(request)
         if refused is not None:
             self._refuse(request, refused)
             return
@@ -183,11 +190,12 @@ class Scheduler:
         if wire.deadline_s or wire.queue_deadline_s:
             self._timed[wire.rid] = request
 
-    def _request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
+    def _make_request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
+        """The request; its cache key is all that its KV depends on besides the token ids."""
         rope, key = self.limits.rope, wire.extra_key
-        seen = [media.digest.hex() for media in wire.media if media.affects_earlier_tokens]
-        if seen:
-            key = "\0".join((key or "", *seen))
+        digests = [media.digest.hex() for media in wire.media if media.affects_earlier_tokens]
+        if digests:
+            key = "\0".join((key or "", *digests))
         if rope is None:
             return Request(wire, stop_ids, key)
         prompt_len = len(wire.input_ids) // 4 - wire.num_emitted
@@ -195,18 +203,19 @@ class Scheduler:
         key = key if variant is None else f"{key or ''}\0{variant}"
         return Request(wire, stop_ids, key, rope.share_limit(prompt_len))
 
-    def _refusal(self, request: Request) -> RequestError | None:
-        most = self.limits.max_queued
+    def _why_refused(self, request: Request) -> RequestError | None:
+        max_queued = self.limits.max_queued
         was_running = request.wire.is_quarantined or request.wire.num_emitted > 0
-        if most is not None and len(self.queue) >= most and not was_running:
+        if max_queued is not None and len(self.queue) >= max_queued and not was_running:
             return TooManyRequests(
-                f"the queue is full ({most} requests wait, --max-queued-requests)",
+                f"the queue is full ({max_queued} requests wait, --max-queued-requests)",
                 retry_after_s=self.retry_after_s(),
             )
         return self.planner.too_long(request)
 
-    def _refused_by_hook(self, request: Request) -> RadixError | None:
-        """Tell the features of a request. What none of them foresaw is blamed on it."""
+    def _call_arrive_hooks(self, request: Request) -> RadixError | None:
+        """Tell the features about a request; the error of one that refuses it. Any other exception
+        leaves ``arriving`` set, so that the request is blamed for it."""
         self.arriving = request.rid
         refused: RadixError | None = None
         try:
@@ -217,15 +226,15 @@ class Scheduler:
         return refused
 
     def _refuse(self, request: Request, error: RadixError) -> None:
-        """End a waiting request: by its fault, or because something of ours it needs is broken."""
+        """End a waiting request with an error: of the request, or of the engine."""
         if isinstance(error, RequestError):
             status, retry_after_s = error.status, error.retry_after_s
         else:
             status, retry_after_s = EngineError.status, None
         finish = Finish("error", message=str(error), status=status, retry_after_s=retry_after_s)
-        self._drop(request, finish)
+        self._end_request(request, finish)
 
-    def _drop(self, request: Request, finish: Finish, quiet: bool = False) -> None:
+    def _end_request(self, request: Request, finish: Finish, quiet: bool = False) -> None:
         """End a request wherever it is."""
         if request.finish is not None:
             return
@@ -238,22 +247,23 @@ class Scheduler:
         elif not request.inflight:
             self.committer.retire(request)
 
-    def _abort(self, message: AbortRequest) -> None:
+    def abort(self, message: AbortRequest) -> None:
+        """End the requests that the message names."""
         rids = list(self.committer.requests) if message.all else message.rids
         for rid in rids:
             request = self.committer.requests.get(rid)
             if request is not None:
-                self._drop(request, Finish("abort", message=message.message), message.quiet)
+                self._end_request(request, Finish("abort", message=message.message), message.quiet)
 
     def _expire(self, now_s: float) -> None:
-        """Deadlines of waiting and running requests."""
+        """End waiting and running requests whose deadline has passed."""
         for rid, request in list(self._timed.items()):
             wire = request.wire
             if request.finish is not None:
                 del self._timed[rid]
                 continue
             if wire.deadline_s and now_s > wire.deadline_s:
-                self._drop(request, Finish("abort", message="request timed out", status=408))
+                self._end_request(request, Finish("abort", message="request timed out", status=408))
             elif request.is_waiting and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
                 late = Finish(
                     "error",
@@ -261,10 +271,10 @@ class Scheduler:
                     status=503,
                     retry_after_s=self.retry_after_s(),
                 )
-                self._drop(request, late)
+                self._end_request(request, late)
 
     def retry_after_s(self) -> float:
-        """When the queue will have moved: the tokens that wait over the tokens made a second."""
+        """Seconds until the queue has moved, estimated from the tokens generated a second."""
         tokens = sum(request.max_new_tokens for request in self.queue)
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
@@ -287,12 +297,12 @@ class Scheduler:
     # ---- figures ---------------------------------------------------------------------------
 
     def load(self, now_s: float) -> LoadReport:
-        """What is held now."""
-        since_s, counted = self._rate
+        """What the scheduler holds now, and its rates."""
+        since_s, counted = self._rate_start
         if now_s - since_s >= BEAT_S:
             generated = self.committer.num_generated
             self._throughput = (generated - counted) / (now_s - since_s)
-            self._rate = (now_s, generated)
+            self._rate_start = (now_s, generated)
         kv_manager = self.kv_manager
         return LoadReport(
             num_running=len(self.planner.running),
@@ -300,7 +310,7 @@ class Scheduler:
             num_used_tokens=kv_manager.num_used_tokens,
             num_total_tokens=kv_manager.num_total_tokens,
             gen_throughput=self._throughput,
-            cache_hit_rate=kv_manager.hit_tokens / max(1, kv_manager.asked_tokens),
+            cache_hit_rate=kv_manager.num_hit_tokens / max(1, kv_manager.num_queried_tokens),
             num_retracted=self.planner.num_retracted,
             num_paused=len(self.planner.running) if self.is_paused else 0,
             steps=self.num_steps,

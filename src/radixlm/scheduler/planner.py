@@ -1,11 +1,12 @@
-"""Which tokens are computed next. No prefill phase, no decode phase: each request's computed
-tokens catch up with its known ones, within one budget of tokens a step."""
+"""Planner: which tokens the next step computes.
+
+There is no prefill phase and no decode phase. Each request's computed tokens catch up with its
+known tokens, and all requests of a step share one budget of tokens."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,12 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.slot_table import Int64Array
+from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items, StepPlan
 
 log = logging.getLogger(__name__)
 
-MAX_RESERVED = 4096  # tokens of a running request that admission keeps a share of free
+MAX_RESERVED = 4096  # output tokens of a running request for which admission keeps pages free
 
 
 class Planner:
@@ -44,32 +45,34 @@ class Planner:
         self._admissions: list[Admission] = []
         self._index = 0
         self._encoder = EncoderBudget(limits.step_tokens)
-        self._rows = kv_manager.rows
-        # of the running requests, in their order, until one joins or leaves
+        self._table = kv_manager.table
+        # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
         self._decode_batch = EMPTY_DECODES
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
-        items: list[Item] = []  # those that do not just decode
+        prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
-        self._encoder.begin()
-        behind = self._behind()
-        alone = self._plan_quarantined(behind, items, now_s)
-        if not alone and not self.limits.mixed:  # prefill first: the two may not share a step
-            self._admit(items, self._chunks(behind, items, self.limits.step_tokens), now_s)
-        if not items:
-            slots = self._decodes()
+        self._encoder.start_step()
+        prefilling = self._prefilling_requests()
+        is_alone = self._plan_quarantined(prefilling, prefills, now_s)
+        if not is_alone and not self.limits.mixed:  # prefill first: the two may not share a step
+            left = self._plan_chunks(prefilling, prefills, self.limits.step_tokens)
+            self._admit_waiting(prefills, left, now_s)
+        if not prefills:
+            slots = self._plan_decodes()
             if self.limits.mixed:
-                left = self._chunks(behind, items, self.limits.step_tokens - len(slots))
-                is_none = not items and not len(slots)
-                if is_none or self._index % self.limits.admit_every == 0:
-                    self._admit(items, left, now_s)
-        if not items and not len(slots):
-            return self.plan(now_s) if self._free_one() else None
-        return self._planned(self._items(slots, items))
+                left = self.limits.step_tokens - len(slots)
+                left = self._plan_chunks(prefilling, prefills, left)
+                is_empty = not prefills and not len(slots)
+                if is_empty or self._index % self.limits.admit_every == 0:
+                    self._admit_waiting(prefills, left, now_s)
+        if not prefills and not len(slots):
+            return self.plan(now_s) if self._resolve_deadlock() else None
+        return self._make_plan(self._make_items(slots, prefills))
 
-    def _planned(self, items: Items) -> StepPlan:
+    def _make_plan(self, items: Items) -> StepPlan:
         plan = StepPlan(
             index=self._index,
             items=items,
@@ -84,19 +87,19 @@ class Planner:
         self.kv_manager.new_pages = None
         return plan
 
-    def _items(self, slots: Int64Array, others: list[Item]) -> Items:
-        """Of rows that decode their next token, which ``_decodes`` has counted, and other items."""
-        known = self._decode_batch.slots
-        if slots is not known and not np.array_equal(slots, known):
-            self._decode_batch = self._new_decode_batch(slots)
-        return Items(self._decode_batch, self._rows.num_computed[slots] - 1, tuple(others))
+    def _make_items(self, slots: Int64Array, prefills: list[Item]) -> Items:
+        """The items of a step; ``_plan_decodes`` has counted the tokens of ``slots``."""
+        last_slots = self._decode_batch.slots
+        if slots is not last_slots and not np.array_equal(slots, last_slots):
+            self._decode_batch = self._make_decode_batch(slots)
+        return Items(self._decode_batch, self._table.num_computed[slots] - 1, tuple(prefills))
 
-    def _new_decode_batch(self, slots: Int64Array) -> DecodeBatch:
-        rows = self._rows
-        asking = np.flatnonzero(rows.needs_extras[slots]).tolist()
-        wires = {i: rows.request(int(slots[i])).wire for i in asking}
+    def _make_decode_batch(self, slots: Int64Array) -> DecodeBatch:
+        table = self._table
+        with_extras = np.flatnonzero(table.needs_extras[slots]).tolist()
+        wires = {i: self.kv_manager.request_in(int(slots[i])).wire for i in with_extras}
         return DecodeBatch(
-            tuple(rows.rids[slots].tolist()),
+            tuple(table.rids[slots].tolist()),
             slots,
             {i: wire.logprobs for i, wire in wires.items() if wire.logprobs is not None},
             frozenset(i for i, wire in wires.items() if wire.return_hidden_states),
@@ -105,91 +108,88 @@ class Planner:
     def _running_slots(self) -> Int64Array:
         if self._slots is None:
             self._slots = np.array([r.slot for r in self.running], np.int64)
-            self._decode_batch = EMPTY_DECODES  # a slot may have changed hands
+            self._decode_batch = EMPTY_DECODES  # a slot may belong to another request now
         return self._slots
 
-    def _behind(self) -> list[Request]:
-        """Running requests whose prompts are not yet computed."""
-        rows, slots = self._rows, self._running_slots()
-        is_behind = rows.num_computed[slots] < rows.prefill_len[slots]
-        if not np.count_nonzero(is_behind):  # a fraction of what any() and all() cost
+    def _prefilling_requests(self) -> list[Request]:
+        """Running requests whose prefill is not yet computed."""
+        table, slots = self._table, self._running_slots()
+        is_prefilling = table.num_computed[slots] < table.prefill_len[slots]
+        if not np.count_nonzero(is_prefilling):  # much faster than any() and all()
             return []
-        return [self.running[i] for i in np.flatnonzero(is_behind).tolist()]
+        return [self.running[i] for i in np.flatnonzero(is_prefilling).tolist()]
 
-    def _free_one(self) -> bool:
-        """Where each running request holds pages that another needs, the latest gives way. Places
-        that see one another want their pages all at once, so that it can come to this."""
+    def _resolve_deadlock(self) -> bool:
+        """Retract the latest request where each running one waits for pages that the others hold.
+        Tokens that attend to each other need all of their pages at once, so this can happen."""
         if len(self.running) < 2 or any(r.inflight for r in self.running):
             return False
-        victim = self._victim()
+        victim = self._choose_victim()
         if victim is None or not any(r.is_prefilling for r in self.running):
             return False
         self.retract(victim)
         return True
 
-    def _plan_quarantined(self, behind: list[Request], items: list[Item], now_s: float) -> bool:
-        """A request that may have killed an engine computes its prompt in steps of its own, so that
-        a second death has one culprit. True if such a step was planned."""
-        running = next((r for r in behind if r.wire.is_quarantined), None)
+    def _plan_quarantined(
+        self, prefilling: list[Request], prefills: list[Item], now_s: float
+    ) -> bool:
+        """Compute the prompt of a quarantined request in steps of its own, so that the request is
+        known if the engine dies in one of them. True if such a step was planned."""
+        running = next((r for r in prefilling if r.wire.is_quarantined), None)
         if running is not None:
-            self._chunk(running, items, self.limits.step_tokens)
+            self._plan_chunk(running, prefills, self.limits.step_tokens)
         elif self.queue.num_quarantined:
             waiting = next((r for r in self.queue if r.wire.is_quarantined), None)
-            if waiting is not None and self._is_ready(waiting) and self._enter(waiting):
-                self._start(waiting, items, self.limits.step_tokens, now_s)
-        return bool(items)
+            if waiting is not None and self._is_ready(waiting) and self._try_admit(waiting):
+                self._start(waiting, prefills, self.limits.step_tokens, now_s)
+        return bool(prefills)
 
-    def _start(self, request: Request, items: list[Item], left: int, now_s: float) -> int:
-        """The first chunk of a request that has just got its slot."""
+    def _start(self, request: Request, prefills: list[Item], left: int, now_s: float) -> int:
+        """Plan the first chunk of a request that was just admitted; its number of tokens."""
         request.started_s = now_s
         self.queue.start(request)
         self.running.append(request)
         self._slots = None
-        self._admissions.append(self._admission(request))
-        return self._chunk(request, items, left)
+        self._admissions.append(_make_admission(request))
+        return self._plan_chunk(request, prefills, left)
 
-    def _begin(self, request: Request, item: Item, items: list[Item]) -> None:
-        """Count the item's tokens as computed: from now on the request gives way to none."""
-        request.inflight += 1
-        request.num_computed = item.start + item.count
-        items.append(item)
-
-    def _decodes(self) -> Int64Array:
-        """Slots of the requests that have caught up; each computes one more token."""
-        rows, slots = self._rows, self._running_slots()
-        at = rows.num_computed[slots]
-        is_ready = (at >= rows.prefill_len[slots]) & (at < rows.end[slots])
-        if np.count_nonzero(is_ready) < len(slots) or len(slots) > self.limits.step_tokens:
-            index = np.flatnonzero(is_ready)[: self.limits.step_tokens]
-            slots, at = slots[index], at[index]
-        is_short = at >= rows.num_allocated[slots]
-        if np.count_nonzero(is_short) and not self.kv_manager.allocate_next_page(slots[is_short]):
-            slots = self._squeezed(slots)
-        rows.inflight[slots] += 1
-        rows.num_computed[slots] += 1
+    def _plan_decodes(self) -> Int64Array:
+        """Slots of the requests that decode in this step; their next token counts as computed."""
+        table, slots = self._table, self._running_slots()
+        position = table.num_computed[slots]
+        is_decoding = (position >= table.prefill_len[slots]) & (position < table.end[slots])
+        if np.count_nonzero(is_decoding) < len(slots) or len(slots) > self.limits.step_tokens:
+            index = np.flatnonzero(is_decoding)[: self.limits.step_tokens]
+            slots, position = slots[index], position[index]
+        is_full = position >= table.num_allocated[slots]
+        if np.count_nonzero(is_full) and not self.kv_manager.allocate_next_page(slots[is_full]):
+            slots = self._allocate_by_retraction(slots)
+        table.inflight[slots] += 1
+        table.num_computed[slots] += 1
         return slots
 
-    def _squeezed(self, slots: Int64Array) -> Int64Array:
-        """Those of the rows that get room for a token, one after the other, where there are not
-        enough pages for all."""
-        rows = self._rows
-        found: list[int] = []
+    def _allocate_by_retraction(self, slots: Int64Array) -> Int64Array:
+        """Where there are not enough pages for all rows: allocate for one after the other, and
+        retract later requests if need be. The slots that can decode."""
+        table = self._table
+        chosen: list[int] = []
         for slot in slots.tolist():
-            request = rows.requests[slot]
-            if request is None:  # it gave way to one before it
+            request = self.kv_manager.requests[slot]
+            if request is None:  # retracted for one before it
                 continue
-            if request.num_computed >= request.num_allocated and not self._make_room(request):
+            is_full = request.num_computed >= request.num_allocated
+            if is_full and not self._allocate_next_token(request):
                 continue
-            request.inflight += 1  # from now on it gives way to none
-            found.append(slot)
-        chosen = np.array(found, np.int64)
-        rows.inflight[chosen] -= 1
-        return chosen
+            request.inflight += 1  # a request with a step in flight is not retracted
+            chosen.append(slot)
+        chosen_slots = np.array(chosen, np.int64)
+        table.inflight[chosen_slots] -= 1
+        return chosen_slots
 
-    def _make_room(self, request: Request) -> bool:
-        """Pages for one more token, taken from the newest requests if need be."""
+    def _allocate_next_token(self, request: Request) -> bool:
+        """Allocate for one token more, retracting the newest requests if need be."""
         while not self.kv_manager.allocate(request, request.num_computed + 1):
-            victim = self._victim()
+            victim = self._choose_victim()
             if victim is None or victim is request:
                 if victim is request and len(self.running) > 1:
                     self.retract(request)
@@ -197,19 +197,20 @@ class Planner:
             self.retract(victim)
         return True
 
-    def _victim(self) -> Request | None:
-        """Who gives way: the lowest priority, then the latest; none with steps in flight."""
-        idle = [r for r in self.running if not r.inflight and not r.finish]
-        if not idle:
+    def _choose_victim(self) -> Request | None:
+        """The request to retract: of the lowest priority, the latest; none with steps in flight."""
+        candidates = [r for r in self.running if not r.inflight and not r.finish]
+        if not candidates:
             return None
         sign = -1 if self.limits.low_values_first else 1
         return min(
-            reversed(idle),
+            reversed(candidates),
             key=lambda r: sign * r.wire.priority if self.limits.priorities else 0,
         )
 
-    def leave(self, request: Request) -> None:
-        """A running request gives back slot and pages; what it computed is shared."""
+    def release(self, request: Request) -> None:
+        """Take slot and pages back from a running request, after its computed pages were put into
+        the prefix cache."""
         self.running.remove(request)
         self._slots = None
         slot = request.slot
@@ -220,81 +221,57 @@ class Planner:
         self._admissions = [a for a in self._admissions if a.slot != slot]
 
     def retract(self, request: Request) -> None:
-        """Take everything back and queue again; its known tokens are kept."""
+        """Release a running request and put it at the front of the queue; it keeps its tokens."""
         log.debug("retract %s at %d tokens", request.rid, request.num_tokens)
-        self.leave(request)
+        self.release(request)
         self.on_retract(request)
         request.reset_for_retract()
         self.queue.push_front(request)
         self.num_retracted += 1
 
-    def _chunks(self, behind: list[Request], items: list[Item], left: int) -> int:
-        for request in behind:
+    def _plan_chunks(self, prefilling: list[Request], prefills: list[Item], left: int) -> int:
+        """Plan a chunk of each request while tokens are left; how many are left then."""
+        for request in prefilling:
             if left <= 0:
                 break
             # it may have been retracted since
             if not request.is_waiting and not request.finish:
-                left -= self._chunk(request, items, left)
+                left -= self._plan_chunk(request, prefills, left)
         return left
 
-    def _chunk(self, request: Request, items: list[Item], left: int) -> int:
-        """Append the next part of the prompt; its number of tokens, 0 if no page is left."""
+    def _plan_chunk(self, request: Request, prefills: list[Item], left: int) -> int:
+        """Plan the next chunk of the prefill; its number of tokens, 0 if there are no pages."""
         rest = request.prefill_len - request.num_computed
         count = rest if not self.limits.chunked else min(left, rest)
         end = request.num_computed + count
         if request.wire.media:
-            end = self._encoder.cut(request, _uncut(request, end))
+            end = self._encoder.limit_chunk(request, _outside_of_spans(request, end))
             count = end - request.num_computed
             if not count:
                 return 0
         if not self.kv_manager.allocate(request, end):
             return 0
-        start = request.num_computed
-        first, targets = self._prompt_targets(request, start, end)
-        last = end == request.prefill_len
-        item = Item(
-            rid=request.rid,
-            slot=request.slot,
-            start=start,
-            count=count,
-            tokens=request.ids[start:end].copy(),
-            emit=last and request.max_new_tokens > request.num_output and not request.wire.pooling,
-            logprobs=request.wire.logprobs,
-            targets_at=first - start,
-            targets=targets,
-            hidden_states=request.wire.return_hidden_states,
-            pooling=request.wire.pooling,
-        )
-        self._begin(request, item, items)
+        prefills.append(_make_chunk(request, end))
+        request.inflight += 1  # from now on the request is not retracted
+        request.num_computed = end
         return count
 
-    def _prompt_targets(
-        self, request: Request, start: int, end: int
-    ) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int32]] | None]:
-        """First place of [start, end) whose next prompt token's logprob is wanted, and those."""
-        need = request.wire.logprobs
-        if need is None or need.prompt_from < 0 or request.num_output:
-            return start, None
-        first = max(start, need.prompt_from - 1)
-        targets = request.ids[first + 1 : min(end + 1, request.prompt_len)]
-        is_wanted = len(targets) or need.prompt_from == start == 0  # the first token's is null
-        return (first, targets.copy()) if is_wanted else (start, None)
-
-    def _admit(self, items: list[Item], left: int, now_s: float) -> None:
+    def _admit_waiting(self, prefills: list[Item], left: int, now_s: float) -> None:
+        """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
         if not self.queue or left <= 0:
             return
-        prefill_left = min(left, self.limits.max_prefill_tokens)
+        left = min(left, self.limits.max_prefill_tokens)
         for request in self.queue.in_order(now_s):
-            if prefill_left <= 0:
+            if left <= 0:
                 break
             if request.wire.is_quarantined or not self._is_ready(request):
                 continue
-            entered = self._enter(request) or (self._preempt(request) and self._enter(request))
-            if not entered:
+            is_admitted = self._try_admit(request)
+            if not is_admitted and not (self._preempt_for(request) and self._try_admit(request)):
                 break
-            prefill_left -= self._start(request, items, prefill_left, now_s)
+            left -= self._start(request, prefills, left, now_s)
 
-    def _enter(self, request: Request) -> bool:
+    def _try_admit(self, request: Request) -> bool:
         if len(self.running) >= self.limits.max_running:
             return False
         return self.kv_manager.admit(request, self._spare_pages())
@@ -309,47 +286,49 @@ class Planner:
             return False
 
     def _spare_pages(self) -> int:
-        """What admission keeps free: the rest of the running prompts, and a share of the output
-        that running requests may still produce. Nothing when nothing runs."""
-        rows, slots = self._rows, self._running_slots()
-        prompts = np.maximum(rows.prefill_len[slots] - rows.num_allocated[slots], 0).sum()
-        planned = np.maximum(rows.num_tokens[slots], rows.num_computed[slots] + 1)
-        outputs = np.minimum(rows.max_len[slots] - planned, MAX_RESERVED).sum()
-        return self.kv_manager.pages_for(int(prompts + outputs * self.limits.reserve))
+        """Pages that admission keeps free: for the rest of the running prefills, and for a share of
+        the output that running requests may still produce."""
+        table, slots = self._table, self._running_slots()
+        prefills = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0).sum()
+        planned = np.maximum(table.num_tokens[slots], table.num_computed[slots] + 1)
+        outputs = np.minimum(table.max_len[slots] - planned, MAX_RESERVED).sum()
+        return self.kv_manager.pages_for(int(prefills + outputs * self.limits.reserve))
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """Whether a running request is computing a prefix that this one would compute again.
 
-        Waiting pays when the part that is not yet in the tree is at least a page and a quarter of
-        what the request has to compute."""
+        Waiting pays when the shared part that is not yet in the prefix cache is at least a page,
+        and at least a quarter of what the request has to compute."""
         limit = self.kv_manager.match_limit(request)
         if limit < self.limits.page_size:
             return False
         page = self.limits.page_size
-        found: int | None = None
-        rows, slots = self._rows, self._running_slots()
-        for index in np.flatnonzero(rows.num_committed[slots] < rows.prefill_len[slots]).tolist():
+        num_cached: int | None = None
+        table, slots = self._table, self._running_slots()
+        is_computing = table.num_committed[slots] < table.prefill_len[slots]
+        for index in np.flatnonzero(is_computing).tolist():
             other = self.running[index]
             if other.cache_key != request.cache_key:
                 continue
-            ahead = min(other.prefill_len // page * page, limit)
-            if other.num_inserted >= ahead or other.wire.embeds is not None:
+            end = min(other.prefill_len // page * page, limit)
+            if other.num_inserted >= end or other.wire.embeds is not None:
                 continue
-            common = _common_prefix(other.ids[:ahead], request.ids[:ahead]) // page * page
+            common = _common_prefix(other.ids[:end], request.ids[:end]) // page * page
             if common <= other.num_inserted:
                 continue
-            if found is None:
-                found = self.kv_manager.cache.peek(request.ids[:limit], request.cache_key)
-            gain = common - found
-            if gain >= page and 4 * gain >= request.prefill_len - found:
+            if num_cached is None:
+                prefix_cache = self.kv_manager.prefix_cache
+                num_cached = prefix_cache.peek(request.ids[:limit], request.cache_key)
+            gain = common - num_cached
+            if gain >= page and 4 * gain >= request.prefill_len - num_cached:
                 return True
         return False
 
-    def _preempt(self, request: Request) -> bool:
+    def _preempt_for(self, request: Request) -> bool:
         """Retract the least important running request for a much more important waiting one."""
         if not self.limits.priorities:
             return False
-        victim = self._victim()
+        victim = self._choose_victim()
         if victim is None:
             return False
         sign = -1 if self.limits.low_values_first else 1
@@ -359,46 +338,81 @@ class Planner:
         self.retract(victim)
         return True
 
-    def _admission(self, request: Request) -> Admission:
-        wire = request.wire
-        embeds = None
-        if wire.embeds is not None:
-            flat = np.frombuffer(wire.embeds, dtype="<f4")
-            embeds = flat.reshape(request.prompt_len, -1)
-        return Admission(
-            rid=request.rid,
-            slot=request.slot,
-            sampling=wire.sampling,
-            prompt_ids=request.ids[: request.prompt_len].copy(),
-            output_ids=request.output_ids.copy(),
-            embeds=embeds,
-            media=wire.media,
-            rope_ids=_rope_ids(wire.rope_ids),
-            processor=wire.processor,
-        )
-
     def too_long(self, request: Request) -> RequestError | None:
         """Why the request can never run, if so."""
-        most = self.kv_manager.num_total_tokens
-        if request.prefill_len + 1 > most:
+        capacity = self.kv_manager.num_total_tokens
+        if request.prefill_len + 1 > capacity:
             return InvalidRequest(
-                f"the prompt has {request.prefill_len} tokens, the KV cache holds {most}: "
+                f"the prompt has {request.prefill_len} tokens, the KV cache holds {capacity}: "
                 "raise --max-total-tokens or --mem-fraction-static",
                 param="input_ids",
             )
-        run, most = self.kv_manager.run_pages(request), self.kv_manager.num_window_pages
-        if run > most:
+        need, capacity = self.kv_manager.max_span_pages(request), self.kv_manager.num_window_pages
+        if need > capacity:
             return InvalidRequest(
-                f"an image of this prompt needs {run} pages of the window layers' cache at once, "
-                f"which has {most}: raise --max-total-tokens or --swa-full-tokens-ratio",
+                f"an image of this prompt needs {need} pages of the window layers' cache at once, "
+                f"which has {capacity}: raise --max-total-tokens or --swa-full-tokens-ratio",
                 param="messages",
             )
         return None
 
 
-def _uncut(request: Request, end: int) -> int:
-    """Where a chunk that was to end there ends: not inside of places that see one another. Those
-    are computed in one step, even where they are more than its budget."""
+def _make_chunk(request: Request, end: int) -> Item:
+    """The item that computes the request's tokens from ``num_computed`` to ``end``."""
+    start, wire = request.num_computed, request.wire
+    targets_at, targets = _prompt_targets(request, start, end)
+    is_last = end == request.prefill_len
+    return Item(
+        rid=request.rid,
+        slot=request.slot,
+        start=start,
+        count=end - start,
+        tokens=request.ids[start:end].copy(),
+        emit=is_last and request.max_new_tokens > request.num_output and not wire.pooling,
+        logprobs=wire.logprobs,
+        targets_at=targets_at,
+        targets=targets,
+        hidden_states=wire.return_hidden_states,
+        pooling=wire.pooling,
+    )
+
+
+def _prompt_targets(request: Request, start: int, end: int) -> tuple[int, Int32Array | None]:
+    """The prompt tokens after [start, end) whose log-probabilities are wanted, and the offset in
+    the chunk of the token before the first of them."""
+    params = request.wire.logprobs
+    if params is None or params.prompt_from < 0 or request.num_output:
+        return 0, None
+    first = max(start, params.prompt_from - 1)
+    targets = request.ids[first + 1 : min(end + 1, request.prompt_len)]
+    is_wanted = len(targets) or params.prompt_from == start == 0  # the first token's is null
+    return (first - start, targets.copy()) if is_wanted else (0, None)
+
+
+def _make_admission(request: Request) -> Admission:
+    wire = request.wire
+    embeds = None
+    if wire.embeds is not None:
+        embeds = np.frombuffer(wire.embeds, dtype="<f4").reshape(request.prompt_len, -1)
+    rope_ids = None
+    if wire.rope_ids is not None:
+        rope_ids = np.frombuffer(wire.rope_ids, "<i4").reshape(3, -1)
+    return Admission(
+        rid=request.rid,
+        slot=request.slot,
+        sampling=wire.sampling,
+        prompt_ids=request.ids[: request.prompt_len].copy(),
+        output_ids=request.output_ids.copy(),
+        embeds=embeds,
+        media=wire.media,
+        rope_ids=rope_ids,
+        processor=wire.processor,
+    )
+
+
+def _outside_of_spans(request: Request, end: int) -> int:
+    """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
+    each other. A span is computed in one step, even if it is larger than the step's budget."""
     for media in request.wire.media:
         for start, count in media.bidirectional_spans:
             if start < end < start + count:
@@ -406,15 +420,8 @@ def _uncut(request: Request, end: int) -> int:
     return end
 
 
-def _rope_ids(packed: bytes | None) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-    """int32 [3, prompt]."""
-    return None if packed is None else np.frombuffer(packed, "<i4").reshape(3, -1)
-
-
-def _common_prefix(
-    a: np.ndarray[tuple[int], np.dtype[np.int32]], b: np.ndarray[tuple[int], np.dtype[np.int32]]
-) -> int:
-    """Length of the common prefix of two id arrays."""
+def _common_prefix(a: Int32Array, b: Int32Array) -> int:
+    """Length of the common prefix of two arrays of token ids."""
     n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != b[:n])
-    return int(differs[0]) if len(differs) else n
+    is_different = np.flatnonzero(a[:n] != b[:n])
+    return int(is_different[0]) if len(is_different) else n

@@ -1,4 +1,4 @@
-"""Who is admitted first: the policies, as sort keys over the waiting requests."""
+"""WaitingQueue and the scheduling policies, as functions that sort the waiting requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from radixlm.memory.prefix.base import PrefixCache
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.request import Request
 
-# above this many waiting requests, prefix-aware orders cost more than they bring
+# with more waiting requests than this, prefix-aware policies cost more than they save
 MAX_MATCHED = 128
 
-Order = Callable[[list[Request], PrefixCache, float], None]
+SortWaiting = Callable[[list[Request], PrefixCache, float], None]
 
 
 def _fcfs(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
-    """Oldest first: the list is kept so."""
+    """Oldest first: the list is in this order."""
 
 
 def _longest_output(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
@@ -36,7 +36,7 @@ def _longest_prefix(waiting: list[Request], cache: PrefixCache, now_s: float) ->
 
 
 def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
-    """Below the heaviest subtree first: a page weighs the waiting requests that share it."""
+    """Depth first, by the weight of subtrees: a page weighs the waiting requests that share it."""
     if len(waiting) > MAX_MATCHED:
         return
     paths = {
@@ -46,7 +46,7 @@ def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> No
     waiting.sort(key=lambda r: [(-weight[page], page) for page in paths[r.rid]] or [(0, 0)])
 
 
-ORDERS: dict[str, Order] = {
+POLICIES: dict[str, SortWaiting] = {
     "fcfs": _fcfs,
     "lpm": _longest_prefix,
     "dfs-weight": _depth_first,
@@ -56,44 +56,47 @@ ORDERS: dict[str, Order] = {
 
 
 class FairShare:
-    """Users in turn (virtual counters, after arXiv:2401.00588): who has been served least is next;
-    a user who comes back after a pause has no credit for it."""
+    """Fair share among users by virtual counters (arXiv:2401.00588): the user served least is next.
+    A user who comes back after a pause gets no credit for it."""
 
     def __init__(self) -> None:
-        self._served: Counter[str | None] = Counter()
+        self._num_served: Counter[str | None] = Counter()
 
     def arrive(self, key: str | None, waiting: Sequence[Request]) -> None:
-        """``key`` waits again: it starts with the least served of those who wait."""
+        """``key`` waits again: raise its counter to the lowest of the users who wait."""
         others = {r.wire.fair_key for r in waiting}
         if key not in others and others:
-            self._served[key] = max(self._served[key], min(self._served[k] for k in others))
+            lowest = min(self._num_served[k] for k in others)
+            self._num_served[key] = max(self._num_served[key], lowest)
 
     def serve(self, key: str | None) -> None:
-        self._served[key] += 1
+        """Count a request of ``key`` that was admitted."""
+        self._num_served[key] += 1
 
     def sort(self, waiting: list[Request]) -> list[Request]:
         """Each user's requests keep their order; users alternate."""
-        ahead: Counter[str | None] = Counter()
+        num_before: Counter[str | None] = Counter()
         ranked: list[tuple[int, int, Request]] = []
-        for place, request in enumerate(waiting):
+        for index, request in enumerate(waiting):
             key = request.wire.fair_key
-            ranked.append((self._served[key] + ahead[key], place, request))
-            ahead[key] += 1
+            ranked.append((self._num_served[key] + num_before[key], index, request))
+            num_before[key] += 1
         ranked.sort(key=lambda entry: entry[:2])
         return [request for _, _, request in ranked]
 
 
 class WaitingQueue:
-    """The waiting requests. Retracted ones stand in front; priorities age so that none starves."""
+    """The waiting requests. Retracted ones come first; priorities age so that none starves."""
 
-    def __init__(self, limits: Limits, cache: PrefixCache) -> None:
-        if limits.policy not in ORDERS:
-            known = ", ".join(ORDERS)
+    def __init__(self, limits: Limits, prefix_cache: PrefixCache) -> None:
+        if limits.policy not in POLICIES:
+            known = ", ".join(POLICIES)
             raise ConfigError(f"--schedule-policy {limits.policy!r}: choose one of {known}")
-        self._order, self._limits, self._cache = ORDERS[limits.policy], limits, cache
+        self._sort, self._limits = POLICIES[limits.policy], limits
+        self._prefix_cache = prefix_cache
         self._waiting: list[Request] = []
-        self._turns = FairShare()
-        self.num_quarantined = 0  # of those that wait
+        self._fair_share = FairShare()
+        self.num_quarantined = 0  # waiting requests that are quarantined
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,7 +106,7 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         if self._limits.fair:
-            self._turns.arrive(request.wire.fair_key, self._waiting)
+            self._fair_share.arrive(request.wire.fair_key, self._waiting)
         self._waiting.append(request)
         self.num_quarantined += request.wire.is_quarantined
 
@@ -111,9 +114,10 @@ class WaitingQueue:
         """The request leaves the queue for a slot."""
         self.remove(request)
         if self._limits.fair:
-            self._turns.serve(request.wire.fair_key)
+            self._fair_share.serve(request.wire.fair_key)
 
     def push_front(self, request: Request) -> None:
+        """Put a retracted request in front."""
         self._waiting.insert(0, request)
         self.num_quarantined += request.wire.is_quarantined
 
@@ -128,12 +132,12 @@ class WaitingQueue:
         return sign * request.wire.priority + aged
 
     def in_order(self, now_s: float) -> list[Request]:
-        """A copy, sorted by the policy, then by fair share, then by priority; retracted requests
-        first."""
+        """A copy sorted by policy, then by fair share, then by priority, then with
+        retracted requests in front (the later sort counts more)."""
         waiting = list(self._waiting)
-        self._order(waiting, self._cache, now_s)
+        self._sort(waiting, self._prefix_cache, now_s)
         if self._limits.fair:
-            waiting = self._turns.sort(waiting)
+            waiting = self._fair_share.sort(waiting)
         if self._limits.priorities:
             waiting.sort(key=lambda r: -self.priority(r, now_s))
         waiting.sort(key=lambda r: r.retractions == 0)

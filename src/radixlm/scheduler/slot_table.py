@@ -1,45 +1,40 @@
-"""What changes of running requests with every token, as columns by slot: a step that decodes
-changes all of its rows by a few calls of numpy. ``Request`` shows the columns as attributes.
+"""The numbers of running requests that change with every token, as columns indexed by slot. A
+decode step updates all of its rows with a few numpy calls; ``Request`` shows them as attributes.
 
-known tokens of a row   |---- stored with the request ----|-- recent, a ring --|
-                        |------------ sent to intake ----------|---- fresh ----|
+tokens of a row   |---- stored in the request ----|-- recent (ring buffer) --|
+                  |---------- sent to intake ----------|------ unsent ------|
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from radixlm.scheduler.request import Request
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
 
-RECENT = 64  # tokens of a row that may wait here until its request stores them
-_FIRST_PAGES = 8
-_COLUMNS = 10
+RECENT = 64  # capacity of a row's ring buffer of recent tokens
+_INITIAL_PAGES = 8
+_NUM_COLUMNS = 10
 
 
 class SlotTable:
-    """The table; one row more than slots, all zeros: that of requests that have no slot.
+    """One row a slot, and one more row of zeros that stands for requests without a slot.
 
-    computed   tokens computed, those of steps in flight included
-    done       those of committed steps
-    inflight   steps in flight
-    known      tokens known
-    sent       tokens that intake knows
-    room       tokens that the row's pages hold
-    base       a row decodes from here on
-    last       and up to here, not included; 0 once it has ended
-    max_len    known tokens at which it ends
-    check_at    known tokens at which that, or its ring, must be looked at
+    num_computed   tokens computed, including those of steps in flight
+    num_committed  tokens computed by committed steps
+    inflight       steps in flight
+    num_tokens     tokens known: the prompt and the output so far
+    num_sent       tokens that were sent to intake
+    num_allocated  tokens that the row's pages can hold
+    prefill_len    tokens to compute as prefill; the row decodes once it has computed them
+    end            the row decodes while num_computed < end; 0 once the request has ended
+    max_len        value of num_tokens at which the request ends
+    check_at       value of num_tokens at which the request ends or its ring is full
     """
 
     def __init__(self, num_slots: int) -> None:
-        numbers = np.zeros((_COLUMNS, num_slots + 1), np.int64)
+        columns = np.zeros((_NUM_COLUMNS, num_slots + 1), np.int64)
         (
             self.num_computed,
             self.num_committed,
@@ -51,55 +46,45 @@ class SlotTable:
             self.end,
             self.max_len,
             self.check_at,
-        ) = numbers
+        ) = columns
         self.emit_interval: Int64Array = np.ones(num_slots + 1, np.int64)
-        self.needs_extras = np.zeros(num_slots + 1, np.bool_)  # for more than tokens
-        # it does not, no feature wants to know its tokens, and it has not ended
+        # the request wants log-probabilities or hidden states besides tokens
+        self.needs_extras = np.zeros(num_slots + 1, np.bool_)
+        # it runs, needs no extras and no feature follows its tokens: committed as a column
         self.is_fast_path = np.zeros(num_slots + 1, np.bool_)
         self.rids = np.full(num_slots + 1, "", np.object_)
         self.recent: Int32Array = np.zeros((num_slots + 1, RECENT), np.int32)
-        self.pages: Int32Array = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
-        # of the window layers, 0 where passed
-        self.window: Int32Array = np.zeros((num_slots + 1, _FIRST_PAGES), np.int32)
-        self.requests: list[Request | None] = [None] * num_slots
+        self.pages: Int32Array = np.zeros((num_slots + 1, _INITIAL_PAGES), np.int32)
+        # pages of the sliding-window layers, 0 where the window has passed
+        self.window: Int32Array = np.zeros((num_slots + 1, _INITIAL_PAGES), np.int32)
 
     def freeze(self) -> SlotTable:
-        """A table whose rows never change."""
-        for column in (
-            self.num_computed,
-            self.num_committed,
-            self.inflight,
-            self.num_tokens,
-            self.num_allocated,
-        ):
+        """Make the columns that requests write read-only."""
+        columns = self.num_computed, self.num_committed, self.inflight, self.num_tokens
+        for column in (*columns, self.num_allocated):
             column.flags.writeable = False
         return self
 
-    def request(self, slot: int) -> Request:
-        """Who has the slot."""
-        found = self.requests[slot]
-        assert found is not None, f"slot {slot} has no owner"
-        return found
-
-    def widen(self, num_pages: int) -> None:
-        """Have room for so many pages in a row."""
-        more = max(num_pages, 2 * self.pages.shape[1]) - self.pages.shape[1]
-        if num_pages > self.pages.shape[1]:
+    def reserve_pages(self, num_pages: int) -> None:
+        """Grow the page columns so that a row can hold ``num_pages`` pages."""
+        width = self.pages.shape[1]
+        if num_pages > width:
+            more = max(num_pages, 2 * width) - width
             self.pages = np.pad(self.pages, ((0, 0), (0, more)))
             self.window = np.pad(self.window, ((0, 0), (0, more)))
 
     def add_pages(self, slots: Int64Array, pages: Int32Array, page_size: int) -> Int64Array:
-        """A page more for each of the rows; the columns where they are."""
+        """Append one page to each of the rows; the columns that they were written to."""
         columns = self.num_allocated[slots] // page_size
-        self.widen(int(columns.max()) + 1)
+        self.reserve_pages(int(columns.max()) + 1)
         self.pages[slots, columns] = pages
         self.num_allocated[slots] += page_size
         return columns
 
     def append(self, slots: Int64Array, tokens: Int32Array) -> Int64Array:
-        """One more token is known of each of the rows; how many are now."""
-        known = self.num_tokens[slots]
-        self.recent[slots, known % RECENT] = tokens
-        known += 1
-        self.num_tokens[slots] = known
-        return known
+        """Append one token to each of the rows; their new numbers of tokens."""
+        num_tokens = self.num_tokens[slots]
+        self.recent[slots, num_tokens % RECENT] = tokens
+        num_tokens += 1
+        self.num_tokens[slots] = num_tokens
+        return num_tokens
