@@ -26,7 +26,7 @@ check: setup
 	@scripts/check
 
 bench: setup
-	@$(BIN)/radixlm bench host
+	@$(BIN)/python bench/host.py
 	@$(BIN)/radixlm bench offline --num-prompts 64 --random-input-len 256 --random-output-len 128
 
 docs: setup

@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from server_process import Sample, ServerProcess
+from slo import SloCheck, render
+
 from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
 from radixlm.bench.client import HttpClient
-from radixlm.bench.process import Sample, ServerProcess
-from radixlm.bench.verdict import SloCheck, render
 
 HANG_S = 60.0
 HONEST = (501, 503, 507)
@@ -327,9 +328,9 @@ async def fuzz(args: argparse.Namespace, options: Sequence[str]) -> int:
     print("statuses:", dict(sorted(prober.statuses.items())))
     for (status, said), number in prober.honest.most_common(SHOWN):
         print(f"{number} x {status}: {said}")
-    verdicts = judge(prober, before, after, pids, is_well)
-    print(render(verdicts), end="")
-    return int(not all(verdict.is_kept for verdict in verdicts))
+    checks = judge(prober, before, after, pids, is_well)
+    print(render(checks), end="")
+    return int(not all(check.is_kept for check in checks))
 
 
 def main() -> int:

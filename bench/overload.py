@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from server_process import Sample, ServerProcess
+from slo import SloCheck, render
 
 from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
@@ -28,10 +30,8 @@ from radixlm.bench.backends import BACKENDS, Outcome, RequestOptions
 from radixlm.bench.client import HttpClient
 from radixlm.bench.datasets import Row
 from radixlm.bench.load import Traffic, run_load
-from radixlm.bench.process import Sample, ServerProcess
 from radixlm.bench.progress import Progress
 from radixlm.bench.requester import Requester
-from radixlm.bench.verdict import SloCheck, render
 
 REFUSALS = (429, 503)
 KV_TOKENS = 32_768
@@ -121,17 +121,17 @@ async def overload(args: argparse.Namespace, options: Sequence[str]) -> int:
         client.close()
     # the queue is emptied at the measured rate; twice that, for the noise of a shared machine
     allowed_s = args.max_queue_seconds or 2.0 * (args.max_queued + args.max_running) / base + 1.0
-    verdicts = judge(outcomes, samples, allowed_s, last.is_ok)
+    checks = judge(outcomes, samples, allowed_s, last.is_ok)
     goodput = sum(outcome.is_ok for outcome in outcomes) / duration_s
     print(f"answered {goodput:.2f} req/s of {rate:.2f} ({goodput / base:.0%} of the capacity)")
     print("statuses:", dict(sorted(Counter(o.status for o in outcomes).items())))
-    print(render(verdicts), end="")
+    print(render(checks), end="")
     if args.output_file:
         record = {"factor": args.factor, "capacity": base, "goodput": goodput}
-        found = {v.claim: [v.found, v.allowed, v.is_kept] for v in verdicts}
+        found = {v.claim: [v.found, v.allowed, v.is_kept] for v in checks}
         with Path(args.output_file).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record | {"verdicts": found}) + "\n")
-    return int(not all(verdict.is_kept for verdict in verdicts))
+    return int(not all(check.is_kept for check in checks))
 
 
 def main() -> int:
@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--capacity-rounds", type=int, default=8, help="requests a client sends")
     parser.add_argument("--max-queue-seconds", type=float, help="allowed p99 time in the queue")
     parser.add_argument("--log", help="file for the server's output")
-    parser.add_argument("--output-file", help="append the verdict as a line of JSON")
+    parser.add_argument("--output-file", help="append the checks as a line of JSON")
     args, options = parser.parse_known_args()
     try:
         return asyncio.run(overload(args, options))

@@ -23,11 +23,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from server_process import Sample, ServerProcess
+from slo import SloCheck, growth, render
+
 from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
 from radixlm.bench.client import HttpClient
-from radixlm.bench.process import Sample, ServerProcess
-from radixlm.bench.verdict import SloCheck, growth, render
 
 RSS_SHARE, RSS_BYTES = 0.05, 64 << 20  # resident memory may grow by the larger of both
 MAX_FDS, MAX_THREADS = 8, 2
@@ -234,19 +235,19 @@ async def soak(args: argparse.Namespace, options: Sequence[str]) -> int:
         await asyncio.gather(watch(server, samples, end_s, args.sample_seconds), *clients)
         end = await settled(client)
         client.close()
-    verdicts = judge(samples, load, end)
+    checks = judge(samples, load, end)
     print(f"\n{args.minutes:g} min, {load.num_tokens} events; requests: {dict(load.counts)}")
     print(f"processor time: {_cpu_share(samples):.2%} of one core")
     for problem, count in load.problems.most_common(10):
         print(f"{count} x {problem}")
-    print(render(verdicts), end="")
+    print(render(checks), end="")
     if args.output_file:
         record = {"minutes": args.minutes, "requests": dict(load.counts)}
         record["cpu_share"] = _cpu_share(samples)
-        record["verdicts"] = {v.claim: [v.found, v.allowed, v.is_kept] for v in verdicts}
+        record["verdicts"] = {v.claim: [v.found, v.allowed, v.is_kept] for v in checks}
         with Path(args.output_file).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-    is_kept = all(verdict.is_kept for verdict in verdicts)
+    is_kept = all(check.is_kept for check in checks)
     if not is_kept:
         print(f"the server's log: {log}")
     return int(not is_kept)
@@ -265,7 +266,7 @@ def main() -> int:
     parser.add_argument("--sample-seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", help="file for the server's output")
-    parser.add_argument("--output-file", help="append the verdict as a line of JSON")
+    parser.add_argument("--output-file", help="append the checks as a line of JSON")
     args, options = parser.parse_known_args()
     try:
         return asyncio.run(soak(args, options))

@@ -3,12 +3,9 @@ driver against a scripted server and a scripted worker."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,24 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.bench.conftest import Scripted
+from tests.bench.scripts import bench_module
 
 from radixlm.base.errors import ConfigError, TransferError
 
-FOLDER = Path(__file__).parents[2] / "bench"
-
-
-def part(name: str) -> ModuleType:
-    """A module of bench/, which is no package of the project."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module(name)
-
-
 workload, results, model, engines, drive, machine = (
-    part(f"peers.{name}")
+    bench_module(f"peers.{name}")
     for name in ("workload", "results", "model", "engines", "drive", "machine")
 )
-growth, script = part("growth"), part("cpu_peers")
+growth, script = bench_module("growth"), bench_module("cpu_peers")
 
 SIZE = model.ModelSize(440_401_920, 32_768_000, 28, 16, 8, 128)
 CEILINGS = machine.Ceilings(23.5, {32: 302.0, 16: 302.0, 8: 1210.0})

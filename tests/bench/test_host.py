@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.bench.scripts import bench_module
 
-from radixlm.bench import host
-from radixlm.bench.cli import main
-from radixlm.bench.clock import PARTS, Clock
-from radixlm.bench.host import Part, measure, part
-from radixlm.bench.host_step import Steps
+from radixlm.bench.cli import run
+
+host = bench_module("host")
+Clock, PARTS = host.Clock, host.PARTS
+
+
+def main(*args: str) -> int:
+    return run("bench/host.py", host.main, args)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_each_step_gives_every_request_one_token_and_keeps_the_books(depth: int) -> None:
-    steps = Steps(num_running=5, num_steps=40, page_size=4, depth=depth)
+def test_each_step_gives_every_request_one_token(depth: int) -> None:
+    steps = host.Steps(num_running=5, num_steps=40, page_size=4, depth=depth)
     before = steps.watch(("whole",))
     assert [steps.step() for _ in range(20)] == [5] * 20
     clocks = steps.watch(PARTS)
@@ -39,15 +43,15 @@ def test_parts_are_added_step_by_step() -> None:
     first, second = Clock(), Clock()
     first.wall_s, second.wall_s = [0.001, 0.002, 0.009], [0.003, 0.001, 0.001]
     first.cpu_s, second.cpu_s = [0.001] * 3, [0.002] * 3
-    got = part("both", [first, second], goal_ms=3.5)
+    got = host.part("both", [first, second], goal_ms=3.5)
     assert (got.median_ms, got.min_ms) == (pytest.approx(4), pytest.approx(3))
     assert got.cpu_ms == pytest.approx(3) and got.is_met
-    assert not Part("late", 1, 1, 1, 5, goal_ms=4).is_met
-    assert Part("no goal", 1, 1, 1, 5).is_met is None
+    assert not host.Part("late", 1, 1, 1, 5, goal_ms=4).is_met
+    assert host.Part("no goal", 1, 1, 1, 5).is_met is None
 
 
 def test_goals_stand_beside_the_sums() -> None:
-    parts = measure(num_running=16, num_steps=30, page_size=16)
+    parts = host.measure(num_running=16, num_steps=30, page_size=16)
     assert [p.goal_ms for p in parts] == [*[None] * len(PARTS), 0.1, None]
     assert all(0 < p.min_ms <= p.median_ms <= p.p99_ms for p in parts)
     assert "whole step, 16 running" in host.render(parts, [])
@@ -56,7 +60,7 @@ def test_goals_stand_beside_the_sums() -> None:
 def test_the_command_prints_json_and_writes_a_line(tmp_path: Path, capsys) -> None:
     file = tmp_path / "host.jsonl"
     flags = "--num-running 2 3 --num-steps 5 --skip-memory --json --output-file".split()
-    assert main(["host", *flags, str(file)]) == 0
+    assert main(*flags, str(file)) == 0
     printed = json.loads(capsys.readouterr().out)
     assert len(printed["scheduler"]) == 2 * (len(PARTS) + 2) and printed == json.loads(
         file.read_text()
@@ -64,19 +68,19 @@ def test_the_command_prints_json_and_writes_a_line(tmp_path: Path, capsys) -> No
 
 
 def test_strict_fails_where_a_goal_is_missed(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    flags = ["host", "--num-running", "16", "--num-steps", "5", "--skip-memory", "--strict"]
+    flags = ["--num-running", "16", "--num-steps", "5", "--skip-memory", "--strict"]
     monkeypatch.setitem(host.GOALS_MS, 16, 1e9)
-    assert main(flags) == 0
+    assert main(*flags) == 0
     monkeypatch.setitem(host.GOALS_MS, 16, 1e-9)
-    assert main(flags) == 1
+    assert main(*flags) == 1
     assert "MISSED" in capsys.readouterr().out
 
 
 def test_the_profile_names_functions(capsys) -> None:
-    assert main("host --num-running 2 --num-steps 3 --profile".split()) == 0
+    assert main(*"--num-running 2 --num-steps 3 --profile".split()) == 0
     assert "commit.py" in capsys.readouterr().out
 
 
 def test_counts_below_one_are_refused(capsys) -> None:
-    assert main(["host", "--num-running", "0"]) == 2
+    assert main("--num-running", "0") == 2
     assert "--num-running 0" in capsys.readouterr().err

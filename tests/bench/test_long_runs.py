@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from tests.bench.scripts import bench_module
 
 from radixlm.base.errors import TransferError
 from radixlm.bench.backends import Outcome
 from radixlm.bench.client import HttpClient
-from radixlm.bench.process import Sample, ServerProcess
-from radixlm.bench.verdict import SloCheck, growth, render
 
-FOLDER = Path(__file__).parents[2] / "bench"
+slo, server_process = bench_module("slo"), bench_module("server_process")
+soak, overload = bench_module("soak"), bench_module("overload")
+Sample = server_process.Sample
 FLAT = [Sample(float(i), 400 << 20, 50, 9, 2) for i in range(16)]
 END = {"num_reqs": 0, "num_breaches": 0, "is_flushed": True}
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"radixlm_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def broken(checks: list[Any]) -> list[str]:
+    return [check.claim for check in checks if not check.is_kept]
 
 
-def broken(verdicts: list[SloCheck]) -> list[str]:
-    return [verdict.claim for verdict in verdicts if not verdict.is_kept]
-
-
-def soaked(samples: list[Sample], end: dict[str, object] = END, problem: str = "") -> list[str]:
-    soak = script("soak")
+def soaked(samples: list[Any], end: dict[str, object] = END, problem: str = "") -> list[str]:
     load = soak.Load(HttpClient("http://127.0.0.1:1"), "m", 1)
     load.counts["stream"] = 10
     if problem:
@@ -42,9 +33,9 @@ def soaked(samples: list[Sample], end: dict[str, object] = END, problem: str = "
 
 
 def test_growth_leaves_out_the_start_and_bursts() -> None:
-    assert growth([1, 1, 5, 5, 5, 5, 5, 90]) == (5, 90)
-    assert growth([0.0] * 4 + [5.0] * 8 + [5, 99, 5, 5]) == (5, 5)
-    assert growth([3.0]) == (3, 3)
+    assert slo.growth([1, 1, 5, 5, 5, 5, 5, 90]) == (5, 90)
+    assert slo.growth([0.0] * 4 + [5.0] * 8 + [5, 99, 5, 5]) == (5, 5)
+    assert slo.growth([3.0]) == (3, 3)
 
 
 def test_a_quiet_soak_keeps_every_claim() -> None:
@@ -76,11 +67,11 @@ def test_leaks_and_failures_are_named() -> None:
     assert soaked(FLAT, END | {"is_flushed": False}) == ["the cache can be emptied"]
 
 
-def overloaded(changes: dict[str, object], samples: list[Sample] = FLAT) -> list[str]:
+def overloaded(changes: dict[str, object], samples: list[Any] = FLAT) -> list[str]:
     fine = [Outcome(True, status=200, queue_s=0.5) for _ in range(9)]
     refused = Outcome(False, "full", status=429, retry_after="1")
     odd = replace(refused, **changes)
-    return broken(script("overload").judge([*fine, refused, odd], samples, 1.0, True))
+    return broken(overload.judge([*fine, refused, odd], samples, 1.0, True))
 
 
 def test_refusals_with_a_time_are_as_they_should_be() -> None:
@@ -104,17 +95,17 @@ def test_what_overload_breaks_is_named(changes: dict[str, object], claim: str) -
 
 def test_overload_without_refusals_shows_nothing() -> None:
     fine = [Outcome(True, status=200, queue_s=0.1)]
-    judged = script("overload").judge(fine, FLAT, 1.0, True)
+    judged = overload.judge(fine, FLAT, 1.0, True)
     assert broken(judged) == ["some are answered, some refused"]
 
 
 def test_the_table_counts_what_is_broken() -> None:
-    shown = render([SloCheck("a", "1", "0", False), SloCheck("b", "0", "0", True)])
+    shown = slo.render([slo.SloCheck("a", "1", "0", False), slo.SloCheck("b", "0", "0", True)])
     assert shown.splitlines()[-1] == "1 of 2 BROKEN" and "kept" in shown
 
 
 async def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
-    server = ServerProcess(["--model-path", "/nowhere"], tmp_path / "log")
+    server = server_process.ServerProcess(["--model-path", "/nowhere"], tmp_path / "log")
     with pytest.raises(TransferError, match="/nowhere"):
         async with server:
             pytest.fail("it started")

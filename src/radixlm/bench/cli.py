@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 
 from radixlm.base.errors import CheckpointError, ConfigError, RequestError, TransferError
 from radixlm.base.lazy import load
@@ -12,8 +13,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("radixlm.bench.serve:main", "latency and throughput of a running server"),
     "offline": ("radixlm.bench.offline:main", "throughput of the engine without a server"),
     "one-batch": ("radixlm.bench.one_batch:main", "prefill and decode speed of one static batch"),
-    "host": ("radixlm.bench.host:main", "scheduler and prefix cache alone, without a model"),
-    "kernels": ("radixlm.bench.kernels:main", "the C++ kernels beside this machine's ceilings"),
 }
 
 
@@ -35,7 +34,7 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0, 1 if a measurement failed, 2 after an error of the user's."""
+    """The exit status of `radixlm bench`."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
@@ -44,13 +43,18 @@ def main(argv: list[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"radixlm bench: unknown verb {args[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
+    return run(f"radixlm bench {verb}", load(VERBS[verb][0]), args[1:])
+
+
+def run(name: str, command: Callable[[Sequence[str]], int | None], args: Sequence[str]) -> int:
+    """The exit status of a command: 1 if a measurement failed, 2 after a wrong option."""
     try:
-        return int(load(VERBS[verb][0])(args[1:]) or 0)
+        return int(command(args) or 0)
     except (ConfigError, CheckpointError) as error:
-        print(f"radixlm bench {verb}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     except (TransferError, RequestError) as error:
-        print(f"radixlm bench {verb}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
     except SystemExit as leave:  # argparse has printed the help
         return int(leave.code or 0)

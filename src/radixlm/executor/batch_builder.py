@@ -1,6 +1,6 @@
 """A packed step -> ForwardBatch, on the device: every tensor is a view of the step's numbers or is
 computed from them there. The same code serves all devices; on a CPU a handful of small torch
-operations costs no more than numpy would (`radixlm bench host`).
+operations costs no more than numpy would (`python bench/host.py`).
 
 Legend: S sequences, T tokens, P pages, R rows of logits.
 """

@@ -6,12 +6,14 @@ import json
 
 import pytest
 import torch
+from tests.bench.scripts import bench_module
 
-from radixlm.bench import kernels
-from radixlm.bench.ceilings import Ceilings
-from radixlm.bench.cli import main
+from radixlm.bench.cli import run
 from radixlm.kernels.cpu import available
 from radixlm.kernels.cpu.cache import CacheShape
+
+kernels = bench_module("cpu_kernels")
+Ceilings = kernels.Ceilings
 
 needs_extension = pytest.mark.skipif(not available, reason="the C++ kernels are not built")
 TOY = (
@@ -21,6 +23,10 @@ TOY = (
 ).split()
 
 
+def main(*args: str) -> int:
+    return run("bench/cpu_kernels.py", kernels.main, args)
+
+
 @pytest.fixture(autouse=True)
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_MEMORY_BYTES", 1 << 20)
@@ -28,7 +34,7 @@ def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_extension
 def test_every_kernel_has_figures(capsys) -> None:
-    assert main(["kernels", *TOY]) == 0
+    assert main(*TOY) == 0
     result = json.loads(capsys.readouterr().out)
     names = " ".join(row["name"] for row in result["kernels"])
     for wanted in (
@@ -103,18 +109,18 @@ def test_adapters_are_counted_once_for_all_of_their_rows() -> None:
 
 @needs_extension
 def test_more_choices_than_experts_are_refused(capsys) -> None:
-    assert main(["kernels", *TOY, "--experts-per-token", "7"]) == 2
+    assert main(*TOY, "--experts-per-token", "7") == 2
     assert "--experts-per-token" in capsys.readouterr().err
 
 
 @needs_extension
 def test_sizes_without_a_kernel_are_refused(capsys) -> None:
-    assert main(["kernels", *TOY, "--page-size", "5"]) == 2
+    assert main(*TOY, "--page-size", "5") == 2
     assert "page_size" in capsys.readouterr().err
 
 
 def test_a_missing_extension_is_named(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(kernels, "available", False)
     monkeypatch.setattr(kernels, "reason", "radixlm._cpu is not built")
-    assert main(["kernels", *TOY]) == 2
+    assert main(*TOY) == 2
     assert "not built" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""``radixlm bench kernels``: the C++ kernels beside what this machine can do at most.
+"""The C++ kernels against the measured ceilings of this machine.
+
+    python bench/cpu_kernels.py --formats bf16 w8a8
 
 The ceilings are measured in the same run, before and after every kernel and with the same threads,
 so that a busy machine slows both: bytes a second of reading a vector much larger than the caches,
@@ -18,11 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from cpu_ceilings import Ceilings, large_memory, measure_ceilings
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
-from radixlm.bench.ceilings import Ceilings, large_memory, measure_ceilings
+from radixlm.bench.cli import run
 from radixlm.bench.options import Parser, positive
 from radixlm.kernels.cpu import available, isa, reason
 from radixlm.kernels.cpu import linear as cpu_linear
@@ -257,7 +260,7 @@ def measure(
 def build_parser() -> Parser:
     """All flags."""
     parser = Parser(
-        "radixlm bench kernels", "The C++ kernels beside this machine's measured ceilings."
+        "python bench/cpu_kernels.py", "The C++ kernels against this machine's measured ceilings."
     )
     parser.add_argument(
         "--formats", nargs="+", choices=FORMATS, default=["fp32", "bf16", "int8wo", "w8a8"],
@@ -398,3 +401,7 @@ def render(num_threads: int, ceilings: Ceilings, alone: Ceilings, timings: Seque
         for t in timings
     ]
     return f"{heading}\n{report.table(headings, rows)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(run("bench/cpu_kernels.py", main, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Speed of the host's KV bookkeeping: ``python -m radixlm.bench.host_memory [--json]``.
+"""Speed of the radix tree and the page allocator: `python bench/host_memory.py [--json]`.
 
 Three figures, each the median of several rounds on trees of their own, with the goal beside it.
 """
@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median keeps the goal."""
+        """Whether the median reaches the goal."""
         return self.median_ms <= self.goal_ms
 
 
@@ -137,7 +137,7 @@ def measure(page_size: int, eviction: str, num_rounds: int) -> list[Figure]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table, or JSON; 1 if a goal is missed and ``--strict`` is given."""
-    parser = argparse.ArgumentParser(description="Speed of the host's KV bookkeeping.")
+    parser = argparse.ArgumentParser(description="Speed of the radix tree and the page allocator.")
     parser.add_argument("--page-size", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--eviction", choices=sorted(POLICIES), nargs="+", default=["lru"])
     parser.add_argument("--num-rounds", type=int, default=5)

@@ -1,4 +1,4 @@
-"""What this machine can do at most with so many threads, by the instructions of the kernels."""
+"""Measured ceilings of this machine: memory bandwidth and arithmetic rates of the kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ceilings:
         return tiles.get(arithmetic, 0.0) or self.fp32_gflop_per_s
 
     def best(self, other: Ceilings) -> Ceilings:
-        """The higher of each: what is lower was disturbed."""
+        """The higher of each rate; a lower one was disturbed by other processes."""
         return Ceilings(
             max(self.gb_per_s, other.gb_per_s),
             max(self.fp32_gflop_per_s, other.fp32_gflop_per_s),
@@ -41,8 +41,8 @@ class Ceilings:
 
 
 def measure_ceilings(memory: Tensor, num_threads: int, budget_s: float) -> Ceilings:
-    """The best of several tries of each, for about ``budget_s``; twice at least. ``memory`` is to
-    be much larger than the caches."""
+    """The best of at least two runs, for about `budget_s` seconds. `memory` must be much larger
+    than the caches."""
     found = [_once(memory, num_threads)]
     end_s = time.perf_counter() + budget_s
     while len(found) < 2 or time.perf_counter() < end_s:
@@ -58,5 +58,5 @@ def _once(memory: Tensor, num_threads: int) -> Ceilings:
 
 
 def large_memory(num_bytes: int) -> Tensor:
-    """Written, so that its pages exist."""
+    """A buffer whose pages are written, so that they exist."""
     return torch.ones(num_bytes // 4)

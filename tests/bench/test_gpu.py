@@ -4,7 +4,6 @@ a trial run of its stages on a CPU."""
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import subprocess
@@ -18,16 +17,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from tests.bench.scripts import FOLDER, bench_module
 
-FOLDER = Path(__file__).parents[2] / "bench"
 TIMES = ("gpu_ms", "roofline_ms", "share", "tok_s")
 
 
 def part(name: str) -> ModuleType:
-    """A module of bench/gpu, which is no package of the project."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module(f"gpu.{name}")
+    return bench_module(f"gpu.{name}")
 
 
 roofline, chart, drive, session = map(part, ("roofline", "chart", "drive", "session"))

@@ -1,4 +1,4 @@
-"""Time of the parts of a step."""
+"""Wall and CPU time of the parts of a scheduler step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Clock:
         self._wall_s = self._cpu_s = 0.0
 
     def timed(self, call: Callable[..., Any], outer: Clock | None = None) -> Callable[..., Any]:
-        """``call``, whose time counts here until ``lap``, and no more in ``outer``."""
+        """Wrap `call`: add its time to this clock and subtract it from `outer`."""
 
         def run(*args: Any) -> Any:
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
@@ -36,7 +36,7 @@ class Clock:
         self._cpu_s += cpu_s
 
     def lap(self) -> None:
-        """A step is over."""
+        """End the current step: store its times and start again from zero."""
         self.wall_s.append(self._wall_s)
         self.cpu_s.append(self._cpu_s)
         self._wall_s = self._cpu_s = 0.0

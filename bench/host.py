@@ -1,7 +1,9 @@
-"""``radixlm bench host``: what a decode step and the prefix cache cost the host, without a model.
+"""The host's time for a decode step and for the prefix cache, without a model.
 
-Every running request decodes one token a step, streamed (``host_step.py``). The garbage collector
-is on: what it costs belongs to the figures.
+    python bench/host.py --num-running 16 256
+
+Every running request decodes one streamed token a step (`host_step.py`). The garbage collector
+stays on, because a server pays for it too.
 """
 
 from __future__ import annotations
@@ -13,18 +15,17 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import host_memory
 import numpy as np
+from host_step import Steps
+from step_clock import PARTS, Clock
 
 from radixlm.base.errors import InvariantError
-from radixlm.base.lazy import load
-from radixlm.bench import host_memory, report
-from radixlm.bench.clock import PARTS, Clock
+from radixlm.bench import report
+from radixlm.bench.cli import run
 from radixlm.bench.options import Parser, positive
-
-if TYPE_CHECKING:
-    from radixlm.bench.host_step import Steps
 
 # the most that plan and commit together, and that the whole step, may take of the host, in ms, by
 # the number of running requests
@@ -66,15 +67,15 @@ def part(name: str, clocks: Sequence[Clock], goal_ms: float | None = None) -> Pa
 
 def measure(num_running: int, num_steps: int, page_size: int) -> list[Part]:
     """The parts of a decode step with ``num_running`` requests, and the whole, timed by itself."""
-    steps = _steps(num_running, 2 * num_steps + WARM_UP, page_size)
+    steps = Steps(num_running, 2 * num_steps + WARM_UP, page_size)
     for _ in range(WARM_UP):
         steps.step()
     label = f"{num_running} running"
     whole = steps.watch(("whole",))
-    _run(steps, num_steps, num_running)
+    _run_steps(steps, num_steps, num_running)
     total = part(f"whole step, {label}", [whole["whole"]], WHOLE_GOALS_MS.get(num_running))
     clocks = steps.watch(PARTS)
-    _run(steps, num_steps, num_running)
+    _run_steps(steps, num_steps, num_running)
     both = [clocks["plan"], clocks["commit"]]
     return [
         *(part(f"{name}, {label}", [clocks[name]]) for name in PARTS),
@@ -83,12 +84,7 @@ def measure(num_running: int, num_steps: int, page_size: int) -> list[Part]:
     ]
 
 
-def _steps(*sizes: int) -> Steps:
-    made: Steps = load("radixlm.bench.host_step:Steps")(*sizes)  # needs torch, --help does not
-    return made
-
-
-def _run(steps: Steps, num_steps: int, num_running: int) -> None:
+def _run_steps(steps: Steps, num_steps: int, num_running: int) -> None:
     for _ in range(num_steps):
         if steps.step() != num_running:
             raise InvariantError(f"a step gave no token to some of {num_running} requests")
@@ -96,7 +92,7 @@ def _run(steps: Steps, num_steps: int, num_running: int) -> None:
 
 def profile(num_running: int, num_steps: int, page_size: int) -> None:
     """Print which functions of a step take the time."""
-    steps = _steps(num_running, num_steps, page_size)
+    steps = Steps(num_running, num_steps, page_size)
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(num_steps):
@@ -107,7 +103,7 @@ def profile(num_running: int, num_steps: int, page_size: int) -> None:
 
 def build_parser() -> Parser:
     """All flags."""
-    parser = Parser("radixlm bench host", "A decode step's host work, and the prefix cache.")
+    parser = Parser("python bench/host.py", "A decode step's host work, and the prefix cache.")
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     parser.add_argument(
         "--num-running", nargs="+", default=[16, 256], help="running requests", **number
@@ -156,7 +152,11 @@ def main(argv: Sequence[str]) -> int:
 def render(parts: Sequence[Part], memory: Sequence[host_memory.Figure]) -> str:
     """Both tables."""
     rows = [
-        (p.name, *_shown(p.median_ms, p.min_ms, p.p99_ms, p.cpu_ms), *_verdict(p.goal_ms, p.is_met))
+        (
+            p.name,
+            *_shown(p.median_ms, p.min_ms, p.p99_ms, p.cpu_ms),
+            *_goal_cells(p.goal_ms, p.is_met),
+        )
         for p in parts
     ]
     headings = ["host, one decode step", "median ms", "min", "p99", "CPU", "goal", ""]
@@ -166,7 +166,7 @@ def render(parts: Sequence[Part], memory: Sequence[host_memory.Figure]) -> str:
             (
                 f.name,
                 *_shown(f.median_ms, f.worst_ms, f.cpu_ms),
-                *_verdict(f.goal_ms, f.cpu_ms <= f.goal_ms),
+                *_goal_cells(f.goal_ms, f.cpu_ms <= f.goal_ms),
             )
             for f in memory
         ]
@@ -179,7 +179,11 @@ def _shown(*values_ms: float) -> tuple[str, ...]:
     return tuple(f"{ms:.3f}" for ms in values_ms)
 
 
-def _verdict(goal_ms: float | None, is_met: bool | None) -> tuple[str, str]:
+def _goal_cells(goal_ms: float | None, is_met: bool | None) -> tuple[str, str]:
     if goal_ms is None:
         return "", ""
     return f"{goal_ms:g}", "met" if is_met else "MISSED"
+
+
+if __name__ == "__main__":
+    sys.exit(run("bench/host.py", main, sys.argv[1:]))

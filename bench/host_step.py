@@ -1,6 +1,6 @@
-"""The whole host work of a decode step: the real loop, features and runner, as on a GPU with a step
-in flight, over a device and a model that compute nothing. So what is measured is what the host does
-between two steps; calls into a driver are not in it.
+"""A decode step without a model: the real scheduler loop, features and runner over a device and a
+model that compute nothing. One step is in flight, as on a GPU. So the measured time is what the
+host does between two steps, without calls into a GPU driver.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from step_clock import Clock
 from torch import Tensor
 
 from radixlm.base.errors import InvariantError
-from radixlm.bench.clock import Clock
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog
@@ -38,30 +38,29 @@ from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 
 PROMPT = 128
-# of a step, in the order of the loop; ``Steps.watch`` says what each is
-# few, so that the stand-ins' own work is small; what the host does does not depend on it
+# small, so that the fake model costs little; the host's work does not depend on it
 VOCAB = 32
 
 
-class _Recorded:
-    """A graph whose launch is one call, as on a GPU."""
+class _EmptyGraph:
+    """A recorded graph whose launch is one call, as on a GPU."""
 
     def replay(self) -> None:
         """The model costs nothing."""
 
 
-class StandIn(CpuDevice):
-    """A device beside the host: the loop runs ahead of it."""
+class AsyncDevice(CpuDevice):
+    """A device that is not synchronous: the loop plans a step ahead of it."""
 
     is_synchronous = False
 
     def capture(self, work: Work) -> Graph:
         work()
-        return _Recorded()
+        return _EmptyGraph()
 
 
 class NoModel:
-    """Model and attention in one, without layers."""
+    """Model and attention backend in one, without layers."""
 
     def __init__(self) -> None:
         self.pools: Sequence[Any] = []
@@ -73,7 +72,7 @@ class NoModel:
         raise InvariantError("a model without layers attends to nothing")
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Logits whose largest is the token 0."""
+        """Zero logits, so the greedy token is 0."""
         return None, torch.zeros(len(batch.logits_rows_R), VOCAB)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -81,7 +80,7 @@ class NoModel:
 
 
 class Sender:
-    """The engine's end of a channel: replies are encoded, as they are between processes."""
+    """The engine's end of a channel; encodes replies, as between processes."""
 
     def __init__(self, channel: MemoryChannel) -> None:
         self._channel, self._codec = channel, scheduler_codec()
@@ -93,7 +92,7 @@ class Sender:
 
 
 class Steps:
-    """A scheduler with ``num_running`` streams that decode; ``step`` does one step whole."""
+    """A scheduler with `num_running` decoding streams; `step` runs one whole step."""
 
     def __init__(self, num_running: int, num_steps: int, page_size: int, depth: int = 1) -> None:
         self.limits = Limits(
@@ -107,8 +106,8 @@ class Steps:
             vocab=VOCAB,
         )
         self.runner = _runner(self.limits)
-        most = self.limits.context_len // page_size + 2
-        pages = PageAllocator(num_running * most + 2, page_size)
+        max_pages = self.limits.context_len // page_size + 2
+        pages = PageAllocator(num_running * max_pages + 2, page_size)
         kv_manager = KVCacheManager(
             pages, SlotAllocator(num_running), RadixCache(pages, page_size), page_size
         )
@@ -119,11 +118,11 @@ class Steps:
         self._clocks: dict[str, Clock] = {}
 
     def _fill(self, num_running: int, num_tokens: int) -> None:
-        """Admit all requests, and compute their prompts."""
+        """Admit all requests and compute their prompts."""
         draw = np.random.default_rng(0)
         sampling = SamplingParams(max_new_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         for index in range(num_running):
-            # lengths differ, so that each step some requests need a page, as in real life
+            # different lengths, so that some requests need a new page in each step
             length = PROMPT - index % min(self.limits.page_size, PROMPT)
             ids = draw.integers(0, VOCAB, length, np.int32)
             wire = TokenizedRequest(
@@ -181,7 +180,7 @@ class Steps:
 
 
 def _runner(limits: Limits) -> Runner:
-    device, model = StandIn(), NoModel()
+    device, model = AsyncDevice(), NoModel()
     slots, page_size = limits.max_running, limits.page_size
     max_pages = -(-limits.context_len // page_size) + 1
     tables = DeviceTables(slots, max_pages, 1, device.where, is_shared=False)
@@ -195,7 +194,7 @@ def _runner(limits: Limits) -> Runner:
 
 
 def _features() -> Hooks:
-    """What every server has."""
+    """The features that every server has."""
     grammar = GrammarFeature(GrammarConfig(), _no_tokenizer, VOCAB, (0,), overlaps=False)
     return Hooks((grammar, InflightLog()))
 

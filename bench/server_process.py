@@ -1,4 +1,4 @@
-"""A server of one's own: started, watched and stopped by a long-running check."""
+"""Starts `radixlm serve` for a long run, samples its resources and stops it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server and its children hold at one moment."""
+    """Resources of the server and its child processes at one moment."""
 
     at_s: float
     rss_bytes: int
@@ -74,11 +74,11 @@ class ServerProcess:
         self.stop()
 
     async def _wait_ready(self, client: HttpClient) -> None:
-        """TransferError with the end of the log if the server leaves or does not get ready."""
+        """TransferError with the end of the log if the server exits or is not ready in time."""
         deadline_s = time.monotonic() + _START_S
         while time.monotonic() < deadline_s:
             if self._process is None or self._process.poll() is not None:
-                raise TransferError(f"the server left at its start:\n{self.log_tail()}")
+                raise TransferError(f"the server exited during its start:\n{self.log_tail()}")
             try:
                 if (await client.ask("GET", "/health")).status == 200:
                     return
@@ -112,7 +112,7 @@ class ServerProcess:
         return Sample(time.monotonic(), rss, fds, threads, processes, shared, cpu_s)
 
     def stop(self) -> int | None:
-        """Ask it to leave, and wait; the exit status, None if it had to be killed."""
+        """Stop the server with SIGTERM; its exit status, or None if it had to be killed."""
         process = self._process
         if process is None:
             return None

@@ -1,4 +1,4 @@
-"""Claims that a long run has to bear out, and what was found."""
+"""Checks of a long run against its limits, and the table that shows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixlm.bench import report
 
 @dataclass(frozen=True, slots=True)
 class SloCheck:
-    """One claim: what was found, what is allowed, whether it holds."""
+    """One check: the claim, the measured value, the allowed value and whether the claim holds."""
 
     claim: str
     found: str
@@ -19,19 +19,19 @@ class SloCheck:
     is_kept: bool
 
 
-def render(verdicts: Sequence[SloCheck]) -> str:
-    """The table, with the number of broken claims below it."""
+def render(checks: Sequence[SloCheck]) -> str:
+    """The table of checks, and below it the number of broken claims."""
     rows: list[tuple[Any, ...]] = [
-        (v.claim, v.found, v.allowed, "kept" if v.is_kept else "BROKEN") for v in verdicts
+        (v.claim, v.found, v.allowed, "kept" if v.is_kept else "BROKEN") for v in checks
     ]
-    broken = sum(not v.is_kept for v in verdicts)
-    end = "all kept" if not broken else f"{broken} of {len(verdicts)} BROKEN"
+    broken = sum(not v.is_kept for v in checks)
+    end = "all kept" if not broken else f"{broken} of {len(checks)} BROKEN"
     return report.table(("claim", "found", "allowed", ""), rows) + f"\n{end}\n"
 
 
 def growth(values: Sequence[float]) -> tuple[float, float]:
-    """(typical value of the second quarter, of the last quarter): medians, so that a burst does
-    not count, and the first quarter is left to caches that fill."""
+    """Medians of the second and of the last quarter. The first quarter is left out, because
+    caches fill then; medians ignore short bursts."""
     quarter = max(len(values) // 4, 1)
     return _median(values[quarter : 2 * quarter] or values), _median(values[-quarter:])
 
