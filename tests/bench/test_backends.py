@@ -88,8 +88,8 @@ def test_an_answer_that_is_not_streamed() -> None:
 
 
 def test_native_bodies_merge_sampling_parameters() -> None:
-    wish = RequestOptions("m", extra={"sampling_params": {"top_p": 0.5}, "priority": 3})
-    body = BACKENDS["sglang"].body(IDS, wish)
+    options = RequestOptions("m", extra={"sampling_params": {"top_p": 0.5}, "priority": 3})
+    body = BACKENDS["sglang"].body(IDS, options)
     assert body["input_ids"] == [4, 5] and "text" not in body and body["priority"] == 3
     sampling = {"temperature": 0.0, "max_new_tokens": 5, "ignore_eos": True, "top_p": 0.5}
     assert body["sampling_params"] == sampling

@@ -1,7 +1,7 @@
-"""The server's dialects: how a prompt is asked, how the events of the answer are read.
+"""The HTTP APIs that a server may speak: how a request is written and its answer is read.
 
-A ``Meter`` times one answer as the reference's benchmark does: time to first token (TTFT), and
-between events the time shared out over the tokens that came with the later one (ITL).
+A `Meter` times one answer as SGLang's benchmark does: time to first token (TTFT), and inter-token
+latency (ITL), where the time between two events is divided by the tokens of the later one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DONE = b"[DONE]"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request; times in seconds. ``num_prompt`` and ``num_output`` as the
-    server counts, -1 where it does not say."""
+    """The result of one request; times in seconds. `num_prompt` and `num_output` are the server's
+    own token counts, or -1 if it does not report them."""
 
     is_ok: bool = False
     error: str = ""
@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What all requests of a run have in common."""
+    """Options that all requests of a run share."""
 
     model: str
     is_stream: bool = True
@@ -49,7 +49,7 @@ class RequestOptions:
 
 
 class Meter:
-    """Reads the events of one answer."""
+    """Reads and times the events of one answer."""
 
     def __init__(self, start_s: float) -> None:
         self.out = Outcome(start_s=start_s)
@@ -61,7 +61,7 @@ class Meter:
         raise NotImplementedError
 
     def whole(self, answer: Any) -> None:
-        """An answer that was not streamed."""
+        """A whole answer, without a stream."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -124,7 +124,7 @@ class NativeMeter(Meter):
 
 
 class OpenAiMeter(Meter):
-    """``/v1/completions`` and ``/v1/chat/completions``: each event has what is new."""
+    """``/v1/completions`` and ``/v1/chat/completions``: each event has new text only."""
 
     def __init__(self, start_s: float) -> None:
         super().__init__(start_s)
@@ -191,48 +191,48 @@ def error_text(error: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One dialect. ``takes_ids``: a prompt may be token ids."""
+    """One API. `takes_ids`: whether a prompt may be token ids."""
 
     path: str
     meter: type[Meter]
     takes_ids: bool
     port: int = 30000
 
-    def body(self, row: Row, wish: RequestOptions) -> dict[str, Any]:
+    def body(self, row: Row, options: RequestOptions) -> dict[str, Any]:
         """The request for one row."""
         if self.meter is NativeMeter:
-            return _native_body(row, wish)
+            return _native_body(row, options)
         body: dict[str, Any] = {
-            "model": row.adapter or wish.model,
+            "model": row.adapter or options.model,
             "temperature": 0.0,
-            "stream": wish.is_stream,
-            "ignore_eos": wish.ignore_eos,
+            "stream": options.is_stream,
+            "ignore_eos": options.ignore_eos,
         }
-        if wish.is_stream:
+        if options.is_stream:
             body["stream_options"] = {"include_usage": True}
         if self.takes_ids:
             body |= {"prompt": row.prompt, "max_tokens": row.num_output}
-            body |= {"logprobs": 1} if wish.return_logprob else {}
+            body |= {"logprobs": 1} if options.return_logprob else {}
         else:
             message = {"role": "user", "content": row.text}
             body |= {"messages": [message], "max_completion_tokens": row.num_output}
-            body |= {"logprobs": True} if wish.return_logprob else {}
-        return body | dict(wish.extra)
+            body |= {"logprobs": True} if options.return_logprob else {}
+        return body | dict(options.extra)
 
 
-def _native_body(row: Row, wish: RequestOptions) -> dict[str, Any]:
-    """Fields of ``--extra-request-body`` that the sampler knows may stand at the top or inside
-    sampling_params, which are merged."""
-    extra = dict(wish.extra)
+def _native_body(row: Row, options: RequestOptions) -> dict[str, Any]:
+    """The body of `/generate`. `--extra-request-body` may hold sampling parameters at the top level
+    or inside sampling_params."""
+    extra = dict(options.extra)
     sampling = {
         "temperature": 0.0,
         "max_new_tokens": row.num_output,
-        "ignore_eos": wish.ignore_eos,
+        "ignore_eos": options.ignore_eos,
         **extra.pop("sampling_params", {}),
     }
-    body: dict[str, Any] = {"sampling_params": sampling, "stream": wish.is_stream}
+    body: dict[str, Any] = {"sampling_params": sampling, "stream": options.is_stream}
     body |= {"input_ids": row.ids} if row.ids is not None else {"text": row.text}
-    if wish.return_logprob:
+    if options.return_logprob:
         body |= {"return_logprob": True, "logprob_start_len": -1}
     if row.adapter is not None:
         body["lora_path"] = row.adapter

@@ -1,4 +1,4 @@
-"""``radixlm bench VERB``: each verb is imported only when called."""
+"""`radixlm bench VERB`. A verb's module is imported only when the verb is used."""
 
 from __future__ import annotations
 

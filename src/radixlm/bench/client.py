@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client that costs little beside a busy server.
+"""A small HTTP/1.1 client that takes little CPU time from the server on the same machine.
 
-An event of a stream is handed to a callback straight from the socket: no task is woken for a
-token. Connections are kept and used again; a request has one of its own while it runs.
+Each event of a stream goes from the socket straight to a callback, so no task wakes up for a
+token. Connections are reused; a running request has its own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ OnEvent = Callable[[bytes, float], None]
 
 @dataclass(slots=True)
 class Response:
-    """An answer. ``body`` is empty where a stream went to the callback."""
+    """An answer. `body` is empty if a stream went to the callback."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
 
     def json(self) -> Any:
-        """The body as JSON, None if it is none."""
+        """The body as JSON, or None if it is not JSON."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -40,14 +40,14 @@ class Response:
 
 
 class EventReader:
-    """Cuts a byte stream into the data of server-sent events."""
+    """Splits a byte stream into the data of server-sent events."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
         self._rest = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Hand over every event that ``data`` completes."""
+        """Call back with every event that `data` completes."""
         data = self._rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.is_used = False  # it has carried an exchange before
+        self.is_used = False  # it served a request before
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[Response] | None = None
         self._response = Response()
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
     # ---- the socket ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's
+        # uvloop's transports are not subclasses of asyncio's
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the next exchange may use this connection."""
+        """Whether the next request may use this connection."""
         return self.transport is not None and not self.transport.is_closing() and self._keeps_alive
 
     @property
@@ -156,13 +156,13 @@ class Connection(asyncio.Protocol):
             self.is_used, self._done = True, None
 
     def close(self) -> None:
-        """Drop the connection now."""
+        """Abort the connection."""
         if self.transport is not None:
             self.transport.abort()
 
 
 class HttpClient:
-    """Talks to one server. ``headers`` are sent with every request."""
+    """A client of one server. `headers` are sent with every request."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(base_url)
@@ -193,12 +193,12 @@ class HttpClient:
         request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode("latin-1") + data
         while True:
             connection = await self._connection()
-            is_kept = connection.is_used
+            is_reused = connection.is_used
             try:
                 response = await connection.exchange(request, on_event)
             except TransferError:
-                # the server has closed a kept connection just when it was to be used again
-                if is_kept and not connection.has_answered:
+                # the server closed an idle connection at the moment of its reuse
+                if is_reused and not connection.has_answered:
                     continue
                 raise
             finally:
@@ -215,17 +215,17 @@ class HttpClient:
                 return connection
         loop = asyncio.get_running_loop()
         try:
-            _, made = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 Connection, self._host, self._port, ssl=self._ssl
             )
         except OSError as error:
             raise TransferError(
                 f"no server answers at {self.base_url} ({error.strerror or error})"
             ) from error
-        return made
+        return connection
 
     def close(self) -> None:
-        """Drop all kept connections."""
+        """Close all idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

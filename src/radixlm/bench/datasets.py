@@ -1,4 +1,4 @@
-"""Prompts to measure with: drawn from a seed, the same for a server and for the offline engine."""
+"""Prompts for benchmarks, drawn from a seed: the same for a server and the offline engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixlm.text.tokenizer import Tokenizer
 
 DATASETS = ("random", "random-ids", "sharegpt", "generated-shared-prefix")
 DEFAULT_NUM_PROMPTS = 1000
-# what `random` writes with where no file of conversations is given
+# the words of `random` if no file of conversations is given
 _WORDS = (
     "the of and to in is that it was for on are as with they be at one have this from by hot word "
     "but what some we can out other were all there when up use your how said an each she which do "
@@ -34,7 +34,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request: a prompt as text or as ids, its length and the output's in tokens."""
+    """One request: a prompt as text or token ids; lengths of prompt and output in tokens."""
 
     text: str | None
     ids: list[int] | None
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """What to draw; field names are the flags'."""
+    """What to draw. Field names equal the flags."""
 
     dataset_name: str = "random"
     dataset_path: str = ""
@@ -70,8 +70,8 @@ class DatasetOptions:
     tokenize_prompt: bool = False
 
 
-class Writer:
-    """Makes rows of texts: suffix, chat template, ids, and the count of tokens."""
+class RowWriter:
+    """Turns texts into rows: adds suffix and chat template, tokenises and counts."""
 
     def __init__(self, options: DatasetOptions, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -79,7 +79,7 @@ class Writer:
         self._template = load_chat_template(tokenizer) if options.apply_chat_template else None
 
     def row(self, text: str, num_output: int) -> Row:
-        """One request. A rendered conversation is sent as ids: it has its BOS already."""
+        """One request. A rendered conversation is sent as ids, because it already has its BOS."""
         text += self._suffix
         template = self._template
         if template is None:
@@ -95,13 +95,13 @@ class Writer:
 def load_rows(options: DatasetOptions, tokenizer: Tokenizer, takes_ids: bool = True) -> list[Row]:
     """The rows of a run. ``takes_ids``: whether the prompt may be token ids (not in a chat).
 
-    ConfigError if the options or the file do not fit.
+    ConfigError for wrong options or a file that cannot be read.
     """
     check_options(options, takes_ids)
     draw = np.random.default_rng(options.seed)
     if options.dataset_name == "random-ids":
         return _random_ids(options, tokenizer, draw, takes_ids)
-    writer = Writer(options, tokenizer)
+    writer = RowWriter(options, tokenizer)
     if options.dataset_name == "random":
         return _random(options, writer, draw)
     if options.dataset_name == "sharegpt":
@@ -110,7 +110,7 @@ def load_rows(options: DatasetOptions, tokenizer: Tokenizer, takes_ids: bool = T
 
 
 def check_options(options: DatasetOptions, takes_ids: bool = True) -> None:
-    """ConfigError for what cannot be drawn; before anything slow is begun."""
+    """ConfigError for wrong options, before any slow work."""
     if options.num_prompts is not None and options.num_prompts < 1:
         raise ConfigError(f"--num-prompts {options.num_prompts}: at least 1")
     if not 0.0 <= options.random_range_ratio <= 1.0:
@@ -141,7 +141,7 @@ def _lengths(draw: np.random.Generator, length: int, ratio: float, count: int) -
 def _random_ids(
     options: DatasetOptions, tokenizer: Tokenizer, draw: np.random.Generator, takes_ids: bool
 ) -> list[Row]:
-    """Ids drawn evenly from the ordinary tokens; as text (and counted again) for a chat."""
+    """Uniformly drawn ids without special tokens; decoded to text for a chat backend."""
     count = options.num_prompts or DEFAULT_NUM_PROMPTS
     ratio = options.random_range_ratio
     inputs = _lengths(draw, options.random_input_len, ratio, count)
@@ -160,8 +160,8 @@ def _random_ids(
     return rows
 
 
-def _random(options: DatasetOptions, writer: Writer, draw: np.random.Generator) -> list[Row]:
-    """Texts of drawn lengths: conversations of the file cut or repeated, or else plain words."""
+def _random(options: DatasetOptions, writer: RowWriter, draw: np.random.Generator) -> list[Row]:
+    """Texts of drawn lengths: cut or repeated conversations of the file, or random words."""
     count = options.num_prompts or DEFAULT_NUM_PROMPTS
     ratio = options.random_range_ratio
     inputs = _lengths(draw, options.random_input_len, ratio, count)
@@ -177,8 +177,8 @@ def _random(options: DatasetOptions, writer: Writer, draw: np.random.Generator) 
     return rows
 
 
-def _sharegpt(options: DatasetOptions, writer: Writer, draw: np.random.Generator) -> list[Row]:
-    """First questions and the lengths of their answers; too short and too long ones are left."""
+def _sharegpt(options: DatasetOptions, writer: RowWriter, draw: np.random.Generator) -> list[Row]:
+    """First questions and the lengths of their answers, without too short and too long ones."""
     pairs = read_sharegpt(options.dataset_path)
     draw.shuffle(pairs)
     fixed = options.sharegpt_output_len
@@ -189,16 +189,18 @@ def _sharegpt(options: DatasetOptions, writer: Writer, draw: np.random.Generator
         row = writer.row(question, fixed or len(writer.tokenizer.encode(answer, False)))
         if row.num_prompt < 2 or row.num_output < 2:
             continue
-        most = options.sharegpt_context_len
-        if most is None or row.num_prompt + row.num_output <= most:
+        max_len = options.sharegpt_context_len
+        if max_len is None or row.num_prompt + row.num_output <= max_len:
             rows.append(row)
     if not rows:
         raise ConfigError(f"--dataset-path {options.dataset_path}: no conversation is usable")
     return rows
 
 
-def _shared_prefix(options: DatasetOptions, writer: Writer, draw: np.random.Generator) -> list[Row]:
-    """Groups of questions behind a system prompt of their own, in random order."""
+def _shared_prefix(
+    options: DatasetOptions, writer: RowWriter, draw: np.random.Generator
+) -> list[Row]:
+    """Questions in groups that share a system prompt, in random order."""
     texts: list[str] = []
     tokenizer = writer.tokenizer
     for _ in range(options.gsp_num_groups):
@@ -251,15 +253,15 @@ def words(draw: np.random.Generator, count: int) -> str:
 
 
 def fit(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
-    """``text`` cut or repeated to ``num_tokens`` tokens (special ones that the tokenizer adds
-    included), or as near as its merges allow."""
+    """`text` cut or repeated to about `num_tokens` tokens, including special tokens that the
+    tokenizer adds. Merges at the cut may change the count by a few."""
     ids = tokenizer.encode(text) or [0]
     while len(ids) < num_tokens:
         text = f"{text} {text}"
         ids = tokenizer.encode(text)
     best, distance = text, len(ids) - num_tokens
     keep = num_tokens
-    for _ in range(4):  # a cut may split a word differently than the whole was split
+    for _ in range(4):  # a cut may change how the last word is tokenised
         cut = tokenizer.decode(ids[:keep])
         length = len(tokenizer.encode(cut))
         if abs(length - num_tokens) < distance:

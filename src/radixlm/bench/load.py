@@ -1,4 +1,4 @@
-"""Send rows at a rate and with a limit on how many run at once; collect the outcomes."""
+"""Sends rows at a request rate with a limit of concurrent requests, and collects the outcomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixlm.bench.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """``rate``: requests a second, of a Poisson process; infinite = all at once."""
+    """`rate`: requests a second of a Poisson process; infinite sends all at once."""
 
     rate: float = math.inf
     max_concurrency: int | None = None
@@ -31,7 +31,7 @@ class Traffic:
             raise ConfigError(f"--max-concurrency {self.max_concurrency}: at least 1")
 
     def arrivals_s(self, count: int) -> list[float]:
-        """When each request is sent, from the start of the run; the first at once."""
+        """When each request is sent, in seconds from the start of the run."""
         if math.isinf(self.rate):
             return [0.0] * count
         gaps = np.random.default_rng(self.seed).exponential(1.0 / self.rate, count)
@@ -45,9 +45,9 @@ async def run_load(
     traffic: Traffic,
     progress: Progress,
 ) -> tuple[list[Outcome], float]:
-    """(an outcome a row, in their order; seconds from the first request to the last answer).
+    """(outcomes in the order of the rows, seconds from the first request to the last answer).
 
-    A request's own time begins when it is sent: waiting for ``max_concurrency`` does not count.
+    A request's time starts when it is sent; waiting for `max_concurrency` does not count.
     """
     gate = asyncio.Semaphore(traffic.max_concurrency or len(rows))
 

@@ -1,4 +1,4 @@
-"""Latencies and throughput of a run, under the names of the reference's result files."""
+"""Latencies and throughput of a run, named as in SGLang's result files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERCENTILES = (90, 95, 99)
 
 
 def spread_ms(values_s: Sequence[float], name: str) -> dict[str, float]:
-    """Mean, median, standard deviation, percentiles and maximum in ms; zeros of no values."""
+    """Mean, median, standard deviation, percentiles and maximum in ms; zeros for no values."""
     ms = np.asarray(values_s if len(values_s) else [0.0], np.float64) * 1e3
     figures = {
         f"mean_{name}_ms": float(ms.mean()),
@@ -28,7 +28,7 @@ def spread_ms(values_s: Sequence[float], name: str) -> dict[str, float]:
 
 
 def count_missing(outcomes: Sequence[Outcome], rows: Sequence[Row], tokenizer: Tokenizer) -> None:
-    """Fill in what the server did not count: the prompt as drawn, the output tokenised again."""
+    """Fill in token counts that the server did not report, with the tokenizer."""
     for outcome, row in zip(outcomes, rows, strict=True):
         if outcome.num_prompt < 0:
             outcome.num_prompt = row.num_prompt
@@ -37,7 +37,7 @@ def count_missing(outcomes: Sequence[Outcome], rows: Sequence[Row], tokenizer: T
 
 
 def summarise(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
-    """Figures of the requests that succeeded; ``count_missing`` goes before."""
+    """Figures of the successful requests. Call `count_missing` first."""
     good = [outcome for outcome in outcomes if outcome.is_ok]
     num_input = sum(outcome.num_prompt for outcome in good)
     num_output = sum(outcome.num_output for outcome in good)
@@ -64,7 +64,7 @@ def summarise(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
 def retokenized(
     outcomes: Sequence[Outcome], tokenizer: Tokenizer, duration_s: float
 ) -> dict[str, Any]:
-    """Output tokens counted again from the text: a check on the server's own count."""
+    """Output tokens counted again from the text, to check the server's count."""
     texts = [outcome.text for outcome in outcomes if outcome.is_ok]
     count = sum(len(ids) for ids in tokenizer.encode_batch(texts, False))
     return {
@@ -74,7 +74,7 @@ def retokenized(
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What ``--output-details`` adds: every request."""
+    """The values of every request, for `--output-details`."""
     return {
         "input_lens": [outcome.num_prompt for outcome in outcomes],
         "output_lens": [max(outcome.num_output, 0) for outcome in outcomes],

@@ -1,6 +1,6 @@
-"""``radixlm bench offline``: the engine inside this process, with the prompts of ``bench serve``.
+"""`radixlm bench offline`: the engine inside this process, with the prompts of `bench serve`.
 
-Options that are not the benchmark's own are the server's (``radixlm serve --help``).
+Other options are those of the server (`radixlm serve --help`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WARMUP_OUTPUT = 16
 
 
 def build_parser() -> Parser:
-    """The benchmark's own flags."""
+    """The flags of this verb."""
     parser = Parser(
         "radixlm bench offline",
         "Throughput of the engine without a server.",
@@ -42,7 +42,9 @@ def build_parser() -> Parser:
     )
     add_dataset_options(parser)
     group = parser.add_argument_group("run")
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="most that run at once")
+    group.add_argument(
+        "--max-concurrency", type=int, metavar="N", help="limit of concurrent requests"
+    )
     group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end early")
     group.add_argument("--return-logprob", action="store_true", help="ask for log-probabilities")
     group.add_argument(
@@ -89,7 +91,7 @@ async def _run(
     engine: Engine,
 ) -> int:
     tokenizer = engine.tokenizer
-    assert tokenizer is not None, "checked before the engine was made"
+    assert tokenizer is not None, "checked before the engine started"
     rows = load_rows(prompts, tokenizer)
     requester = EngineRequester(engine, not args.disable_ignore_eos, args.return_logprob, extra)
     if not args.skip_warmup:
@@ -103,13 +105,13 @@ async def _run(
     metrics.count_missing(outcomes, rows, tokenizer)
     result = _arguments(args, prompts) | metrics.summarise(outcomes, duration_s)
     for name in [n for n in result if {"ttft", "tpot", "itl"} & set(n.split("_"))]:
-        del result[name]  # answers come whole
+        del result[name]  # answers are not streamed
     _report(args, result, outcomes)
     return int(result["failed"] > 0)
 
 
 def _warm_up_rows(rows: list[Row]) -> list[Row]:
-    """Short outputs of the first rows."""
+    """The first rows with short outputs."""
     return [
         Row(row.text, row.ids, row.num_prompt, min(row.num_output, _WARMUP_OUTPUT))
         for row in rows[:_WARMUP_REQUESTS]
@@ -117,7 +119,7 @@ def _warm_up_rows(rows: list[Row]) -> list[Row]:
 
 
 class EngineRequester:
-    """Asks the engine for rows; never raises for a request that fails."""
+    """Sends rows to the engine. A failed request gives an Outcome, not an exception."""
 
     def __init__(
         self, engine: Engine, ignore_eos: bool, return_logprob: bool, extra: dict[str, Any]
@@ -127,7 +129,7 @@ class EngineRequester:
         self._fields = {"return_logprob": True} if return_logprob else {}
 
     async def ask(self, row: Row) -> Outcome:
-        """What became of the request."""
+        """Send one row and wait for its answer."""
         meter = NativeMeter(time.perf_counter())
         fields: dict[str, Any] = dict(self._fields)
         if row.ids is not None:

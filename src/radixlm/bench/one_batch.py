@@ -1,7 +1,7 @@
-"""``radixlm bench one-batch``: one static batch through scheduler and executor, without intake.
+"""`radixlm bench one-batch`: one static batch through scheduler and executor, without intake.
 
 All prompts are computed in one step (prefill), then each step gives every request one token
-(decode). Options that are not the benchmark's own are the server's (``radixlm serve --help``).
+(decode). Other options are those of the server (`radixlm serve --help`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one shape: latencies in seconds, throughput in tokens a second. ``decode``: of one step,
-    None where the answers have one token."""
+    """Figures of one shape: latencies in seconds, throughput in tokens a second. Those of decode
+    are of one step, and None if the answers have one token."""
 
     run_name: str
     batch_size: int
@@ -62,7 +62,7 @@ class Result:
 
 
 def build_parser() -> Parser:
-    """The benchmark's own flags."""
+    """The flags of this verb."""
     parser = Parser(
         "radixlm bench one-batch",
         "Prefill and decode speed of one static batch.",
@@ -89,7 +89,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when all shapes were measured."""
+    """0 after all shapes are measured."""
     args, rest = build_parser().parse_known_args(argv)
     for name in ("batch_size", "input_len", "output_len"):
         positive(getattr(args, name), f"--{name.replace('_', '-')}")
@@ -113,13 +113,13 @@ def main(argv: Sequence[str]) -> int:
 def with_room(
     config: ServerConfig, given: frozenset[str], shapes: Sequence[Shape]
 ) -> tuple[ServerConfig, frozenset[str]]:
-    """Limits that let the largest batch be computed in one step, where the user set none."""
+    """Set the limits that the user left open so that the largest batch fits in one step."""
     prefill = max(shape.batch_size * shape.input_len for shape in shapes)
     values = {
         "chunked_prefill_size": max(prefill, 2048),
         "max_prefill_tokens": max(prefill, config.schedule.max_prefill_tokens),
         "max_running_requests": max(shape.batch_size for shape in shapes),
-        "schedule_conservativeness": 0.0,  # the batch is all there will be
+        "schedule_conservativeness": 0.0,  # no other request will come
     }
     values = {name: value for name, value in values.items() if name not in given}
     return config.with_values(values), given | frozenset(values)
@@ -167,7 +167,7 @@ class Batch:
 
     def run(self, shape: Shape) -> tuple[float, list[float]]:
         """(seconds of the prefill, seconds of each decode step) with fresh prompts and an empty
-        prefix cache. EngineError if the batch is not computed as one."""
+        prefix cache. EngineError if requests still run afterwards."""
         self._flush()
         self._num_runs += 1
         for index in range(shape.batch_size):
@@ -175,7 +175,7 @@ class Batch:
         prefill_s = self._timed_step(shape, is_prefill=True)
         decodes_s = [self._timed_step(shape, is_prefill=False) for _ in range(shape.output_len - 1)]
         if self.replica.scheduler.planner.running:
-            raise EngineError("the batch should be finished, and requests still run")
+            raise EngineError("requests still run after the last step of the batch")
         return prefill_s, decodes_s
 
     def _request(self, rid: str, shape: Shape) -> TokenizedRequest:
@@ -184,7 +184,7 @@ class Batch:
         return TokenizedRequest(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
 
     def _timed_step(self, shape: Shape, is_prefill: bool) -> float:
-        """Seconds of one tick, in which every request must get one token."""
+        """Seconds of one tick. Every request must get one token in it."""
         start_s = time.perf_counter()
         self.replica.scheduler.tick(wait=False)
         elapsed_s = time.perf_counter() - start_s
@@ -207,7 +207,7 @@ class Batch:
         return elapsed_s
 
     def _flush(self) -> None:
-        """Empty the prefix cache, and drop what the scheduler has said so far."""
+        """Empty the prefix cache and drop pending replies of the scheduler."""
         self._mine.send(Control("flush", "flush_cache"))
         self.replica.scheduler.tick(wait=False)
         self._mine.receive(0)

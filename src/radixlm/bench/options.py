@@ -1,4 +1,4 @@
-"""Command-line options that the benchmarks share."""
+"""Command-line options that several benchmarks use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixlm.bench.datasets import DATASETS, DatasetOptions
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are ConfigErrors; flags are never guessed from a prefix."""
+    """Raises ConfigError for wrong flags and accepts no abbreviations."""
 
     def __init__(self, prog: str, description: str, **settings: Any) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Two columns, with defaults that say something."""
+    """Two columns; defaults are shown unless empty."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)
@@ -44,8 +44,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 _NUMBERS = (  # name, help, other names
     ("sharegpt-output-len", "output tokens, instead of the conversation's own", ()),
     ("sharegpt-context-len", "leave out conversations longer than this", ()),
-    ("random-input-len", "most input tokens of random, random-ids", ("--random-input",)),
-    ("random-output-len", "most output tokens of random, random-ids", ("--random-output",)),
+    ("random-input-len", "max input tokens of random, random-ids", ("--random-input",)),
+    ("random-output-len", "max output tokens of random, random-ids", ("--random-output",)),
     ("gsp-num-groups", "system prompts of generated-shared-prefix", ()),
     ("gsp-prompts-per-group", "questions behind each system prompt", ()),
     ("gsp-system-prompt-len", "tokens of a system prompt", ()),
@@ -55,7 +55,7 @@ _NUMBERS = (  # name, help, other names
 
 
 def add_dataset_options(parser: argparse.ArgumentParser) -> None:
-    """The prompts."""
+    """Add the flags that choose the prompts."""
     group = parser.add_argument_group("prompts")
     base = DatasetOptions()
     group.add_argument(
@@ -88,7 +88,7 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=base.random_range_ratio,
         metavar="R",
-        help="lengths of random are drawn between R times the most and the most; 1 = all equal",
+        help="lengths of random are drawn from R times the maximum to the maximum; 1 = all equal",
     )
     group.add_argument("--prompt-suffix", default="", metavar="TEXT", help="end of every prompt")
     group.add_argument(
@@ -100,14 +100,14 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
 
 
 def dataset_options(args: argparse.Namespace) -> DatasetOptions:
-    """What ``add_dataset_options`` read, checked but for the file."""
+    """The values of the flags of `add_dataset_options`."""
     values = {f.name: getattr(args, f.name) for f in fields(DatasetOptions)}
     values["dataset_name"] = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
     return DatasetOptions(**values)
 
 
 def json_object(text: str | None, flag: str) -> dict[str, Any]:
-    """The object of an option; {} if it was not given. ConfigError if it is none."""
+    """The JSON object of an option, {} if it is unset. ConfigError for other JSON."""
     if not text:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Latency percentiles as a picture: a PNG by matplotlib, or an HTML page that needs nothing."""
+"""A plot of latency percentiles: a PNG by matplotlib, or an HTML page without dependencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Curves = Mapping[str, NDArray[np.float64]]
 
 
 def check_plot(path: str | None) -> None:
-    """ConfigError unless the picture can be made; call before the run."""
+    """ConfigError if the plot cannot be made. Call it before the run."""
     if path is None:
         return
     if Path(path).suffix not in _SUFFIXES:
@@ -74,7 +74,7 @@ def _write_png(path: str, curves: Curves, heading: str) -> None:
 
 
 def page(curves: Curves, heading: str) -> str:
-    """A whole HTML page with one drawing a curve."""
+    """An HTML page with one SVG for each curve."""
     style = (
         "body{font:14px system-ui,sans-serif;margin:24px;color:#222;background:#fff}"
         "svg{margin:8px 16px 8px 0}text{font:12px system-ui,sans-serif;fill:#444}"

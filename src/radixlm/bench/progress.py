@@ -1,4 +1,4 @@
-"""A bar while requests are answered, on a terminal only."""
+"""A progress bar of finished requests, on a terminal only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress:
         self._num_tokens = self._num_failed = 0
 
     def add(self, outcome: Outcome) -> None:
-        """One more request is over."""
+        """Count one finished request."""
         self._num_tokens += max(outcome.num_output, 0)
         self._num_failed += not outcome.is_ok
         if not self._bar.disable:
@@ -33,5 +33,5 @@ class Progress:
         self._bar.update()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar."""
         self._bar.close()

@@ -42,7 +42,7 @@ TOTALS = (
 
 
 def title(text: str, fill: str = "=") -> str:
-    """``text`` in the middle of a rule."""
+    """`text` in the middle of a line of `fill`."""
     return f"{text:{fill}^{_WIDTH}}"
 
 
@@ -70,7 +70,7 @@ def latencies(result: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Columns, the first to the left, the others to the right."""
+    """A table in columns: the first aligned left, the others right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headings), *cells]) for i in range(len(headings))]
     lines = []
@@ -82,7 +82,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def append_jsonl(path: str, results: Iterable[Mapping[str, Any]]) -> None:
-    """One line a result behind what the file holds; ConfigError if it cannot be written."""
+    """Append one line for each result. ConfigError if the file cannot be written."""
     text = "".join(json.dumps(dict(result), ensure_ascii=False) + "\n" for result in results)
     try:
         with Path(path).expanduser().open("a", encoding="utf-8") as file:
@@ -92,6 +92,6 @@ def append_jsonl(path: str, results: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_writable(path: str | None) -> None:
-    """Fail before the run rather than after it."""
+    """ConfigError before the run if the result file cannot be written."""
     if path is not None:
         append_jsonl(path, ())

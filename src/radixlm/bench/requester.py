@@ -1,4 +1,4 @@
-"""One request to a server, timed."""
+"""Sends one request to a server and times the answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from radixlm.bench.datasets import Row
 
 
 class Requester:
-    """Asks a server for rows; never raises for a request that fails."""
+    """Sends rows of a dataset to a server. A failed request gives an Outcome, not an exception."""
 
-    def __init__(self, client: HttpClient, backend: Backend, wish: RequestOptions) -> None:
-        self._client, self._backend, self._wish = client, backend, wish
+    def __init__(self, client: HttpClient, backend: Backend, options: RequestOptions) -> None:
+        self._client, self._backend, self._options = client, backend, options
 
     async def ask(self, row: Row) -> Outcome:
-        """What became of the request."""
-        body = self._backend.body(row, self._wish)
+        """Send one row and wait for its answer."""
+        body = self._backend.body(row, self._options)
         meter = self._backend.meter(time.perf_counter())
         out = meter.out
-        on_event = meter.event if self._wish.is_stream else None
+        on_event = meter.event if self._options.is_stream else None
         try:
             response = await self._client.ask("POST", self._backend.path, body, on_event)
         except TransferError as error:
@@ -32,13 +32,13 @@ class Requester:
         if response.status != 200:
             out.error = f"status {response.status}: {_message(response)}"
             return out
-        if self._wish.is_stream:
+        if self._options.is_stream:
             meter.finish()
         else:
             meter.whole(response.json() or {})
             out.latency_s = out.ttft_s = time.perf_counter() - out.start_s
         if not out.error and out.latency_s == 0.0:
-            # the answer had no visible token; its end is all that can be timed
+            # no visible token came, so only the end of the answer can be timed
             out.latency_s = out.ttft_s = time.perf_counter() - out.start_s
         out.is_ok = not out.error
         return out

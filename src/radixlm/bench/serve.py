@@ -1,6 +1,6 @@
-"""``radixlm bench serve``: requests to a running server, their latency and the throughput.
+"""`radixlm bench serve`: sends requests to a running server, measures latency and throughput.
 
-Flags and result names are those of the reference's serving benchmark.
+Flags and result names are those of SGLang's serving benchmark.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from radixlm.bench.requester import Requester
 from radixlm.engine.model_info import find_model
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
-_WARMUP_OUTPUT = 32  # tokens of a warm-up request at most
-_FLUSH_TRIES = 20  # a server flushes only when nothing runs
+_WARMUP_OUTPUT = 32  # max output tokens of a warm-up request
+_FLUSH_TRIES = 20  # a server flushes only while no request runs
 
 
 def build_parser() -> Parser:
@@ -42,7 +42,9 @@ def build_parser() -> Parser:
         "Send requests to a running server; print latency and throughput.",
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--backend", choices=tuple(BACKENDS), default="sglang", help="its dialect")
+    server.add_argument(
+        "--backend", choices=tuple(BACKENDS), default="sglang", help="API of the server"
+    )
     server.add_argument("--host", default="127.0.0.1", help="address of the server")
     server.add_argument("--port", type=int, metavar="N", help="30000, or the backend's usual port")
     server.add_argument("--base-url", metavar="URL", help="instead of --host and --port")
@@ -67,7 +69,9 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="requests a second (Poisson); inf sends all at once",
     )
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="most that run at once")
+    group.add_argument(
+        "--max-concurrency", type=int, metavar="N", help="limit of concurrent requests"
+    )
     group.add_argument("--disable-stream", action="store_true", help="ask for whole answers")
     group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end early")
     group.add_argument("--return-logprob", action="store_true", help="ask for log-probabilities")
@@ -135,7 +139,7 @@ class Run:
         tokenizer = await self._tokenizer(model)
         rows = load_rows(self.options, tokenizer, self.backend.takes_ids)
         rows = with_adapters(rows, args)
-        requester = Requester(self.client, self.backend, self._wish(model))
+        requester = Requester(self.client, self.backend, self._request_options(model))
         await self._warm_up(requester, rows[0])
         if args.flush_cache:
             await self._flush()
@@ -153,12 +157,12 @@ class Run:
         metrics.count_missing(outcomes, rows, tokenizer)
         result = self._arguments() | metrics.summarise(outcomes, duration_s)
         result |= metrics.retokenized(outcomes, tokenizer, duration_s)
-        result["client_cpu_seconds"] = cpu_s  # near the duration, the client is the bottleneck
+        result["client_cpu_seconds"] = cpu_s  # if near the duration, the client is the bottleneck
         result["server_info"] = await self._server_info()
         self._report(result, outcomes)
         return int(result["failed"] > 0)
 
-    def _wish(self, model: str) -> RequestOptions:
+    def _request_options(self, model: str) -> RequestOptions:
         args = self.args
         return RequestOptions(
             model=args.served_model_name or model,
@@ -169,7 +173,7 @@ class Run:
         )
 
     async def _model(self) -> str:
-        """--model, or the first that the server names."""
+        """--model, or the first model that the server lists."""
         if self.args.model:
             return str(self.args.model)
         response = await self.client.ask("GET", "/v1/models")
@@ -181,7 +185,7 @@ class Run:
         return str(models[0]["id"])
 
     async def _tokenizer(self, model: str) -> Tokenizer:
-        """Of --tokenizer, else of the model if it is here, else of the server's folder."""
+        """From --tokenizer, else from the model's name, else from the server's folder."""
         wanted = [self.args.tokenizer] if self.args.tokenizer else [model]
         if not self.args.tokenizer:
             info = (await self.client.ask("GET", "/get_model_info")).json()
@@ -218,7 +222,7 @@ class Run:
             raise TransferError(f"{path} answers {response.status}: {_text(response.body)}")
 
     async def _server_info(self) -> Any:
-        """What the server says of itself, None if it has no such page."""
+        """/get_server_info, or None if the server has no such route."""
         try:
             response = await self.client.ask("GET", "/get_server_info")
         except TransferError:
@@ -259,7 +263,7 @@ class Run:
 
 
 def with_adapters(rows: list[Row], args: argparse.Namespace) -> list[Row]:
-    """Rows that ask for the adapters of --lora-name."""
+    """The rows, each with an adapter of --lora-name."""
     names = args.lora_name
     if not names:
         return rows
@@ -281,13 +285,13 @@ def with_adapters(rows: list[Row], args: argparse.Namespace) -> list[Row]:
 
 def render(result: dict[str, Any], is_stream: bool) -> str:
     """The table."""
-    most = result["max_concurrency"]
+    limit = result["max_concurrency"]
     lines = [
         "",
         report.title(" Serving Benchmark Result "),
         report.line("Backend:", result["backend"]),
         report.line("Traffic request rate:", result["request_rate"]),
-        report.line("Max request concurrency:", most if most is not None else "not set"),
+        report.line("Max request concurrency:", limit if limit is not None else "not set"),
         *report.totals(result),
     ]
     names = ("e2e_latency", "ttft", "tpot", "itl") if is_stream else ("e2e_latency",)
@@ -296,7 +300,7 @@ def render(result: dict[str, Any], is_stream: bool) -> str:
 
 
 def _host(host: str) -> str:
-    """An address to connect to: 0.0.0.0 is one to listen on; IPv6 in brackets."""
+    """An address to connect to: 127.0.0.1 for 0.0.0.0, and IPv6 in brackets."""
     if host == "0.0.0.0":
         return "127.0.0.1"
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -307,7 +311,7 @@ def _text(body: bytes) -> str:
 
 
 def _errors(outcomes: list[Outcome]) -> list[tuple[str, int]]:
-    """The different errors, the most frequent first."""
+    """The five most frequent errors and their counts."""
     counts: dict[str, int] = {}
     for outcome in outcomes:
         if not outcome.is_ok:
