@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlm.text.json_schema import closed
+from radixlm.text.json_schema import close_objects
 
 INTEGER = {"type": "integer"}
 A: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}}
@@ -42,9 +42,9 @@ def accepts(schema: Any, value: Any) -> bool:
 )
 def test_undeclared_properties_are_forbidden(schema: Any, good: Any, bad: Any) -> None:
     assert accepts(schema, bad)
-    made = closed(schema)
+    made = close_objects(schema)
     assert accepts(made, good) and not accepts(made, bad)
-    assert closed(made) == made
+    assert close_objects(made) == made
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_undeclared_properties_are_forbidden(schema: Any, good: Any, bad: Any) -
 )
 def test_what_the_schema_names_or_demands_stays_allowed(schema: Any, value: Any) -> None:
     assert accepts(schema, value)
-    assert accepts(closed(schema), value)
+    assert accepts(close_objects(schema), value)
 
 
 LEAVES = st.sampled_from([INTEGER, {"type": "null"}, True, {"$ref": "#/$defs/N"}, {"items": 3}, []])
@@ -105,8 +105,8 @@ SCHEMAS = st.recursive(
 def test_nonsense_does_no_harm(schema: Any) -> None:
     """Whatever a client sends comes back with keys added at most, and the same again."""
     before = repr(schema)
-    made = closed(schema)
+    made = close_objects(schema)
     assert repr(schema) == before
-    assert closed(made) == made
+    assert close_objects(made) == made
     if isinstance(schema, dict):
         assert schema.keys() <= made.keys()

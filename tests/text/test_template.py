@@ -64,7 +64,7 @@ def test_the_environment_is_hugging_faces() -> None:
     ],
 )
 def test_evil_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TURNS", 200_000)
+    monkeypatch.setattr(module, "MAX_ITERATIONS", 200_000)
     start = time.thread_time()
     with pytest.raises(InvalidRequest, match="the chat template"):
         Template(source).render({})

@@ -1,8 +1,7 @@
-"""Compiling grammars beside the running engine, once each.
+"""Compiles each grammar once, in threads beside the running engine.
 
-A ``GrammarFuture`` is asked from the scheduler's loop: nothing there ever waits for a compiler. A
-grammar
-that takes too long is refused, and its thread replaced, since a library cannot be interrupted.
+The scheduler polls a ``GrammarFuture`` and never waits for a compiler. A grammar that takes too
+long is refused and its thread is replaced, because a library call cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ BACKENDS = Registry(
         "outlines": "radixlm.grammar.backends.outlines:OutlinesBackend",
     },
 )
-# A mask of 32,000 tokens: 31 us, by xgrammar 150 (bench/grammar.py); and where text is forced it
-# allows the tokens that a tokenizer would write, by xgrammar any that spell it.
+# A mask of 32,000 tokens takes 31 us, with xgrammar 150 (bench/grammar.py). For forced text it
+# allows the tokens that the tokenizer would produce, xgrammar any that spell the text.
 DEFAULT_BACKEND = "llguidance"
 
 
@@ -62,13 +61,13 @@ def create_backend(
 
 
 class GrammarFuture:
-    """One grammar being compiled, or compiled, or refused. Shared by all requests that want it."""
+    """A grammar that is being compiled, compiled or refused. Shared by all its requests."""
 
     def __init__(self, spec: GrammarSpec, timeout_s: float) -> None:
         self.spec = spec
         self.was_cached = False
         self._timeout_s = timeout_s
-        self._started_s: float | None = None  # waiting in the queue does not count
+        self._started_s: float | None = None  # time in the queue does not count
         self._done = threading.Event()
         self._grammar: CompiledGrammar | None = None
         self._error: InvalidRequest | None = None
@@ -76,21 +75,19 @@ class GrammarFuture:
 
     @property
     def is_late(self) -> bool:
-        """Whether the compiler has used up its time."""
+        """Whether the compiler exceeded its time limit."""
         started = self._started_s
         late = started is not None and time.monotonic() - started > self._timeout_s
         return late and not self._done.is_set()
 
     @property
     def is_ready(self) -> bool:
-        """Whether ``matcher`` would answer now."""
+        """Whether ``matcher`` returns or raises now."""
         return self._done.is_set() or self.is_late
 
     def matcher(self) -> Matcher:
-        """A matcher for one request. InvalidRequest if the grammar was refused or is too slow.
-
-        Call it when ``is_ready``.
-        """
+        """A matcher for one request, once ``is_ready``. InvalidRequest if the grammar was refused
+        or is too slow."""
         return self.grammar().matcher()
 
     def grammar(self) -> CompiledGrammar:
@@ -121,7 +118,7 @@ class GrammarFuture:
             self._grammar = grammar
         except InvalidRequest as error:
             self._error = error
-        except Exception as error:  # top of a worker: one request fails, not the thread
+        except Exception as error:  # top of a worker: fail the request, not the thread
             self._error = refuse(self.spec.kind, f"{type(error).__name__}: {error}")
         finally:
             self.compile_s = time.monotonic() - self._started_s
@@ -129,30 +126,30 @@ class GrammarFuture:
 
 
 class _Worker(threading.Thread):
-    """Takes tickets from the queue until it is dismissed."""
+    """Compiles grammars from the queue until it is dismissed."""
 
     def __init__(
-        self, backend: GrammarBackend, tickets: queue.SimpleQueue[GrammarFuture | None]
+        self, backend: GrammarBackend, jobs: queue.SimpleQueue[GrammarFuture | None]
     ) -> None:
         super().__init__(name="grammar", daemon=True)  # a stuck compiler must not stop the exit
         self._backend = backend
-        self._tickets = tickets
+        self._jobs = jobs
         self.current: GrammarFuture | None = None
         self.is_dismissed = False
 
     def run(self) -> None:
         """See Thread."""
         while not self.is_dismissed:
-            ticket = self._tickets.get()
-            if ticket is None:
+            future = self._jobs.get()
+            if future is None:
                 return
-            self.current = ticket
-            ticket.run(self._backend.compile)
+            self.current = future
+            future.run(self._backend.compile)
             self.current = None
 
 
 class GrammarCache:
-    """Compiled grammars of one server, the most recently used ones kept."""
+    """The compiled grammars of one server, least recently used evicted first."""
 
     def __init__(
         self,
@@ -166,7 +163,7 @@ class GrammarCache:
         self._num_threads = num_threads
         self._timeout_s = timeout_s
         self._entries: OrderedDict[GrammarSpec, GrammarFuture] = OrderedDict()
-        self._tickets: queue.SimpleQueue[GrammarFuture | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[GrammarFuture | None] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         self._stuck: list[_Worker] = []
         self._lock = threading.Lock()
@@ -174,49 +171,47 @@ class GrammarCache:
         self.num_requests = 0
 
     def request(self, spec: GrammarSpec) -> GrammarFuture:
-        """The ticket of a grammar: an old one, or a new one that a worker takes soon.
-
-        Overloaded if too many compilers are stuck.
-        """
+        """The future of a grammar, which a worker compiles if it is new. Overloaded if too many
+        compilers are stuck."""
         spec = normalize_spec(spec)
         with self._lock:
             self.num_requests += 1
-            ticket = self._entries.get(spec)
-            if ticket is not None:
+            future = self._entries.get(spec)
+            if future is not None:
                 self._entries.move_to_end(spec)
                 self.num_hits += 1
-                ticket.was_cached = True
-                return ticket
+                future.was_cached = True
+                return future
             self._replace_stuck()
-            ticket = self._entries[spec] = GrammarFuture(spec, self._timeout_s)
+            future = self._entries[spec] = GrammarFuture(spec, self._timeout_s)
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
-            self._tickets.put(ticket)
-            return ticket
+            self._jobs.put(future)
+            return future
 
     def clear(self) -> None:
-        """Forget all grammars; requests keep theirs."""
+        """Drop all grammars; requests keep theirs."""
         with self._lock:
             self._entries.clear()
 
     def close(self) -> None:
-        """Let the workers end."""
+        """Stop the workers."""
         with self._lock:
             for worker in self._workers:
                 worker.is_dismissed = True
-                self._tickets.put(None)
+                self._jobs.put(None)
 
     def _replace_stuck(self) -> None:
         self._stuck = [worker for worker in self._stuck if worker.is_alive()]
         for worker in list(self._workers):
-            ticket = worker.current
-            if ticket is not None and ticket.is_late:
+            future = worker.current
+            if future is not None and future.is_late:
                 worker.is_dismissed = True  # it ends when the library returns
                 self._workers.remove(worker)
                 self._stuck.append(worker)
         if len(self._stuck) >= _MAX_STUCK_THREADS:
             raise Overloaded("too many grammars are still being compiled", retry_after_s=10)
         while len(self._workers) < self._num_threads:
-            worker = _Worker(self._backend, self._tickets)
+            worker = _Worker(self._backend, self._jobs)
             self._workers.append(worker)
             worker.start()

@@ -1,4 +1,4 @@
-"""JSON schemas said in another way, for a library that does not know every keyword."""
+"""Rewrites "propertyNames" of JSON schemas, which llguidance does not support."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ _NAME_RULES = frozenset(("type", "pattern", "minLength", "maxLength", "enum", "c
 
 
 def without_property_names(schema: Any) -> Any:
-    """``schema`` with "propertyNames" told by "patternProperties", wherever that says the same."""
+    """``schema`` with "propertyNames" as "patternProperties" wherever that is equivalent."""
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _LISTS and isinstance(value, list):
-            made[key] = [without_property_names(one) for one in value]
+            result[key] = [without_property_names(item) for item in value]
         elif key in _ONE:
-            made[key] = without_property_names(value)
+            result[key] = without_property_names(value)
         elif key in _MAPS and isinstance(value, Mapping):
-            made[key] = {name: without_property_names(one) for name, one in value.items()}
+            result[key] = {name: without_property_names(item) for name, item in value.items()}
         else:
-            made[key] = value
-    pattern = _name_pattern(made.get("propertyNames"))
-    if pattern is None or "patternProperties" in made:
-        return made
-    del made["propertyNames"]
-    rest = made.pop("additionalProperties", True)
+            result[key] = value
+    pattern = _name_pattern(result.get("propertyNames"))
+    if pattern is None or "patternProperties" in result:
+        return result
+    del result["propertyNames"]
+    rest = result.pop("additionalProperties", True)
     if rest is not False:
-        made["patternProperties"] = {pattern: {} if rest is True else rest}
-    return made | {"additionalProperties": False}
+        result["patternProperties"] = {pattern: {} if rest is True else rest}
+    return result | {"additionalProperties": False}
 
 
 def _name_pattern(rule: Any) -> str | None:
-    """The expression that a name must match; None where one expression cannot tell."""
+    """The regex that a name must match; None if one regex cannot express the rule."""
     if not isinstance(rule, Mapping) or not rule or not rule.keys() <= _NAME_RULES:
         return None
     if rule.get("type", "string") != "string":
         return None
-    told = rule.keys() - {"type"}
-    names = [rule["const"]] if told == {"const"} else rule.get("enum")
-    if told in ({"const"}, {"enum"}) and isinstance(names, list):
+    keys = rule.keys() - {"type"}
+    names = [rule["const"]] if keys == {"const"} else rule.get("enum")
+    if keys in ({"const"}, {"enum"}) and isinstance(names, list):
         texts = [re.escape(name) for name in names if isinstance(name, str)]
         return f"^({'|'.join(texts)})$" if texts else None
-    if told == {"pattern"} and isinstance(rule["pattern"], str):
+    if keys == {"pattern"} and isinstance(rule["pattern"], str):
         return str(rule["pattern"])
     low, high = rule.get("minLength", 0), rule.get("maxLength", "")
-    if told <= {"minLength", "maxLength"} and all(v == "" or type(v) is int for v in (low, high)):
+    if keys <= {"minLength", "maxLength"} and all(v == "" or type(v) is int for v in (low, high)):
         return f"^(.|\\n){{{low},{high}}}$"
     return None

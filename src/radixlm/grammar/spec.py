@@ -1,4 +1,4 @@
-"""What a grammar is asked for, and what a backend must offer. No library is imported here."""
+"""Grammar requests, and the protocols of grammar backends. Imports no library."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_CHARS: dict[Kind, int] = {
     "structural_tag": 1 << 20,
 }
 MAX_DEPTH = 100
-MAX_KEYS = 2048  # of one object: compilers take a time that grows with the square of it
+MAX_KEYS = 2048  # of one object: compile time grows with its square
 MAX_ITEMS = 1 << 16  # of one list
 MAX_RULES = 1024  # of an EBNF grammar
 
 
 class GrammarSpec(Record):
-    """A grammar as text: the key of the cache. ``text`` is empty for json_object."""
+    """A grammar as text, the key of the cache. ``text`` is empty for json_object."""
 
     kind: Kind
     text: str = ""
@@ -38,7 +38,7 @@ class GrammarSpec(Record):
 
 class GrammarOptions(Record):
     """Server options. ``whitespace_pattern`` is a regular expression for the white space between
-    JSON tokens; ``disable_any_whitespace`` writes JSON as "{"a": 1, "b": 2}" without any other."""
+    JSON tokens; ``disable_any_whitespace`` allows only "{"a": 1, "b": 2}"."""
 
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
@@ -47,34 +47,34 @@ class GrammarOptions(Record):
 class Matcher(Protocol):
     """The state of one request's output. Masks: int32 words, bit i of word w allows 32 w + i.
 
-    ``masks_forced``: where tokens are forced, the mask allows the first of them alone, so that a
-    mask of two tokens says that none is.
+    ``masks_forced``: where tokens are forced, the mask allows only the first of them, so a mask of
+    two tokens means that none is forced.
     """
 
     masks_forced: bool
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the output is over: EOS was accepted."""
+        """Whether EOS was accepted."""
         ...
 
     def fill_mask(self, out: Mask) -> None:
-        """Write the tokens allowed next. Words beyond the vocabulary become 0. EOS is allowed
-        where the output may end, and alone after it has ended. InvalidRequest if the grammar
-        turns out to be too complex."""
+        """Write the mask of the next token; words beyond the vocabulary become 0. EOS is allowed
+        where the output may end, and nothing else after it. InvalidRequest if the grammar is too
+        complex."""
         ...
 
     def accept(self, token: int) -> bool:
         """Advance by ``token``; False, and no change, if it is not allowed. InvalidRequest as for
-        ``fill_mask``: the matcher is of no use then."""
+        ``fill_mask``; the matcher is unusable then."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take the last ``num_tokens`` accepted tokens back."""
+        """Undo the last ``num_tokens`` accepted tokens."""
         ...
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that must come next whatever the model says ([] if it has a choice)."""
+        """Tokens that must come next ([] if the model has a choice)."""
         ...
 
     def copy(self) -> Matcher:
@@ -83,7 +83,7 @@ class Matcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A grammar ready for requests, shared by threads. ``warnings``: what it cannot enforce."""
+    """A compiled grammar, thread-safe. ``warnings``: what it does not enforce."""
 
     warnings: tuple[str, ...]
 
@@ -96,14 +96,13 @@ class GrammarBackend(Protocol):
     """A library that compiles grammars for one tokenizer."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile; InvalidRequest(param=field) for a grammar that is wrong or too large. Called
-        from several threads."""
+        """Compile; InvalidRequest(param=field) for an invalid or too large grammar. Thread-safe."""
         ...
 
 
 def normalize_spec(spec: GrammarSpec) -> GrammarSpec:
-    """The kind that a request's field means: "$$ANY$$" asks for any object, and a grammar without
-    "::=" is Lark, not EBNF."""
+    """The spec that a request's field means: "$$ANY$$" is any object, and a grammar without "::="
+    is Lark, not EBNF."""
     if spec.kind == "json_schema" and spec.text == ANY_JSON_OBJECT:
         return GrammarSpec("json_object")
     if spec.kind == "ebnf" and "::=" not in spec.text:
@@ -117,7 +116,7 @@ def param_of(kind: Kind) -> str:
 
 
 def refuse(kind: Kind, reason: str) -> InvalidRequest:
-    """The error for a grammar that cannot be compiled; the reason is cut to a readable length."""
+    """The error for a grammar that cannot be compiled, with at most 500 characters of reason."""
     return InvalidRequest(f"invalid {param_of(kind)}: {reason.strip()[:500]}", param_of(kind))
 
 
@@ -131,7 +130,7 @@ def check_size(spec: GrammarSpec) -> None:
 
 
 def read_json(spec: GrammarSpec) -> Any:
-    """The text as JSON; InvalidRequest if it is none, nested too deeply or too wide."""
+    """The text as JSON; InvalidRequest if invalid, nested too deeply or too wide."""
     try:
         value = json.loads(spec.text)
     except (ValueError, RecursionError) as error:
@@ -142,10 +141,10 @@ def read_json(spec: GrammarSpec) -> Any:
         if depth > MAX_DEPTH:
             raise refuse(spec.kind, f"nested more than {MAX_DEPTH} deep")
         for item in level:
-            most = MAX_KEYS if isinstance(item, dict) else MAX_ITEMS
-            if isinstance(item, dict | list) and len(item) > most:
+            limit = MAX_KEYS if isinstance(item, dict) else MAX_ITEMS
+            if isinstance(item, dict | list) and len(item) > limit:
                 name = "an object" if isinstance(item, dict) else "a list"
-                raise refuse(spec.kind, f"{name} with {len(item)} entries, at most {most}")
+                raise refuse(spec.kind, f"{name} with {len(item)} entries, at most {limit}")
         inner = [v for item in level if isinstance(item, dict) for v in item.values()]
         inner += [v for item in level if isinstance(item, list) for v in item]
         level = [item for item in inner if isinstance(item, dict | list)]

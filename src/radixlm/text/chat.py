@@ -1,7 +1,7 @@
-"""Messages -> prompt, through the checkpoint's Jinja template or a built-in format.
+"""Renders messages as a prompt, with the checkpoint's Jinja template or a built-in format.
 
-``load_chat_template`` chooses: the operator's ``--chat-template`` (a name or a file), else the
-checkpoint's own, else the format that fits the folder's name.
+``load_chat_template`` uses ``--chat-template`` (a name or a file), else the checkpoint's template,
+else the built-in format that matches the folder's name.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class ChatTemplate:
-    """How one checkpoint wants its conversations written. Immutable, safe between threads.
+    """The chat template of one checkpoint. Immutable, safe to share between threads.
 
-    ``stops`` are texts that end an answer besides the EOS token (built-in formats only).
-    ``adds_special_tokens``: encode the prompt with the tokenizer's BOS (built-in formats write
-    none); a template of a checkpoint writes its own.
-    ``content_format``: "openai" if the template walks the parts of a content, else "string".
+    ``stops`` are stop strings besides the EOS token (built-in formats only).
+    ``adds_special_tokens``: the tokenizer adds BOS (built-in formats contain none; a checkpoint's
+    template contains its own).
+    ``content_format``: "openai" if the template loops over the parts of a content, else "string".
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ChatTemplate:
         self.content_format: ContentFormat = detect_content_format(self._template)
 
     def mentions(self, text: str) -> bool:
-        """Whether the template's source holds ``text`` ("enable_thinking", "<think>")."""
+        """Whether the template's source contains ``text`` ("enable_thinking", "<think>")."""
         return text in self.source or text in self._tool_template.source
 
     def render(
@@ -79,11 +79,11 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt. ``template_kwargs`` are variables of the template (enable_thinking, ...);
-        ``chat_template`` replaces the template for this request, for a caller who may do that.
+        ``chat_template`` replaces the template for this request, where the caller allows it.
 
-        With ``continue_final_message`` the prompt ends inside the last message, whose text the
-        model goes on with; the generation prompt is left out then. Errors: InvalidRequest naming
-        the field ("messages[2].content").
+        With ``continue_final_message`` the prompt ends inside the last message, which the model
+        continues; there is no generation prompt then. InvalidRequest names the field
+        ("messages[2].content").
         """
         template = self._tool_template if tools else self._template
         if chat_template is not None:
@@ -114,7 +114,7 @@ class ChatTemplate:
         for index, message in enumerate(messages):
             read = _read_message(message, f"messages[{index}]")
             if read["role"] == "developer" and "developer" not in source:
-                read["role"] = "system"  # the later name of the same thing
+                read["role"] = "system"  # OpenAI's newer name of the same role
             content = read["content"]
             if isinstance(content, list):
                 where = f"messages[{index}].content"
@@ -127,7 +127,7 @@ class ChatTemplate:
         return chat
 
     def _join_parts(self, parts: list[dict[str, Any]], counts: dict[str, int]) -> str:
-        """Parts as one text: texts are joined with spaces, media become their placeholders."""
+        """Parts as one text: texts joined with spaces, media replaced by their placeholders."""
         text = ""
         for part in parts:
             kind = part["type"]
@@ -142,7 +142,7 @@ class ChatTemplate:
 
 
 def _read_message(message: Any, where: str) -> dict[str, Any]:
-    """A copy of one message: fields that are null left out, tool-call arguments as objects."""
+    """A copy of one message without null fields, tool-call arguments as objects."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object", where)
     read = {str(key): value for key, value in message.items() if value is not None}
@@ -180,7 +180,7 @@ def _read_calls(calls: Any, where: str) -> list[Any]:
 
 
 def _read_arguments(arguments: Any) -> Any:
-    """Clients send JSON text, templates want an object; a text that is no JSON stays a text."""
+    """Clients send JSON text, templates expect an object; other text is kept as it is."""
     if arguments is None or arguments == "":
         return {}
     if not isinstance(arguments, str):
@@ -218,14 +218,14 @@ def _read_parts(parts: list[Any], where: str) -> list[dict[str, Any]]:
 def _render_continued(
     template: Template, variables: Mapping[str, Any], chat: list[dict[str, Any]]
 ) -> str:
-    """Render with a mark after the last text, and cut there."""
+    """Render with a marker after the last text, and truncate there."""
     last = chat[-1]
     where = f"messages[{len(chat) - 1}].content"
     content = last["content"]
     if isinstance(content, list):
         texts = [part for part in content if part["type"] == "text"]
         if not texts:
-            raise InvalidRequest("the last message has no text to go on with", where)
+            raise InvalidRequest("the last message has no text to continue", where)
         texts[-1]["text"] += _TAG
     else:
         last["content"] = content + _TAG
@@ -235,7 +235,7 @@ def _render_continued(
         raise InvalidRequest("the template drops the text of the last message", where)
     if text.startswith(_TAG, position):
         return text[:position]
-    return text[:position].rstrip()  # the template trims, so the answer begins without the space
+    return text[:position].rstrip()  # the template trims its text: continue without the space
 
 
 def detect_content_format(template: Template) -> ContentFormat:
@@ -284,9 +284,8 @@ def load_chat_template(
     media: Mapping[str, str] | None = None,
 ) -> ChatTemplate:
     """The template to use. ``argument`` is the value of --chat-template: a built-in name, the name
-    of one of the checkpoint's templates, a .jinja file or a .json file. ConfigError if it is none.
-    ``media`` holds the model's placeholders ("image" -> "<image>") for templates that take the
-    content as one text; a built-in format has its own.
+    of one of the checkpoint's templates, a .jinja or a .json file; else ConfigError. ``media``: the
+    model's placeholders ("image" -> "<image>") for templates whose content is one text.
     """
     try:
         if argument is not None:

@@ -1,7 +1,7 @@
-"""Built-in prompt formats by name, for checkpoints without a chat template of their own.
+"""Built-in prompt formats by name, for checkpoints without a chat template.
 
-A ``Conversation`` says what stands around a system, user and assistant text; ``source`` writes it
-as a Jinja template. Names as of the native API's ``--chat-template``.
+A ``Conversation`` holds the texts around system, user and assistant messages; ``source`` writes it
+as a Jinja template. The names are those of SGLang's ``--chat-template``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, field, replace
 
-Around = tuple[str, str]
+_Affixes = tuple[str, str]
 _ASSISTANT = "You are a helpful assistant."
 _VISION = (
     "You are a helpful language and vision assistant. You are able to understand the visual "
@@ -26,18 +26,18 @@ _VISION = (
 class Conversation(Record):
     """A prompt format. ``system`` etc. are the texts before and after a message.
 
-    ``first_user`` stands around a first user message where that differs; ``no_system`` replaces the
-    system text where there is none; ``prompt`` asks for an answer. ``media`` holds placeholders;
-    "{index}" in one counts the items from 1.
+    ``first_user`` replaces ``user`` for the first user message; ``no_system`` replaces a missing
+    system message; ``prompt`` is the generation prompt. ``media``: placeholders, where "{index}"
+    counts the items from 1.
     """
 
-    user: Around
-    assistant: Around
+    user: _Affixes
+    assistant: _Affixes
     prompt: str
-    system: Around = ("", "")
+    system: _Affixes = ("", "")
     default_system: str = ""
     no_system: str = ""
-    first_user: Around | None = None
+    first_user: _Affixes | None = None
     strips: bool = False
     stops: tuple[str, ...] = ()
     media: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def _chatml(system: str = _ASSISTANT, **changes: Any) -> Conversation:
     return replace(base, **changes)
 
 
-def _inst(system: Around, stops: tuple[str, ...], **changes: Any) -> Conversation:
+def _inst(system: _Affixes, stops: tuple[str, ...], **changes: Any) -> Conversation:
     base = Conversation(
         system=(f"[INST] {system[0]}\n", f"\n{system[1]}\n\n"),
         no_system="[INST] ",
@@ -214,7 +214,7 @@ CONVERSATIONS: dict[str, Conversation] = {
     "qwen2-audio": _chatml(media={"audio": "Audio {index}: <|audio_bos|><|AUDIO|><|audio_eos|>\n"}),
 }
 
-# Checkpoints of old times without a template, by the name of their folder.
+# Older checkpoints without a template, by the name of their folder.
 _BY_FOLDER = (
     (r"internvl2_5", "internvl-2-5"),
     (r"llama.*3\.2.*vision", "llama_3_vision"),
@@ -238,8 +238,8 @@ _BY_FOLDER = (
 
 def guess_name(folder: str) -> str:
     """The format of a checkpoint that has no template, by its folder; "chatml" if unknown."""
-    found = (name for pattern, name in _BY_FOLDER if re.search(pattern, folder, re.IGNORECASE))
-    return next(found, "chatml")
+    names = (name for pattern, name in _BY_FOLDER if re.search(pattern, folder, re.IGNORECASE))
+    return next(names, "chatml")
 
 
 def read_json(text: str, origin: str) -> Conversation:
@@ -248,14 +248,14 @@ def read_json(text: str, origin: str) -> Conversation:
     Raises ConfigError for a missing key or an unknown style.
     """
     try:
-        given = json.loads(text)
-        user, assistant = str(given["user"]), str(given["assistant"])
-        style = str(given["sep_style"]).upper()
-        system, stop = str(given["system"]), given.get("stop_str") or ()
+        fields = json.loads(text)
+        user, assistant = str(fields["user"]), str(fields["assistant"])
+        style = str(fields["sep_style"]).upper()
+        system, stop = str(fields["system"]), fields.get("stop_str") or ()
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--chat-template {origin}: not a conversation format: {error}") from None
-    sep = str(given.get("sep", "\n"))
-    sep2 = str(given.get("sep2") or sep)
+    sep = str(fields.get("sep", "\n"))
+    sep2 = str(fields.get("sep2") or sep)
     if style not in _STYLES:
         known = ", ".join(_STYLES)
         raise ConfigError(f"--chat-template {origin}: sep_style {style!r} is none of: {known}")
@@ -263,7 +263,7 @@ def read_json(text: str, origin: str) -> Conversation:
     ends = (sep, sep2) if style.endswith("_TWO") else (sep, sep)
     return Conversation(
         system=(f"{system}\n" if system else "", (sep if after_system else "") + newline),
-        default_system=str(given.get("system_message", "")),
+        default_system=str(fields.get("system_message", "")),
         user=(user + between, ends[0] + newline),
         assistant=(assistant + between, ends[1] + newline),
         prompt=assistant + tail,

@@ -1,12 +1,12 @@
-"""Token ids -> text, a few at a time.
+"""Token ids to text, incrementally.
 
 The deltas of ``feed`` and ``finish`` join to exactly ``Tokenizer.decode`` of all ids. No delta
-ends inside a character, and a U+FFFD is sent only when the bytes before it can never become one.
+ends inside a character, and U+FFFD is sent only when the bytes before it can never become one.
 
-Two ways. Byte-level tokenizers: the joined bytes of the tokens are the text, so an incremental
-UTF-8 decoder does it. All others: the text of (context + new tokens) minus the text of the context,
-where the context is the shortest run of tokens before that has any text (decoders look at most at
-the token before, and at the very start of the text).
+Byte-level tokenizers: the text is the joined bytes of the tokens, read by an incremental UTF-8
+decoder. All others: the text of (context + new tokens) minus the text of the context, which is the
+shortest run of earlier tokens that has any text: decoders depend on the previous token at most, and
+on the start of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROMPT_TOKENS = 16
 
 
 class Detokenizer:
-    """The text of one growing sequence of token ids. Not for use by several threads at once."""
+    """The text of one growing sequence of token ids. Not thread-safe."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Detokenizer:
         spaces_between_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
     ) -> None:
-        """``prompt_ids`` come before the text and are no part of it: with them a text that begins
-        with a space keeps it, which a sentencepiece decoder drops at the start of a text."""
+        """``prompt_ids`` precede the text and are not part of it. With them a text keeps a leading
+        space, which a sentencepiece decoder drops at the start of a text."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._spaces = spaces_between_special_tokens
@@ -50,7 +50,7 @@ class Detokenizer:
             self._keep_context(prompt_ids, self._text(prompt_ids))
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The text that ``ids`` add and that no later token can change."""
+        """The text that ``ids`` add, as far as no later token can change it."""
         if self._skipped:
             ids = [i for i in ids if i not in self._skipped]
         if self._utf8 is not None:
@@ -59,7 +59,7 @@ class Detokenizer:
         return self._feed_window(ids)
 
     def finish(self) -> str:
-        """What is held back; the detokenizer is empty afterwards."""
+        """The text that was held back; the detokenizer is empty afterwards."""
         if self._utf8 is not None:
             text = self._utf8.decode(b"", True)
             self._utf8.reset()
@@ -83,7 +83,7 @@ class Detokenizer:
         return delta
 
     def _num_ready(self) -> int:
-        """Pending tokens before an open run of fallback bytes: a run is decoded as a whole."""
+        """Pending tokens before an open run of fallback bytes, which is decoded as a whole."""
         num_ready = len(self._pending)
         while num_ready > 0:
             piece = self._tokenizer.id_to_piece(self._pending[num_ready - 1])
@@ -93,7 +93,7 @@ class Detokenizer:
         return num_ready
 
     def _keep_context(self, window: list[int], text: str) -> None:
-        """Keep the shortest tail that has text: what came before it does not matter any more."""
+        """Keep the shortest tail that has text: earlier tokens no longer matter."""
         size = 1
         while size < len(window):
             tail = self._text(window[-size:])

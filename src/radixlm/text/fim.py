@@ -11,7 +11,7 @@ from radixlm.base.record import Record
 
 
 class FimTemplate(Record):
-    """Where the text before (prefix) and after (suffix) the gap stand.
+    """The order of the text before (prefix) and after (suffix) the gap.
 
     position "middle": begin prefix MIDDLE suffix end; "end": begin prefix end suffix MIDDLE.
     """
@@ -47,9 +47,9 @@ def load_fim_template(argument: str) -> FimTemplate:
         known = ", ".join(FIM_TEMPLATES)
         raise ConfigError(f"--completion-template {argument!r} is no file and none of: {known}")
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        position = str(given["fim_position"]).lower()
-        begin, middle, end = (str(given[f"fim_{p}_token"]) for p in ("begin", "middle", "end"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        position = str(fields["fim_position"]).lower()
+        begin, middle, end = (str(fields[f"fim_{p}_token"]) for p in ("begin", "middle", "end"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--completion-template {argument}: not a template: {error}") from None
     if position not in ("middle", "end"):

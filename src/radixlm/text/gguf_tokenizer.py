@@ -1,5 +1,5 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json: byte-level BPE ("gpt2")
-and the BPE of sentencepiece ("llama", "gemma"), whose merges are found again from the scores."""
+and sentencepiece BPE ("llama", "gemma"), whose merges are derived from the scores."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _WORDS = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = (  # words end where small letters are followed by a capital
+_CASED = (  # a word ends where a lower-case letter is followed by an upper-case one
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
     r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_DIGIT = r"\p{N}"  # each a word, the rest as GPT-2 does
+_DIGIT = r"\p{N}"  # each digit is a word, the rest as in GPT-2
 
 
-class _Pre(Record):
+class _PreTokenizer(Record):
     """How a text is split into words: by ``pattern``, then as GPT-2 does if ``then_gpt2``.
-    ``is_whole_first``: a word that is a token is not put together. ``adds_bos``: where the file
-    does not say."""
+    ``is_whole_first``: a word that is a token is not merged (ignore_merges). ``adds_bos``: the
+    default where the file does not say."""
 
     pattern: str = ""
     then_gpt2: bool = True
@@ -33,17 +33,19 @@ class _Pre(Record):
     adds_bos: bool = False
 
 
-_GPT2, _QWEN2 = _Pre(), _Pre(_WORDS % "", False)
-_LLAMA3 = _Pre(_WORDS % "{1,3}", False, is_whole_first=True, adds_bos=True)
-_GPT4O = _Pre(_CASED % (_ENDINGS, _ENDINGS, "{1,3}"), False)
+_GPT2, _QWEN2 = _PreTokenizer(), _PreTokenizer(_WORDS % "", False)
+_LLAMA3 = _PreTokenizer(_WORDS % "{1,3}", False, is_whole_first=True, adds_bos=True)
+_GPT4O = _PreTokenizer(_CASED % (_ENDINGS, _ENDINGS, "{1,3}"), False)
 # tokenizer.ggml.pre
-_SPLITS: Mapping[str, _Pre] = {
+_SPLITS: Mapping[str, _PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "exaone4", "phi-2", "dbrx"), _GPT2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    "smaug-bpe": _Pre(_WORDS % "{1,3}", False),
+    "smaug-bpe": _PreTokenizer(_WORDS % "{1,3}", False),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), _QWEN2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), _Pre(_DIGIT)),
-    "tekken": _Pre(_CASED % ("", "", ""), False, is_whole_first=True, adds_bos=True),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "exaone"), _PreTokenizer(_DIGIT)
+    ),
+    "tekken": _PreTokenizer(_CASED % ("", "", ""), False, is_whole_first=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
 }
 _CONTROL, _USER, _BYTE = 3, 4, 6  # token types
@@ -51,8 +53,8 @@ _SPACE = "\u2581"
 
 
 def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]] | None:
-    """File name -> contents; None where the file holds no tokenizer. CheckpointError names a kind
-    that is not read and asks for --tokenizer-path."""
+    """File name -> contents; None if the file has no tokenizer. CheckpointError for an unsupported
+    type suggests --tokenizer-path."""
     get = _Values(metadata, source)
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
@@ -60,13 +62,13 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
     tokens, types = get.texts("tokens"), get.numbers("token_type")
     types = types or [1] * len(tokens)
     if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
-        raise CheckpointError(f"{source}: tokenizer.ggml: tokens and their types do not fit")
+        raise CheckpointError(f"{source}: tokenizer.ggml: tokens and token types do not match")
     if kind == "gpt2":
         model = _byte_level(get, tokens)
     elif kind == "llama":
         model = _sentencepiece(get, tokens, types)
     else:
-        raise _unread(source, f"tokenizer.ggml.model {kind!r:.40}")
+        raise _unsupported(source, f"tokenizer.ggml.model {kind!r:.40}")
     added = [_added(i, tokens[i], t) for i, t in enumerate(types) if t in (_CONTROL, _USER)]
     bos = get.token("bos", tokens)
     pre = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), _GPT2)
@@ -91,7 +93,7 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
 def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
     pre = get.metadata.get("tokenizer.ggml.pre", "default")
     if pre not in _SPLITS:
-        raise _unread(get.source, f"tokenizer.ggml.pre {pre!r:.40}")
+        raise _unsupported(get.source, f"tokenizer.ggml.pre {pre!r:.40}")
     how = _SPLITS[pre]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     splitter: dict[str, Any] = {**byte_level, "use_regex": how.then_gpt2}
@@ -115,7 +117,7 @@ def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
 def _sentencepiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     scores = get.numbers("scores")
     if len(scores) != len(tokens):
-        raise CheckpointError(f"{get.source}: tokenizer.ggml.scores: a number a token is wanted")
+        raise CheckpointError(f"{get.source}: tokenizer.ggml.scores: expected one score per token")
     adds_space = bool(get.metadata.get("tokenizer.ggml.add_space_prefix", True))
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if adds_space else []
@@ -133,15 +135,15 @@ def _sentencepiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) ->
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[str]:
-    """Every way to make a token of two others, the best token first."""
+    """Every way to merge two tokens into a third, the best score first."""
     place = {token: i for i, token in enumerate(tokens)}
-    found: list[tuple[float, int, int, str]] = []
+    merges: list[tuple[float, int, int, str]] = []
     for token, score in zip(tokens, scores, strict=True):
         for cut in range(1, len(token)):
             left, right = place.get(token[:cut]), place.get(token[cut:])
             if left is not None and right is not None:
-                found.append((-score, left, right, f"{token[:cut]} {token[cut:]}"))
-    return [merge for *_, merge in sorted(found)]
+                merges.append((-score, left, right, f"{token[:cut]} {token[cut:]}"))
+    return [merge for *_, merge in sorted(merges)]
 
 
 def _bpe(
@@ -185,14 +187,14 @@ def _with_bos(bos: str, index: int, after: Mapping[str, Any] | None) -> dict[str
     return template if after is None else {"type": "Sequence", "processors": [after, template]}
 
 
-def _unread(source: str, what: str) -> CheckpointError:
+def _unsupported(source: str, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{source}: {what} is not read: give a tokenizer with --tokenizer-path FOLDER"
+        f"{source}: {what} is not supported: set a tokenizer with --tokenizer-path FOLDER"
     )
 
 
 class _Values:
-    """Typed reading of tokenizer.ggml.*"""
+    """Typed access to tokenizer.ggml.*"""
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self.metadata, self.source = metadata, source
@@ -204,7 +206,7 @@ class _Values:
         return self._list(name, (int, float)) if self._key(name) in self.metadata else []
 
     def token(self, name: str, tokens: Sequence[str]) -> str | None:
-        """The token that a ..._token_id names."""
+        """The token of ``..._token_id``."""
         index = self.metadata.get(self._key(f"{name}_token_id"))
         if not isinstance(index, int) or not 0 <= index < len(tokens):
             return None
@@ -213,7 +215,9 @@ class _Values:
     def _list(self, name: str, kinds: type | tuple[type, ...]) -> list[Any]:
         value = self.metadata.get(self._key(name))
         if not isinstance(value, list) or not all(isinstance(one, kinds) for one in value):
-            raise CheckpointError(f"{self.source}: {self._key(name)} is missing or no list of such")
+            raise CheckpointError(
+                f"{self.source}: {self._key(name)} is missing or has the wrong type"
+            )
         return value
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""JSON schemas as clients mean them: an object has the properties that were declared, no others.
+"""JSON schemas whose objects have no undeclared properties.
 
-The standard lets an object have any further property where nothing is said of them; OpenAI's strict
-mode and xgrammar's default do not, and nobody who declares two properties waits for a third.
+The standard allows further properties unless a schema forbids them; OpenAI's strict mode and
+xgrammar's default do not, and clients who declare two properties do not expect a third.
 """
 
 from __future__ import annotations
@@ -10,61 +10,61 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _BRANCHES = ("allOf", "anyOf", "oneOf")  # rules for the same value, in lists
-_CONDITIONS = ("not", "if", "then", "else")  # the same, one each
+_CONDITIONS = ("not", "if", "then", "else")  # the same, one schema each
 _ITEMS = ("items", "contains", "additionalItems", "unevaluatedItems")
 _MEMBERS = ("additionalProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SAYS_OF_OTHERS = frozenset((*_MEMBERS, "propertyNames"))
-_SAYS_OF_MORE_ITEMS = frozenset((*_ITEMS[1:], *_BRANCHES, *_CONDITIONS, "$ref", "$dynamicRef"))
+_ABOUT_OTHER_PROPERTIES = frozenset((*_MEMBERS, "propertyNames"))
+_ABOUT_OTHER_ITEMS = frozenset((*_ITEMS[1:], *_BRANCHES, *_CONDITIONS, "$ref", "$dynamicRef"))
 
 
-def closed(schema: Any) -> Any:
-    """``schema`` without undeclared properties and items, where it says nothing of them.
+def close_objects(schema: Any) -> Any:
+    """``schema`` with undeclared properties and items forbidden, unless it mentions them.
 
-    Parts that hold together with others for one value (``allOf``, a ``$ref`` beside properties)
-    stay open: each would forbid what the others declare. So does an object that requires a property
-    it does not declare, and one without ``properties``.
+    Parts that apply together with others to one value (``allOf``, a ``$ref`` beside properties)
+    stay open: each would forbid what the others declare. So do objects that require a property
+    they do not declare, and objects without ``properties``.
     """
     if not isinstance(schema, Mapping):
         return schema
     shared: set[str] = set()
     while True:
-        known = len(shared)
-        made = _Closer(shared).close(schema, "#", is_alone=True)
-        if len(shared) == known:
-            return made
+        num_shared = len(shared)
+        closed = _Closer(shared).close(schema, "#", is_alone=True)
+        if len(shared) == num_shared:
+            return closed
 
 
 class _Closer:
-    """One pass. ``shared``: paths of the schemas that are one part of several, found on the way."""
+    """One pass. ``shared`` collects the paths of schemas that apply together with others."""
 
     def __init__(self, shared: set[str]) -> None:
         self._shared = shared
 
     def close(self, schema: Any, path: str, is_alone: bool) -> Any:
-        """``is_alone``: nothing else says what the value may hold."""
+        """``is_alone``: no other schema applies to the same value."""
         if not isinstance(schema, Mapping):
             return schema
         is_alone = is_alone and path not in self._shared
-        is_alone_below = is_alone and _passes_on(schema)
+        is_alone_below = is_alone and _has_single_rule(schema)
         ref = schema.get("$ref")
         if isinstance(ref, str) and not is_alone_below:
             self._shared.add(ref)
-        made = dict(schema)
+        closed = dict(schema)
         for keys, child, is_in_place in _children(schema):
             below = "/".join((path, *(_escaped(key) for key in keys)))
             is_free = keys[0] not in (*_CONDITIONS, "dependentSchemas") and is_alone_below
             new = self.close(child, below, is_free if is_in_place else True)
-            _put(made, keys, new)
+            _put(closed, keys, new)
         if is_alone and _is_closable(schema):
-            made["additionalProperties"] = False
+            closed["additionalProperties"] = False
         if is_alone and _has_only_first_items(schema):
-            made["additionalItems" if "items" in schema else "items"] = False
-        return made
+            closed["additionalItems" if "items" in schema else "items"] = False
+        return closed
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, bool]]:
-    """Keys of each schema within, the schema, whether it is for the same value."""
+    """(keys, subschema, whether it applies to the same value) of each subschema."""
     for key in (*_ITEMS, *_MEMBERS, *_CONDITIONS):
         if isinstance(schema.get(key), Mapping):
             yield (key,), schema[key], key in _CONDITIONS
@@ -78,19 +78,19 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any,
             yield (key, str(place)), child, key in _BRANCHES
 
 
-def _put(made: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+def _put(closed: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
     if len(keys) == 1:
-        made[keys[0]] = value
+        closed[keys[0]] = value
         return
     key, name = keys
-    if isinstance(made[key], list):
-        made[key] = [value if str(i) == name else old for i, old in enumerate(made[key])]
+    if isinstance(closed[key], list):
+        closed[key] = [value if str(i) == name else old for i, old in enumerate(closed[key])]
     else:
-        made[key] = {**made[key], name: value}
+        closed[key] = {**closed[key], name: value}
 
 
-def _passes_on(schema: Mapping[str, Any]) -> bool:
-    """Whether the one rule for the same value in it says alone what the value may hold."""
+def _has_single_rule(schema: Mapping[str, Any]) -> bool:
+    """Whether exactly one subschema for the same value defines what it may contain."""
     if schema.keys() & {"properties", "patternProperties", "prefixItems", "dependentSchemas"}:
         return False
     rules = [key for key in (*_BRANCHES, "$ref", *_CONDITIONS) if key in schema]
@@ -101,7 +101,7 @@ def _is_closable(schema: Mapping[str, Any]) -> bool:
     declared = schema.get("properties", {})
     if not schema.keys() & {"properties", "patternProperties"} or not isinstance(declared, Mapping):
         return False
-    if schema.keys() & _SAYS_OF_OTHERS or "$ref" in schema or "$dynamicRef" in schema:
+    if schema.keys() & _ABOUT_OTHER_PROPERTIES or "$ref" in schema or "$dynamicRef" in schema:
         return False
     if not _requires_only(schema, declared):
         return False
@@ -110,7 +110,7 @@ def _is_closable(schema: Mapping[str, Any]) -> bool:
 
 
 def _adds_nothing(part: Any, declared: Mapping[str, Any]) -> bool:
-    """Whether a further rule for an object names none but its declared properties."""
+    """Whether another schema for the object mentions declared properties only."""
     if not isinstance(part, Mapping):
         return True
     names = part.get("properties", {})
@@ -130,14 +130,14 @@ def _requires_only(schema: Mapping[str, Any], declared: Mapping[str, Any]) -> bo
 
 
 def _has_only_first_items(schema: Mapping[str, Any]) -> bool:
-    """Whether the first items of a list are declared and nothing is said of more."""
-    if schema.keys() & _SAYS_OF_MORE_ITEMS or {"items", "prefixItems"} <= schema.keys():
+    """Whether the schema declares the first items of a list and does not mention further ones."""
+    if schema.keys() & _ABOUT_OTHER_ITEMS or {"items", "prefixItems"} <= schema.keys():
         return False
     first = schema.get("prefixItems", schema.get("items"))
     if not isinstance(first, list):
         return False
-    least = schema.get("minItems", 0)
-    return isinstance(least, int) and least <= len(first)
+    min_items = schema.get("minItems", 0)
+    return isinstance(min_items, int) and min_items <= len(first)
 
 
 def _escaped(key: str) -> str:

@@ -1,7 +1,7 @@
-"""Stop strings and stop expressions on a text that arrives in pieces.
+"""Stop strings and stop regexes on a text that arrives in chunks.
 
-The match that ENDS first wins, and of those that end together the longest: the only rule that
-gives the same text whatever the pieces are. Text that could begin a match is held back.
+The match that ends first wins, and of those that end together the longest: the only rule that
+gives the same text for every way to chunk it. Text that could begin a match is held back.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from radixlm.text.stop_regex import RegexFinder
 
-MAX_HELD_CHARS = 4096  # of an expression without end ("a.*b"): what is older is sent
+MAX_HELD_CHARS = 4096  # for unbounded regexes ("a.*b"): older text is sent
 
 
 class StringFinder:
-    """Many strings at once, after Aho and Corasick (1975): one step a character.
+    """Searches for many strings at once (Aho and Corasick, 1975), one step per character.
 
-    State s stands for a prefix of ``depth[s]`` characters: the longest that the text ends with.
+    State s is a prefix of ``depth[s]`` characters: the longest that the text ends with.
     ``longest[s]`` is the longest string that the text ends with in that state, "" if none.
     """
 
@@ -33,30 +33,28 @@ class StringFinder:
     def _add(self, text: str) -> None:
         state = 0
         for char in text:
-            following = self._goto[state].get(char)
-            if following is None:
-                following = len(self._goto)
-                self._goto[state][char] = following
+            target = self._goto[state].get(char)
+            if target is None:
+                target = len(self._goto)
+                self._goto[state][char] = target
                 self._goto.append({})
                 self._fail.append(0)
                 self.depth.append(self.depth[state] + 1)
                 self.longest.append("")
-            state = following
+            state = target
         self.longest[state] = text
 
     def _link(self) -> None:
         queue = deque(self._goto[0].values())
         while queue:
             state = queue.popleft()
-            for char, following in self._goto[state].items():
-                self._fail[following] = self.step(self._fail[state], char)
-                self.longest[following] = (
-                    self.longest[following] or self.longest[self._fail[following]]
-                )
-                queue.append(following)
+            for char, target in self._goto[state].items():
+                self._fail[target] = self.step(self._fail[state], char)
+                self.longest[target] = self.longest[target] or self.longest[self._fail[target]]
+                queue.append(target)
 
     def scan(self, state: int, text: str) -> tuple[int, int]:
-        """(state, characters read) of ``text`` up to the first end of a string, or all of it."""
+        """(state, characters read) at the first end of a string in ``text``, or at its end."""
         goto, fail, longest = self._goto, self._fail, self.longest
         for position, char in enumerate(text):
             while char not in goto[state] and state:
@@ -77,10 +75,10 @@ class StringFinder:
 
 
 class StopChecker:
-    """Watches one growing text for stops.
+    """Checks one growing text for stops.
 
-    ``trim``: the text ends before the match, else with it. The matched value is the stop string,
-    or the expression as it was given. Raises InvalidRequest for an expression that is no good.
+    ``trim``: the text ends before the match, else after it. The matched value is the stop string or
+    the regex. Raises InvalidRequest for an invalid regex.
     """
 
     def __init__(
@@ -92,12 +90,12 @@ class StopChecker:
         self._trim = trim
         self._state = 0
         self._held = ""
-        self._position = 0  # of the first character after the held text, in the whole text
+        self._position = 0  # in the whole text, of the first character after the held text
         self._match_start = 0
         self.matched: str | None = None
 
     def feed(self, delta: str) -> tuple[str, str | None]:
-        """(text to send, what matched). After a match nothing more is sent."""
+        """(text to send, matched stop or None). After a match nothing more is sent."""
         if self.matched is not None:
             return "", self.matched
         if self._is_idle:
@@ -117,31 +115,31 @@ class StopChecker:
         return emit, None
 
     def finish(self) -> tuple[str, str | None]:
-        """(what was held back, what matched): the text has ended."""
+        """(text that was held back, matched stop or None) at the end of the text."""
         if self.matched is None and self._regexes is not None:
-            found = self._regexes.look_ahead("")
-            if found is not None:
-                self._match_start, self.matched = found
+            match = self._regexes.look_ahead("")
+            if match is not None:
+                self._match_start, self.matched = match
                 return self._stop(self._held, self._position - len(self._held))
         emit, self._held = self._held, ""
         return emit, self.matched
 
     def _step(self, char: str, regexes: RegexFinder) -> bool:
-        """Consume one character; whether that completes a match."""
-        if found := regexes.look_ahead(char):
-            self._match_start, self.matched = found
+        """Consume one character; returns whether it completes a match."""
+        if match := regexes.look_ahead(char):
+            self._match_start, self.matched = match
             return True
         self._state = self._strings.step(self._state, char)
         self._position += 1
-        found = None
+        match = None
         if stop := self._strings.longest[self._state]:
-            found = (self._position - len(stop), stop)
+            match = (self._position - len(stop), stop)
         by_regex = regexes.step(char, self._position - 1)
-        if by_regex is not None and (found is None or by_regex[0] < found[0]):
-            found = by_regex
-        if found is not None:
-            self._match_start, self.matched = found
-        return found is not None
+        if by_regex is not None and (match is None or by_regex[0] < match[0]):
+            match = by_regex
+        if match is not None:
+            self._match_start, self.matched = match
+        return match is not None
 
     def _stop(self, text: str, origin: int) -> tuple[str, str | None]:
         end = self._match_start if self._trim else self._position
@@ -149,7 +147,7 @@ class StopChecker:
         return text[: max(0, end - origin)], self.matched
 
     def _earliest(self) -> int:
-        """Where the text that might still become a match begins."""
+        """Position from which the text might still become a match."""
         start = self._position - self._strings.depth[self._state]
         if self._regexes is not None:
             start = min(start, self._regexes.earliest(self._position))

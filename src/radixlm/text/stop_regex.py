@@ -1,9 +1,9 @@
-"""Regular expressions over a text that arrives in pieces, in time linear in the text.
+"""Regular expressions over a text that arrives in chunks, in time linear in the text.
 
-Python's ``re`` backtracks: one expression of a client could hold a process for hours, and it cannot
-go on from where it was. Here an expression becomes a nondeterministic automaton (after Thompson
-1968) with a bounded number of states, and all its threads step together, one character at a time.
-Look-around, back references, atomic groups and possessive quantifiers are refused.
+Python's ``re`` backtracks: one regex of a client could block a process for hours, and it cannot
+resume a search. Here a regex becomes a nondeterministic automaton (Thompson, 1968) with a bounded
+number of states, and all its threads advance together, one character at a time. Look-around, back
+references, atomic groups and possessive quantifiers are refused.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def _word_boundary(before: str, after: str) -> bool:
 
 
 class Program:
-    """The states of one or more expressions. State 0 starts; ``accepts`` names the expressions.
+    """The automaton of one or more regexes. State 0 is the start; ``accepts``: end state -> regex.
 
-    A state either consumes a character (``tests``), or is passed freely (``jumps``), or is passed
-    at a boundary (``boundaries``). ``late`` boundaries need the character after them.
+    A state consumes a character (``tests``), is passed freely (``jumps``), or is passed at a
+    boundary (``boundaries``). ``late`` boundaries depend on the character after them.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
@@ -67,20 +67,20 @@ class Program:
     def _new(self) -> int:
         self._num_states += 1
         if self._num_states > MAX_STATES:
-            raise InvalidRequest(f"the expressions need more than {MAX_STATES} states", _PARAM)
+            raise InvalidRequest(f"the regexes need more than {MAX_STATES} states", _PARAM)
         return self._num_states - 1
 
     def _refuse_empty(self) -> None:
-        """An expression that matches the empty text would stop before the first token."""
+        """A regex that matches the empty text would stop before the first token."""
         for state in self.closure(0, lambda state: True, set()):
             if state in self.accepts:
                 pattern = self.accepts[state]
-                raise InvalidRequest(f"the expression {pattern!r} matches the empty text", _PARAM)
+                raise InvalidRequest(f"the regex {pattern!r} matches the empty text", _PARAM)
 
     def closure(self, start: int, passes: Callable[[int], bool], seen: set[int]) -> list[int]:
-        """All states reached from ``start`` without a character, except those ``seen`` before.
+        """All states reached from ``start`` without a character, except those already ``seen``.
 
-        ``passes`` says whether a boundary can be passed here; ``seen`` grows.
+        ``passes`` says whether a boundary can be passed here; reached states are added to ``seen``.
         """
         reached: list[int] = []
         stack = [start]
@@ -118,14 +118,14 @@ class Program:
             return self._build_boundary(argument, end, flags)
         test = _character_test(op, argument, flags)
         if test is None:
-            raise InvalidRequest(f"{str(op).lower()} is not supported in stop expressions", _PARAM)
+            raise InvalidRequest(f"{str(op).lower()} is not supported in stop_regex", _PARAM)
         state = self._new()
         self.tests[state] = (test, end)
         return state
 
     def _build_repeat(self, low: int, high: Any, tree: Any, end: int, flags: int) -> int:
         if max(low, 0 if high is sre.MAXREPEAT else high) > MAX_STATES:
-            raise InvalidRequest(f"the expressions need more than {MAX_STATES} states", _PARAM)
+            raise InvalidRequest(f"the regexes need more than {MAX_STATES} states", _PARAM)
         if high is sre.MAXREPEAT:
             loop = self._new()
             self.jumps[loop] = []
@@ -144,12 +144,12 @@ class Program:
     def _build_boundary(self, kind: Any, end: int, flags: int) -> int:
         state = self._new()
         if kind in (sre.AT_END, sre.AT_END_STRING):
-            self.jumps[state] = [end]  # the text ends wherever it has got to
+            self.jumps[state] = [end]  # the text so far ends here
             return state
         test: Boundary
         if kind in (sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY):
-            wanted = kind is sre.AT_BOUNDARY
-            test = lambda before, after: _word_boundary(before, after) == wanted  # noqa: E731
+            is_boundary = kind is sre.AT_BOUNDARY
+            test = lambda before, after: _word_boundary(before, after) == is_boundary  # noqa: E731
             self.late.add(state)
         elif kind is sre.AT_BEGINNING and flags & re.MULTILINE:
             test = lambda before, after: before in ("", "\n")  # noqa: E731
@@ -163,7 +163,7 @@ def _parse(pattern: str) -> Any:
     try:
         return sre_parser.parse(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{pattern!r:.80} is not an expression: {error}", _PARAM) from None
+        raise InvalidRequest(f"{pattern!r:.80} is not a valid regex: {error}", _PARAM) from None
 
 
 def _character_test(op: Any, argument: Any, flags: int) -> Test | None:
@@ -182,11 +182,11 @@ def _character_test(op: Any, argument: Any, flags: int) -> Test | None:
 
 
 def _literal_test(code: int, fold: bool) -> Test:
-    wanted = chr(code)
+    literal = chr(code)
     if not fold:
-        return wanted.__eq__
-    both = {wanted, wanted.lower(), wanted.upper()}
-    return lambda char: char in both or char.lower() == wanted.lower()
+        return literal.__eq__
+    both = {literal, literal.lower(), literal.upper()}
+    return lambda char: char in both or char.lower() == literal.lower()
 
 
 def _set_test(items: list[tuple[Any, Any]], flags: int) -> Test:
@@ -212,10 +212,10 @@ def _item_test(op: Any, argument: Any, flags: int) -> Test:
 
 
 class RegexFinder:
-    """Finds the first end of a match, and of the matches that end there the longest.
+    """Finds the first end of a match, and the longest match that ends there.
 
-    ``_threads`` maps a state to the position where the earliest candidate in it began. Candidates
-    that begin with the next character are not threads: ``_entries`` are the states they start in.
+    ``_threads`` maps a state to the start of its earliest candidate. Candidates that start with the
+    next character are not threads: ``_entries`` are their first states.
     """
 
     def __init__(self, patterns: tuple[str, ...], max_chars: int) -> None:
@@ -231,13 +231,13 @@ class RegexFinder:
         return True
 
     def earliest(self, position: int) -> int:
-        """Where the earliest open candidate begins; ``position`` if none is open."""
+        """Start of the earliest open candidate; ``position`` if none is open."""
         return min(self._threads.values(), default=position)
 
     def look_ahead(self, after: str) -> tuple[int, str] | None:
-        """Pass the boundaries that wait for the next character ("" at the end of the text).
+        """Pass the boundaries that depend on the next character ("" at the end of the text).
 
-        Returns (start, expression) if that completes a match at the current position.
+        Returns (start, regex) if that completes a match at the current position.
         """
         late = self._program.late
         if not late or not self._threads:
@@ -249,7 +249,7 @@ class RegexFinder:
         return self._enter(waiting, lambda state: boundaries[state][0](self._before, after))
 
     def step(self, char: str, position: int) -> tuple[int, str] | None:
-        """Consume ``char`` at ``position``; (start, expression) of a match that ends after it."""
+        """Consume ``char`` at ``position``; (start, regex) of a match that ends after it."""
         tests = self._program.tests
         after: dict[int, int] = {}
         for state, start in self._threads.items():
@@ -276,15 +276,15 @@ class RegexFinder:
     def _enter(
         self, starts: dict[int, int], passes: Callable[[int], bool] | None = None
     ) -> tuple[int, str] | None:
-        """Spread threads over what they reach, earliest first; a match if they reach an end."""
-        found = None
-        seen: set[int] = set()  # what an earlier start has reached is taken
+        """Add the states that threads reach, earliest start first; a match if one is an end."""
+        match = None
+        seen: set[int] = set()  # states reached by an earlier start
         for state, start in sorted(starts.items(), key=lambda item: item[1]):
             for reached in self._program.closure(state, passes or self._passes_now, seen):
-                if reached in self._program.accepts and found is None:
-                    found = (start, self._program.accepts[reached])
+                if reached in self._program.accepts and match is None:
+                    match = (start, self._program.accepts[reached])
                 self._threads[reached] = min(start, self._threads.get(reached, start))
-        return found
+        return match
 
     def _passes_now(self, state: int) -> bool:
         late = state in self._program.late

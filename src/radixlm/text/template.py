@@ -1,9 +1,9 @@
-"""Jinja templates of strangers: sandboxed, and bounded in time, memory and output.
+"""Untrusted Jinja templates: sandboxed, and limited in time, memory and output.
 
-A chat template comes with a checkpoint, a file or a request. It sees plain data only, cannot reach
-Python through it, and works on a budget: every loop turn, every printed value and every string it
-builds is counted, so that "{% for i in range(99999) %}..." nested five deep ends with an error.
-The environment is Hugging Face's (trimmed blocks, loop controls, tojson without HTML escapes,
+A chat template comes with a checkpoint, a file or a request. It gets plain data only, cannot reach
+Python objects, and has a budget: every loop iteration, printed value and string it builds is
+counted, so that "{% for i in range(99999) %}..." nested five deep ends with an error. The
+environment is that of Hugging Face (trimmed blocks, loop controls, tojson without HTML escapes,
 raise_exception, strftime_now, the generation tag), so templates render as they do there.
 """
 
@@ -32,9 +32,9 @@ from radixlm.base.errors import InvalidRequest
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 32 << 20
 MAX_WORK_CHARS = 128 << 20
-MAX_TURNS = 5_000_000
-MAX_SECONDS = 1.0  # of this thread's processor time: a busy machine must not shorten a long chat
-_PARTS_A_LOOK = 256
+MAX_ITERATIONS = 5_000_000
+MAX_SECONDS = 1.0  # of processor time, so that a busy machine does not fail a long chat
+_PARTS_PER_CHECK = 256
 _MAX_WIDTH = 10_000
 _MAX_BITS = 4096
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*")
@@ -50,31 +50,31 @@ _FAILURES = (
 
 
 class _OverBudget(TemplateError):
-    """The template used up its time, its turns or its characters."""
+    """The template used up its time, iterations or characters."""
 
 
 class _Budget:
     """What one rendering may still use."""
 
-    __slots__ = ("chars", "deadline", "turns")
+    __slots__ = ("chars", "deadline", "iterations")
 
     def __init__(self) -> None:
         self.chars = MAX_WORK_CHARS
-        self.turns = MAX_TURNS
+        self.iterations = MAX_ITERATIONS
         self.deadline = time.thread_time() + MAX_SECONDS
 
-    def turn(self, num_chars: int) -> str:
-        """One turn of a loop or one call of a macro, that prints ``num_chars`` of fixed text."""
-        self.turns -= 1
-        if self.turns < 0:
-            raise _OverBudget("too many loop turns")
-        if self.turns & 255 == 0 and time.thread_time() > self.deadline:
+    def iterate(self, num_chars: int) -> str:
+        """Count one loop iteration or macro call that prints ``num_chars`` of fixed text."""
+        self.iterations -= 1
+        if self.iterations < 0:
+            raise _OverBudget("too many loop iterations")
+        if self.iterations & 255 == 0 and time.thread_time() > self.deadline:
             raise _OverBudget("too slow")
         self.spend(num_chars)
         return ""
 
     def spend(self, num_chars: int) -> None:
-        """Account for a string of ``num_chars``, before it is built where that is possible."""
+        """Count a string of ``num_chars``, if possible before it is built."""
         self.chars -= num_chars
         if self.chars < 0:
             raise _OverBudget("too much text")
@@ -89,8 +89,8 @@ def _spend(value: Any) -> Any:
     return value
 
 
-def _turn(num_chars: int) -> str:
-    return _BUDGET.get().turn(num_chars)
+def _iterate(num_chars: int) -> str:
+    return _BUDGET.get().iterate(num_chars)
 
 
 def _concat(*values: Any) -> str:
@@ -100,17 +100,17 @@ def _concat(*values: Any) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Hugging Face's environment with a meter on everything that can grow."""
+    """Hugging Face's environment that counts everything that can grow."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Operators that make large values out of small ones are checked first."""
+        """Check operators that make large values out of small ones first."""
         _check_operator(operator, left, right)
         return _spend(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """str.format of the sandbox, with the widths checked."""
+        """str.format of the sandbox with checked widths."""
         function = super().wrap_str_format(value)
         if function is None:
             return None
@@ -122,7 +122,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return run
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Methods of strings are checked; what any call returns is counted."""
+        """Check methods of strings; count what a call returns."""
         if isinstance(getattr(__obj, "__self__", None), str):
             _check_string_method(__obj.__self__, __obj.__name__, args, kwargs)
         return _spend(super().call(__context, __obj, *args, **kwargs))
@@ -147,17 +147,17 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
 def _check_string_method(
     text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    given = (*args, *kwargs.values())
+    values = (*args, *kwargs.values())
     if name in ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"):
-        _check_widths(given)
+        _check_widths(values)
         if name.startswith("format") and _WIDE_FORMAT.search(text):
             raise _OverBudget("a format is too wide")
         if name == "expandtabs":
             _BUDGET.get().spend(text.count("\t") * _MAX_WIDTH)
-    elif name == "replace" and len(given) >= 2 and all(isinstance(a, str) for a in given[:2]):
-        _BUDGET.get().spend(text.count(given[0]) * len(given[1]))
-    elif name == "join" and given and isinstance(given[0], Sized):
-        _BUDGET.get().spend(len(text) * len(given[0]))
+    elif name == "replace" and len(values) >= 2 and all(isinstance(a, str) for a in values[:2]):
+        _BUDGET.get().spend(text.count(values[0]) * len(values[1]))
+    elif name == "join" and values and isinstance(values[0], Sized):
+        _BUDGET.get().spend(len(text) * len(values[0]))
 
 
 def _check_widths(values: tuple[Any, ...]) -> None:
@@ -166,14 +166,14 @@ def _check_widths(values: tuple[Any, ...]) -> None:
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that refuses wide padding and counts what it returns."""
+    """A filter that refuses wide padding and counts its result."""
 
     @wraps(function)  # also keeps Jinja's marks on the function
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
+        values = (*args, *kwargs.values())
         if name in ("center", "indent", "batch", "slice", "wordwrap", "tojson"):
-            _check_widths(given)
-        texts = [value for value in given if isinstance(value, str)]
+            _check_widths(values)
+        texts = [value for value in values if isinstance(value, str)]
         if name == "format" and any(_WIDE_FORMAT.search(text) for text in texts[:1]):
             raise _OverBudget("a format is too wide")
         if name == "replace" and len(texts) >= 3:
@@ -186,7 +186,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks text for training: shown as it is."""
+    """{% generation %} ... {% endgeneration %} marks text for training; its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -197,7 +197,7 @@ class _Generation(Extension):
 
 
 class _Names(Namespace):
-    """``namespace(...)`` whose names cannot pass for Python's own (``__html__``, ``_x``)."""
+    """``namespace(...)`` without private names (``__html__``, ``_x``)."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # "self" may be a name in the template
         names = dict(*args[1:], **kwargs)
@@ -216,7 +216,7 @@ def _check_name(name: Any) -> None:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """``dict(...)`` as a function: the class itself has attributes."""
+    """``dict(...)`` as a function: templates must not reach attributes of the class."""
     return dict(*args, **kwargs)
 
 
@@ -267,12 +267,12 @@ def _environment() -> _Sandbox:
 _ENVIRONMENT = _environment()
 
 
-def _meter(tree: nodes.Template) -> None:
-    """Put a meter into each loop, macro and call body, and into each "~"."""
+def _add_counters(tree: nodes.Template) -> None:
+    """Insert a counter into each loop, macro and call body, and into each "~"."""
     bodies = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock)
     for node in list(tree.find_all(bodies)):
         num_chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        call = nodes.Call(_imported(_turn), [nodes.Const(num_chars)], [], None, None)
+        call = nodes.Call(_imported(_iterate), [nodes.Const(num_chars)], [], None, None)
         body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
         body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
     _replace_concat(tree)
@@ -307,9 +307,9 @@ class Template:
         self.source = source
         try:
             self.tree = _ENVIRONMENT.parse(source)
-            metered = _ENVIRONMENT.parse(source)
-            _meter(metered)
-            code = _ENVIRONMENT.compile(metered)
+            counted = _ENVIRONMENT.parse(source)
+            _add_counters(counted)
+            code = _ENVIRONMENT.compile(counted)
             self._template = jinja2.Template.from_code(
                 _ENVIRONMENT, code, dict(_ENVIRONMENT.globals)
             )
@@ -317,7 +317,7 @@ class Template:
             raise InvalidRequest(f"the template does not compile: {error}", param) from None
 
     def render(self, variables: Mapping[str, Any], param: str = "messages") -> str:
-        """The text; InvalidRequest(param) if the template fails, refuses or exceeds its budget."""
+        """The text; InvalidRequest(param) if the template fails, raises or exceeds its budget."""
         budget = _Budget()
         token = _BUDGET.set(budget)
         parts, num_chars = [], 0
@@ -327,19 +327,19 @@ class Template:
                 num_chars += len(part)
                 if num_chars > MAX_OUTPUT_CHARS:
                     raise _OverBudget("too much text")
-                if len(parts) % _PARTS_A_LOOK == 0 and time.thread_time() > budget.deadline:
+                if len(parts) % _PARTS_PER_CHECK == 0 and time.thread_time() > budget.deadline:
                     raise _OverBudget("too slow")
         except (_OverBudget, SecurityError) as error:
             raise InvalidRequest(f"the chat template was stopped: {error}", param) from None
         except _FAILURES as error:
-            raise InvalidRequest(f"the chat template refused: {error}", param) from None
+            raise InvalidRequest(f"the chat template raised: {error}", param) from None
         finally:
             _BUDGET.reset(token)
         return "".join(parts)
 
 
 def _plain(value: Any) -> Any:
-    """``value`` made of plain JSON types only, so that a template can call no method of ours."""
+    """``value`` as plain JSON types, so that a template cannot call methods of other classes."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

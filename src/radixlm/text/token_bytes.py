@@ -1,8 +1,8 @@
-"""What one token stands for, as bytes: byte-level, sentencepiece with byte fallback, WordPiece.
+"""The bytes of a token: byte-level BPE, sentencepiece with byte fallback, WordPiece.
 
-``Decoder`` is read from the decoder of a ``tokenizers`` tokenizer; ``token_bytes`` gives the bytes
-that the token adds in the middle of a text. Bytes of several tokens join to the text (a sentence
-start may lose one leading space, which only a decoder of the whole text knows).
+``Decoder`` is read from the decoder of a ``tokenizers`` tokenizer; ``token_bytes`` returns
+the bytes that a token adds in the middle of a text. The bytes of several tokens join to the text,
+except that a decoder may drop a leading space at its start.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ BYTE_OF_CHAR = _byte_level_alphabet()
 
 
 class Decoder(Record):
-    """The steps of a decoder that concern single tokens.
+    """The steps of a decoder that apply to single tokens.
 
     ``is_byte_level``: the text is the joined bytes of all tokens, nothing else.
-    ``is_generic``: the decoder has a step this record cannot say; its text is asked for.
+    ``is_generic``: the decoder has a step that this record cannot express, so it must be called.
     """
 
     is_byte_level: bool = False
     is_generic: bool = False
     has_byte_fallback: bool = False
     replacements: tuple[tuple[str, str], ...] = ()
-    word_prefix: str | None = None  # WordPiece: "##" glues, everything else starts a word
+    word_prefix: str | None = None  # WordPiece: "##" continues a word, everything else starts one
     word_suffix: str | None = None  # BPE with "</w>" at the end of a word
-    is_spaced: bool = False  # no decoder at all: tokens are joined with spaces
+    is_spaced: bool = False  # no decoder: tokens are joined with spaces
 
     @classmethod
     def from_json(cls, text: str | bytes | None) -> Decoder:
@@ -57,8 +57,8 @@ class Decoder(Record):
         if self.has_byte_fallback and (match := _BYTE_TOKEN.match(token)):
             return bytes.fromhex(match.group(1))
         if self.word_prefix is not None and not is_added:
-            glued = token.startswith(self.word_prefix)
-            token = token.removeprefix(self.word_prefix) if glued else " " + token
+            continues = token.startswith(self.word_prefix)
+            token = token.removeprefix(self.word_prefix) if continues else " " + token
         if self.word_suffix:
             token = token.replace(self.word_suffix, " ")
         for old, new in self.replacements:

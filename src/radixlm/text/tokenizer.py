@@ -1,4 +1,4 @@
-"""Text <-> token ids for one checkpoint, without torch and, where it can be, without transformers.
+"""Text to token ids and back for one checkpoint, without torch and mostly without transformers.
 
 ``load_tokenizer`` reads ``tokenizer.json`` with the tokenizers library and completes it from
 ``tokenizer_config.json`` and ``special_tokens_map.json`` as Hugging Face does: missing added
@@ -32,16 +32,16 @@ _NAMED = (
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MODES = ("auto", "slow")
-# in the folder of an unpacked GGUF file: why it has no tokenizer.json
+# file in the folder of an unpacked GGUF file that says why it has no tokenizer.json
 TOKENIZER_PROBLEM = "tokenizer.problem"
 MAX_TOKEN_ID = (1 << 32) - 1
 
 
 class Backend(Protocol):
-    """The part of ``tokenizers.Tokenizer`` that we call; ids of no token decode to nothing."""
+    """The methods of ``tokenizers.Tokenizer`` that are used; unknown ids decode to nothing."""
 
     def encode_batch_fast(self, input: list[Any], *, add_special_tokens: bool = True) -> Any:
-        """Objects with ``.ids`` and ``.type_ids``, one a text or pair of texts."""
+        """Objects with ``.ids`` and ``.type_ids``, one per text or pair of texts."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -56,7 +56,7 @@ class Backend(Protocol):
 
 
 class _TokenTable(dict[int, bytes]):
-    """token id -> bytes, filled as ids are met: a large vocabulary costs nothing at start."""
+    """Token id -> bytes, filled on first use: a large vocabulary costs nothing at start."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -98,28 +98,28 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest token id."""
         size = max(self.backend.get_vocab_size(), *(i + 1 for i in self.added_ids), 0)
-        while self.backend.id_to_token(size) is not None:  # a base vocabulary with gaps
+        while self.backend.id_to_token(size) is not None:  # the vocabulary has gaps
             size += 1
         return size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; with ``add_special_tokens`` also BOS / EOS as the model has them.
+        """Token ids of ``text``; with ``add_special_tokens`` also the model's BOS / EOS.
 
-        A lone surrogate becomes U+FFFD; anything but text raises InvalidRequest.
+        A lone surrogate becomes U+FFFD; anything but a string raises InvalidRequest.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
         self, texts: Iterable[str], add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """``encode`` of each text, in parallel where the machine allows."""
+        """``encode`` of each text, in parallel."""
         clean = [clean_text(text) for text in texts]
         encodings = self.backend.encode_batch_fast(clean, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
-        """Token ids of two texts as the model reads them together, and how many of them come
-        before the tokens that the tokenizer marks as the second text's (0: it marks none)."""
+        """(token ids of two texts joined as the model expects, number of ids before the first with
+        token type 1: 0 if there is none)."""
         pair = (clean_text(first), clean_text(second))
         encoding = self.backend.encode_batch_fast([pair], add_special_tokens=True)[0]
         types = encoding.type_ids
@@ -131,7 +131,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of ``ids``. Ids that are no token give nothing.
+        """The text of ``ids``. Unknown ids give nothing.
 
         Only Python tokenizers (no tokenizer.json) put spaces between special tokens, as in
         Hugging Face; for all others ``spaces_between_special_tokens`` makes no difference.
@@ -147,7 +147,7 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token inside a text; U+FFFD stands for a part of a character."""
+        """The text of one token inside a text; U+FFFD for a part of a character."""
         return self.bytes_by_id[token_id].decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -162,7 +162,7 @@ class Tokenizer:
         return self.decoder.token_bytes(token, token_id in self.added_ids)
 
     def id_to_piece(self, token_id: int) -> str | None:
-        """The vocabulary's own name of the token ("Ġhello"), None if there is no such token."""
+        """The token as the vocabulary spells it ("Ġhello"), None if there is no such token."""
         return self.backend.id_to_token(token_id) if 0 <= token_id <= MAX_TOKEN_ID else None
 
     def token_id(self, piece: str) -> int | None:
@@ -170,11 +170,11 @@ class Tokenizer:
         return self.backend.token_to_id(piece)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether ``skip_special_tokens`` leaves the token out."""
+        """Whether ``skip_special_tokens`` drops the token."""
         return token_id in self.special_ids
 
     def chat_template(self, name: str | None = None, has_tools: bool = False) -> str | None:
-        """The template called ``name``; by default "tool_use" where tools are given, "default"."""
+        """The template called ``name``; by default "tool_use" with tools, else "default"."""
         if name is not None:
             return self.chat_templates.get(name)
         if has_tools and "tool_use" in self.chat_templates:
@@ -187,7 +187,7 @@ class Tokenizer:
 
 
 def clean_text(text: Any) -> str:
-    """``text`` with joined surrogate pairs and U+FFFD for lone ones; InvalidRequest if no text."""
+    """``text`` with joined surrogate pairs and U+FFFD for lone ones; InvalidRequest if no str."""
     if not isinstance(text, str):
         raise InvalidRequest(f"text must be a string, got {type(text).__name__}", "text")
     try:
@@ -198,7 +198,7 @@ def clean_text(text: Any) -> str:
 
 
 def check_ids(ids: Sequence[int]) -> Sequence[int]:
-    """``ids`` as they are; InvalidRequest if one cannot be a token id of any model."""
+    """``ids`` unchanged; InvalidRequest if one cannot be a token id."""
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
             raise InvalidRequest(f"{token!r:.40} is not a token id", "input_ids")
@@ -210,7 +210,7 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder (or of one .gguf file).
 
-    ``mode`` "auto" reads tokenizer.json; "slow", or a folder without that file, asks transformers.
+    ``mode`` "auto" reads tokenizer.json; "slow", or a folder without that file, uses transformers.
     ConfigError: unknown mode or a missing package; CheckpointError: missing or broken files.
     """
     folder = Path(folder)
@@ -294,10 +294,10 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> Backend:
-    """Add what tokenizer_config.json knows and tokenizer.json does not.
+    """Add tokens of tokenizer_config.json that tokenizer.json lacks.
 
-    Which tokens stand around a prompt is tokenizer.json's word alone: Hugging Face ignores
-    add_bos_token and add_eos_token where that file exists.
+    Only tokenizer.json decides about BOS and EOS: Hugging Face ignores add_bos_token and
+    add_eos_token where that file exists.
     """
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     entries = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda e: int(e[0]))
@@ -313,7 +313,7 @@ def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> Backe
         AddedToken(text, special=True, normalized=False)
         for text in _special_texts(config, (*_NAMED, *_LISTED))
         if text not in added and backend.token_to_id(text) is not None
-    ]  # a named token that has no id would get one beyond the model's embedding: left out
+    ]  # a named token without an id would get one beyond the embedding table: skipped
     backend.add_special_tokens(special)
     backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
     return backend
@@ -396,7 +396,7 @@ def _load_with_transformers(
 
 
 class _Encoding:
-    """Token ids in the shape of the library's Encoding."""
+    """Token ids with the interface of the library's Encoding."""
 
     __slots__ = ("ids", "type_ids")
 
@@ -414,13 +414,13 @@ class PythonBackend:
         self, input: list[Any], *, add_special_tokens: bool = True
     ) -> list[_Encoding]:
         """See Backend."""
-        made = []
-        for given in input:
-            texts = given if isinstance(given, tuple) else (given,)
+        encodings = []
+        for item in input:
+            texts = item if isinstance(item, tuple) else (item,)
             ids = self._tokenizer.encode(*texts, add_special_tokens=add_special_tokens)
             types = self._tokenizer(*texts).get("token_type_ids") if len(texts) > 1 else None
-            made.append(_Encoding(ids, types or []))
-        return made
+            encodings.append(_Encoding(ids, types or []))
+        return encodings
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See Backend."""
@@ -441,7 +441,7 @@ class PythonBackend:
         return str(text)
 
     def id_to_token(self, id: int) -> str | None:
-        """See Backend. Tokenizers over bytes (tiktoken) name tokens with bytes."""
+        """See Backend. Byte tokenizers (tiktoken) return tokens as bytes."""
         if id >= len(self._tokenizer):
             return None
         token = self._tokenizer.convert_ids_to_tokens(id)

@@ -114,7 +114,7 @@ def test_documented_message(name: str, message: str, reasoning: str, text: str) 
 def test_any_pieces_give_the_same(name: str, data: st.DataObject, seed: int) -> None:
     markers = MARKERS[name]
     alphabet = [
-        *markers.starts, *markers.ends, *markers.breaks, *markers.silent, markers.resume, "a",
+        *markers.starts, *markers.ends, *markers.breaks, *markers.stripped, markers.resume, "a",
         "b\n", " ", "\n\n", "<", "<|", "日本", "<|start|>assistant", "<|end|>", "<|channel|>final",
         "<|message|>", "<|call|>", " to=functions.f", *(s[:-2] for s in markers.starts),
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def test_five_hundred_splits(name: str) -> None:
     """Of one message with all of the format's markers, cut at random."""
     markers = MARKERS[name]
     message = f"{markers.starts[0]}a <b\n{markers.ends[0]}\n\nc </d {''.join(markers.breaks)}e"
-    message += "".join(markers.silent) + markers.starts[-1][:-1]
+    message += "".join(markers.stripped) + markers.starts[-1][:-1]
     whole = split_in(name, [message])
     rng = random.Random(name)
     for _ in range(500):
@@ -164,7 +164,7 @@ def test_markers_never_leak_and_words_never_go(name: str, data: st.DataObject) -
     if name == "gpt-oss":
         units = ["<|start|>assistant<|channel|>final<|message|>", "<|end|>", *markers.starts]
     else:
-        units = [*markers.starts, *markers.ends, *markers.silent]
+        units = [*markers.starts, *markers.ends, *markers.stripped]
     parts = data.draw(st.lists(st.sampled_from([*units, "w ", "x", "\n"]), max_size=8))
     reasoning, text = split_all(registry.create(name), "".join(parts))
     for unit in units:

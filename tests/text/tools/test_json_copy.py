@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.text.tools.json_copy import JsonCopier
-from radixlm.text.tools.scan import Cut, Malformed, Scanner
+from radixlm.text.tools.scan import Malformed, Scanner, Truncated
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -31,7 +31,7 @@ def copy(text: str, size: int, is_whole: bool = True) -> list[tuple[str, str]]:
     if is_whole:
         next(machine, None)
     else:
-        with pytest.raises(Cut):
+        with pytest.raises(Truncated):
             next(machine)
     return given_out
 

@@ -1,4 +1,4 @@
-"""Grammars by llguidance: lazy automata with fuel limits, no torch. The default backend."""
+"""Grammars compiled by llguidance: lazy automata with fuel limits, no torch. The default."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.grammar.structural_tag import StructuralTagWriter
-from radixlm.text.json_schema import closed
+from radixlm.text.json_schema import close_objects
 from radixlm.text.tokenizer import Tokenizer
 
-_TOO_MUCH = ("limit", "too big", "exhausted", "panic")  # asking again would cost the same again
-# A blank, or a new line with its indentation: a model that likes white space must not be able to
-# fill its whole budget with it.
+_TOO_MUCH = ("limit", "too big", "exhausted", "panic")  # a second try would cost as much
+# A blank, or a line break with indentation: a model must not fill its output with white space.
 _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,20}"
 
 
 class _Vocabulary:
-    """A Tokenizer in the shape that llguidance reads."""
+    """A Tokenizer with the interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
 
@@ -46,7 +45,7 @@ class _Vocabulary:
 
 
 class LlguidanceMatcher:
-    """See ``spec.Matcher``. An accepted EOS is kept apart: the library's state is before it."""
+    """See ``spec.Matcher``. An accepted EOS is not passed to the library."""
 
     masks_forced = True
 
@@ -58,7 +57,7 @@ class LlguidanceMatcher:
         self.is_terminated = False
 
     def fill_mask(self, out: Mask) -> None:
-        """See Matcher. Runs without the interpreter's lock."""
+        """See Matcher. Releases the GIL."""
         if self.is_terminated:
             out[:] = 0
             _allow(out, self._eos_ids)
@@ -103,17 +102,17 @@ class LlguidanceMatcher:
         return tokens[: next((i for i, t in enumerate(tokens) if t in self._eos_ids), len(tokens))]
 
     def _raise_error(self) -> None:
-        """InvalidRequest once the library gave up, for good: a limit on its work was met."""
+        """InvalidRequest if the library has failed, which is permanent: it reached a limit."""
         if self._matcher.is_error():
             raise refuse(self._kind, _reason(self._matcher))
 
     def copy(self) -> LlguidanceMatcher:
         """See Matcher."""
-        twin = LlguidanceMatcher(
+        copy = LlguidanceMatcher(
             self._matcher.deep_copy(), self._eos_ids, self._kind, self._num_words
         )
-        twin.is_terminated = self.is_terminated
-        return twin
+        copy.is_terminated = self.is_terminated
+        return copy
 
 
 def _reason(matcher: Any) -> str:
@@ -197,7 +196,7 @@ class LlguidanceBackend:
             raise refuse(kind, "a schema must be an object")
         schema: Any = value
         if isinstance(value, dict):
-            schema = without_property_names(closed(value))
+            schema = without_property_names(close_objects(value))
             schema.pop("x-guidance", None)
         return str(
             self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
@@ -208,7 +207,7 @@ class LlguidanceBackend:
         matcher = self._library.LLMatcher(self._tables(), source, log_level=0, limits=limits)
         mask = b""
         if not matcher.is_error():
-            mask = matcher.compute_bitmask()  # finds what the lazy compiler has put off
+            mask = matcher.compute_bitmask()  # finds errors that the lazy compiler has deferred
         if matcher.is_error():
             raise refuse(kind, _reason(matcher))
         first = LlguidanceMatcher(matcher, self._eos_ids, kind, len(mask) // 4)
@@ -232,8 +231,8 @@ class LlguidanceBackend:
             raise refuse("ebnf", str(error)) from None
 
     def _regex(self, pattern: str) -> str:
-        r"""Lark's form. The whole output must match, so anchors at the ends say nothing; \d, \w
-        and \s mean ASCII, which every dialect agrees on."""
+        r"""Lark's form. The whole output must match, so anchors at the ends are dropped; \d,
+        \w and \s mean ASCII, as in every dialect."""
         pattern = pattern.removeprefix("^")
         if pattern.endswith("$") and not pattern.endswith("\\$"):
             pattern = pattern[:-1]

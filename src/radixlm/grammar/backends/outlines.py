@@ -1,8 +1,8 @@
-"""Grammars by outlines_core: regular expressions as tables of states. No EBNF, no tags.
+"""Grammars compiled by outlines_core: regexes as state tables. No EBNF, no structural tags.
 
-A table has a row for each state of the expression and is built at once, so an expression of a few
-characters can ask for gigabytes. It is therefore tried first on a vocabulary of single bytes, in a
-process of its own with limits on time and memory.
+A table has a row for each state of the regex and is built at once, so a regex of a few characters
+can take gigabytes. It is therefore compiled first for a vocabulary of single bytes, in a separate
+process with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ print(len(Index(sys.stdin.read(), vocabulary).get_transitions()))
 
 
 class OutlinesMatcher:
-    """See ``spec.Matcher``: the states passed so far, the last one is where it stands."""
+    """See ``spec.Matcher``: the states so far, the last one is the current one."""
 
     masks_forced = False
 
@@ -78,7 +78,7 @@ class OutlinesMatcher:
             del self._states[-num_tokens:]
 
     def forced_tokens(self) -> list[int]:
-        """See Matcher. Only where one single token is allowed."""
+        """See Matcher. Only where exactly one token is allowed."""
         states, tokens = [self._states[-1]], list[int]()
         while not self.is_terminated and len(tokens) < 64:
             allowed = self._grammar.index.get_allowed_tokens(states[-1]) or []
@@ -94,7 +94,7 @@ class OutlinesMatcher:
 
 
 class OutlinesGrammar:
-    """See ``spec.CompiledGrammar``: the table, and the masks of states that were visited."""
+    """See ``spec.CompiledGrammar``: the state table, and the masks of visited states."""
 
     warnings: tuple[str, ...] = ()
 
@@ -109,7 +109,7 @@ class OutlinesGrammar:
         return OutlinesMatcher(self, [self.index.get_initial_state()], False)
 
     def mask(self, state: int | None) -> Mask:
-        """The mask of a state; None is the end, where only EOS is left."""
+        """The mask of a state; None is the end, where only EOS is allowed."""
         mask = self._masks.get(state)
         if mask is None:
             allowed = set(() if state is None else self.index.get_allowed_tokens(state) or ())
@@ -172,7 +172,8 @@ class OutlinesBackend:
             return spec.text
         if spec.kind not in ("json_schema", "json_object"):
             raise refuse(
-                spec.kind, "--grammar-backend outlines has none; llguidance and xgrammar have"
+                spec.kind,
+                "--grammar-backend outlines has no such grammars; llguidance has",
             )
         schema = {"type": "object"} if spec.kind == "json_object" else read_json(spec)
         if schema == {} or schema is True:
@@ -185,8 +186,8 @@ class OutlinesBackend:
 
 
 def _try_out(spec: GrammarSpec, pattern: str) -> None:
-    """Build the table over single bytes elsewhere; InvalidRequest if that is too much."""
-    too_much = refuse(spec.kind, "the expression is too complex")
+    """Build the table for single bytes in another process; InvalidRequest if it fails."""
+    too_much = refuse(spec.kind, "the regex is too complex")
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRIAL],

@@ -1,4 +1,4 @@
-"""Grammars by xgrammar: pushdown automata, fast masks. Needs torch and transformers to import."""
+"""Grammars compiled by xgrammar (pushdown automata). Imports torch and transformers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.grammar.structural_tag import to_format
-from radixlm.text.json_schema import closed
+from radixlm.text.json_schema import close_objects
 from radixlm.text.tokenizer import Tokenizer
 
-_MAX_WHITESPACE = 20  # a model that likes white space must not fill its whole budget with it
+_MAX_WHITESPACE = 20  # so that a model cannot fill its output with white space
 
 
 class XgrammarMatcher:
@@ -47,7 +47,7 @@ class XgrammarMatcher:
                 out.view("u4")[token // 32] |= 1 << (token % 32)
             return
         if not self._matcher.fill_next_token_bitmask(out[None]):
-            out[:] = -1  # the library leaves the mask alone if everything is allowed
+            out[:] = -1  # the library does not write the mask if everything is allowed
 
     def accept(self, token: int) -> bool:
         """See Matcher."""
@@ -59,7 +59,7 @@ class XgrammarMatcher:
             self._matcher.rollback(num_tokens)
 
     def forced_tokens(self) -> list[int]:
-        """See Matcher. The last token of the forced text is left out: it may go on."""
+        """See Matcher. Without the last token of the forced text, which may be longer."""
         if self.is_terminated:
             return []
         text = self._matcher.find_jump_forward_string()
@@ -133,7 +133,7 @@ class XgrammarBackend:
                 raise refuse(kind, "a schema must be an object")
             is_free = not self._options.disable_any_whitespace
             return compiler.compile_json_schema(
-                json.dumps(closed(schema)),
+                json.dumps(close_objects(schema)),
                 any_whitespace=is_free,
                 strict_mode=False,
                 max_whitespace_cnt=_MAX_WHITESPACE if is_free else None,
@@ -153,7 +153,7 @@ class XgrammarBackend:
                 tokens = [
                     b"" if tokenizer.is_special(i) else tokenizer.token_bytes(i)
                     for i in range(tokenizer.vocab_size)
-                ]  # a token without text is special to the library: no text matches it
+                ]  # the library takes tokens without text as special tokens
                 info = self._library.TokenizerInfo(
                     tokens,
                     self._library.VocabType.RAW,

@@ -1,7 +1,7 @@
-"""Split what a model thinks from what it answers: a table of markers, one incremental parser.
+"""Reasoning parsers: a table of markers (``table.py``) and one incremental parser (``markup.py``).
 
-``create`` builds a parser, ``detect`` picks one by the chat template; its text output is what a
-tool parser is fed.
+``create`` makes a parser, ``detect`` picks one by the chat template. A tool-call parser reads the
+text that a reasoning parser returns.
 """
 
 from radixlm.text.reasoning.base import ReasoningParser, split_all

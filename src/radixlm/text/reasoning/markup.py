@@ -1,8 +1,7 @@
-"""Reasoning between two markers, in all its variants.
+"""Reasoning between two markers.
 
-White space around the reasoning, and in front of the text that follows it, is not given out.
-Markers never leak: those that have no business where they stand, as an end marker outside of the
-reasoning, are swallowed.
+White space around the reasoning, and before the text that follows it, is dropped. Markers are never
+emitted: unexpected ones, such as an end marker outside the reasoning, are dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from radixlm.text.tools.scan import SPACES, Scanner, Step, marker_set
 
 
 class MarkupReasoning:
-    """A ReasoningParser driven by ``markers``.
+    """A ReasoningParser for ``markers``.
 
-    ``starts_inside``: the message begins within the reasoning (the prompt opened it).
-    ``stream_reasoning`` off: the reasoning is given in one piece, when it ends.
+    ``starts_inside``: the message begins inside the reasoning (the prompt opened it).
+    Without ``stream_reasoning`` the reasoning is returned at once when it ends.
     """
 
     def __init__(
@@ -27,9 +26,11 @@ class MarkupReasoning:
         self.has_reasoned = False
         self._was_inside = starts_inside
         self._stream_reasoning = stream_reasoning
-        self._inside = marker_set(*markers.starts, *markers.ends, *markers.breaks, *markers.silent)
+        self._inside = marker_set(
+            *markers.starts, *markers.ends, *markers.breaks, *markers.stripped
+        )
         resume = (markers.resume,) if markers.resume else ()
-        self._outside = marker_set(*markers.starts, *markers.ends, *markers.silent, *resume)
+        self._outside = marker_set(*markers.starts, *markers.ends, *markers.stripped, *resume)
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._machine = self.run()
@@ -48,25 +49,25 @@ class MarkupReasoning:
         return self._drain()
 
     def run(self) -> Step[None]:
-        """The machine: thinking and answering in turns."""
-        while not (self.scanner.is_ended and self.scanner.is_dry):
+        """The generator behind feed and finish: reasoning and text in turn."""
+        while not (self.scanner.is_ended and self.scanner.is_exhausted):
             if self.is_inside:
-                yield from self._think()
+                yield from self._read_reasoning()
             else:
-                yield from self._answer()
+                yield from self._read_text()
 
-    def think(self, text: str) -> None:
-        """Give out reasoning."""
+    def add_reasoning(self, text: str) -> None:
+        """Emit reasoning."""
         self._reasoning.append(text)
         self.scanner.commit()
 
-    def say(self, text: str) -> None:
-        """Give out text."""
+    def add_text(self, text: str) -> None:
+        """Emit text."""
         self._text.append(text)
         self.scanner.commit()
 
-    def _think(self) -> Step[None]:
-        """Up to a marker that ends the reasoning; white space at both ends is dropped."""
+    def _read_reasoning(self) -> Step[None]:
+        """Read up to a marker that ends the reasoning; drop white space at both ends."""
         scanner = self.scanner
         is_blank = True
         while True:
@@ -75,30 +76,30 @@ class MarkupReasoning:
             body = text.strip(SPACES)
             if is_blank and body:
                 scanner.take(len(text) - len(text.lstrip(SPACES)))
-                self.think("\n" if self.has_reasoned else "")
+                self.add_reasoning("\n" if self.has_reasoned else "")
                 is_blank, self.has_reasoned = False, True
-                self.think(scanner.take(len(body)))
+                self.add_reasoning(scanner.take(len(body)))
             elif body:
-                self.think(scanner.take(len(text.rstrip(SPACES))))
+                self.add_reasoning(scanner.take(len(text.rstrip(SPACES))))
             is_end = marker in self.markers.ends or marker in self.markers.breaks
             if marker and not is_end:
-                self._skip(marker, is_blank)
+                self._drop_marker(marker, is_blank)
             elif marker or scanner.is_ended:
-                self._leave(marker)
+                self._end_reasoning(marker)
                 return
             else:
                 yield
 
-    def _skip(self, marker: str, is_blank: bool) -> None:
-        """A marker that has no business here; the space in front of it stays between words."""
+    def _drop_marker(self, marker: str, is_blank: bool) -> None:
+        """Drop an unexpected marker; white space before it separates words."""
         spaces = self.scanner.take(
             self.scanner.buffer.index(marker, self.scanner.position) - self.scanner.position
         )
         self.scanner.take(len(marker))
-        self.think("" if is_blank else spaces)
+        self.add_reasoning("" if is_blank else spaces)
 
-    def _leave(self, marker: str) -> None:
-        """The reasoning is over: at ``marker``, or at the message's end."""
+    def _end_reasoning(self, marker: str) -> None:
+        """End the reasoning at ``marker``, or at the message's end."""
         scanner = self.scanner
         end = scanner.buffer.index(marker, scanner.position) if marker else len(scanner.buffer)
         scanner.take(end - scanner.position)
@@ -107,8 +108,8 @@ class MarkupReasoning:
         scanner.commit()
         self.is_inside, self._was_inside = False, True
 
-    def _answer(self) -> Step[None]:
-        """Up to a start marker; white space behind reasoning and around markup is dropped."""
+    def _read_text(self) -> Step[None]:
+        """Read up to a start marker; drop white space after reasoning and around markup."""
         scanner = self.scanner
         is_blank, is_trimming = True, self._was_inside
         while True:
@@ -116,20 +117,20 @@ class MarkupReasoning:
             text = scanner.buffer[scanner.position : at]
             if is_blank and (body := text.lstrip(SPACES)):
                 spaces = scanner.take(len(text) - len(body))
-                self.say("" if is_trimming else spaces)
+                self.add_text("" if is_trimming else spaces)
                 is_blank = False
             if not is_blank:
-                self.say(scanner.take(at - scanner.position))
+                self.add_text(scanner.take(at - scanner.position))
             if marker:
                 scanner.take(at - scanner.position + len(marker))
-                self.say(marker if marker == self.markers.resume else "")
+                self.add_text(marker if marker == self.markers.resume else "")
                 is_trimming = True
             if marker and marker in (*self.markers.starts, self.markers.resume):
                 self.is_inside = True
                 return
             if not marker and scanner.is_ended:
                 rest = scanner.take(len(scanner.buffer))
-                self.say("" if is_trimming else rest)
+                self.add_text("" if is_trimming else rest)
                 return
             if not marker:
                 yield
@@ -144,7 +145,7 @@ class MarkupReasoning:
 
 
 class AppendThink:
-    """No split: the start marker, which the prompt holds, is put back in front of the text."""
+    """Splits nothing: puts the start marker, which is in the prompt, before the text."""
 
     def __init__(
         self, markers: Markers, *, starts_inside: bool, stream_reasoning: bool = True

@@ -1,4 +1,4 @@
-"""Reasoning parsers by name: create, detect, where a message starts, where a grammar does."""
+"""Reasoning parsers by name: create, detect, where messages and grammars start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PARSERS = Registry("--reasoning-parser", {name: m.target for name, m in MARKERS
 def create(
     name: str, *, starts_inside: bool | None = None, stream_reasoning: bool = True
 ) -> ReasoningParser:
-    """A parser for one message. ConfigError names the known ones when ``name`` is none.
+    """A parser for one message. ConfigError lists the parsers if ``name`` is unknown.
 
-    ``starts_inside``: the message begins within the reasoning; None: as usual for ``name``.
-    ``stream_reasoning`` off: reasoning is given in one piece, when it ends.
+    ``starts_inside``: the message begins inside the reasoning; None: the default of ``name``.
+    Without ``stream_reasoning`` the reasoning is returned at once when it ends.
     """
     factory = _PARSERS.resolve(name)
     markers = MARKERS[name]
@@ -31,10 +31,10 @@ def create(
 
 
 def starts_inside(name: str, rendered_prompt: str) -> bool:
-    """Will the answer to this prompt begin within the reasoning?
+    """Whether the answer to this prompt begins inside the reasoning.
 
-    Yes where the prompt ends with an open start marker, no where it ends with an end marker;
-    else as usual for ``name``.
+    Yes if the prompt ends with a start marker, no if it ends with an end marker; else the default
+    of ``name``.
     """
     markers = MARKERS[name]
     tail = rendered_prompt.rstrip(SPACES)
@@ -46,10 +46,10 @@ def starts_inside(name: str, rendered_prompt: str) -> bool:
 
 
 def detect(chat_template: str, rendered_prompt: str | None = None) -> str | None:
-    """The reasoning a chat template shows, None when it shows none.
+    """The parser for a chat template, None if it has no reasoning markers.
 
-    ``rendered_prompt`` (any prompt of the template) helps with ``<think>`` of unknown families:
-    one that opens the thinking has a model that always thinks.
+    ``rendered_prompt`` (any prompt of the template) decides for ``<think>`` of unknown families: if
+    the prompt opens the reasoning, the model always reasons.
     """
     for name, markers in MARKERS.items():
         if any(all(text in chat_template for text in hint) for hint in markers.hints):
@@ -61,16 +61,18 @@ def detect(chat_template: str, rendered_prompt: str | None = None) -> str | None
 
 
 def end_marker(name: str) -> str:
-    """The text behind which the answer, and so a grammar, starts."""
+    """The marker after which the answer, and so a grammar, starts."""
     return MARKERS[name].ends[0]
 
 
 def keep_special_tokens(name: str) -> bool:
-    """Must the text reach the parser with special tokens in it (``skip_special_tokens=False``)?"""
+    """Whether the parser needs text with special tokens (``skip_special_tokens=False``)."""
     return MARKERS[name].is_special
 
 
 def template_switch(name: str) -> tuple[str, bool] | None:
-    """The chat template's variable that turns the thinking on and off, and its default."""
+    """The chat template's variable that turns reasoning on and off, and its default."""
     markers = MARKERS[name]
-    return (markers.switch, markers.is_on) if markers.switch else None
+    return (
+        (markers.template_variable, markers.is_on_by_default) if markers.template_variable else None
+    )

@@ -1,5 +1,5 @@
-"""Tool calls in the text of a model: one incremental core, one short file a format.
+"""Tool-call parsers: one shared incremental parser (``markup.py``), a short file per format.
 
-``registry.create`` builds a parser, ``registry.detect`` picks one by the chat template,
-``registry.constraint`` says how a forced call is enforced.
+``registry.create`` makes a parser, ``registry.detect`` picks one by the chat template,
+``registry.constraint`` returns the grammar of a forced call. Read first: ``table.py``.
 """

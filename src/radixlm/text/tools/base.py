@@ -1,4 +1,4 @@
-"""The records of tool calling, and the protocol every call format is read through."""
+"""Records of tool calls, and the protocol of tool-call parsers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A piece of one call: the first carries ``name``, the later ones fragments of ``arguments``.
+    """A part of one call: the first has ``name``, later ones fragments of ``arguments``.
 
-    The fragments of an ``index``, put together, are one valid JSON object. ``call_id`` is set
-    only where the model itself writes ids (kimi_k2); elsewhere the caller draws one.
+    The fragments of an ``index`` join to one valid JSON object. ``call_id`` is set only where the
+    model writes ids (kimi_k2); elsewhere the caller makes one.
     """
 
     index: int
@@ -33,11 +33,11 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class ParsedText(msgspec.Struct, frozen=True):
-    """What a chunk brought: text for the reader, and deltas of calls in order.
+    """What a chunk contained: text for the user, and deltas of calls in order.
 
-    ``incomplete`` names the calls whose arguments broke off (by length or by a fault of the
-    model): what had come was closed to a valid JSON object, so such a call must not be run
-    without a look; a face reports it as "length" or leaves it to its finish reason.
+    ``incomplete``: indices of calls whose arguments end early (by length or by a mistake of the
+    model). They were closed to a valid JSON object, so such a call must be checked before it is
+    run; an API reports it as "length" or by its finish reason.
     """
 
     text: str
@@ -55,26 +55,26 @@ class ParsedCall(msgspec.Struct, frozen=True):
 
 
 class ToolParser(Protocol):
-    """Reads one message. Any split of the text into chunks gives the same text and calls."""
+    """Parses one message. Any split into chunks gives the same text and calls."""
 
     def feed(self, chunk: str) -> ParsedText:
-        """Take the next piece of the message; never raises on what a model may write."""
+        """Parse the next chunk of the message; never raises for text of a model."""
         ...
 
     def finish(self) -> ParsedText:
-        """The message is over: give what was held back. Further calls give nothing."""
+        """The message is over: returns what was held back. Further calls return nothing."""
         ...
 
 
 def parse_all(parser: ToolParser, text: str) -> tuple[str, list[ParsedCall]]:
-    """Parse a whole message with a fresh ``parser``: (text for the reader, calls)."""
+    """Parse a whole message with a new ``parser``: (text for the user, calls)."""
     parts = (parser.feed(text), parser.finish())
     deltas = [delta for part in parts for delta in part.calls]
     return "".join(part.text for part in parts), join_deltas(deltas)
 
 
 def join_deltas(deltas: Iterable[ToolCallDelta]) -> list[ParsedCall]:
-    """Put the deltas of a message together, as a client does."""
+    """Join the deltas of a message to calls, as a client does."""
     heads: dict[int, ToolCallDelta] = {}
     arguments: dict[int, list[str]] = {}
     for delta in deltas:
@@ -89,8 +89,7 @@ def join_deltas(deltas: Iterable[ToolCallDelta]) -> list[ParsedCall]:
 def tool_specs(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
     """Read the OpenAI form, ``{"type": "function", "function": {...}}`` or the flat one.
 
-    Raises InvalidRequest naming the entry that has no function name or whose parameters are
-    no object.
+    InvalidRequest names an entry without a function name or whose parameters are no object.
     """
     specs = []
     for place, tool in enumerate(tools):

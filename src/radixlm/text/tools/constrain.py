@@ -1,9 +1,9 @@
-"""What a tool choice means as a grammar.
+"""The grammar for a tool choice.
 
-``required`` and a named function are enforced: Hermes-like formats, whose tags are plain text,
-in the format itself; all others as a JSON array that the "json" parser reads, because a grammar
-over text cannot produce the special tokens they begin with. ``auto`` constrains only the
-arguments of functions marked strict, by structural tags.
+``required`` and a named function are enforced. Hermes-like formats, whose tags are plain text, use
+the format itself; all others use a JSON array that the "json" parser reads, because a grammar over
+text cannot produce their special tokens. ``auto`` constrains only the arguments of functions marked
+strict, by structural tags.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.text.json_schema import closed
+from radixlm.text.json_schema import close_objects
 from radixlm.text.tools.base import ToolSpec
 from radixlm.text.tools.table import FORMATS
 
@@ -31,15 +31,15 @@ def constraint(
     parallel: bool = True,
     kinds: Collection[str] = _ALL_KINDS,
 ) -> dict[str, Any] | None:
-    """The grammar for a tool choice in the format ``name``; None when nothing is constrained.
+    """The grammar for a tool choice in the format ``name``; None if nothing is constrained.
 
-    ``kinds``: what the grammar backend understands; "json_schema" is always taken for granted.
+    ``kinds``: grammars that the backend supports; "json_schema" always is.
 
     ``choice``: "none", "auto", "required" or ``{"type": "function", "function": {"name": ...}}``.
     Returns ``kind`` ("lark", "json_schema" or "structural_tag") and its ``value``; ``parser``,
-    the parser that then has to read the message; ``prefix``, the text each constrained message
-    begins with; ``is_forced``, whether the whole message is calls. A grammar starts after the
-    reasoning. Raises InvalidRequest for ``required`` without tools and for an unknown function.
+    the parser for the message; ``prefix``, the text that each constrained message begins with;
+    ``is_forced``, whether the message contains calls only. A grammar starts after the reasoning.
+    InvalidRequest for ``required`` without tools and for an unknown function.
     """
     if choice == "none":
         return None
@@ -62,12 +62,12 @@ def call_array_schema(tools: Sequence[ToolSpec], is_single: bool) -> dict[str, A
             "type": "object",
             "properties": {
                 "name": {"const": tool.name},
-                "parameters": {"$ref": f"#/$defs/tool{place}"},
+                "parameters": {"$ref": f"#/$defs/tool{i}"},
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for place, tool in enumerate(tools)
+        for i, tool in enumerate(tools)
     ]
     items = options[0] if len(options) == 1 else {"anyOf": options}
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
@@ -77,20 +77,20 @@ def call_array_schema(tools: Sequence[ToolSpec], is_single: bool) -> dict[str, A
 
 
 def hoist(schema: Any, name: str) -> Any:
-    """``schema`` as it must read at ``#/$defs/{name}``: its references to itself move along."""
+    """``schema`` for the position ``#/$defs/{name}``, with its internal references adjusted."""
     if isinstance(schema, list):
         return [hoist(item, name) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            moved[key] = {member: hoist(inside, name) for member, inside in value.items()}
+            result[key] = {member: hoist(inside, name) for member, inside in value.items()}
         elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = f"#/$defs/{name}{value[1:]}"
+            result[key] = f"#/$defs/{name}{value[1:]}"
         elif key not in ("$schema", "$id"):
-            moved[key] = value if key in _NOT_SCHEMAS else hoist(value, name)
-    return moved
+            result[key] = value if key in _NOT_SCHEMAS else hoist(value, name)
+    return result
 
 
 def _chosen(tools: Sequence[ToolSpec], choice: str | Mapping[str, Any]) -> Sequence[ToolSpec]:
@@ -104,31 +104,29 @@ def _chosen(tools: Sequence[ToolSpec], choice: str | Mapping[str, Any]) -> Seque
             raise InvalidRequest("tool_choice required needs tools", param="tools")
         return tools
     function = choice.get("function") or choice
-    wanted = function.get("name") if isinstance(function, Mapping) else None
-    chosen = [tool for tool in tools if tool.name == wanted]
+    wanted_name = function.get("name") if isinstance(function, Mapping) else None
+    chosen = [tool for tool in tools if tool.name == wanted_name]
     if not chosen:
         known = ", ".join(tool.name for tool in tools) or "none"
         raise InvalidRequest(
-            f"tool_choice names {wanted!r}, the tools are: {known}", param="tool_choice"
+            f"tool_choice names {wanted_name!r}, the tools are: {known}", param="tool_choice"
         )
     return chosen[:1]
 
 
 def _hermes_grammar(tools: Sequence[ToolSpec], is_single: bool) -> str:
-    calls = " | ".join(f"call{place}" for place in range(len(tools)))
+    calls = " | ".join(f"call{i}" for i in range(len(tools)))
     lines = [f"start: call{'' if is_single else ' (NEXT call)*'}", f"call: {calls}", 'NEXT: "\\n"']
-    for place, tool in enumerate(tools):
+    for i, tool in enumerate(tools):
         head = '<tool_call>\n{"name": ' + json.dumps(tool.name) + ', "arguments": '
         schema = json.dumps(_arguments(tool))
-        lines.append(
-            f"call{place}: {_quoted(head)} args{place} {_quoted('}' + chr(10) + '</tool_call>')}"
-        )
-        lines.append(f"args{place}: %json {schema}")
+        lines.append(f"call{i}: {_quoted(head)} args{i} {_quoted('}' + chr(10) + '</tool_call>')}")
+        lines.append(f"args{i}: %json {schema}")
     return "\n".join(lines) + "\n"
 
 
 def _quoted(text: str) -> str:
-    """A string literal of the grammar; its escapes are JSON's."""
+    """A string literal of the grammar, with JSON escapes."""
     return json.dumps(text)
 
 
@@ -150,11 +148,11 @@ def _strict_tags(name: str, tools: Sequence[ToolSpec]) -> dict[str, Any] | None:
 
 
 def _arguments(tool: ToolSpec) -> dict[str, Any]:
-    """The schema of a call's arguments: those declared and no others, unless it says otherwise."""
+    """The schema of a call's arguments, which may not contain undeclared ones by default."""
     schema = {**(tool.parameters or {"properties": {}})}
     if "$ref" not in schema:
         schema.setdefault("type", "object")
-    return dict(closed(schema))
+    return dict(close_objects(schema))
 
 
 def _result(

@@ -9,16 +9,16 @@ _HEAD = """# Parsers
 
 Generated from the code by `python -m radixlm.text.tools.docs > docs/parsers.md`.
 
-Both kinds give the same result however a message is cut into chunks. `auto` picks one by the
-model's chat template; templates of the formats marked "auto" are known. A message that does not
-follow its format stays text, character for character.
+Both kinds of parsers return the same result for any split of a message into chunks. `auto` picks
+one by the model's chat template; it recognises the formats marked "auto". A message that does not
+follow its format is returned as text, character for character.
 
 ## Tool calls (`--tool-call-parser`)
 
 "special": the markers are special tokens of the model, so a request with tools keeps special
-tokens in its text. "strict": what a function marked strict is enforced by when the choice is
-`auto`. A forced call (`required`, or a named function) is enforced by grammar in every format:
-in the format itself for the Hermes-like ones, as a JSON array for all others.
+tokens in its text. "strict": how the schema of a function marked strict is enforced when the tool
+choice is `auto`. A forced call (`required`, or a named function) is enforced by a grammar in every
+format: in the format itself for the Hermes-like ones, as a JSON array for all others.
 
 | name | a call | special | auto | strict |
 |---|---|---|---|---|
@@ -27,8 +27,9 @@ _REASONING_HEAD = """
 ## Reasoning (`--reasoning-parser`)
 
 "begins inside": a message begins with reasoning even without a start marker, unless its prompt
-ends with an end marker. Every parser begins inside where the prompt ends with a start marker.
-"switch": the chat template's variable that turns thinking on and off, and its default.
+ends with an end marker. Every parser begins inside if the prompt ends with a start marker.
+"left at": markers that end the reasoning and stay in the text. "switch": the variable of the chat
+template that turns thinking on and off, and its default.
 
 | name | start | end | left at | begins inside | special | auto | switch |
 |---|---|---|---|---|---|---|---|
@@ -44,7 +45,7 @@ def _tool_rows() -> list[str]:
     return [
         _row(
             _code(name),
-            _code(entry.wire),
+            _code(entry.example),
             _mark(entry.is_special),
             _mark(bool(entry.hints)),
             "structural tag" if entry.structure else "",
@@ -63,7 +64,9 @@ def _reasoning_rows() -> list[str]:
             _mark(entry.is_inside),
             _mark(entry.is_special),
             _mark(bool(entry.hints)),
-            f"`{entry.switch}` ({'on' if entry.is_on else 'off'})" if entry.switch else "",
+            f"`{entry.template_variable}` ({'on' if entry.is_on_by_default else 'off'})"
+            if entry.template_variable
+            else "",
         )
         for name, entry in MARKERS.items()
     ]

@@ -1,9 +1,9 @@
-"""The header of a Harmony message, shared by the tool and the reasoning parser of gpt-oss.
+"""The header of a Harmony message, for the tool and the reasoning parser of gpt-oss.
 
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>...<|call|>
 
 The generation prompt ends with ``<|start|>assistant``, so the first message begins with its
-channel. The recipient stands behind the role or behind the channel.
+channel. The recipient follows the role or the channel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANALYSIS = "analysis"
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z_]+)")
 _MAX_HEADER_CHARS = 256
-_CUT_HEADER = re.compile(
+_TRUNCATED_HEADER = re.compile(
     r"(?:\s*(?:<\|(?:start|channel|constrain)\|>|assistant|analysis|commentary|final|json"
     r"|to=[\w.:-]+))+\s*(?:<\|?[a-z]*\|?|[a-z]{0,10}|to=)"
 )
@@ -36,17 +36,17 @@ class Header(Record):
     raw: str
 
 
-def drop_cut_header(scanner: Scanner) -> None:
-    """The message ended within a header: a header alone says nothing, anything else is text."""
+def drop_truncated_header(scanner: Scanner) -> None:
+    """The message ended inside a header: drop the header; anything else is text."""
     scanner.rewind()
     rest = scanner.buffer[scanner.position :]
-    if _CUT_HEADER.fullmatch(rest):
+    if _TRUNCATED_HEADER.fullmatch(rest):
         scanner.take(len(rest))
         scanner.commit()
 
 
 def read_header(scanner: Scanner, marker: str) -> Step[Header]:
-    """Read from behind ``marker`` (START or CHANNEL) past the message's ``<|message|>``."""
+    """Read the header after ``marker`` (START or CHANNEL), including ``<|message|>``."""
     text = marker + (yield from scanner.until(MESSAGE, _MAX_HEADER_CHARS))
     channel = _CHANNEL_NAME.search(text)
     if any(end in text for end in ENDS) or text.count(CHANNEL) > 1:

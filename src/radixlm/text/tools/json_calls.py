@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from radixlm.text.tools import schema
 from radixlm.text.tools.json_copy import JsonCopier, copy_string
 from radixlm.text.tools.markup import MarkupParser
-from radixlm.text.tools.scan import Cut, Malformed, Step
+from radixlm.text.tools.scan import Malformed, Step, Truncated
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -16,32 +16,32 @@ _PLAIN_KEYS = frozenset(("name", "arguments", "parameters", "type", "id", "funct
 
 
 class JsonBlocks(MarkupParser):
-    """One object, several, or an array of them, up to one of ``ends``."""
+    """One JSON object, several, or an array of them, up to one of ``ends``."""
 
     ends: ClassVar[tuple[str, ...]] = ()
 
-    def block(self, marker: str) -> Step[None]:
-        yield from self.json_calls(is_bare=bool(marker) and marker in self.bare)
+    def read_block(self, marker: str) -> Step[None]:
+        yield from self.read_json_calls(is_bare=bool(marker) and marker in self.bare_starts)
         if self.ends:
-            yield from self.end(*self.ends)
+            yield from self.read_end(*self.ends)
 
-    def call(self, is_bare: bool) -> Step[None]:
-        """Read one object; a format may write it differently."""
+    def read_call(self, is_bare: bool) -> Step[None]:
+        """Read one object; formats may override this."""
         yield from _JsonCall(self, is_bare).read()
 
-    def json_calls(self, is_bare: bool = False) -> Step[None]:
+    def read_json_calls(self, is_bare: bool = False) -> Step[None]:
         scanner = self.scanner
         yield from scanner.spaces()
         is_array = bool((yield from scanner.accept("[")))
         yield from scanner.spaces()
-        yield from self.call(is_bare)
+        yield from self.read_call(is_bare)
         while (yield from self._is_followed_by_call(is_array)):
-            yield from self.call(is_bare)
+            yield from self.read_call(is_bare)
         if is_array:
-            yield from self.end("]")
+            yield from self.read_end("]")
 
     def _is_followed_by_call(self, is_array: bool) -> Step[bool]:
-        """Read the separator; nothing when no further object follows."""
+        """Read the separator before a further object; nothing if none follows."""
         scanner = self.scanner
         scanner.commit()
         yield from scanner.spaces()
@@ -54,9 +54,9 @@ class JsonBlocks(MarkupParser):
 
 
 class _JsonCall:
-    """Reads one object, streaming the arguments when the name stands in front of them.
+    """Reads one object, streaming the arguments if the name precedes them.
 
-    ``is_bare``: there was no marker, so the object must look like a call in every key.
+    ``is_bare``: there was no marker, so the object may have the keys of a call only.
     """
 
     def __init__(self, parser: MarkupParser, is_bare: bool) -> None:
@@ -65,20 +65,20 @@ class _JsonCall:
         self._is_bare = is_bare
         self._name: str | None = None
         self._arguments: str | None = None
-        self._is_announced = False
+        self._is_emitted = False
         self._is_nested = False
-        self._has_strangers = False
+        self._has_unknown_keys = False
 
     def read(self) -> Step[None]:
         yield from self._fields()
-        if self._is_announced:
+        if self._is_emitted:
             return
-        must_have_arguments = self._is_bare or self._has_strangers
+        must_have_arguments = self._is_bare or self._has_unknown_keys
         if not self._name or (must_have_arguments and self._arguments is None):
             raise Malformed
-        self._parser.begin(self._name)
+        self._parser.begin_call(self._name)
         self._parser.put(self._arguments or "{}", "")
-        self._parser.done()
+        self._parser.end_call()
 
     def _fields(self) -> Step[None]:
         scanner = self._scanner
@@ -90,10 +90,10 @@ class _JsonCall:
             yield from scanner.spaces()
             if (yield from scanner.accept("}")):
                 return
-            if self._is_announced and not comma:
-                return  # a brace forgotten behind whole arguments harms nobody
+            if self._is_emitted and not comma:
+                return  # a missing brace after complete arguments
             if not is_first and not comma:
-                raise Cut if scanner.is_dry else Malformed
+                raise Truncated if scanner.is_exhausted else Malformed
             is_first = False
             key = json.loads((yield from JsonCopier(scanner, _ignore).key()).rstrip(": \t\r\n"))
             yield from self._field(key)
@@ -102,7 +102,7 @@ class _JsonCall:
         char = yield from self._scanner.peek()
         if self._is_bare and key not in _PLAIN_KEYS:
             raise Malformed
-        if key in _ARGUMENT_KEYS and self._arguments is None and not self._is_announced:
+        if key in _ARGUMENT_KEYS and self._arguments is None and not self._is_emitted:
             yield from self._argument_field(char)
         elif key == "function" and char == "{" and not self._is_nested:
             self._is_nested = True
@@ -110,13 +110,13 @@ class _JsonCall:
         elif char == '"' and not self._name and key in (*_NAME_KEYS, "function"):
             self._name = json.loads((yield from self._raw_value()))
         else:
-            self._has_strangers = self._has_strangers or key not in _PLAIN_KEYS
+            self._has_unknown_keys = self._has_unknown_keys or key not in _PLAIN_KEYS
             yield from self._raw_value()
 
     def _argument_field(self, char: str) -> Step[None]:
         if char == "{" and self._name:
-            self._is_announced = True
-            yield from self._parser.json_arguments(self._name)
+            self._is_emitted = True
+            yield from self._parser.read_json_arguments(self._name)
         elif char == "{":
             self._arguments = yield from self._raw_value()
         else:
@@ -131,7 +131,7 @@ class _JsonCall:
 class NamedJsonBlocks(JsonBlocks):
     """Objects whose only key is the name: ``{"f": {...}}``."""
 
-    def call(self, is_bare: bool) -> Step[None]:
+    def read_call(self, is_bare: bool) -> Step[None]:
         scanner = self.scanner
         yield from scanner.expect("{")
         yield from scanner.spaces()
@@ -143,12 +143,12 @@ class NamedJsonBlocks(JsonBlocks):
         yield from scanner.expect(":")
         if not name:
             raise Malformed
-        yield from self.json_arguments(name)
-        yield from self.end("}")
+        yield from self.read_json_arguments(name)
+        yield from self.read_end("}")
 
 
 def _as_object(raw: str) -> str:
-    """Arguments that are not an object in place: null, or an object written into a string."""
+    """Arguments that are null, or an object written as a string."""
     value: Any = json.loads(raw)
     if isinstance(value, str):
         value = schema.load_json(value) if value.strip() else {}
@@ -165,4 +165,4 @@ def _as_object(raw: str) -> str:
 
 
 def _ignore(fragment: str, closers: str) -> None:
-    """A sink for what is read but not kept."""
+    """Discard a fragment."""

@@ -1,9 +1,8 @@
-"""Copy one JSON value out of a message while it arrives, never giving out what is not valid.
+"""Copy one JSON value out of a message while it arrives, as valid JSON only.
 
-Fragments are given out only where closing brackets alone would complete them: a key waits for
-its value's first character, a number for the character behind it. What models get wrong without
-harm is put right: raw control characters in strings, unknown escapes, lone surrogates, a comma
-too many.
+A fragment is emitted only if closing brackets alone would complete it: a key waits for its value's
+first character, a number for the character after it. Harmless mistakes of models are corrected:
+raw control characters in strings, unknown escapes, lone surrogates, a superfluous comma.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from radixlm.text.tools.scan import Cut, Malformed, Scanner, Step
+from radixlm.text.tools.scan import Malformed, Scanner, Step, Truncated
 
 Put: TypeAlias = Callable[[str, str], None]
 """put(fragment, closers): ``closers`` complete all fragments so far to a valid value."""
@@ -28,7 +27,7 @@ _MAX_KEY_CHARS = 1 << 16
 
 
 class JsonCopier:
-    """Copies the value at the scanner's place to ``put``; iterative, so depth costs no stack."""
+    """Copies the value at the scanner's position to ``put``; iterative, so depth needs no stack."""
 
     def __init__(self, scanner: Scanner, put: Put) -> None:
         self.scanner = scanner
@@ -42,7 +41,7 @@ class JsonCopier:
             yield from self._member()
 
     def item(self, held: str) -> Step[None]:
-        """A string or scalar whole, or the opening of a container; ``held`` goes in front."""
+        """A whole string or scalar, or the opening of a container; ``held`` is put before it."""
         char = yield from self.scanner.peek()
         if char in ("{", "["):
             yield from self._descend(held, char)
@@ -54,8 +53,8 @@ class JsonCopier:
             self.put('"', self.closers())
         else:
             scalar = yield from self.scanner.take_while(_SCALAR_CHARS, _MAX_SCALAR_CHARS)
-            if self.scanner.is_ended and self.scanner.is_dry:
-                raise Cut
+            if self.scanner.is_ended and self.scanner.is_exhausted:
+                raise Truncated
             if not _SCALAR.fullmatch(scalar):
                 raise Malformed
             self.put(held + scalar, self.closers())
@@ -93,7 +92,7 @@ class JsonCopier:
             self.put(held + closer, self.closers())
             return
         if not comma and not self._is_first:
-            raise Cut if scanner.is_ended and scanner.is_dry else Malformed
+            raise Truncated if scanner.is_ended and scanner.is_exhausted else Malformed
         self._is_first = False
         held += comma + after_comma
         if closer == "}":
@@ -107,7 +106,7 @@ class JsonCopier:
 def copy_string(
     scanner: Scanner, put: Callable[[str], None], limit_chars: int = 1 << 30
 ) -> Step[None]:
-    """Copy a JSON string from behind its opening quote, its closing quote read but not given."""
+    """Copy a JSON string after its opening quote; the closing quote is read but not copied."""
     num_chars = 0
     while True:
         run = scanner.take_run(_PLAIN)
@@ -116,7 +115,7 @@ def copy_string(
             raise Malformed
         if run:
             put(run)
-        if scanner.is_dry:
+        if scanner.is_exhausted:
             yield from scanner.more()
             continue
         char = scanner.take(1)
@@ -142,7 +141,7 @@ def _copy_escape(scanner: Scanner, put: Callable[[str], None]) -> Step[None]:
 
 
 def _copy_code(scanner: Scanner, put: Callable[[str], None], code: str) -> Step[None]:
-    """Give ``\\uXXXX``, the two halves of a pair together, a half alone as U+FFFD."""
+    """Copy ``\\uXXXX``: surrogate pairs together, a lone surrogate as U+FFFD."""
     while True:
         value = int(code, 16) if len(code) == 4 else -1
         if value < 0:
@@ -168,7 +167,7 @@ def _hex_digits(scanner: Scanner) -> Step[str]:
     while len(digits) < 4:
         char = yield from scanner.peek()
         if not char:
-            raise Cut
+            raise Truncated
         if not _HEX.match(char):
             break
         digits += scanner.take(1)

@@ -1,13 +1,13 @@
-"""The machine all call formats share: text until a marker, then a format's block of calls.
+"""The parser that all tool-call formats share: text up to a marker, then a block of calls.
 
-Rules that hold for every format:
+Rules for every format:
 
 - White space between text and markup belongs to the markup, and so does white space after the
-  last call; white space in front of text that follows a call is text.
-- A block that breaks before its first call was announced is text, character for character, and
-  the search goes on right behind its opening marker.
-- A call that was announced and then breaks is closed to valid JSON and reported as incomplete;
-  what could not be used of it is text.
+  last call; white space before text that follows a call is text.
+- A block that is malformed before its first call was emitted is text, character for character.
+  The search continues right after its opening marker.
+- A call that was emitted and then becomes malformed is closed to valid JSON and reported as
+  incomplete; the unused rest is text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from radixlm.text.tools.base import ParsedText, ToolCallDelta, ToolSpec
 from radixlm.text.tools.json_copy import JsonCopier
-from radixlm.text.tools.scan import SPACES, Cut, Malformed, Scanner, Step, marker_set
+from radixlm.text.tools.scan import SPACES, Malformed, Scanner, Step, Truncated, marker_set
 
 NAME_CHARS = re.compile(r"[^\s<>{}\[\]()\"'`,;=]+")
 _MAX_NAME_CHARS = 256
@@ -26,20 +26,20 @@ _MIN_PART_CHARS = 4
 
 
 class MarkupParser:
-    """A ToolParser; a format gives ``starts``, ``silent`` and ``block``."""
+    """A ToolParser; a format defines ``starts``, ``stripped`` and ``read_block``."""
 
     starts: ClassVar[tuple[str, ...]] = ()
     """Markers that may open a block of calls."""
-    silent: ClassVar[tuple[str, ...]] = ()
-    """Markers around text, left out of it."""
-    bare: ClassVar[str] = ""
-    """Characters that open a block as the first of the message; ``block`` still has to read it."""
+    stripped: ClassVar[tuple[str, ...]] = ()
+    """Markers that are removed from the text."""
+    bare_starts: ClassVar[str] = ""
+    """Characters that open a block at the start of the message; ``read_block`` reads them too."""
 
     def __init__(self, tools: Sequence[ToolSpec] = (), *, drop_unknown: bool = False) -> None:
         self.scanner = Scanner()
         self.tools = {tool.name: tool for tool in tools}
         self._drop_unknown = drop_unknown
-        self._markers = marker_set(*self.starts, *self.silent)
+        self._markers = marker_set(*self.starts, *self.stripped)
         self._text: list[str] = []
         self._deltas: list[tuple[int, str | None, list[str], str | None]] = []
         self._incomplete: list[int] = []
@@ -50,7 +50,7 @@ class MarkupParser:
         self._machine = self._run()
         next(self._machine)
 
-    # The protocol
+    # ToolParser
 
     def feed(self, chunk: str) -> ParsedText:
         if chunk and not self.scanner.is_ended:
@@ -64,14 +64,14 @@ class MarkupParser:
             next(self._machine, None)
         return self._drain()
 
-    # For the formats
+    # for the formats
 
-    def block(self, marker: str) -> Step[None]:
-        """Read a block of calls whose opening ``marker`` was just read."""
+    def read_block(self, marker: str) -> Step[None]:
+        """Read a block of calls after its opening ``marker``."""
         raise NotImplementedError
 
-    def begin(self, name: str, call_id: str | None = None) -> None:
-        """Announce a call; from here on it cannot be taken back."""
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """Emit the name of a call, which cannot be withdrawn."""
         self._is_dropping = self._drop_unknown and name not in self.tools
         if not self._is_dropping:
             self._deltas.append((self._num_calls, name, [], call_id))
@@ -79,38 +79,38 @@ class MarkupParser:
         self.scanner.commit()
 
     def put(self, fragment: str, closers: str) -> None:
-        """Give out arguments; ``closers`` would make all given so far a valid JSON object."""
-        self._give(fragment)
+        """Emit arguments; ``closers`` would complete all emitted so far to a valid JSON object."""
+        self._emit(fragment)
         self._closers = closers
         self.scanner.commit()
 
-    def done(self) -> None:
-        """The arguments of the announced call are complete."""
+    def end_call(self) -> None:
+        """The arguments of the current call are complete."""
         self._closers = None
         self._num_calls += not self._is_dropping
         self._is_after_call = True
         self.scanner.commit()
 
-    def name(self) -> Step[str]:
+    def read_name(self) -> Step[str]:
         """Read a function's name."""
         name = yield from self.scanner.take_while(NAME_CHARS, _MAX_NAME_CHARS)
         if not name:
-            raise Cut if self.scanner.is_ended and self.scanner.is_dry else Malformed
+            raise Truncated if self.scanner.is_ended and self.scanner.is_exhausted else Malformed
         return name
 
-    def json_arguments(self, name: str, call_id: str | None = None) -> Step[None]:
+    def read_json_arguments(self, name: str, call_id: str | None = None) -> Step[None]:
         """Read a JSON object as the arguments of ``name``."""
         yield from self.scanner.spaces()
         if (yield from self.scanner.peek()) != "{":
-            raise Cut if self.scanner.is_dry else Malformed
-        self.begin(name, call_id)
+            raise Truncated if self.scanner.is_exhausted else Malformed
+        self.begin_call(name, call_id)
         yield from JsonCopier(self.scanner, self.put).value()
-        self.done()
+        self.end_call()
 
-    def end(self, *literals: str, min_part: int = 1) -> Step[str]:
-        """Read a closing marker, white space before it too; nothing is read if none stands here.
+    def read_end(self, *literals: str, min_part: int = 1) -> Step[str]:
+        """Read a closing marker and white space before it; nothing if there is none.
 
-        A part of one, of ``min_part`` characters, at the message's end counts as one.
+        A prefix of at least ``min_part`` characters at the message's end counts as one.
         """
         scanner = self.scanner
         scanner.commit()
@@ -126,42 +126,42 @@ class MarkupParser:
             scanner.rewind()
         return found
 
-    def all_ends(self, *literals: str) -> Step[None]:
-        """Read closing markers as long as there are any."""
-        found = yield from self.end(*literals)
+    def read_ends(self, *literals: str) -> Step[None]:
+        """Read all closing markers that follow."""
+        found = yield from self.read_end(*literals)
         while found:
-            found = yield from self.end(*literals, min_part=_MIN_PART_CHARS)
+            found = yield from self.read_end(*literals, min_part=_MIN_PART_CHARS)
 
-    # The machine
+    # the generator behind feed and finish
 
     def _run(self) -> Step[None]:
-        if self.bare:
+        if self.bare_starts:
             spaces = yield from self.scanner.spaces()
             opening = yield from self.scanner.peek()
-            if opening and opening in self.bare:
-                yield from self._attempt(opening, len(spaces) + 1)
+            if opening and opening in self.bare_starts:
+                yield from self._try_block(opening, len(spaces) + 1)
             else:
                 self.scanner.rewind()
         while marker := (yield from self._plain_text()):
             num_chars = self.scanner.position - self.scanner.mark
-            yield from self._attempt(marker, num_chars)
+            yield from self._try_block(marker, num_chars)
 
     def _plain_text(self) -> Step[str]:
-        """Give out text up to the next opening marker, "" at the message's end."""
+        """Emit text up to the next opening marker; "" at the message's end."""
         scanner = self.scanner
         while True:
             at, marker = scanner.search(self._markers)
             end = len(scanner.buffer[scanner.position : at].rstrip(SPACES)) + scanner.position
             num_spaces = at - end
-            self._say(scanner.take(end - scanner.position))
-            if marker in self.silent and not self._is_after_call:
-                self._say(scanner.take(num_spaces))
+            self._emit_text(scanner.take(end - scanner.position))
+            if marker in self.stripped and not self._is_after_call:
+                self._emit_text(scanner.take(num_spaces))
                 num_spaces = 0
             if marker:
                 scanner.take(num_spaces + len(marker))
             elif scanner.is_ended:
                 rest = scanner.take(len(scanner.buffer))
-                self._say("" if self._is_after_call else rest)
+                self._emit_text("" if self._is_after_call else rest)
                 return ""
             if marker in self.starts:
                 return marker
@@ -170,42 +170,39 @@ class MarkupParser:
             else:
                 yield
 
-    def _attempt(self, marker: str, num_chars: int) -> Step[None]:
-        """Read a block; where it breaks, turn into text what cannot be used of it."""
+    def _try_block(self, marker: str, num_chars: int) -> Step[None]:
+        """Read a block; if it is malformed, the unused part is text."""
         scanner = self.scanner
         num_commits = scanner.num_commits
         try:
-            yield from self.block(marker)
+            yield from self.read_block(marker)
             scanner.commit()
         except Malformed as error:
-            self._close_broken()
+            self._close_malformed()
             scanner.rewind()
-            if isinstance(error, Cut):
+            if isinstance(error, Truncated):
                 rest = scanner.take(len(scanner.buffer))
-                self._say("" if self._is_after_call and not rest.strip(SPACES) else rest)
+                self._emit_text("" if self._is_after_call and not rest.strip(SPACES) else rest)
             elif scanner.num_commits == num_commits:
-                self._say(scanner.take(num_chars))
+                self._emit_text(scanner.take(num_chars))
 
-    def _close_broken(self) -> None:
+    def _close_malformed(self) -> None:
         if self._closers is None:
             return
-        self._give(self._closers)
+        self._emit(self._closers)
         if not self._is_dropping:
             self._incomplete.append(self._num_calls)
-        self.done_broken()
-
-    def done_broken(self) -> None:
         self._closers = None
         self._num_calls += not self._is_dropping
         self._is_after_call = True
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if text:
             self._text.append(text)
             self._is_after_call = self._is_after_call and not text.strip(SPACES)
             self.scanner.commit()
 
-    def _give(self, fragment: str) -> None:
+    def _emit(self, fragment: str) -> None:
         if self._is_dropping or not fragment:
             return
         if not self._deltas or self._deltas[-1][0] != self._num_calls or self._deltas[-1][1]:

@@ -1,4 +1,4 @@
-"""Arguments that arrive one by one, each a raw text between markers, written out as an object."""
+"""Arguments that a format writes one by one as raw text between markers, as a JSON object."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from radixlm.text.tools import schema
 from radixlm.text.tools.markup import MarkupParser
-from radixlm.text.tools.scan import Cut, Malformed, Scanner, Step, marker_set
+from radixlm.text.tools.scan import Malformed, Scanner, Step, Truncated, marker_set
 
 
 class ArgumentWriter:
-    """Writes the arguments of one call. It is announced with the first value, or by ``close``."""
+    """Writes the arguments of one call; the first value, or ``close``, emits the call's name."""
 
     def __init__(self, parser: MarkupParser, name: str, call_id: str | None = None) -> None:
         self._parser = parser
@@ -20,7 +20,7 @@ class ArgumentWriter:
         self._num_values = 0
 
     def types(self, key: str) -> frozenset[str]:
-        """JSON types the schema of the tool allows for ``key``."""
+        """JSON types that the tool's schema allows for ``key``."""
         return schema.parameter_types(self._parser.tools.get(self._name), key)
 
     def value(self, key: str, value_json: str) -> None:
@@ -37,22 +37,22 @@ class ArgumentWriter:
 
     def close(self) -> None:
         if not self._num_values:
-            self._parser.begin(self._name, self._call_id)
+            self._parser.begin_call(self._name, self._call_id)
         self._parser.put("}" if self._num_values else "{}", "")
-        self._parser.done()
+        self._parser.end_call()
 
     def _key(self, key: str) -> str:
         if not self._num_values:
-            self._parser.begin(self._name, self._call_id)
+            self._parser.begin_call(self._name, self._call_id)
         self._num_values += 1
         return ("{" if self._num_values == 1 else ", ") + schema.json_text(key) + ": "
 
 
 class RawValue:
-    """How a raw value ends: ``end``, and only where white space and one of ``follow`` come next.
+    """A raw value ends at ``end``, but only if white space and one of ``follow`` come next.
 
-    That lets a value hold its own end marker. ``is_trimmed``: a line break right behind the
-    opening and one in front of ``end`` are not of the value.
+    So a value may contain its own end marker. ``is_trimmed``: one line break after the opening and
+    one before ``end`` are not part of the value.
     """
 
     def __init__(self, end: str, *follow: str, is_trimmed: bool = False) -> None:
@@ -64,7 +64,7 @@ class RawValue:
     def read(
         self, scanner: Scanner, writer: ArgumentWriter, key: str, types: frozenset[str]
     ) -> Step[None]:
-        """Read the value of ``key``; a string goes out while it arrives."""
+        """Read the value of ``key``; a string is emitted while it arrives."""
         if self.is_trimmed:
             yield from scanner.accept("\r\n", "\n")
         if types == schema.STRING:
@@ -79,7 +79,7 @@ class RawValue:
     def _stream(self, scanner: Scanner, writer: ArgumentWriter) -> Step[None]:
         try:
             yield from self._copy(scanner, writer.string_part)
-        except Cut:
+        except Truncated:
             scanner.take(len(scanner.buffer))  # a part of the end marker
             scanner.commit()
             raise
@@ -104,7 +104,7 @@ class RawValue:
                 yield from scanner.more()
 
     def _num_held(self, text: str, is_whole: bool) -> int:
-        """Length of the line break at the end of ``text`` that may belong to the markup."""
+        """Length of a line break at the end of ``text`` that may belong to the markup."""
         if not self.is_trimmed or not text.endswith(("\n", "\r")):
             return 0
         if text.endswith("\r"):
@@ -112,7 +112,7 @@ class RawValue:
         return 2 if text.endswith("\r\n") else 1
 
     def _is_end(self, scanner: Scanner) -> Step[bool]:
-        """Does what comes next, unread, show that the marker just read ends the value?"""
+        """Whether the following text shows that the marker just read ends the value."""
         if not self.follow:
             return True
         num_spaces = len((yield from scanner.spaces()))
@@ -122,8 +122,8 @@ class RawValue:
         return bool(found) or any(scanner.is_ended and s.startswith(rest) for s in self.follow)
 
 
-def attribute(parser: MarkupParser, *names: str) -> Step[str]:
-    """Read ``name="value"``, the quotes may be single or missing; the value, unescaped."""
+def read_attribute(parser: MarkupParser, *names: str) -> Step[str]:
+    """Read ``name="value"`` (quotes may be single or missing); returns the unescaped value."""
     scanner = parser.scanner
     yield from scanner.spaces()
     yield from scanner.expect(*(f"{name}=" for name in names))
@@ -138,8 +138,8 @@ def attribute(parser: MarkupParser, *names: str) -> Step[str]:
     return value
 
 
-def key_until(parser: MarkupParser, end: str) -> Step[str]:
-    """Read an argument's name and the marker behind it."""
+def read_key(parser: MarkupParser, end: str) -> Step[str]:
+    """Read an argument's name and the marker after it."""
     key = yield from parser.scanner.take_while(_KEY_CHARS, _MAX_KEY_CHARS)
     yield from parser.scanner.expect(end)
     if not key.strip():
@@ -147,12 +147,12 @@ def key_until(parser: MarkupParser, end: str) -> Step[str]:
     return key.strip()
 
 
-def json_body(parser: MarkupParser, name: str) -> Step[bool]:
-    """Read all arguments of ``name`` as one JSON object, if one stands here."""
+def read_json_body(parser: MarkupParser, name: str) -> Step[bool]:
+    """Read all arguments of ``name`` as one JSON object, if there is one."""
     yield from parser.scanner.spaces()
     if (yield from parser.scanner.peek()) != "{":
         return False
-    yield from parser.json_arguments(name)
+    yield from parser.read_json_arguments(name)
     return True
 
 

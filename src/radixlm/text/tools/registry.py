@@ -1,4 +1,4 @@
-"""Call formats by name: create, detect, ids."""
+"""Tool-call formats by name: create a parser, detect the format, make call ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARSERS = Registry("--tool-call-parser", {name: f.path for name, f in FORMATS.i
 
 
 def create(name: str, tools: Sequence[ToolSpec] = (), *, drop_unknown: bool = False) -> ToolParser:
-    """A parser for one message. ConfigError names the known formats when ``name`` is none.
+    """A parser for one message. ConfigError lists the formats if ``name`` is unknown.
 
     Calls of functions that are not among ``tools`` are passed on unless ``drop_unknown``.
     """
@@ -32,7 +32,7 @@ def create(name: str, tools: Sequence[ToolSpec] = (), *, drop_unknown: bool = Fa
 
 
 def detect(chat_template: str) -> str | None:
-    """The format a chat template writes calls in, None when it shows none that is known."""
+    """The format that a chat template writes calls in, None if none is recognised."""
     for name, entry in FORMATS.items():
         if any(all(text in chat_template for text in hint) for hint in entry.hints):
             return name
@@ -41,7 +41,7 @@ def detect(chat_template: str) -> str | None:
 
 def call_id(parser_name: str, tool_name: str, index: int, rng: random.Random | None = None) -> str:
     """The id of a call: ``functions.{name}:{index}`` or nine letters and digits where the
-    template wants that, else ``call_`` and 24 hexadecimal digits.
+    template requires it, else ``call_`` and 24 hexadecimal digits.
 
     ``index`` counts the calls of the conversation, ``rng`` makes the id repeatable.
     """
@@ -49,11 +49,11 @@ def call_id(parser_name: str, tool_name: str, index: int, rng: random.Random | N
         return f"functions.{tool_name}:{index}"
     bits = rng.getrandbits(96) if rng else secrets.randbits(96)
     if parser_name == "mistral":
-        places = (bits // len(_SHORT) ** place for place in range(MISTRAL_ID_CHARS))
-        return "".join(_SHORT[rest % len(_SHORT)] for rest in places)
+        digits = (bits // len(_SHORT) ** i for i in range(MISTRAL_ID_CHARS))
+        return "".join(_SHORT[rest % len(_SHORT)] for rest in digits)
     return f"call_{bits:024x}"
 
 
 def keep_special_tokens(name: str) -> bool:
-    """Must the text reach the parser with special tokens in it (``skip_special_tokens=False``)?"""
+    """Whether the parser needs text with special tokens (``skip_special_tokens=False``)."""
     return FORMATS[name].is_special

@@ -1,13 +1,13 @@
-"""A cursor over text that has not all arrived: the incremental core of tools and reasoning.
+"""A cursor over text that arrives in chunks, for tool-call and reasoning parsers.
 
-Formats are written as generators that read from a ``Scanner`` as if the whole message were
-there. A step that cannot be decided yet yields, and goes on when more text has come, so every
-decision depends on the text alone and never on how it was cut into chunks.
+Parsers are generators that read from a ``Scanner`` as if the whole message were there. A step that
+cannot be decided yet yields and continues when more text has arrived, so every decision depends on
+the text alone and never on how it was split into chunks.
 
-    buffer   |  given out  |  read, not given out  |  not read  |
+    buffer   |   emitted   |   read, not emitted   |  not read  |
              0            mark                  position      end
 
-What lies between ``mark`` and ``position`` can still be taken back and shown as text.
+Text between ``mark`` and ``position`` can still be rewound and emitted as plain text.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Malformed(Exception):
     """The text does not follow the format. Never leaves this package."""
 
 
-class Cut(Malformed):
+class Truncated(Malformed):
     """The message ended inside the markup."""
 
 
 class Scanner:
-    """The text of one message, as far as it has come, and a place in it."""
+    """The text of one message so far, and a position in it."""
 
     __slots__ = ("buffer", "is_ended", "mark", "num_commits", "position")
 
@@ -48,7 +48,7 @@ class Scanner:
         self.buffer += chunk
 
     def commit(self) -> None:
-        """All text read so far was given out; it can no longer be taken back."""
+        """All text read so far was emitted; it can no longer be rewound."""
         self.mark = self.position
         self.num_commits += 1
         if self.mark > _TRIM_CHARS:
@@ -59,8 +59,8 @@ class Scanner:
         self.position = self.mark
 
     @property
-    def is_dry(self) -> bool:
-        """Is all text that has come read?"""
+    def is_exhausted(self) -> bool:
+        """Whether all text so far is read."""
         return self.position >= len(self.buffer)
 
     def take(self, num_chars: int) -> str:
@@ -69,24 +69,24 @@ class Scanner:
         return self.buffer[start : self.position]
 
     def take_run(self, pattern: re.Pattern[str]) -> str:
-        """Read what matches ``pattern`` here in the text that has come; does not wait."""
-        found = pattern.match(self.buffer, self.position)
-        return self.take(found.end() - self.position) if found else ""
+        """Read what matches ``pattern`` here in the text so far; does not wait."""
+        match = pattern.match(self.buffer, self.position)
+        return self.take(match.end() - self.position) if match else ""
 
     def more(self) -> Step[None]:
-        """Wait for text; Cut when there will be none."""
+        """Wait for text; Truncated at the end of the message."""
         if self.is_ended:
-            raise Cut
+            raise Truncated
         yield
 
     def peek(self) -> Step[str]:
         """The next character, "" at the end of the message."""
-        while self.is_dry and not self.is_ended:
+        while self.is_exhausted and not self.is_ended:
             yield
         return self.buffer[self.position : self.position + 1]
 
     def next_char(self) -> Step[str]:
-        while self.is_dry:
+        while self.is_exhausted:
             yield from self.more()
         return self.take(1)
 
@@ -97,7 +97,7 @@ class Scanner:
             self.take_run(pattern)
             if self.position - start > limit:
                 raise Malformed
-            if not self.is_dry or self.is_ended:
+            if not self.is_exhausted or self.is_ended:
                 return self.buffer[start : self.position]
             yield
 
@@ -105,32 +105,36 @@ class Scanner:
         return (yield from self.take_while(_SPACE_RUN, 1 << 20))
 
     def looking_at(self, *literals: str) -> Step[str]:
-        """The longest of ``literals`` that stands here, not read; "" if none does."""
+        """The longest of ``literals`` at the position, without reading it; "" if there is none."""
         longest = max(map(len, literals))
         while True:
             rest = self.buffer[self.position : self.position + longest]
-            found = max((s for s in literals if rest.startswith(s)), key=len, default="")
+            match = max((s for s in literals if rest.startswith(s)), key=len, default="")
             if self.is_ended or not any(
                 len(s) > len(rest) and s.startswith(rest) for s in literals
             ):
-                return found
+                return match
             yield
 
     def accept(self, *literals: str) -> Step[str]:
-        """Read the longest of ``literals`` that stands here; "" if none does."""
-        found = yield from self.looking_at(*literals)
-        self.position += len(found)
-        return found
+        """Read the longest of ``literals`` at the position; "" if there is none."""
+        match = yield from self.looking_at(*literals)
+        self.position += len(match)
+        return match
 
     def expect(self, *literals: str) -> Step[str]:
-        found = yield from self.accept(*literals)
-        if not found:
+        match = yield from self.accept(*literals)
+        if not match:
             rest = self.buffer[self.position :]
-            raise Cut if self.is_ended and any(s.startswith(rest) for s in literals) else Malformed
-        return found
+            raise (
+                Truncated
+                if self.is_ended and any(s.startswith(rest) for s in literals)
+                else Malformed
+            )
+        return match
 
     def until(self, literal: str, limit: int = 1 << 24) -> Step[str]:
-        """Read up to ``literal`` and past it; the text before it. Nothing is given out."""
+        """Read up to and including ``literal``; returns the text before it. Emits nothing."""
         num_seen = 0
         while True:
             at = self.buffer.find(literal, self.position + num_seen)
@@ -146,20 +150,20 @@ class Scanner:
             yield from self.more()
 
     def search(self, markers: MarkerSet) -> tuple[int, str]:
-        """Where the next marker starts and which it is; "" where one may be starting.
+        """(position, marker) of the next marker; "" for the marker where one may be starting.
 
-        (end of the buffer, "") when none is there nor may be. With several the earliest wins,
-        at one place the longest: a shorter one is not reported while a longer may still come.
+        (end of the buffer, "") if there is none. The earliest marker wins, at one position the
+        longest: a shorter one is not reported while a longer one may still follow.
         """
-        found = markers.complete.search(self.buffer, self.position)
+        match = markers.complete.search(self.buffer, self.position)
         if not self.is_ended:
-            at = self.partial(markers, found.start() if found else len(self.buffer))
+            at = self.partial(markers, match.start() if match else len(self.buffer))
             if at >= 0:
                 return at, ""
-        return (found.start(), found.group()) if found else (len(self.buffer), "")
+        return (match.start(), match.group()) if match else (len(self.buffer), "")
 
     def partial(self, markers: MarkerSet, up_to: int) -> int:
-        """First place, not behind ``up_to``, where the buffer's end may begin a marker; or -1."""
+        """First position up to ``up_to`` where the end of the buffer may begin a marker; or -1."""
         first = max(self.position, len(self.buffer) - markers.longest + 1)
         for start in markers.firsts.finditer(self.buffer, first, up_to + 1):
             at = start.start()
@@ -184,7 +188,7 @@ class MarkerSet:
 
 @functools.lru_cache(maxsize=512)
 def marker_set(*literals: str) -> MarkerSet:
-    """A set made once for all messages of a format."""
+    """A cached MarkerSet."""
     return MarkerSet(*literals)
 
 

@@ -1,4 +1,4 @@
-"""Turn the untyped values of XML-like formats into JSON, by the tool's JSON schema."""
+"""Convert the untyped values of XML-like formats to JSON, by the tool's JSON schema."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ ANY: frozenset[str] = frozenset()
 
 
 def json_text(value: Any) -> str:
-    """``value`` as JSON; lone surrogates, which no encoder takes, become U+FFFD."""
+    """``value`` as JSON; lone surrogates, which cannot be encoded, become U+FFFD."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace").decode()
 
 
 def escape(text: str) -> str:
-    """``text`` as it stands between the quotes of a JSON string."""
+    """``text`` as the content of a JSON string, without quotes."""
     return json_text(text)[1:-1]
 
 
 def parameter_types(tool: ToolSpec | None, key: str) -> frozenset[str]:
-    """JSON types the parameter may have; empty when nothing is known about it."""
+    """JSON types of the parameter; empty if unknown."""
     root = tool.parameters if tool else None
     if not isinstance(root, Mapping):
         return ANY
@@ -58,7 +58,7 @@ def parameter_types(tool: ToolSpec | None, key: str) -> frozenset[str]:
 
 
 def member_schema(schema: Any, key: str, root: Mapping[str, Any]) -> Any:
-    """The schema of a member of an object, None when there is none."""
+    """The schema of a member of an object, None if there is none."""
     schema = _resolve(schema, root)
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if isinstance(properties, Mapping) and key in properties:
@@ -67,7 +67,7 @@ def member_schema(schema: Any, key: str, root: Mapping[str, Any]) -> Any:
 
 
 def schema_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types ``schema`` allows, references looked up in ``root``; empty when not said."""
+    """JSON types that ``schema`` allows, with references resolved in ``root``; empty if unknown."""
     return _types(schema, root, 0)
 
 
@@ -97,7 +97,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         if isinstance(options, list):
             found = [_types(option, root, depth + 1) for option in options]
             known = [types for types in found if types]
-            # an option that allows anything makes the whole unknown, except within allOf
+            # an option that allows anything makes the type unknown, except within allOf
             if known and (keyword == "allOf" or len(known) == len(found)):
                 return frozenset().union(*known)
             return ANY
@@ -110,14 +110,14 @@ def _type_of(value: Any) -> str:
 
 
 def convert(text: str, types: frozenset[str]) -> str:
-    """``text`` as JSON of one of ``types``; a string when it fits none. No types: by its looks."""
+    """``text`` as JSON of one of ``types``, a string if none fits; without types by its form."""
     if types == STRING:
         return json_text(text)
-    bare = text.strip()
+    stripped = text.strip()
     candidates = types or frozenset(("null", "boolean", "number", "object", "array"))
-    found = _scalar(bare, candidates)
-    if found is None and candidates & {"object", "array"} and bare[:1] in ("{", "[", "("):
-        found = _container(bare, candidates, is_lenient=bool(types))
+    found = _scalar(stripped, candidates)
+    if found is None and candidates & {"object", "array"} and stripped[:1] in ("{", "[", "("):
+        found = _container(stripped, candidates, is_lenient=bool(types))
     return json_text(text) if found is None else found
 
 
@@ -158,7 +158,7 @@ def _container(text: str, types: frozenset[str], is_lenient: bool) -> str | None
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text, None when it is none (or nested too deep, or not finite)."""
+    """The value of a JSON text, None if invalid, nested too deeply or not finite."""
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
     except _LOAD_ERRORS:
@@ -166,23 +166,23 @@ def load_json(text: str) -> Any:
 
 
 def load_python(text: str) -> Any:
-    """The value of a Python literal, None when it is none."""
+    """The value of a Python literal, None if invalid."""
     try:
-        return ast.literal_eval(tame_escapes(text))
+        return ast.literal_eval(double_unknown_escapes(text))
     except (SyntaxError, TypeError, MemoryError, *_LOAD_ERRORS):
         return None
 
 
-def tame_escapes(source: str) -> str:
-    """Python source with the backslashes doubled that begin no escape, as in ``"\\d"``.
+def double_unknown_escapes(source: str) -> str:
+    """Python source with backslashes doubled that begin no escape, as in ``"\\d"``.
 
-    Python takes them as they stand too, but warns.
+    Python accepts these too, but warns.
     """
 
-    def tame(found: re.Match[str]) -> str:
+    def double(found: re.Match[str]) -> str:
         return found[0] if found[1] in _KNOWN_ESCAPES else "\\" + found[0]
 
-    return _ESCAPE.sub(tame, source)
+    return _ESCAPE.sub(double, source)
 
 
 def _refuse(constant: str) -> Any:

@@ -1,4 +1,4 @@
-"""The call formats by name: where each is read, how it looks, what its markers are."""
+"""Tool-call formats by name: parser, example, markers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PACKAGE = "radixlm.text.tools.formats"
 
 
 class Structure(Record):
-    """What stands around a call's JSON arguments, ``{name}`` for the function's name."""
+    """The text around a call's JSON arguments, with ``{name}`` for the function's name."""
 
     begin: str
     end: str
@@ -16,12 +16,12 @@ class Structure(Record):
 
 
 class Format(Record):
-    """``target`` is "module:class". ``is_special``: its markers are special tokens of the model,
-    which a detokenizer must not leave out. ``hints``: a chat template that holds all strings of
+    """``target`` is "module:class", ``example`` one call. ``is_special``: the markers are special
+    tokens, which the detokenizer must keep. ``hints``: a chat template that contains all strings of
     one of these tuples uses this format."""
 
     target: str
-    wire: str
+    example: str
     is_special: bool = True
     hints: tuple[tuple[str, ...], ...] = ()
     structure: Structure | None = None
@@ -88,10 +88,10 @@ FORMATS: dict[str, Format] = {
         '<｜DSML｜ calls><｜DSML｜ invoke name="f">…</｜DSML｜ invoke></｜DSML｜ calls>',
         hints=(("｜DSML｜ calls",), ("｜DSML｜ invoke",)),
     ),
-    "deepseekv32": Format(_DSML.target, _DSML.wire, hints=(("｜DSML｜function_calls",),)),
+    "deepseekv32": Format(_DSML.target, _DSML.example, hints=(("｜DSML｜function_calls",),)),
     "deepseekv4": Format(
         _DSML.target,
-        _DSML.wire.replace("function_calls", "tool_calls"),
+        _DSML.example.replace("function_calls", "tool_calls"),
         hints=(("｜DSML｜",),),
     ),
     "gigachat35": Format(
@@ -251,21 +251,21 @@ FORMATS: dict[str, Format] = {
     ),
     "qwen3_coder": Format(
         _QWEN3_CODER.target,
-        _QWEN3_CODER.wire,
+        _QWEN3_CODER.example,
         is_special=False,
         hints=(("<function=", "<parameter="),),
     ),
-    "glm45": Format(_GLM.target, _GLM.wire, is_special=False, hints=(("<arg_key>",),)),
+    "glm45": Format(_GLM.target, _GLM.example, is_special=False, hints=(("<arg_key>",),)),
     "qwen25": Format(
         _HERMES.target,
-        _HERMES.wire,
+        _HERMES.example,
         is_special=False,
         hints=(("<tool_call>", "<|im_start|>"),),
         structure=_HERMES.structure,
     ),
     "hermes": Format(
         _HERMES.target,
-        _HERMES.wire,
+        _HERMES.example,
         is_special=False,
         hints=(("<tool_call>",),),
         structure=_HERMES.structure,
@@ -289,12 +289,12 @@ FORMATS: dict[str, Format] = {
         ),
     ),
     "qwen": _HERMES,
-    "trinity": Format("hermes:Trinity", _HERMES.wire, False, structure=_HERMES.structure),
+    "trinity": Format("hermes:Trinity", _HERMES.example, False, structure=_HERMES.structure),
     "glm": _GLM,
     "glm47": _GLM,
     "ling3": _GLM,
     "spark25": _GLM,
-    "poolside_v1": Format("glm45:PoolsideV1", _GLM.wire, False),
+    "poolside_v1": Format("glm45:PoolsideV1", _GLM.example, False),
     "step3p5": _QWEN3_CODER,
     "nanbeige": _QWEN3_CODER,
     "mimo": _QWEN3_CODER,

@@ -1,1 +1,1 @@
-"""Call formats, one a file; ``radixlm.text.tools.registry`` names them."""
+"""Tool-call formats, one per file; ``radixlm.text.tools.registry`` names them."""

@@ -14,14 +14,14 @@ class SectionBlocks(MarkupParser):
     section: ClassVar[tuple[str, str]] = ("", "")
     brackets: ClassVar[tuple[str, str]] = ("", "")
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         if marker == self.section[0]:
             yield from self.scanner.spaces()
             yield from self.scanner.expect(self.brackets[0])
-        yield from self.call()
-        yield from self.all_ends(self.brackets[1], self.section[1])
+        yield from self.read_call()
+        yield from self.read_ends(self.brackets[1], self.section[1])
 
-    def call(self) -> Step[None]:
+    def read_call(self) -> Step[None]:
         raise NotImplementedError
 
 
@@ -32,24 +32,24 @@ class DeepSeekV31(SectionBlocks):
     brackets = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     starts = (section[0], brackets[0])
 
-    def call(self) -> Step[None]:
+    def read_call(self) -> Step[None]:
         yield from self.scanner.spaces()
-        name = yield from self.name()
+        name = yield from self.read_name()
         yield from self.scanner.spaces()
         yield from self.scanner.expect("<｜tool▁sep｜>")
-        yield from self.json_arguments(name)
+        yield from self.read_json_arguments(name)
 
 
 class DeepSeekV3(DeepSeekV31):
     """``function<｜tool▁sep｜>NAME\\n```json\\n{...}\\n``` ``"""
 
-    def call(self) -> Step[None]:
+    def read_call(self) -> Step[None]:
         yield from self.scanner.spaces()
         yield from self.scanner.expect("function")
         yield from self.scanner.expect("<｜tool▁sep｜>")
-        name = yield from self.name()
+        name = yield from self.read_name()
         yield from self.scanner.spaces()
         fence = yield from self.scanner.accept("```json", "```")
-        yield from self.json_arguments(name)
+        yield from self.read_json_arguments(name)
         if fence:
-            yield from self.end("```")
+            yield from self.read_end("```")

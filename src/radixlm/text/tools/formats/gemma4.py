@@ -1,6 +1,6 @@
 """``<|tool_call>call:NAME{key:<|"|>text<|"|>,n:1}<tool_call|>``: Gemma 4.
 
-JSON but for its strings, which stand between ``<|"|>`` with nothing escaped, and its bare keys.
+JSON except for strings, which are written between ``<|"|>`` without escapes, and unquoted keys.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Gemma4(MarkupParser):
     starts = ("<|tool_call>",)
     ends = ("<tool_call|>",)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         scanner = self.scanner
         yield from scanner.spaces()
         yield from scanner.expect("call:")
-        name = yield from self.name()
+        name = yield from self.read_name()
         yield from scanner.spaces()
         if (yield from scanner.looking_at("{")) != "{":
             raise Malformed
-        self.begin(name)
+        self.begin_call(name)
         yield from _GemmaCopier(scanner, self.put).value()
-        self.done()
-        yield from self.end(*self.ends)
+        self.end_call()
+        yield from self.read_end(*self.ends)
 
 
 class _GemmaCopier(JsonCopier):

@@ -1,7 +1,7 @@
 """``<tool_call>NAME\\n<arg_key>k</arg_key>\\n<arg_value>v</arg_value>…</tool_call>``: GLM 4.5-4.7.
 
-Also Ling 3, Spark 2.5, Poolside and, with other tags around, Hunyuan, IQuest and K2-Horizon.
-Line breaks between the tags come and go between versions; a value is taken as it stands.
+Also Ling 3, Spark 2.5, Poolside and, with other tags, Hunyuan, IQuest and K2-Horizon. Line breaks
+between the tags depend on the version; a value is used as it is.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from radixlm.text.tools import schema
 from radixlm.text.tools.json_calls import JsonBlocks
-from radixlm.text.tools.parameters import ArgumentWriter, RawValue, key_until
+from radixlm.text.tools.parameters import ArgumentWriter, RawValue, read_key
 from radixlm.text.tools.scan import Step
 
 
 class Glm45(JsonBlocks):
-    """Pairs of keys and values behind a name. ``group`` may stand around several calls."""
+    """A name, then pairs of keys and values. ``group_tags`` may enclose several calls."""
 
     call_tags: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
     group_tags: ClassVar[tuple[str, ...]] = ()
@@ -24,22 +24,22 @@ class Glm45(JsonBlocks):
     is_trimmed: ClassVar[bool] = False
     starts: ClassVar[tuple[str, ...]] = (call_tags[0],)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         if marker in self.group_tags:
             yield from self.scanner.spaces()
             yield from self.scanner.expect(self.call_tags[0])
         yield from self._call()
         if self.group_tags:
-            yield from self.end(self.group_tags[1])
+            yield from self.read_end(self.group_tags[1])
 
     def _call(self) -> Step[None]:
         scanner = self.scanner
         yield from scanner.spaces()
         if (yield from scanner.peek()) in ("{", "["):
-            yield from self.json_calls()
-            yield from self.end(self.call_tags[1])
+            yield from self.read_json_calls()
+            yield from self.read_end(self.call_tags[1])
             return
-        name = yield from self.name()
+        name = yield from self.read_name()
         yield from scanner.spaces()
         if self.name_end:
             yield from scanner.expect(self.name_end)
@@ -55,11 +55,11 @@ class Glm45(JsonBlocks):
 
     def _pair(self, writer: ArgumentWriter) -> Step[None]:
         scanner = self.scanner
-        key = yield from key_until(self, self._tag("arg_key", "/"))
+        key = yield from read_key(self, self._tag("arg_key", "/"))
         yield from scanner.spaces()
         types = writer.types(key)
         if (yield from scanner.accept(self._tag("arg_type"))):
-            declared = yield from key_until(self, self._tag("arg_type", "/"))
+            declared = yield from read_key(self, self._tag("arg_type", "/"))
             types = types or frozenset((declared,))
             yield from scanner.spaces()
         yield from scanner.expect(self._tag("arg_value"))
@@ -76,7 +76,7 @@ class Glm45(JsonBlocks):
 
 
 class PoolsideV1(Glm45):
-    """A line break on both sides of a value is not of the value."""
+    """Line breaks before and after a value are not part of it."""
 
     is_trimmed = True
 
@@ -90,7 +90,7 @@ class Hunyuan(Glm45):
 
 
 class IQuestQ1(Glm45):
-    """``<iquest_tool_call>`` around the same."""
+    """The same inside ``<iquest_tool_call>``."""
 
     call_tags = ("<iquest_tool_call>", "</iquest_tool_call>")
     starts = (call_tags[0],)

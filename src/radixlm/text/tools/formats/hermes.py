@@ -11,6 +11,6 @@ class Hermes(JsonBlocks):
 
 
 class Trinity(Hermes):
-    """Calls may stand inside the thinking; its tags are no text."""
+    """Calls may occur inside the reasoning, whose tags are removed."""
 
-    silent = ("<think>", "</think>")
+    stripped = ("<think>", "</think>")

@@ -1,7 +1,7 @@
 """``<invoke name="F"><parameter name="p">v</parameter></invoke>`` with many prefixes.
 
 DeepSeek V3.2 and later, GigaChat 3.5, MiniMax M2, Step 3, dots, Muse and MiniCPM 5 differ in
-the tags' names and in what stands around the invocations.
+the names of the tags and in the markers around the invocations.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from radixlm.text.tools import schema
 from radixlm.text.tools.json_calls import JsonBlocks
-from radixlm.text.tools.parameters import ArgumentWriter, RawValue, attribute, json_body
+from radixlm.text.tools.parameters import ArgumentWriter, RawValue, read_attribute, read_json_body
 from radixlm.text.tools.scan import Step
 
 
 class InvokeBlocks(JsonBlocks):
-    """``outer`` are markers in front of and behind a block and its invocations."""
+    """``outer`` and ``closing`` are the markers before and after a block of invocations."""
 
     outer: ClassVar[tuple[str, ...]] = ()
     closing: ClassVar[tuple[str, ...]] = ()
@@ -28,45 +28,45 @@ class InvokeBlocks(JsonBlocks):
         cls.starts = (*cls.outer, f"<{invoke} ")
         cls.value = RawValue(f"</{parameter}>", f"<{parameter}", f"</{invoke}>", *cls.closing)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         scanner = self.scanner
         while marker in self.outer:
             yield from scanner.spaces()
             if (yield from scanner.peek()) in ("{", "["):
-                yield from self.json_calls()
+                yield from self.read_json_calls()
                 break
             yield from scanner.accept("function<｜tool_sep｜>")
             marker = yield from scanner.expect(*self.starts)
         else:
             yield from self._invoke()
         if self.closing:
-            yield from self.all_ends(*self.closing)
+            yield from self.read_ends(*self.closing)
 
     def _invoke(self) -> Step[None]:
         scanner = self.scanner
-        name = yield from attribute(self, "name")
+        name = yield from read_attribute(self, "name")
         yield from scanner.spaces()
         yield from scanner.expect(">")
         end = f"</{self.invoke_tag}>"
-        if (yield from json_body(self, name)):
-            yield from self.end(end)
+        if (yield from read_json_body(self, name)):
+            yield from self.read_end(end)
             return
         writer = ArgumentWriter(self, name)
         while True:
             yield from scanner.spaces()
             if (yield from scanner.looking_at(*self.closing)) if self.closing else "":
-                break  # the invocation's own end was forgotten
+                break  # the invocation has no end tag
             if (yield from scanner.expect(f"<{self.parameter_tag} ", end)) == end:
                 break
             yield from self._parameter(writer)
         writer.close()
 
     def _parameter(self, writer: ArgumentWriter) -> Step[None]:
-        key = yield from attribute(self, "name")
+        key = yield from read_attribute(self, "name")
         types = writer.types(key)
         yield from self.scanner.spaces()
         if (yield from self.scanner.peek()) == "s":
-            is_string = (yield from attribute(self, "string")) == "true"
+            is_string = (yield from read_attribute(self, "string")) == "true"
             types = schema.STRING if is_string else types - schema.STRING
             yield from self.scanner.spaces()
         yield from self.scanner.expect(">")
@@ -84,7 +84,7 @@ class DeepSeekV32(InvokeBlocks):
 
 
 class DeepSeekV41(InvokeBlocks):
-    """The blanks in the tags are of the format."""
+    """The spaces in the tags belong to the format."""
 
     outer = ("<｜DSML｜ calls>",)
     closing = ("</｜DSML｜ calls>",)
@@ -97,7 +97,7 @@ class GigaChat35(InvokeBlocks):
     closing = ("</｜GCML｜tool_calls>", "<|message_sep|>")
     invoke_tag = "｜GCML｜invoke"
     parameter_tag = "｜GCML｜parameter"
-    silent = ("<|message_sep|>",)
+    stripped = ("<|message_sep|>",)
 
 
 class MiniMaxM2(InvokeBlocks):
@@ -106,7 +106,7 @@ class MiniMaxM2(InvokeBlocks):
 
 
 class Step3(InvokeBlocks):
-    """``<｜tool_call_begin｜>function<｜tool_sep｜>`` stands in front of each invocation."""
+    """``<｜tool_call_begin｜>function<｜tool_sep｜>`` precedes each invocation."""
 
     outer = ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>")
     closing = ("<｜tool_call_end｜>", "<｜tool_calls_end｜>")
@@ -124,7 +124,7 @@ class Muse(InvokeBlocks):
     closing = ("</atem:function_calls>",)
     invoke_tag = "atem:invoke"
     parameter_tag = "atem:parameter"
-    silent = (
+    stripped = (
         "<|start|>assistant to=user<|message|>",
         "<|start|>assistant to=self<|message|>",
         "to=user<|message|>",

@@ -1,14 +1,14 @@
 """XTML of Kimi K3: ``<|open|>call tool="F" index="1"<|sep|>…<|close|>call<|sep|>``.
 
 An argument is ``<|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>``; the
-text of a reply stands in a ``response`` element.
+text of a reply is in a ``response`` element.
 """
 
 from __future__ import annotations
 
 from radixlm.text.tools import schema
 from radixlm.text.tools.markup import MarkupParser
-from radixlm.text.tools.parameters import ArgumentWriter, RawValue, attribute
+from radixlm.text.tools.parameters import ArgumentWriter, RawValue, read_attribute
 from radixlm.text.tools.scan import Step
 
 _CALL = "<|open|>call"
@@ -19,22 +19,22 @@ _TOOLS = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
 
 class KimiK3(MarkupParser):
     starts = (_TOOLS[0], _CALL)
-    silent = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+    stripped = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
     value = RawValue("<|close|>argument<|sep|>", _ARGUMENT, _CALL_END)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         if marker == _TOOLS[0]:
             yield from self.scanner.spaces()
             yield from self.scanner.expect(_CALL)
         yield from self._call()
-        yield from self.end(_TOOLS[1])
+        yield from self.read_end(_TOOLS[1])
 
     def _call(self) -> Step[None]:
         scanner = self.scanner
-        name = yield from attribute(self, "tool")
+        name = yield from read_attribute(self, "tool")
         yield from scanner.spaces()
         if not (yield from scanner.accept("<|sep|>")):
-            yield from attribute(self, "index")
+            yield from read_attribute(self, "index")
             yield from scanner.expect("<|sep|>")
         writer = ArgumentWriter(self, name)
         while True:
@@ -46,11 +46,11 @@ class KimiK3(MarkupParser):
 
     def _argument(self, writer: ArgumentWriter) -> Step[None]:
         scanner = self.scanner
-        key = yield from attribute(self, "key")
+        key = yield from read_attribute(self, "key")
         types = writer.types(key)
         yield from scanner.spaces()
         if not (yield from scanner.accept("<|sep|>")):
-            kind = yield from attribute(self, "type")
+            kind = yield from read_attribute(self, "type")
             types = schema.STRING if kind == "string" else types - schema.STRING
             yield from scanner.expect("<|sep|>")
         yield from self.value.read(scanner, writer, key, types)

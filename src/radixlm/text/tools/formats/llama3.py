@@ -1,4 +1,4 @@
-"""``<|python_tag|>{"name": "f", "parameters": {...}}; {...}``, the tag often missing: Llama 3."""
+"""``<|python_tag|>{"name": "f", "parameters": {...}}; {...}`` (the tag may be missing): Llama 3."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from radixlm.text.tools.json_calls import JsonBlocks
 
 class Llama3(JsonBlocks):
     starts = ("<|python_tag|>",)
-    silent = ("<|eom_id|>", "<|eot_id|>")
-    bare = "{"
+    stripped = ("<|eom_id|>", "<|eot_id|>")
+    bare_starts = "{"
 
 
 class BareJson(JsonBlocks):
-    """``[{"name": "f", "parameters": {...}}]``: what a forced call looks like in most formats."""
+    """``[{"name": "f", "parameters": {...}}]``: a forced call of most formats."""
 
-    bare = "[{"
+    bare_starts = "[{"

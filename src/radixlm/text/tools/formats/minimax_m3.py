@@ -1,8 +1,8 @@
-"""MiniMax M3: XML whose every tag follows the token ``]<]minimax[>[``, arguments as elements.
+"""MiniMax M3: XML with the token ``]<]minimax[>[`` before every tag, arguments as elements.
 
     T<tool_call>T<invoke name="f">T<city>ParisT</city>T<days>T<item>1T</item>T</days>T</invoke>…
 
-An object's members and an array's ``item``s are elements again; leaves are typed by the schema.
+Members of an object and ``item``s of an array are elements again; leaves are typed by the schema.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from radixlm.text.tools import schema
 from radixlm.text.tools.markup import MarkupParser
-from radixlm.text.tools.parameters import ArgumentWriter, RawValue, attribute, key_until
+from radixlm.text.tools.parameters import ArgumentWriter, RawValue, read_attribute, read_key
 from radixlm.text.tools.scan import Malformed, Step
 
 _T = "]<]minimax[>["
@@ -26,23 +26,23 @@ _MAX_DEPTH = 32
 class MiniMaxM3(MarkupParser):
     starts = (_OUTER[0], _INVOKE)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         if marker == _OUTER[0]:
             yield from self.scanner.spaces()
             yield from self.scanner.expect(_INVOKE)
         yield from self._invoke()
-        yield from self.end(_OUTER[1])
+        yield from self.read_end(_OUTER[1])
 
     def _invoke(self) -> Step[None]:
         scanner = self.scanner
-        name = yield from attribute(self, "name")
+        name = yield from read_attribute(self, "name")
         yield from scanner.expect(">")
         writer = ArgumentWriter(self, name)
         while True:
             yield from scanner.spaces()
             if (yield from scanner.expect(f"{_T}<", _INVOKE_END)) == _INVOKE_END:
                 break
-            key = yield from key_until(self, ">")
+            key = yield from read_key(self, ">")
             yield from self._element(writer, name, key)
         writer.close()
 
@@ -79,7 +79,7 @@ def _value(raw: str, value_schema: Any, root: dict[str, Any], depth: int) -> Any
 
 
 def _members(raw: str) -> list[tuple[str, str]]:
-    """(name, inside) of the elements side by side in ``raw``."""
+    """(name, content) of the consecutive elements in ``raw``."""
     members = []
     at = 0
     while found := _OPENING.match(raw, _skip_spaces(raw, at)):
@@ -96,7 +96,7 @@ def _skip_spaces(raw: str, at: int) -> int:
 
 
 def _closing(raw: str, key: str, at: int) -> tuple[int, int]:
-    """Where the element ``key`` opened in front of ``at`` ends: its inside, and the whole."""
+    """End of the content, and of the whole element ``key`` that was opened before ``at``."""
     tag = re.compile(re.escape(_T) + rf"<(/?){re.escape(key)}>")
     depth = 1
     for found in tag.finditer(raw, at):

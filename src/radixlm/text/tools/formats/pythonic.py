@@ -1,7 +1,7 @@
 """``[f(a=1, b="x"), g()]``: Llama 4, Llama 3.2, LFM2, Olmo 3.
 
-A call is given out once its closing bracket is there and its text is a Python call with
-keyword literals; a list of anything else is text.
+A call is emitted after its closing bracket, if it is a Python call with literal keyword arguments;
+any other list is text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from radixlm.text.tools import schema
 from radixlm.text.tools.json_calls import JsonBlocks
-from radixlm.text.tools.scan import Cut, Malformed, Scanner, Step
+from radixlm.text.tools.scan import Malformed, Scanner, Step, Truncated
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _NAME_CHARS = re.compile(r"[\w.\-]+")
@@ -29,18 +29,18 @@ _KEYWORD_MARK = "_keyword_of_python"
 class Pythonic(JsonBlocks):
     wraps: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
     starts: ClassVar[tuple[str, ...]] = ("[", "<|python_start|>")
-    silent: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
+    stripped: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         scanner = self.scanner
         if marker != "[":
             yield from scanner.spaces()
             yield from scanner.expect("[")
-        yield from self.python_calls("]")
-        yield from self.end(*self.wraps)
+        yield from self.read_python_calls("]")
+        yield from self.read_end(*self.wraps)
 
-    def python_calls(self, closer: str) -> Step[None]:
-        """Calls up to ``closer``, the list's opening bracket already read."""
+    def read_python_calls(self, closer: str) -> Step[None]:
+        """Calls up to ``closer``, after the list's opening bracket."""
         scanner = self.scanner
         yield from scanner.spaces()
         while True:
@@ -48,10 +48,10 @@ class Pythonic(JsonBlocks):
             yield from scanner.spaces()
             char = yield from scanner.peek()
             if char not in (",", closer):
-                raise Malformed if char else Cut
-            self.begin(name)
+                raise Malformed if char else Truncated
+            self.begin_call(name)
             self.put(arguments, "")
-            self.done()
+            self.end_call()
             yield from scanner.accept(",")
             yield from scanner.spaces()
             if (yield from scanner.accept(closer)):
@@ -61,53 +61,53 @@ class Pythonic(JsonBlocks):
         scanner = self.scanner
         name = yield from scanner.take_while(_NAME_CHARS, 256)
         if not _NAME.fullmatch(name):
-            raise Cut if scanner.is_dry else Malformed
+            raise Truncated if scanner.is_exhausted else Malformed
         source = yield from _bracketed(scanner)
         return name, _arguments(source)
 
 
 class Olmo3(Pythonic):
-    """``<function_calls>`` around calls that stand one a line."""
+    """One call per line inside ``<function_calls>``."""
 
     starts = ("<function_calls>",)
     wraps = ("</function_calls>",)
-    silent = ()
+    stripped = ()
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         scanner = self.scanner
         yield from scanner.spaces()
         while True:
             name, arguments = yield from self._call()
-            self.begin(name)
+            self.begin_call(name)
             self.put(arguments, "")
-            self.done()
-            if (yield from self.end(*self.wraps)):
+            self.end_call()
+            if (yield from self.read_end(*self.wraps)):
                 return
             yield from scanner.spaces()
 
 
 class Lfm2(Pythonic):
-    """``<|tool_call_start|>[f(x=1)]<|tool_call_end|>``, JSON inside in some."""
+    """``<|tool_call_start|>[f(x=1)]<|tool_call_end|>``, sometimes with JSON inside."""
 
     starts = ("<|tool_call_start|>",)
     wraps = ("<|tool_call_end|>",)
-    silent = ()
+    stripped = ()
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         scanner = self.scanner
         yield from scanner.spaces()
         is_list = yield from scanner.accept("[")
         yield from scanner.spaces()
         if (yield from scanner.peek()) == "{":
-            yield from self.json_calls()
-            yield from self.end("]")
+            yield from self.read_json_calls()
+            yield from self.read_end("]")
         else:
-            yield from self.python_calls("]" if is_list else self.wraps[0])
-        yield from self.end(*self.wraps)
+            yield from self.read_python_calls("]" if is_list else self.wraps[0])
+        yield from self.read_end(*self.wraps)
 
 
 def _bracketed(scanner: Scanner) -> Step[str]:
-    """Read from an opening bracket to its partner, strings skipped."""
+    """Read from an opening bracket to the matching one, skipping strings."""
     yield from scanner.expect("(")
     parts, closers = ["("], [")"]
     num_chars = 0
@@ -133,7 +133,7 @@ def _bracket(scanner: Scanner, char: str, parts: list[str], closers: list[str]) 
 
 
 def _string(scanner: Scanner, quote: str) -> Step[str]:
-    """Read a Python string from behind its first quote."""
+    """Read a Python string after its first quote."""
     triple = yield from scanner.accept(quote * 2)
     if triple and (yield from scanner.peek()) != quote:
         return triple  # the empty string
@@ -149,7 +149,7 @@ def _string(scanner: Scanner, quote: str) -> Step[str]:
 
 
 def _arguments(source: str) -> str:
-    """``(a=1, b="x")`` as a JSON object; Malformed when it is not keyword literals."""
+    """``(a=1, b="x")`` as a JSON object; Malformed for anything but literal keyword arguments."""
     call = _parse("f" + source)
     if call is None:
         call = _parse("f" + _KEYWORD.sub(rf"\1\2{_KEYWORD_MARK}\3", source))
@@ -170,14 +170,14 @@ def _arguments(source: str) -> str:
 
 def _parse(source: str) -> ast.Call | None:
     try:
-        body = ast.parse(schema.tame_escapes(source), mode="eval").body
+        body = ast.parse(schema.double_unknown_escapes(source), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
     return body if isinstance(body, ast.Call) else None
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal that has a JSON form; ValueError for everything else."""
+    """The value of a literal that JSON can express; ValueError otherwise."""
     if isinstance(node, ast.Constant):
         return _constant(node.value)
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:

@@ -1,4 +1,4 @@
-"""JSON calls between a format's own markers: the formats that differ in nothing else."""
+"""JSON calls between markers: the formats that differ in the markers only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class InternS1(JsonBlocks):
     starts = ("<|action_start|>",)
     ends = ("<|action_end|>",)
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         yield from self.scanner.spaces()
         yield from self.scanner.accept("<|plugin|>")
-        yield from super().block(marker)
+        yield from super().read_block(marker)
 
 
 class Apertus(NamedJsonBlocks):
@@ -30,7 +30,7 @@ class Cohere(JsonBlocks):
 
     starts = ("<|START_ACTION|>",)
     ends = ("<|END_ACTION|>",)
-    silent = ("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    stripped = ("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
 class Granite(JsonBlocks):
@@ -38,10 +38,10 @@ class Granite(JsonBlocks):
 
     starts = ("<|tool_call|>", "<tool_call>")
 
-    def block(self, marker: str) -> Step[None]:
-        yield from super().block(marker)
+    def read_block(self, marker: str) -> Step[None]:
+        yield from super().read_block(marker)
         if marker == "<tool_call>":
-            yield from self.end("</tool_call>")
+            yield from self.read_end("</tool_call>")
 
 
 class Phi4(JsonBlocks):
@@ -49,12 +49,12 @@ class Phi4(JsonBlocks):
 
     starts = ("<|tool_call|>", "functools[")
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         if marker == "functools[":
             self.scanner.position -= 1
-        yield from super().block(marker)
+        yield from super().read_block(marker)
         if marker == "<|tool_call|>":
-            yield from self.end("<|/tool_call|>")
+            yield from self.read_end("<|/tool_call|>")
 
 
 class GigaChat3(JsonBlocks):
@@ -65,7 +65,7 @@ class GigaChat3(JsonBlocks):
         "function call<|role_sep|>",
         "<|message_sep|>\n\nfunction call<|role_sep|>",
     )
-    silent = ("<|message_sep|>",)
+    stripped = ("<|message_sep|>",)
     ends = ("<|message_sep|>",)
 
 
@@ -74,19 +74,19 @@ class Inkling(JsonBlocks):
 
     starts = ("<|content_invoke_tool_json|>", "<|message_model|>")
     ends = ("<|end_message|>",)
-    silent = (
+    stripped = (
         "<|content_text|>",
         "<|content_thinking|>",
         "<|end_message|>",
         "<|content_model_end_sampling|>",
     )
 
-    def block(self, marker: str) -> Step[None]:
+    def read_block(self, marker: str) -> Step[None]:
         if marker == "<|message_model|>":
-            found = yield from self.scanner.accept(*self.silent)
+            found = yield from self.scanner.accept(*self.stripped)
             if found:
-                return  # a message of text: only its header was read
-            yield from self.name()
+                return  # a text message: only its header was read
+            yield from self.read_name()
             if not (yield from self.scanner.accept(self.starts[0])):
                 raise Malformed
-        yield from super().block(marker)
+        yield from super().read_block(marker)
