@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from radixlm.arch.draft import at_step
-from radixlm.arch.families.drafts import DRAFTS, PREDICTORS
 from radixlm.arch.hf import DEFAULTS, describe, describe_draft
 from radixlm.arch.names import spellings
+from radixlm.arch.registry import DRAFTS, MTP_LAYERS
 from radixlm.arch.spec import Attention, LatentAttention, Mlp, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
@@ -183,10 +183,10 @@ def test_several_modules_have_names_of_their_own() -> None:
     assert "model.layers.5.self_attn.o_proj.weight" in _of_block(draft, 1)
 
 
-@pytest.mark.parametrize("target", sorted(set(CASES) & set(PREDICTORS)))
+@pytest.mark.parametrize("target", sorted(set(CASES) & set(MTP_LAYERS)))
 def test_the_draft_s_own_architecture_describes_the_same(target: str) -> None:
-    function = PREDICTORS[target]
-    names = [name for name, other in DRAFTS.items() if other is function]
+    row = MTP_LAYERS[target]
+    names = [name for name, other in DRAFTS.items() if other == row]
     name = next((n for n in names if n.startswith(target)), names[0])
     raw = _config(target)
     alone = describe_draft({**raw, "architectures": [name], "model_type": _type_of(target)})

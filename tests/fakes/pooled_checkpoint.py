@@ -16,7 +16,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from radixlm.arch.families.heads import CAUSAL, PLAIN
+from radixlm.arch.families.heads import base_of
+from radixlm.arch.registry import DECODERS_WITH_HEADS
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, VOCAB, cached_tiny
 from tests.fakes.unusual_configs import EMBEDDING_GEMMA2, whole
 
@@ -92,10 +93,10 @@ HEADS: dict[str, dict[str, Any]] = {
     **{
         f"{stem}{kind}": {
             **_FEW,
-            **ARCHITECTURES.get(CAUSAL.get(stem, f"{stem}ForCausalLM"), {}),
+            **ARCHITECTURES.get(base_of(f"{stem}Model"), {}),
             **({"head_dim": 16} if stem.startswith("HunYuan") else {}),
         }
-        for stem in (*PLAIN, *CAUSAL)
+        for stem in DECODERS_WITH_HEADS.split()
         for kind in ("Model", "ForSequenceClassification")
     },
     "Gemma3TextModel": {**_GEMMA3, "use_bidirectional_attention": True},

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from radixlm.arch.registry import FAMILIES
+from radixlm.arch.registry import ARCHITECTURES, find
 
 HEAD = """# Architectures
 
@@ -58,15 +58,14 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
         return "none: described"
     if module == PUBLISHED:
         return "mathematics"
-    function = FAMILIES[name]
-    if any(FAMILIES.get(other) is function for other in measured):
+    if any(ARCHITECTURES.get(other) == ARCHITECTURES[name] for other in measured):
         return "same"
     if module in (*POOLED, *HEARING):
         return "its class"
     return "renamed class" if module == RENAMED else "same"
 
 
-POOLED = ("encoder.py", "heads.py")
+POOLED = ("bert.py", "encoders.py", "heads.py")
 HEARING = (
     "encoded.py",
     "hearing.py",
@@ -78,9 +77,8 @@ def page() -> str:
     rows = []
     measured: dict[str, float] = json.loads(PARITY.read_text()) if PARITY.exists() else {}
     sizes: dict[str, int] = {}
-    for name in sorted(FAMILIES):
-        function = FAMILIES[name]
-        source = inspect.unwrap(function)
+    for name in sorted(ARCHITECTURES):
+        source = find(name)
         module = source.__module__.rpartition(".")[2]
         lines = len(inspect.getsource(source).splitlines())
         sizes[f"{module}.{source.__name__}"] = lines
@@ -90,7 +88,7 @@ def page() -> str:
         rows.append(f"| {name} | {module}.py | {lines} | {error} | {engine} | {against} |")
     counts = sorted(sizes.values())
     summary = (
-        f"\n{len(FAMILIES)} architectures, {len(sizes)} functions; median "
+        f"\n{len(ARCHITECTURES)} architectures, {len(sizes)} functions; median "
         f"{statistics.median(counts):.0f} lines, longest {counts[-1]}.\n"
     )
     head = "| architecture | file | lines | error | engine | oracle |"

@@ -17,13 +17,12 @@ from radixlm.arch.config import Config, is_number
 from radixlm.arch.config_values import check_config_values
 from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
-from radixlm.arch.families.builders import common_form
 from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.families.composite_newer import JOINS, MARKS
 from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.json_file import read_object
-from radixlm.arch.registry import FAMILIES, find
+from radixlm.arch.registry import ARCHITECTURES, convert_config, find
 from radixlm.arch.spec import Decoder
 from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
@@ -133,7 +132,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         raw = {**outer, **nested, **whole}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
-    raw = common_form(model_type or _MODEL_TYPE_OF.get(architecture, ""), raw)
+    raw = convert_config(model_type or _MODEL_TYPE_OF.get(architecture, ""), raw)
     model_type = text_type(architecture, raw) or model_type
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
     model_type = TEXT_TYPES.get(model_type, model_type)
@@ -165,7 +164,7 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
     listed = raw.get("architectures") or []
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise CheckpointError(f"{source}: 'architectures' must be a list of names")
-    known = next((one for one in listed if one in FAMILIES), None)
+    known = next((one for one in listed if one in ARCHITECTURES), None)
     if known:
         return known, model_type
     if listed:

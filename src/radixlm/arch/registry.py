@@ -1,13 +1,412 @@
-"""Architecture name of a config.json -> the family that describes it."""
+"""Architecture name of a config.json -> the function that describes it.
+
+A row is "Name": "module:function" of a module in ``arch/families``, which is imported when the name
+is asked for. Embedding and classification models of a decoder or an encoder need no row: their
+names follow from the stems at the end.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from typing import Any
 
-from radixlm.arch.families.builders import FAMILIES, Family
+from radixlm.arch.config import Config
+from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import load
 
-__all__ = ["FAMILIES", "UnknownArchitecture", "find"]
+Family = Callable[[Config], Decoder]
+
+ARCHITECTURES: dict[str, str] = {
+    "AfmoeForCausalLM": "afmoe:afmoe",
+    "ApertusForCausalLM": "llama4:apertus",
+    "ArceeForCausalLM": "llama:arcee",
+    "AriaTextForCausalLM": "moe:aria",
+    "AXK1ForCausalLM": "deepseek:axk1",
+    "AXK2ForCausalLM": "mla:axk2",
+    "BaiChuanForCausalLM": "custom:baichuan",
+    "BaichuanForCausalLM": "custom:baichuan",
+    "BailingHybridForCausalLM": "mla:bailing_hybrid",
+    "BailingMoEForCausalLM": "custom:bailing_moe",
+    "BailingMoeForCausalLM": "custom:bailing_moe",
+    "BailingMoeV2ForCausalLM": "custom:bailing_moe_v2",
+    "BambaForCausalLM": "hybrid:bamba",
+    "BeamForCausalLM": "moe:beam",
+    "BioGptForCausalLM": "gptj:biogpt",
+    "BitNetForCausalLM": "llama4:bitnet",
+    "BloomForCausalLM": "alibi:bloom",
+    "ChatGLMForConditionalGeneration": "custom:chatglm",
+    "ChatGLMModel": "custom:chatglm",
+    "CLIPModel": "bert:clip",
+    "CLIPTextModelWithProjection": "bert:clip",
+    "CodeGenForCausalLM": "gptj:codegen",
+    "Cohere2ForCausalLM": "cohere:cohere2",
+    "Cohere2MoeForCausalLM": "cohere:cohere2_moe",
+    "CohereCompassForCausalLM": "cohere:cohere_compass",
+    "CohereCompassTextForSequenceClassification": "heads:cohere_compass_classifier",
+    "CohereForCausalLM": "cohere:cohere",
+    "Contriever": "bert:contriever",
+    "CTRLForSequenceClassification": "heads:ctrl_classifier",
+    "CTRLLMHeadModel": "early:ctrl",
+    "CwmForCausalLM": "llama:cwm",
+    "DbrxForCausalLM": "moe:dbrx",
+    "DeciLMForCausalLM": "published:decilm",
+    "DeepseekForCausalLM": "deepseek:deepseek",
+    "DeepseekV2ForCausalLM": "deepseek:deepseek_v2",
+    "DeepseekV32ForCausalLM": "deepseek:deepseek_v32",
+    "DeepseekV3ForCausalLM": "deepseek:deepseek_v3",
+    "DeepseekV4ForCausalLM": "deepseek_v4:deepseek_v4",
+    "DiffLlamaForCausalLM": "llama:diff_llama",
+    "DogeForCausalLM": "early:doge",
+    "Dots1ForCausalLM": "deepseek:dots1",
+    "Dots3NoteForCausalLM": "sparse_attention:dots3_note",
+    "EmbeddingGemma2Model": "heads:embedding_gemma2",
+    "EmbeddingGemma2TextModel": "heads:embedding_gemma2",
+    "EmbeddingGemmaModel": "heads:gemma3_text",
+    "Emu3ForCausalLM": "llama:llama",
+    "Ernie4_5_ForCausalLM": "ernie:ernie",
+    "Ernie4_5_MoEForCausalLM": "ernie:ernie_moe",
+    "Ernie4_5_MoeForCausalLM": "ernie:ernie_moe",
+    "Ernie4_5_VL_MoeForConditionalGeneration": "ernie:ernie_seeing",
+    "Ernie4_5_VLMoeForConditionalGeneration": "ernie:ernie_seeing",
+    "Ernie4_5ForCausalLM": "ernie:ernie",
+    "Exaone4ForCausalLM": "olmo:exaone4",
+    "ExaoneForCausalLM": "custom:exaone",
+    "ExaoneMoEForCausalLM": "olmo:exaone_moe",
+    "ExaoneMoeForCausalLM": "olmo:exaone_moe",
+    "FalconForCausalLM": "gpt:falcon",
+    "FalconH1ForCausalLM": "hybrid:falcon_h1",
+    "FalconMambaForCausalLM": "hybrid:mamba",
+    "FlexOlmoForCausalLM": "olmo:flex_olmo",
+    "FlintForCausalLM": "moe:flint",
+    "Gemma2ForCausalLM": "gemma:gemma2",
+    "Gemma3ForCausalLM": "gemma:gemma3",
+    "Gemma3ForConditionalGeneration": "gemma:gemma3",
+    "Gemma3ForSequenceClassification": "heads:gemma3_classifier",
+    "Gemma3nForCausalLM": "gemma:gemma3n",
+    "Gemma3TextForSequenceClassification": "heads:gemma3_classifier",
+    "Gemma3TextModel": "heads:gemma3_text",
+    "Gemma4ForCausalLM": "gemma:gemma4",
+    "Gemma4UnifiedForCausalLM": "gemma:gemma4_unified",
+    "GemmaForCausalLM": "gemma:gemma",
+    "Glm4ForCausalLM": "glm:glm4",
+    "Glm4MoeForCausalLM": "glm:glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm:glm4_moe_lite",
+    "Glm5NextForCausalLM": "deepseek_v4:glm5_next",
+    "GlmForCausalLM": "glm:glm",
+    "GlmMoeDsaForCausalLM": "deepseek:glm_moe_dsa",
+    "GPT2LMHeadModel": "gpt:gpt2",
+    "GPTBigCodeForCausalLM": "gptj:gpt_bigcode",
+    "GPTJForCausalLM": "gptj:gptj",
+    "GPTNeoForCausalLM": "gptj:gpt_neo",
+    "GPTNeoXForCausalLM": "gpt:gpt_neox",
+    "GPTNeoXJapaneseForCausalLM": "gptj:gpt_neox_japanese",
+    "GptOssForCausalLM": "gpt:gpt_oss",
+    "GraniteForCausalLM": "granite:granite",
+    "GraniteMoeForCausalLM": "granite:granite_moe",
+    "GraniteMoeHybridForCausalLM": "hybrid:granite_hybrid",
+    "GraniteMoeSharedForCausalLM": "granite:granite_moe_shared",
+    "GraniteMoeSWAForCausalLM": "granite:granite_moe_swa",
+    "GraniteSWAForCausalLM": "granite:granite_swa",
+    "Grok1ForCausalLM": "published:grok1",
+    "Grok1ModelForCausalLM": "published:grok1",
+    "HeliumForCausalLM": "llama:helium",
+    "HrmTextForCausalLM": "hrm:hrm_text",
+    "HunYuanDenseV1ForCausalLM": "llama4:hunyuan_dense",
+    "HunYuanMoEV1ForCausalLM": "llama4:hunyuan_moe",
+    "HyperCLOVAXForCausalLM": "granite:hyperclova_x",
+    "HYV3ForCausalLM": "moe:hy_v3",
+    "HYV4ForCausalLM": "sparse_attention:hy_v4",
+    "InklingForCausalLM": "conv_attention:inkling",
+    "InklingForConditionalGeneration": "conv_attention:inkling",
+    "InternLM2ForCausalLM": "custom:internlm2",
+    "InternLM2ForRewardModel": "heads:internlm2_reward",
+    "InternLM3ForCausalLM": "llama:internlm3",
+    "InternLMForCausalLM": "custom:internlm",
+    "IQuestCoderForCausalLM": "llama:llama",
+    "Jais2ForCausalLM": "llama:jais2",
+    "JambaForCausalLM": "hybrid:jamba",
+    "JetMoeForCausalLM": "early:jetmoe",
+    "KimiLinearForCausalLM": "linear:kimi_linear",
+    "Kolibri1ForCausalLM": "moe:kolibri",
+    "LagunaForCausalLM": "moe:laguna",
+    "Lfm2ForCausalLM": "linear:lfm2",
+    "Lfm2MoeForCausalLM": "linear:lfm2_moe",
+    "Lfm3ForCausalLM": "linear:lfm3",
+    "Llama4ForCausalLM": "llama4:llama4",
+    "Llama4ForConditionalGeneration": "llama4:llama4",
+    "LlamaBidirectionalModel": "heads:llama_bidirectional",
+    "LlamaEmbeddingModel": "heads:embedding",
+    "LlamaForCausalLM": "llama:llama",
+    "LlamaForClassification": "heads:llama_classification",
+    "LlamaForRewardModel": "heads:llama_reward",
+    "LlamaForSequenceClassificationWithNormal_Weights": "heads:llama_weighted",
+    "LongcatFlashForCausalLM": "longcat:longcat_flash",
+    "Mamba2ForCausalLM": "hybrid:mamba2",
+    "MambaForCausalLM": "hybrid:mamba",
+    "MellumForCausalLM": "qwen:mellum",
+    "MiMoForCausalLM": "custom:mimo",
+    "MiMoV2FlashForCausalLM": "moe:mimo_v2",
+    "MiniCPM3ForCausalLM": "deepseek:minicpm3",
+    "MiniCPMForCausalLM": "custom:minicpm",
+    "MiniMaxForCausalLM": "linear:minimax",
+    "MiniMaxM1ForCausalLM": "linear:minimax",
+    "MiniMaxM2ForCausalLM": "mixtral:minimax_m2",
+    "MiniMaxM3SparseForCausalLM": "sparse_attention:minimax_m3",
+    "MiniMaxM3VLForCausalLM": "sparse_attention:minimax_m3",
+    "MiniMaxText01ForCausalLM": "linear:minimax",
+    "Ministral3ForCausalLM": "llama4:ministral3",
+    "MinistralForCausalLM": "llama:ministral",
+    "Mistral4ForCausalLM": "mla:mistral4",
+    "MistralForCausalLM": "llama:mistral",
+    "MixtralForCausalLM": "mixtral:mixtral",
+    "ModernBertDecoderForCausalLM": "gpt:modernbert_decoder",
+    "ModernBertDecoderForSequenceClassification": "heads:modernbert_decoder_classifier",
+    "MPTForCausalLM": "alibi:mpt",
+    "MptForCausalLM": "alibi:mpt",
+    "MuseGlimmerForCausalLM": "muse:muse_glimmer",
+    "MuseGlimmerForConditionalGeneration": "muse:muse_glimmer",
+    "MuseSparkForCausalLM": "muse:muse_spark",
+    "MuseSparkForConditionalGeneration": "muse:muse_spark",
+    "NanoChatForCausalLM": "llama4:nanochat",
+    "NemotronForCausalLM": "phi:nemotron",
+    "NemotronHForCausalLM": "hybrid:nemotron_h",
+    "Olmo2ForCausalLM": "olmo:olmo2",
+    "Olmo3ForCausalLM": "olmo:olmo3",
+    "OlmoeForCausalLM": "olmo:olmoe",
+    "OlmoForCausalLM": "olmo:olmo",
+    "OlmoHybridForCausalLM": "linear:olmo_hybrid",
+    "OpenAIGPTLMHeadModel": "alibi:openai_gpt",
+    "OPTForCausalLM": "gpt:opt",
+    "OrionForCausalLM": "custom:orion",
+    "PersimmonForCausalLM": "gptj:persimmon",
+    "Phi3ForCausalLM": "phi:phi3",
+    "Phi3SmallForCausalLM": "published:phi3_small",
+    "PhiForCausalLM": "phi:phi",
+    "PhiMoEForCausalLM": "moe:phimoe",
+    "PhimoeForCausalLM": "moe:phimoe",
+    "QuantMixtralForCausalLM": "mixtral:mixtral",
+    "Qwen2ForCausalLM": "qwen:qwen2",
+    "Qwen2ForProcessRewardModel": "heads:qwen2_process_reward",
+    "Qwen2ForRewardModel": "heads:qwen2_reward",
+    "Qwen2MoeForCausalLM": "qwen:qwen2_moe",
+    "Qwen3_5ForCausalLM": "linear:qwen3_5",
+    "Qwen3_5ForSequenceClassification": "heads:classifier",
+    "Qwen3_5MoeForCausalLM": "linear:qwen3_5_moe",
+    "Qwen3ForCausalLM": "qwen:qwen3",
+    "Qwen3ForRewardModel": "heads:qwen3_reward",
+    "Qwen3MoeForCausalLM": "qwen:qwen3_moe",
+    "Qwen3NextForCausalLM": "linear:qwen3_next",
+    "Qwen4ExpForCausalLM": "qwen4:qwen4_exp",
+    "Qwen4ExpForConditionalGeneration": "qwen4:qwen4_exp",
+    "QWenLMHeadModel": "custom:qwen1",
+    "RecurrentGemmaForCausalLM": "linear:recurrent_gemma",
+    "RwkvForCausalLM": "rwkv:rwkv",
+    "SeedOssForCausalLM": "llama:seed_oss",
+    "SmolLM3ForCausalLM": "llama:smollm3",
+    "SolarForCausalLM": "published:solar",
+    "SolarOpenForCausalLM": "glm:solar_open",
+    "StableLmForCausalLM": "phi:stablelm",
+    "Starcoder2ForCausalLM": "phi:starcoder2",
+    "Step3p5ForCausalLM": "step:step3p5",
+    "Step3p7ForConditionalGeneration": "step:step3p5",
+    "Step3TextForCausalLM": "published:step3",
+    "Step3VLForConditionalGeneration": "published:step3",
+    "T5EncoderModel": "bert:t5_encoder",
+    "TeleFLMForCausalLM": "llama:teleflm",
+    "TorchNativeLlamaForCausalLM": "llama:llama",
+    "TorchNativePhi3ForCausalLM": "phi:phi3",
+    "VaultGemmaForCausalLM": "gemma:vault_gemma",
+    "XGLMForCausalLM": "alibi:xglm",
+    "xLSTMForCausalLM": "xlstm:xlstm",
+    "XverseForCausalLM": "custom:xverse",
+    "XverseMoeForCausalLM": "published:xverse_moe",
+    "YoutuForCausalLM": "deepseek:youtu",
+    "Zamba2ForCausalLM": "zamba:zamba2",
+    "ZambaForCausalLM": "zamba:zamba",
+    "ZayaForCausalLM": "conv_attention:zaya",
+}
+# Language models behind encoders of images, video or audio.
+ARCHITECTURES |= {
+    "AriaForConditionalGeneration": "composite:composite",
+    "AyaVisionForConditionalGeneration": "composite:composite",
+    "Blip2ForConditionalGeneration": "composite:composite",
+    "ChameleonForConditionalGeneration": "seeing:chameleon",
+    "Cohere2VisionForConditionalGeneration": "composite:composite",
+    "CohereCompassForConditionalGeneration": "composite:composite",
+    "Cosmos3EdgeForConditionalGeneration": "composite:composite",
+    "DeepseekOcr2ForConditionalGeneration": "seeing:deepseek_ocr",
+    "DeepseekOCRForCausalLM": "seeing:deepseek_ocr",
+    "DeepseekVL2ForCausalLM": "composite:composite",
+    "DeepseekVLForConditionalGeneration": "composite:composite",
+    "DeepseekVLHybridForConditionalGeneration": "composite:composite",
+    "DeepseekVLV2ForCausalLM": "composite:composite",
+    "Dots3NoteForConditionalGeneration": "composite:composite",
+    "Exaone4_5_ForConditionalGeneration": "composite:composite",
+    "FastVlmForConditionalGeneration": "composite:composite",
+    "FuyuForCausalLM": "composite:composite",
+    "Gemma3nForConditionalGeneration": "composite:composite",
+    "Gemma4ForConditionalGeneration": "composite:composite",
+    "Gemma4UnifiedForConditionalGeneration": "composite:composite",
+    "Glm46VForConditionalGeneration": "composite:composite",
+    "Glm4vForConditionalGeneration": "composite:composite",
+    "Glm4vMoeForConditionalGeneration": "composite:composite",
+    "Glm5NextForConditionalGeneration": "composite:composite",
+    "GlmAsrForConditionalGeneration": "hearing:hearing",
+    "GlmOcrForConditionalGeneration": "composite:composite",
+    "GotOcr2ForConditionalGeneration": "composite:composite",
+    "Granite4VisionForConditionalGeneration": "seeing:joining",
+    "GraniteDoclingForConditionalGeneration": "composite:composite",
+    "GraniteSpeechForConditionalGeneration": "hearing:hearing",
+    "HunYuanVLForConditionalGeneration": "composite:composite",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "composite:composite",
+    "Idefics2ForConditionalGeneration": "composite:composite",
+    "Idefics3ForConditionalGeneration": "composite:composite",
+    "InstructBlipForConditionalGeneration": "composite:composite",
+    "InternS1ForConditionalGeneration": "composite:composite",
+    "InternVLChatModel": "composite:composite",
+    "InternVLForConditionalGeneration": "composite:composite",
+    "JanusForConditionalGeneration": "composite:composite",
+    "Kimi_K25ForConditionalGeneration": "composite:composite",
+    "KimiK25ForConditionalGeneration": "composite:composite",
+    "KimiVLForConditionalGeneration": "composite:composite",
+    "Lfm2VlForConditionalGeneration": "composite:composite",
+    "Lfm3VlForConditionalGeneration": "composite:composite",
+    "LightOnOCRForConditionalGeneration": "composite:composite",
+    "LightOnOcrForConditionalGeneration": "composite:composite",
+    "LlavaForConditionalGeneration": "composite:composite",
+    "LlavaLlamaForCausalLM": "media_layouts_llava:llava",
+    "LlavaMistralForCausalLM": "media_layouts_llava:llava",
+    "LlavaNextForConditionalGeneration": "composite:composite",
+    "LlavaNextVideoForConditionalGeneration": "composite:composite",
+    "LlavaOnevisionForConditionalGeneration": "composite:composite",
+    "LlavaQwenForCausalLM": "media_layouts_llava:llava",
+    "LlavaVidForCausalLM": "media_layouts_llava:llava",
+    "MiniCPMO": "composite:composite",
+    "MiniCPMOcrForConditionalGeneration": "composite:composite",
+    "MiniCPMV": "composite:composite",
+    "MiniCPMV4_6ForConditionalGeneration": "composite:composite",
+    "MiniCPMV4_7ForConditionalGeneration": "composite:composite",
+    "MiniMaxM3SparseForConditionalGeneration": "composite:composite",
+    "Mistral3ForConditionalGeneration": "composite:composite",
+    "MllamaForCausalLM": "cross:mllama",
+    "MllamaForConditionalGeneration": "cross:mllama",
+    "Molmo2ForConditionalGeneration": "seeing:molmo",
+    "MultiModalityCausalLM": "composite:composite",
+    "NemotronH_Nano_Omni_Reasoning_V3": "hearing:hearing",
+    "NemotronH_Omni_Reasoning_V3": "hearing:hearing",
+    "NVILALiteForConditionalGeneration": "composite:composite",
+    "Ovis2ForConditionalGeneration": "composite:composite",
+    "PaddleOCRVLForConditionalGeneration": "composite:composite",
+    "PaliGemmaForConditionalGeneration": "composite:composite",
+    "PerceptionLMForConditionalGeneration": "composite:composite",
+    "Phi4MMForCausalLM": "composite:adapted",
+    "Phi4MultimodalForCausalLM": "composite:adapted",
+    "QianfanOCRForConditionalGeneration": "composite:composite",
+    "Qwen2_5_VLForConditionalGeneration": "composite:composite",
+    "Qwen2_5OmniForConditionalGeneration": "hearing:hearing",
+    "Qwen2_5OmniModel": "hearing:hearing",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "composite:composite",
+    "Qwen2AudioForConditionalGeneration": "composite:composite",
+    "Qwen2VLForConditionalGeneration": "composite:composite",
+    "Qwen3_5ForConditionalGeneration": "composite:composite",
+    "Qwen3_5MoeForConditionalGeneration": "composite:composite",
+    "Qwen3ASRForConditionalGeneration": "hearing:hearing",
+    "Qwen3OmniMoeForConditionalGeneration": "hearing:hearing",
+    "Qwen3VLForConditionalGeneration": "composite:composite",
+    "Qwen3VLMoeForConditionalGeneration": "composite:composite",
+    "SmolVLMForConditionalGeneration": "composite:composite",
+    "VideoLlama3ForConditionalGeneration": "composite:composite",
+    "VideoLlavaForConditionalGeneration": "composite:composite",
+    "VILAForConditionalGeneration": "composite:composite",
+    "VipLlavaForConditionalGeneration": "composite:composite",
+    "VoxtralForConditionalGeneration": "hearing:hearing",
+    "WhisperForConditionalGeneration": "encoded:whisper",
+    "YiVLForCausalLM": "media_layouts_llava:llava",
+}
+
+# <stem>Model gives vectors, <stem>ForSequenceClassification scores; both around <stem>ForCausalLM.
+DECODERS_WITH_HEADS = """
+    Arcee AXK1 AXK2 BioGpt Bloom CTRL DeepseekV2 DeepseekV3 DiffLlama Doge Exaone4 Falcon
+    Gemma Gemma2 Glm Glm4 GPT2 GPTBigCode GPTJ GPTNeo GPTNeoX GptOss Helium HunYuanDenseV1
+    HunYuanMoEV1 Jamba JetMoe Llama MiniCPM3 MiniMax Ministral Ministral3 Mistral Mistral4
+    Mixtral Mpt Nemotron Olmo Olmo2 Olmo3 OpenAIGPT OPT Persimmon Phi Phi3 Phimoe Qwen2
+    Qwen2Moe Qwen3 Qwen3_5Text Qwen3Moe Qwen3Next SeedOss SmolLM3 StableLm Starcoder2 Zamba
+    Zamba2
+"""
+# Encoders: the rows of ``families/encoders.py``.
+_ENCODERS = """
+    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie EuroBert Gte
+    JinaEmbeddingsV3 MegatronBert ModernBert MPNet New NomicBert RemBert Roberta
+    RobertaPreLayerNorm XLMRoberta XLMRobertaXL
+"""
+for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders")):
+    for _stem in _stems.split():
+        ARCHITECTURES.setdefault(f"{_stem}Model", f"{_module}:embedding")
+        ARCHITECTURES.setdefault(f"{_stem}ForSequenceClassification", f"{_module}:classifier")
+
+# Checkpoints that hold only a draft model for speculative decoding.
+DRAFTS: dict[str, str] = {
+    "BailingMoeForCausalLMNextN": "drafts:bailing",
+    "DeepseekV3ForCausalLMNextN": "drafts:next_n",
+    "Ernie4_5_MoeForCausalLMMTP": "drafts:ernie",
+    "Glm4MoeForCausalLMNextN": "drafts:next_n",
+    "Glm4MoeLiteForCausalLMNextN": "drafts:next_n",
+    "GlmMoeDsaForCausalLMNextN": "drafts:next_n",
+    "LlamaForCausalLMEagle": "drafts:llama_eagle",
+    "LlamaForCausalLMEagle3": "drafts:llama_eagle3",
+    "LongcatFlashForCausalLMNextN": "drafts:longcat",
+    "MiMoMTP": "drafts:mimo",
+    "MistralForCausalLMEagle": "drafts:llama_eagle",
+    "Qwen2ForCausalLMEagle": "drafts:qwen2_eagle",
+    "Qwen3_5ForCausalLMMTP": "drafts:qwen3_next",
+    "Qwen3NextForCausalLMMTP": "drafts:qwen3_next",
+}
+ARCHITECTURES |= dict.fromkeys(DRAFTS, "drafts:refuse_draft")
+# Models whose checkpoints hold multi-token-prediction layers beside the decoder's.
+MTP_LAYERS: dict[str, str] = {
+    "DeepseekV3ForCausalLM": "drafts:next_n",
+    "Glm4MoeForCausalLM": "drafts:next_n",
+    "Glm4MoeLiteForCausalLM": "drafts:next_n",
+    "DeepseekV32ForCausalLM": "drafts:next_n",
+    "GlmMoeDsaForCausalLM": "drafts:next_n",
+    "BailingMoeV2ForCausalLM": "drafts:bailing",
+    "Ernie4_5_MoeForCausalLM": "drafts:ernie",
+    "Ernie4_5_MoEForCausalLM": "drafts:ernie",
+    "MiMoForCausalLM": "drafts:mimo",
+    "Qwen3NextForCausalLM": "drafts:qwen3_next",
+    "Qwen3_5ForCausalLM": "drafts:qwen3_next",
+    "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
+    "LongcatFlashForCausalLM": "drafts:longcat",
+}
+
+# model_type -> what turns a published config.json into the keys of its Hugging Face class.
+CONFIG_CONVERTERS: dict[str, str] = {
+    "axk2": "mla:axk2_config",
+    "bailing_hybrid": "mla:bailing_config",
+    "bamba": "hybrid:bamba_config",
+    "ernie4_5_vl_moe": "ernie:ernie_vl_config",
+    "ernie4_5_vl_moe_text": "ernie:ernie_vl_config",
+    "exaone4": "olmo:exaone_config",
+    "exaone_moe": "olmo:exaone_config",
+    "gpt_neox": "gpt:gpt_neox_config",
+    "gpt_neox_japanese": "gpt:gpt_neox_config",
+    "hunyuan_v1_moe": "llama4:hunyuan_config",
+    "inkling_text": "conv_attention:inkling_config",
+    "kimi_linear": "linear:kimi_linear_config",
+    "llama4_text": "llama4:llama4_config",
+    "longcat_flash": "longcat:longcat_config",
+    "minimax_m2": "mixtral:minimax_m2_config",
+    "modernbert-decoder": "gpt:modernbert_decoder_config",
+    "molmo2_text": "seeing:molmo2_config",
+    "nemotron_h": "hybrid:nemotron_h_config",
+    "rwkv": "rwkv:rwkv_config",
+    "step3p5": "step:step_config",
+    "step3p7": "step:step_config",
+    "zamba2": "zamba:zamba2_config",
+    "zaya": "conv_attention:zaya_config",
+}
 
 
 class UnknownArchitecture(CheckpointError):
@@ -15,9 +414,23 @@ class UnknownArchitecture(CheckpointError):
 
 
 def find(architecture: str, source: str = "config.json") -> Family:
-    """The family of ``architecture``; CheckpointError with the nearest names if there is none."""
-    if architecture in FAMILIES:
-        return FAMILIES[architecture]
-    near = difflib.get_close_matches(architecture, FAMILIES, n=3, cutoff=0.5)
+    """The function that describes ``architecture``; UnknownArchitecture with the nearest names if
+    there is none."""
+    if architecture in ARCHITECTURES:
+        family: Family = family_function(ARCHITECTURES[architecture])
+        return family
+    near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownArchitecture(f"{source}: unknown architecture {architecture!r}{hint}")
+
+
+def convert_config(model_type: str, raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with the keys of its Hugging Face class; unchanged where it has them already."""
+    converter = CONFIG_CONVERTERS.get(model_type)
+    converted: dict[str, Any] = family_function(converter)(raw) if converter else raw
+    return converted
+
+
+def family_function(row: str) -> Any:
+    """The function of a row "module:function"."""
+    return load(f"radixlm.arch.families.{row}")

@@ -1,4 +1,5 @@
 """One file a lineage of models: functions from a checkpoint's config to a ``Decoder``.
 
-``lineages.py`` says which file describes what; it is imported when it is asked for.
+``arch/registry.py`` says which function describes which architecture; ``builders.py`` holds what
+most families share. Read ``llama.py`` first.
 """

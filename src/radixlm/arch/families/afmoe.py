@@ -7,7 +7,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
@@ -22,7 +21,6 @@ from radixlm.arch.spec import Attention, Decoder, Mlp
 _ATTENTION = LAYER + "self_attn."
 
 
-@family("AfmoeForCausalLM")
 def afmoe(c: Config) -> Decoder:
     c.refuse("attention_bias", False)  # its gate has none
     shared = c.moe_intermediate_size * c.num_shared_experts

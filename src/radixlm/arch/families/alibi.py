@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, build_decoder, family
+from radixlm.arch.families.builders import activation, attention, build_decoder
 from radixlm.arch.names import Named, Names
 from radixlm.arch.recipes import GroupedQkv, transposed
 from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Norm
@@ -32,7 +32,6 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-@family("BloomForCausalLM")
 def bloom(c: Config) -> Decoder:
     c.refuse("apply_residual_connection_post_layernorm", False)
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
@@ -69,7 +68,6 @@ def _mpt_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-@family("MptForCausalLM", "MPTForCausalLM")
 def mpt(c: Config) -> Decoder:
     c.refuse("no_bias", True)
     c.refuse("logit_scale")
@@ -101,7 +99,6 @@ def _clip(how: dict[str, float]) -> float:
     return float(how.get("clip_qkv") or 0.0)
 
 
-@family("XGLMForCausalLM")
 def xglm(c: Config) -> Decoder:
     c.refuse("add_cross_attention", False)
     layer = "model.layers.{i}."
@@ -125,7 +122,6 @@ def xglm(c: Config) -> Decoder:
     )
 
 
-@family("OpenAIGPTLMHeadModel")
 def openai_gpt(c: Config) -> Decoder:
     # its "gelu" is the tanh approximation
     act = "gelu_tanh" if c.afn == "gelu" else activation(c, "afn")

@@ -1,14 +1,11 @@
-"""What most families share: from config keys to records, and the table of families."""
+"""What most families share: from config keys to records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from importlib import import_module
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from radixlm.arch.config import Config, is_number
-from radixlm.arch.families.lineages import FORMS, LINEAGES
 from radixlm.arch.names import DEFAULT, AnyOf, Names
 from radixlm.arch.spec import (
     Activation,
@@ -28,60 +25,8 @@ from radixlm.arch.spec import (
 )
 from radixlm.base.record import replace
 
-Family = Callable[[Config], Decoder]
-Form = Callable[[dict[str, Any]], dict[str, Any]]
-T = TypeVar("T")
-
-
-class Lazy(Mapping[str, T]):
-    """What modules of this package register under names; a module is imported when one of the names
-    that ``listed`` gives it is asked for."""
-
-    def __init__(self, listed: Mapping[str, str]) -> None:
-        self._modules = {name: module for module in listed for name in listed[module].split()}
-        self.registered: dict[str, T] = {}
-
-    def register(self, names: tuple[str, ...], one: T) -> T:
-        self.registered.update(dict.fromkeys(names, one))
-        self._modules = dict.fromkeys(names, "") | self._modules
-        return one
-
-    def __getitem__(self, name: str) -> T:
-        if name not in self.registered:
-            import_module(f"{__package__}.{self._modules[name]}")
-        return self.registered[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._modules
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-
-FAMILIES: Lazy[Family] = Lazy(LINEAGES)
-FORMED: Lazy[Form] = Lazy(FORMS)
-
 Mixer = Attention | LatentAttention | CompressedSparseAttention | StateMixer | ParallelHybrid
 Ffn = Mlp | Moe
-
-
-def family(*architectures: str) -> Callable[[Family], Family]:
-    """Register a function for the ``architectures`` of config.json that it describes."""
-    return partial(FAMILIES.register, architectures)
-
-
-def published_form(*model_types: str) -> Callable[[Form], Form]:
-    """Register what brings a config.json of the ``model_types``, as it is published, to the keys
-    of its Hugging Face class, before anything reads it."""
-    return partial(FORMED.register, model_types)
-
-
-def common_form(model_type: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """``raw`` with the keys of its class."""
-    return FORMED[model_type](raw) if model_type in FORMED else raw
 
 
 _ACTIVATIONS: Mapping[str, Activation] = {

@@ -8,7 +8,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     moe,
     rope,
@@ -20,7 +19,6 @@ from radixlm.arch.spec import Attention, Decoder, Mlp, Norm
 from radixlm.base.record import replace
 
 
-@family("CohereForCausalLM")
 def cohere(c: Config) -> Decoder:
     norm = Norm(c.layer_norm_eps, "layer")
     bias = c.attention_bias
@@ -35,7 +33,6 @@ def cohere(c: Config) -> Decoder:
     return build_decoder(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
 
 
-@family("Cohere2ForCausalLM")
 def cohere2(c: Config) -> Decoder:
     bias, every = c.attention_bias, c.sliding_window_pattern
 
@@ -54,7 +51,6 @@ def cohere2(c: Config) -> Decoder:
 _SECTIONS = (24, 20, 20)  # of its ropes where the config says nothing
 
 
-@family("CohereCompassForCausalLM")
 def cohere_compass(c: Config) -> Decoder:
     """Cohere 2 whose channels turn as in Llama, in each type of layer its own way or not at all."""
     bias, sees = c.attention_bias, c.architecture.endswith("ForConditionalGeneration")
@@ -78,7 +74,6 @@ def cohere_compass(c: Config) -> Decoder:
     return build_decoder(c, mixer, norm=norm, layout="parallel", logit_scale=scale)
 
 
-@family("Cohere2MoeForCausalLM")
 def cohere2_moe(c: Config) -> Decoder:
     """Cohere 2 with experts; the "average" with the shared one is a factor of both parts."""
     c.refuse("shared_expert_combination_strategy", "average", "sum")

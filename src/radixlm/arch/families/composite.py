@@ -8,7 +8,6 @@ from typing import Any
 
 from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import FAMILIES, family
 from radixlm.arch.families.composite_newer import (
     NEWER,
     NEWER_TEXT_DEFAULTS,
@@ -20,6 +19,7 @@ from radixlm.arch.families.composite_newer import (
 from radixlm.arch.families.media_layouts_more import DEEPSEEKS, VILAS
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, AnyOf, Named
 from radixlm.arch.recipes import TransposeExperts
+from radixlm.arch.registry import find
 from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.record import replace
 
@@ -129,7 +129,6 @@ PROMPT_SEES_ITSELF = ("PaliGemmaForConditionalGeneration",)
 UNSCALED = ("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration")
 
 
-@family(*COMPOSITES)
 def composite(c: Config) -> Decoder:
     """The text model's record; CheckpointError for a text model that has no family."""
     held = _KNOWN.get(c.model_type)
@@ -139,7 +138,7 @@ def composite(c: Config) -> Decoder:
         c = c.replace(use_bidirectional_attention=False)
     if c.architecture in WOVEN:
         c = c.replace(rope_parameters={**c.rope_parameters, "mrope_interleaved": True})
-    decoder = FAMILIES[str(held["architecture"])](c)
+    decoder = find(str(held["architecture"]))(c)
     if c.architecture in WOVEN:
         decoder = replace(decoder, names={**decoder.names, **WOVEN_NAMES})
     if c.architecture in UNSCALED:
@@ -165,7 +164,6 @@ def composite(c: Config) -> Decoder:
 ADAPTED = ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
 
 
-@family(*ADAPTED)
 def adapted(c: Config) -> Decoder:
     """The text model; its adapters for images and speech are left out."""
     decoder = composite(c)

@@ -8,10 +8,8 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
-    family,
     head_dim,
     moe,
-    published_form,
     rms,
     rope,
     window,
@@ -34,8 +32,7 @@ _KINDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 _THETAS = {"full_attention": 5_000_000.0, "sliding_attention": 10_000.0}
 
 
-@published_form("zaya")
-def _zaya_form(raw: dict[str, Any]) -> dict[str, Any]:
+def zaya_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Layer types by their usual names."""
     given = {_KINDS.get(key, key): p for key, p in (raw.get("rope_parameters") or {}).items()}
     turns: dict[str, Any] = {}
@@ -78,7 +75,6 @@ ZAYA: Names = {
 }
 
 
-@family("ZayaForCausalLM")
 def zaya(c: Config) -> Decoder:
     """Each token takes one expert, or none; routers hand what they saw on to the next layer's."""
     c.refuse("num_experts_per_tok", 1)
@@ -114,8 +110,7 @@ def zaya(c: Config) -> Decoder:
     return stacked(c, blocks, norm, ZAYA, embed_affine=True, head_bias=bias)
 
 
-@published_form("inkling_text")
-def _inkling_form(raw: dict[str, Any]) -> dict[str, Any]:
+def inkling_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Layer types by their usual names; older names of widths."""
     out, count = dict(raw), raw.get("num_hidden_layers", 66)
     if out.get("layer_types") is None:
@@ -198,7 +193,6 @@ def _spoken(c: Config) -> int:
     return int(min(c.get("unpadded_vocab_size", c.vocab_size), c.vocab_size))
 
 
-@family("InklingForCausalLM", "InklingForConditionalGeneration")
 def inkling(c: Config) -> Decoder:
     """Scores gain by distance; the shared experts take part in the norming of the weights."""
     c.refuse("shared_expert_sink", True)

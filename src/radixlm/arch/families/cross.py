@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, build_decoder, family, mlp, rms
+from radixlm.arch.families.builders import attention, build_decoder, mlp, rms
 from radixlm.arch.names import LAYER, Names
 from radixlm.arch.spec import Block, CrossAttention, Decoder
 from radixlm.base.record import replace
@@ -22,7 +22,6 @@ NAMES: Names = {
 NUM_EXTRA_ROWS = 8
 
 
-@family("MllamaForConditionalGeneration", "MllamaForCausalLM")
 def mllama(c: Config) -> Decoder:
     own = attention(c)
     decoder = build_decoder(c, own, mlp(c), names=NAMES, extra_vocab_rows=NUM_EXTRA_ROWS)

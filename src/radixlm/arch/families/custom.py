@@ -13,7 +13,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
@@ -30,29 +29,24 @@ from radixlm.base.record import replace
 _H = "transformer.h.{i}."
 
 
-@family("XverseForCausalLM")
 def xverse(c: Config) -> Decoder:
     return build_decoder(c) if c.get("num_experts") is None else xverse_moe(c)
 
 
-@family("OrionForCausalLM")
 def orion(c: Config) -> Decoder:
     bias, norm = c.attention_bias, Norm(c.rms_norm_eps, "layer", bias=True)
     return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
 
 
-@family("MiMoForCausalLM")
 def mimo(c: Config) -> Decoder:
     return build_decoder(c, attention(c, qkv_bias=c.attention_bias))
 
 
-@family("InternLMForCausalLM")
 def internlm(c: Config) -> Decoder:
     bias = c.get("bias", True)
     return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias))
 
 
-@family("InternLM2ForCausalLM")
 def internlm2(c: Config) -> Decoder:
     layer, bias = "model.layers.{i}.", c.get("bias", False)
     mixer = attention(c, qkv_bias=bias, o_bias=bias)
@@ -70,7 +64,6 @@ def internlm2(c: Config) -> Decoder:
     return build_decoder(c, mixer, names=names)
 
 
-@family("MiniCPMForCausalLM")
 def minicpm(c: Config) -> Decoder:
     described = llama(c)
     residual = c.get("scale_depth", 1.0) / c.num_hidden_layers**0.5
@@ -82,7 +75,6 @@ def minicpm(c: Config) -> Decoder:
     )
 
 
-@family("BaichuanForCausalLM", "BaiChuanForCausalLM")
 def baichuan(c: Config) -> Decoder:
     names: Names = {"mixer.qkv": LAYER + "self_attn.W_pack"}
     if c.vocab_size == 125696:  # the second generation multiplies by unit rows
@@ -96,7 +88,6 @@ def baichuan(c: Config) -> Decoder:
     return replace(described, max_positions=c.get("model_max_length", c.max_position_embeddings))
 
 
-@family("ExaoneForCausalLM")
 def exaone(c: Config) -> Decoder:
     attn = _H + "attn.attention."
     return build_decoder(
@@ -116,7 +107,6 @@ def exaone(c: Config) -> Decoder:
     )
 
 
-@family("QWenLMHeadModel")
 def qwen1(c: Config) -> Decoder:
     bias, dim = not c.get("no_bias", True), c.get("kv_channels") or head_dim(c)
     position = Rope(int(dim * c.get("rotary_pct", 1.0)), float(c.get("rotary_emb_base", 10000)))
@@ -140,7 +130,6 @@ def qwen1(c: Config) -> Decoder:
     return replace(described, max_positions=c.get("seq_length", c.max_position_embeddings))
 
 
-@family("ChatGLMModel", "ChatGLMForConditionalGeneration")
 def chatglm(c: Config) -> Decoder:
     c.refuse("rmsnorm", True)
     c.refuse("apply_residual_connection_post_layernorm", False)
@@ -190,7 +179,6 @@ def _bailing_names(c: Config) -> Names:
     }
 
 
-@family("BailingMoeForCausalLM", "BailingMoEForCausalLM")
 def bailing_moe(c: Config) -> Decoder:
     shared = c.moe_intermediate_size * c.get("num_shared_experts", 0)
     sparse = moe(
@@ -207,7 +195,6 @@ def bailing_moe(c: Config) -> Decoder:
     return build_decoder(c, mixer, ffn, names=_bailing_names(c))
 
 
-@family("BailingMoeV2ForCausalLM")
 def bailing_moe_v2(c: Config) -> Decoder:
     inner = c.get("moe_shared_expert_intermediate_size", c.moe_intermediate_size)
     shared = inner * c.get("num_shared_experts", 0)

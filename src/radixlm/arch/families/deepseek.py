@@ -12,7 +12,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     mlp,
     moe,
     rms,
@@ -61,7 +60,6 @@ def latent(c: Config, *, interleaved: bool) -> LatentAttention:
     )
 
 
-@family("DeepseekV2ForCausalLM")
 def deepseek_v2(c: Config) -> Decoder:
     c.refuse("topk_method", "greedy", "group_limited_greedy")
     grouped = c.topk_method == "group_limited_greedy"
@@ -71,7 +69,6 @@ def deepseek_v2(c: Config) -> Decoder:
     return build_decoder(c, latent(c, interleaved=True), ffn)
 
 
-@family("DeepseekV3ForCausalLM")
 def deepseek_v3(c: Config) -> Decoder:
     mixer = latent(c, interleaved=c.rope_interleave)
     return build_decoder(c, mixer, routed(c, score="sigmoid", correction=True))
@@ -100,12 +97,10 @@ def _indexed(c: Config, *, interleaved: bool, shared: Callable[[int], bool]) -> 
     )
 
 
-@family("DeepseekV32ForCausalLM")
 def deepseek_v32(c: Config) -> Decoder:
     return _indexed(c, interleaved=False, shared=lambda i: False)
 
 
-@family("GlmMoeDsaForCausalLM")
 def glm_moe_dsa(c: Config) -> Decoder:
     """Some layers share the choice of the one before that has an index."""
     pattern = c.get("indexer_types") or c.get("index_topk_pattern")
@@ -121,7 +116,6 @@ def glm_moe_dsa(c: Config) -> Decoder:
     return _indexed(c, interleaved=True, shared=shares)
 
 
-@family("AXK1ForCausalLM")
 def axk1(c: Config) -> Decoder:
     """DeepSeek V3 with a norm behind the experts."""
     sparse = routed(c, 0, score="sigmoid", correction=True, out_norm=rms(c))(0)
@@ -136,12 +130,10 @@ def axk1(c: Config) -> Decoder:
     return build_decoder(c, latent(c, interleaved=c.rope_interleave), ffn, names=names)
 
 
-@family("YoutuForCausalLM")
 def youtu(c: Config) -> Decoder:
     return build_decoder(c, latent(c, interleaved=c.rope_interleave))
 
 
-@family("MiniCPM3ForCausalLM")
 def minicpm3(c: Config) -> Decoder:
     depth = c.get("scale_depth") or c.num_hidden_layers**0.5
     return build_decoder(
@@ -154,7 +146,6 @@ def minicpm3(c: Config) -> Decoder:
     )
 
 
-@family("DeepseekForCausalLM")
 def deepseek(c: Config) -> Decoder:
     """The first DeepSeek MoE: Llama's attention, softmax routing."""
     c.refuse("scoring_func", "softmax")
@@ -166,7 +157,6 @@ def deepseek(c: Config) -> Decoder:
     )
 
 
-@family("Dots1ForCausalLM")
 def dots1(c: Config) -> Decoder:
     bias = c.attention_bias
 

@@ -10,7 +10,6 @@ from radixlm.arch.families.builders import (
     activation,
     build_decoder,
     corrected_moe,
-    family,
     moe,
     rope,
 )
@@ -64,7 +63,6 @@ _GLM5_NEXT: Names = {
 }
 
 
-@family("Glm5NextForCausalLM")
 def glm5_next(c: Config) -> Decoder:
     """Delta nets that forget by channel, and latent attention without positions to pools of tokens
     that an index chooses."""
@@ -236,7 +234,6 @@ _V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention"}
 _V4_KINDS |= {128: "heavily_compressed_attention"}
 
 
-@family("DeepseekV4ForCausalLM")
 def deepseek_v4(c: Config) -> Decoder:
     """Attention to a window and to sums of earlier tokens, all of them or those that an index
     chooses; the first layers look their experts up by token."""

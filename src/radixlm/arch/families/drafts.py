@@ -3,46 +3,31 @@ MiMo, Bailing, LongCat and Qwen3-Next checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from radixlm.arch.config import Config
 from radixlm.arch.draft import STEP, Draft, renamed
-from radixlm.arch.families.builders import FAMILIES, activation, family, mlp, rms
+from radixlm.arch.families.builders import activation, mlp, rms
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.qwen import qwen2
 from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
+from radixlm.arch.registry import DRAFTS, MTP_LAYERS, family_function, find
 from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp
 from radixlm.base.record import replace
-
-DraftFamily = Callable[[Config], Draft]
-DRAFTS: dict[str, DraftFamily] = {}  # by the architecture of a draft
-PREDICTORS: dict[str, DraftFamily] = {}  # by that of a target whose checkpoint has some
-
 
 _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
 
 
-def draft(*architectures: str, of: tuple[str, ...] = ()) -> Callable[[DraftFamily], DraftFamily]:
-    """Register a function for drafts of these names, and for what comes with the targets ``of``."""
-
-    def register(describe: DraftFamily) -> DraftFamily:
-        DRAFTS.update(dict.fromkeys(architectures, describe))
-        PREDICTORS.update(dict.fromkeys(of, describe))
-        family(*architectures)(_refuse)
-        return describe
-
-    return register
-
-
 def draft_of(c: Config) -> Draft | None:
     """The draft that the checkpoint is or has, if any."""
-    make = DRAFTS.get(c.architecture) or PREDICTORS.get(c.architecture)
-    return make(c) if make is not None else None
+    row = DRAFTS.get(c.architecture) or MTP_LAYERS.get(c.architecture)
+    made: Draft | None = family_function(row)(c) if row else None
+    return made
 
 
-def _refuse(c: Config) -> NoReturn:
+def refuse_draft(c: Config) -> NoReturn:
+    """CheckpointError: a draft cannot be served as a model."""
     raise c.error(
         "architectures",
         f"= {c.architecture!r} is a draft, which only guesses for the model it was made for",
@@ -79,26 +64,18 @@ def _count(c: Config) -> int:
 
 def _target(c: Config) -> Decoder:
     """The target as its own family describes it."""
-    if c.architecture in PREDICTORS:
-        return FAMILIES[c.architecture](c)
-    function = DRAFTS[c.architecture]
-    targets = [name for name, other in PREDICTORS.items() if other is function]
+    if c.architecture in MTP_LAYERS:
+        return find(c.architecture)(c)
+    row = DRAFTS[c.architecture]
+    targets = [name for name, other in MTP_LAYERS.items() if other == row]
     alike = [name for name in targets if c.architecture.startswith(name)]
-    return FAMILIES[(alike or targets)[0]](c)
+    return find((alike or targets)[0])(c)
 
 
 def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
     return replace(decoder, blocks=(block,), names=names)
 
 
-@draft(
-    *("DeepseekV3ForCausalLMNextN", "Glm4MoeForCausalLMNextN", "Glm4MoeLiteForCausalLMNextN"),
-    "GlmMoeDsaForCausalLMNextN",
-    of=(
-        *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
-        *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
-    ),
-)
 def next_n(c: Config) -> Draft:
     """Layers behind the last one, with tables and a head of their own, and an index of their own
     where the model has some."""
@@ -120,7 +97,6 @@ def next_n(c: Config) -> Draft:
     return _normed(c, module, _count(c), c.num_hidden_layers, owns_embed=True, owns_head=True)
 
 
-@draft("BailingMoeForCausalLMNextN", of=("BailingMoeV2ForCausalLM",))
 def bailing(c: Config) -> Draft:
     decoder, at = _target(c), f"model.layers.{STEP}."
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "final_layernorm")
@@ -128,7 +104,6 @@ def bailing(c: Config) -> Draft:
     return _normed(c, module, _count(c), c.num_hidden_layers)
 
 
-@draft("Ernie4_5_MoeForCausalLMMTP", of=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"))
 def ernie(c: Config) -> Draft:
     """A dense block; the target's last norm and head."""
     decoder = _target(c)
@@ -139,7 +114,6 @@ def ernie(c: Config) -> Draft:
     return _normed(c, module, _count(c), join_bias=c.use_bias, owns_norm=False)
 
 
-@draft("MiMoMTP", of=("MiMoForCausalLM",))
 def mimo(c: Config) -> Draft:
     decoder, at = _target(c), f"model.mtp_layers.{STEP}."
     joint = ("input_proj", "token_layernorm", "hidden_layernorm")
@@ -148,10 +122,6 @@ def mimo(c: Config) -> Draft:
     return _normed(c, module, _count(c), order="hidden embed", blanks_first=True)
 
 
-@draft(
-    *("Qwen3NextForCausalLMMTP", "Qwen3_5ForCausalLMMTP"),
-    of=("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-)
 def qwen3_next(c: Config) -> Draft:
     """A layer of full attention; norms store weight - 1."""
     decoder = _target(c)
@@ -165,7 +135,6 @@ def qwen3_next(c: Config) -> Draft:
     return Draft(module, embed_norm=norm, hidden_norm=norm)
 
 
-@draft("LongcatFlashForCausalLMNextN", of=("LongcatFlashForCausalLM",))
 def longcat(c: Config) -> Draft:
     """A dense layer with one attention, and a token table of its own."""
     decoder, at = _target(c), "model.mtp.layers.0."
@@ -201,17 +170,14 @@ def _eagle(c: Config, decoder: Decoder) -> Draft:
     return Draft(module, join_bias=c.get("bias", True), owns_embed=True, owns_norm=False)
 
 
-@draft("LlamaForCausalLMEagle", "MistralForCausalLMEagle")
 def llama_eagle(c: Config) -> Draft:
     return _eagle(c, llama(c))
 
 
-@draft("Qwen2ForCausalLMEagle")
 def qwen2_eagle(c: Config) -> Draft:
     return _eagle(c, qwen2(c))
 
 
-@draft("LlamaForCausalLMEagle3")
 def llama_eagle3(c: Config) -> Draft:
     """One block that reads the joint as it is; hidden states of three target layers; a small
     vocabulary."""

@@ -8,7 +8,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     mlp,
     moe,
     rms,
@@ -21,7 +20,6 @@ _LAYER = "transformer.h.{i}."
 _ATTENTION = _LAYER + "multi_head_attention."
 
 
-@family("CTRLLMHeadModel")
 def ctrl(c: Config) -> Decoder:
     names: Names = {
         "embed": "transformer.w",
@@ -48,7 +46,6 @@ def ctrl(c: Config) -> Decoder:
     )
 
 
-@family("JetMoeForCausalLM")
 def jetmoe(c: Config) -> Decoder:
     heads = c.num_key_value_heads * c.num_experts_per_tok
     at, mlp = LAYER + "self_attention.", LAYER + "mlp."
@@ -81,7 +78,6 @@ def jetmoe(c: Config) -> Decoder:
     )
 
 
-@family("DogeForCausalLM")
 def doge(c: Config) -> Decoder:
     """What a token's values say decides who reads it. Its mixtures of experts route a token by its
     neighbours, which no record can say."""

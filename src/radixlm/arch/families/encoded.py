@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, build_decoder, family
+from radixlm.arch.families.builders import activation, attention, build_decoder
 from radixlm.arch.names import AnyOf, Named
 from radixlm.arch.recipes import ZeroRows
 from radixlm.arch.spec import CrossAttention, Decoder, Mlp, Norm
@@ -14,7 +14,6 @@ from radixlm.base.record import replace
 ENCODED = ("WhisperForConditionalGeneration",)
 
 
-@family(*ENCODED)
 def whisper(c: Config) -> Decoder:
     """``media_layouts_audio.unwrapped`` has put its decoder's sizes at the top."""
     heads, dim = c.num_attention_heads, c.hidden_size

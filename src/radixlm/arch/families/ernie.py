@@ -10,14 +10,12 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
-    published_form,
     rope,
 )
-from radixlm.arch.families.composite_newer import ERNIES, MARKS
+from radixlm.arch.families.composite_newer import MARKS
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import SelectRow, flat, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp
@@ -29,12 +27,10 @@ def _attention(c: Config) -> Attention:
     return attention(c, rope=position, qkv_bias=c.use_bias, o_bias=c.use_bias)
 
 
-@family("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
 def ernie(c: Config) -> Decoder:
     return build_decoder(c, _attention(c), mlp(c, bias=c.use_bias))
 
 
-@family("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM")
 def ernie_moe(c: Config) -> Decoder:
     shared = c.moe_intermediate_size * c.moe_num_shared_experts
     sparse = moe(
@@ -65,8 +61,7 @@ _MARKS = (100295, 101304, 101305, 103367, 101306, 101307)
 _SECTIONS = (22, 22, 20)
 
 
-@published_form("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
-def _seeing_form(raw: dict[str, Any]) -> dict[str, Any]:
+def ernie_vl_config(raw: dict[str, Any]) -> dict[str, Any]:
     """``moe_intermediate_size`` holds the widths of both kinds of experts."""
     inner = raw.get("moe_intermediate_size") or [1536, 512]
     if not isinstance(inner, list) or len(inner) != 2:
@@ -74,7 +69,6 @@ def _seeing_form(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "moe_intermediate_size": inner[0], "vision_intermediate_size": inner[1]}
 
 
-@family(*ERNIES)
 def ernie_seeing(c: Config) -> Decoder:
     """Text and images have a router and experts each, and share the shared ones."""
     position = _attention(c).rope

@@ -9,7 +9,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     rms,
@@ -36,7 +35,6 @@ def _scaled(c: Config, **parts: Any) -> Decoder:
     return build_decoder(c, norm=rms(c, offset=1.0), embed_scale=c.hidden_size**0.5, **parts)
 
 
-@family("GemmaForCausalLM")
 def gemma(c: Config) -> Decoder:
     # Old checkpoints say "gelu" where their authors meant its tanh approximation.
     feed_forward = Mlp(c.intermediate_size, "gelu_tanh") if c.hidden_act == "gelu" else mlp(c)
@@ -63,7 +61,6 @@ def _attention(c: Config, every: int, layer: int, **fields: Any) -> Attention:
     )
 
 
-@family("Gemma2ForCausalLM")
 def gemma2(c: Config) -> Decoder:
     return _scaled(
         c,
@@ -75,7 +72,6 @@ def gemma2(c: Config) -> Decoder:
     )
 
 
-@family("VaultGemmaForCausalLM")
 def vault_gemma(c: Config) -> Decoder:
     return _scaled(
         c,
@@ -86,7 +82,6 @@ def vault_gemma(c: Config) -> Decoder:
     )
 
 
-@family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 def gemma3(c: Config) -> Decoder:
     # attn_logit_softcapping is a leftover of Gemma 2 in these configs: the model does not use it.
     every = c.sliding_window_pattern
@@ -129,7 +124,6 @@ def _of_layer(value: Any, layer: int) -> Any:
     return value[layer] if isinstance(value, list | tuple) else value
 
 
-@family("Gemma3nForCausalLM")
 def gemma3n(c: Config) -> Decoder:
     """The last layers read the keys and values of the last layer of their kind before them."""
     c.refuse("altup_active_idx", 0)
@@ -237,13 +231,11 @@ def _experts_beside(c: Config) -> tuple[Moe | None, Names]:
     return Moe(c.num_experts, count, c.moe_intermediate_size, act, **fields), names
 
 
-@family("Gemma4ForCausalLM")
 def gemma4(c: Config) -> Decoder:
     """Only in sliding layers may the places of an image see one another."""
     return _fourth(c, is_full_causal=True)
 
 
-@family("Gemma4UnifiedForCausalLM")
 def gemma4_unified(c: Config) -> Decoder:
     """In all layers."""
     return _fourth(c, is_full_causal=False)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, build_decoder, family, head_dim, rms, rope
+from radixlm.arch.families.builders import attention, build_decoder, head_dim, rms, rope
 from radixlm.arch.families.deepseek import latent, routed
 from radixlm.arch.names import FUSED_UP, LAYER
 from radixlm.arch.spec import Decoder
 from radixlm.base.record import replace
 
 
-@family("GlmForCausalLM")
 def glm(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True, interleaved=True)
     mixer = attention(c, rope=position, qkv_bias=c.attention_bias)
     return build_decoder(c, mixer, names={"ffn.up": FUSED_UP})
 
 
-@family("Glm4ForCausalLM")
 def glm4(c: Config) -> Decoder:
     described = glm(c)
     names = {
@@ -30,7 +28,6 @@ def glm4(c: Config) -> Decoder:
     return replace(described, blocks=blocks, names=names)
 
 
-@family("Glm4MoeForCausalLM")
 def glm4_moe(c: Config) -> Decoder:
     mixer = attention(
         c,
@@ -42,7 +39,6 @@ def glm4_moe(c: Config) -> Decoder:
     return build_decoder(c, mixer, routed(c, score="sigmoid", correction=True))
 
 
-@family("Glm4MoeLiteForCausalLM")
 def glm4_moe_lite(c: Config) -> Decoder:
     kinds = c.mlp_layer_types
     dense = kinds.count("dense") if kinds else 1
@@ -52,7 +48,6 @@ def glm4_moe_lite(c: Config) -> Decoder:
     return build_decoder(c, latent(c, interleaved=c.rope_interleave), ffn)
 
 
-@family("SolarOpenForCausalLM")
 def solar_open(c: Config) -> Decoder:
     mixer = attention(c, qkv_bias=c.attention_bias)
     return build_decoder(c, mixer, routed(c, first=0, score="sigmoid", correction=True))

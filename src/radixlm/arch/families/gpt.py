@@ -10,11 +10,9 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
-    published_form,
     rope,
     window,
 )
@@ -31,7 +29,6 @@ from radixlm.base.record import replace
 _H = "transformer.h.{i}."
 
 
-@family("GPT2LMHeadModel")
 def gpt2(c: Config) -> Decoder:
     c.refuse("add_cross_attention", False)
     dim = c.divide("hidden_size", "num_attention_heads")
@@ -60,8 +57,7 @@ def gpt2(c: Config) -> Decoder:
     )
 
 
-@published_form("gpt_neox", "gpt_neox_japanese")
-def _neox_form(raw: dict[str, Any]) -> dict[str, Any]:
+def gpt_neox_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Its classes know the rope's base and share by names of their own, and only by these."""
     out = {k: v for k, v in raw.items() if k not in ("rope_theta", "partial_rotary_factor")}
     if raw.get("rotary_emb_base") is not None:
@@ -69,7 +65,6 @@ def _neox_form(raw: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-@family("GPTNeoXForCausalLM")
 def gpt_neox(c: Config) -> Decoder:
     layer = "gpt_neox.layers.{i}."
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
@@ -101,7 +96,6 @@ def gpt_neox(c: Config) -> Decoder:
     )
 
 
-@family("FalconForCausalLM")
 def falcon(c: Config) -> Decoder:
     """Three layouts: 40B (grouped heads), 7B (one KV head, parallel), 1B (plain heads)."""
     kv_heads = c.get("num_kv_heads") or c.num_attention_heads
@@ -154,7 +148,6 @@ def _falcon_norms(c: Config) -> tuple[Layout, Names]:
     return ("parallel" if c.parallel_attn else "pre"), two
 
 
-@family("OPTForCausalLM")
 def opt(c: Config) -> Decoder:
     """The checkpoint of 350M has its norms behind, and a narrower token table."""
     is_before = c.get("do_layer_norm_before", True)
@@ -199,8 +192,7 @@ def opt(c: Config) -> Decoder:
     )
 
 
-@published_form("modernbert-decoder")
-def _thetas(raw: dict[str, Any]) -> dict[str, Any]:
+def modernbert_decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Bases of both kinds of layers by names of their own."""
     if raw.get("rope_parameters"):
         return raw
@@ -216,7 +208,6 @@ def _thetas(raw: dict[str, Any]) -> dict[str, Any]:
     return form
 
 
-@family("ModernBertDecoderForCausalLM")
 def modernbert_decoder(c: Config) -> Decoder:
     """ModernBERT's block, causal: normed embeddings, no norm before the first attention, a layer
     before the head."""
@@ -261,7 +252,6 @@ def modernbert_decoder(c: Config) -> Decoder:
     return replace(described, blocks=(replace(first, layout="prenorm_ffn_only"), *rest))
 
 
-@family("GptOssForCausalLM")
 def gpt_oss(c: Config) -> Decoder:
     c.refuse("swiglu_alpha", 1.702)
     c.refuse("swiglu_limit", 7.0)

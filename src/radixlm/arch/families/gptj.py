@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import activation, attention, build_decoder, family, mlp, rope
+from radixlm.arch.families.builders import activation, attention, build_decoder, mlp, rope
 from radixlm.arch.names import LAYER, Named
 from radixlm.arch.recipes import GroupedQkv, SlicedQkv
 from radixlm.arch.spec import Attention, Decoder, Mlp, Norm, Rope
@@ -19,7 +19,6 @@ def _inner(c: Config, key: str) -> Mlp:
     return Mlp(inner, activation(c, "activation_function"), gated=False, bias=True)
 
 
-@family("GPTJForCausalLM")
 def gptj(c: Config) -> Decoder:
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     position = Rope(c.get("rotary_dim") or dim, 10000.0, interleaved=True)
@@ -41,14 +40,12 @@ def gptj(c: Config) -> Decoder:
     )
 
 
-@family("CodeGenForCausalLM")
 def codegen(c: Config) -> Decoder:
     fused = Named((_H + "attn.qkv_proj",), SlicedQkv(4, ("q", "v", "k")))
     described = gptj(c)
     return replace(described, names={**described.names, "mixer.qkv": fused})
 
 
-@family("GPTBigCodeForCausalLM")
 def gpt_bigcode(c: Config) -> Decoder:
     c.refuse("add_cross_attention", False)
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
@@ -78,7 +75,6 @@ def gpt_bigcode(c: Config) -> Decoder:
     )
 
 
-@family("GPTNeoForCausalLM")
 def gpt_neo(c: Config) -> Decoder:
     types = c.attention_types or [[["global", "local"], c.num_hidden_layers // 2]]
     kinds = [kind for pattern, times in types for _ in range(times) for kind in pattern]
@@ -108,7 +104,6 @@ def gpt_neo(c: Config) -> Decoder:
     )
 
 
-@family("BioGptForCausalLM")
 def biogpt(c: Config) -> Decoder:
     layer = "biogpt.layers.{i}."
     mixer = attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
@@ -134,7 +129,6 @@ def biogpt(c: Config) -> Decoder:
     )
 
 
-@family("PersimmonForCausalLM")
 def persimmon(c: Config) -> Decoder:
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     norm, layer = Norm(c.layer_norm_eps, "layer", bias=True), LAYER + "self_attn."
@@ -164,7 +158,6 @@ def persimmon(c: Config) -> Decoder:
     )
 
 
-@family("GPTNeoXJapaneseForCausalLM")
 def gpt_neox_japanese(c: Config) -> Decoder:
     """Only the last layer's attention has a bias, of its output."""
     layer, last = "gpt_neox_japanese.layers.{i}.", c.num_hidden_layers - 1

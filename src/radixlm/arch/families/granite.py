@@ -11,7 +11,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
@@ -74,32 +73,26 @@ MOE_NAMES: Names = {
 }
 
 
-@family("GraniteForCausalLM")
 def granite(c: Config) -> Decoder:
     return multiplied(c, _attention(c), mlp(c, bias=c.mlp_bias))
 
 
-@family("GraniteMoeForCausalLM")
 def granite_moe(c: Config) -> Decoder:
     return multiplied(c, _attention(c), _experts(c), MOE_NAMES)
 
 
-@family("GraniteMoeSharedForCausalLM")
 def granite_moe_shared(c: Config) -> Decoder:
     return multiplied(c, _attention(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
 
 
-@family("GraniteSWAForCausalLM")
 def granite_swa(c: Config) -> Decoder:
     return multiplied(c, _sinking(c), mlp(c, bias=c.mlp_bias))
 
 
-@family("GraniteMoeSWAForCausalLM")
 def granite_moe_swa(c: Config) -> Decoder:
     return multiplied(c, _sinking(c), _experts(c, c.shared_intermediate_size), MOE_NAMES)
 
 
-@family("HyperCLOVAXForCausalLM")
 def hyperclova_x(c: Config) -> Decoder:
     scale = c.get("attention_multiplier", head_dim(c) ** -0.5)
     described = multiplied(c, replace(_attention(c), scale=scale), mlp(c, bias=c.mlp_bias))

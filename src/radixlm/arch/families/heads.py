@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import FAMILIES, Family, family
 from radixlm.arch.families.pools import (
     dimensions,
     is_bidirectional,
@@ -14,26 +15,11 @@ from radixlm.arch.families.pools import (
     with_bidirectional_attention,
 )
 from radixlm.arch.names import AnyOf
+from radixlm.arch.registry import ARCHITECTURES, find
 from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
 from radixlm.base.record import replace
 
-# <name>Model gives vectors, <name>ForSequenceClassification scores; both around <name>ForCausalLM
-PLAIN = (
-    *("Llama", "Mistral", "Ministral", "Arcee", "SeedOss", "SmolLM3", "Helium", "Qwen2", "Qwen3"),
-    *("Qwen2Moe", "Qwen3Moe", "Gemma", "Gemma2", "Phi", "Phi3", "Mixtral", "DeepseekV2"),
-    *("DeepseekV3", "Glm", "Glm4", "Olmo", "Olmo2", "Olmo3", "Persimmon", "StableLm"),
-    *("Starcoder2", "GptOss", "HunYuanDenseV1", "HunYuanMoEV1", "Nemotron", "Exaone4"),
-    *("Ministral3", "Phimoe", "DiffLlama", "AXK1", "MiniCPM3", "Qwen3Next", "Jamba", "MiniMax"),
-    *("Falcon", "Bloom", "Mpt", "OPT", "BioGpt", "GPTNeoX", "GPTNeo", "GPTJ", "GPTBigCode"),
-    *("Mistral4", "AXK2", "Doge", "JetMoe", "Zamba", "Zamba2"),
-)
-# those whose model with a language head is called otherwise
-CAUSAL = {
-    "GPT2": "GPT2LMHeadModel",
-    "OpenAIGPT": "OpenAIGPTLMHeadModel",
-    "CTRL": "CTRLLMHeadModel",
-    "Qwen3_5Text": "Qwen3_5ForCausalLM",
-}
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
 STEP_MARK = 151651  # <extra_0>, which ends a step for the process reward models of Qwen
 
 
@@ -41,62 +27,48 @@ def body(base: str, c: Config) -> Decoder:
     """The decoder of the architecture ``base``, as an encoder where the config says that every
     token sees all others."""
     values = {key: c.get(key) for key in c} | {"use_bidirectional_attention": False}
-    decoder = FAMILIES[base](Config(values, c.source, {key for key in c if c.is_explicit(key)}))
+    decoder = find(base)(Config(values, c.source, {key for key in c if c.is_explicit(key)}))
     return with_bidirectional_attention(c, decoder) if is_bidirectional(c) else decoder
 
 
-def _vectors(base: str) -> Family:
-    def embedding(c: Config) -> Decoder:
-        return vectors(c, body(base, c))
-
-    return embedding
-
-
-def _scores(base: str, head: str = "score") -> Family:
-    def classifier(c: Config) -> Decoder:
-        return scores(c, body(base, c), head)
-
-    return classifier
+def base_of(architecture: str) -> str:
+    """The language model around which <stem>Model and <stem>ForSequenceClassification are made."""
+    stem = re.sub(r"(Text|Embedding)?(Model|ForSequenceClassification)$", "", architecture)
+    return next(f"{stem}{end}" for end in _CAUSAL if f"{stem}{end}" in ARCHITECTURES)
 
 
-for _stem in PLAIN:
-    family(f"{_stem}Model")(_vectors(f"{_stem}ForCausalLM"))
-    family(f"{_stem}ForSequenceClassification")(_scores(f"{_stem}ForCausalLM"))
-for _stem, _base in CAUSAL.items():
-    family(f"{_stem}Model")(_vectors(_base))
-    _head = "classifier" if _stem == "CTRL" else "score"
-    family(f"{_stem}ForSequenceClassification")(_scores(_base, _head))
-family("LlamaEmbeddingModel")(_vectors("LlamaForCausalLM"))
+def embedding(c: Config) -> Decoder:
+    """<stem>Model: vectors of the last token."""
+    return vectors(c, body(base_of(c.architecture), c))
 
 
-@family("LlamaBidirectionalModel")
+def classifier(c: Config) -> Decoder:
+    """<stem>ForSequenceClassification: a linear layer over the last token."""
+    return scores(c, body(base_of(c.architecture), c))
+
+
+def ctrl_classifier(c: Config) -> Decoder:
+    return scores(c, body("CTRLLMHeadModel", c), "classifier")
+
+
 def llama_bidirectional(c: Config) -> Decoder:
     pooling = {"avg": "mean", "cls": "cls", "last": "last"}.get(c.get("pooling", "avg"), "mean")
     return vectors(c, with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling)
 
 
-@family("Gemma3TextModel", "EmbeddingGemmaModel")
 def gemma3_text(c: Config) -> Decoder:
     return vectors(c, _gemma3(c), "mean" if c.get("use_bidirectional_attention") else "last")
 
 
-@family("Gemma3TextForSequenceClassification", "Gemma3ForSequenceClassification")
 def gemma3_classifier(c: Config) -> Decoder:
     return scores(c, _gemma3(c))
 
 
-@family("Qwen3_5ForSequenceClassification")
-def qwen35_classifier(c: Config) -> Decoder:
-    return scores(c, body("Qwen3_5ForCausalLM", c))
-
-
-@family("CohereCompassTextForSequenceClassification")
 def cohere_compass_classifier(c: Config) -> Decoder:
     c.refuse("pooling", "eos")
     return scores(c, body("CohereCompassForCausalLM", c))
 
 
-@family("ModernBertDecoderForSequenceClassification")
 def modernbert_decoder_classifier(c: Config) -> Decoder:
     """The layer before the language head stands before the scores here."""
     decoder = body("ModernBertDecoderForCausalLM", c)
@@ -124,10 +96,9 @@ def _gemma3(c: Config) -> Decoder:
     return replace(decoder, blocks=blocks)
 
 
-@family("EmbeddingGemma2Model", "EmbeddingGemma2TextModel")
 def embedding_gemma2(c: Config) -> Decoder:
     """Gemma 4's blocks, seeing to both sides, whose own inputs come from the embedding alone."""
-    decoder = FAMILIES["Gemma4ForCausalLM"](
+    decoder = find("Gemma4ForCausalLM")(
         c.replace(
             tie_word_embeddings=True,
             use_bidirectional_attention=None,
@@ -162,7 +133,6 @@ def gemma_kinds(c: Config, every: int) -> list[str]:
     return ["sliding_attention" if i % every else "full_attention" for i in layers]
 
 
-@family("LlamaForClassification")
 def llama_classification(c: Config) -> Decoder:
     """Scores of the place of the end token."""
     eos = c.get("eos_token_id", ())
@@ -178,7 +148,6 @@ def llama_classification(c: Config) -> Decoder:
     )
 
 
-@family("LlamaForSequenceClassificationWithNormal_Weights")
 def llama_weighted(c: Config) -> Decoder:
     """Pairs of scores, of which the first is weighed by a second head."""
     dim, names = c.hidden_size, labels(c)
@@ -194,12 +163,10 @@ def llama_weighted(c: Config) -> Decoder:
     )
 
 
-@family("InternLM2ForRewardModel")
 def internlm2_reward(c: Config) -> Decoder:
     return scores(c, body("InternLM2ForCausalLM", c), "v_head", labels=("reward",))
 
 
-@family("LlamaForRewardModel")
 def llama_reward(c: Config) -> Decoder:
     head = AnyOf("v_head", "score", "reward_head")
     return scores(c, body("LlamaForCausalLM", c), head, labels=("reward",))
@@ -212,17 +179,14 @@ def _reward(base: str, c: Config, pooling: str = "last", **fields: object) -> De
     return scores(c, body(base, c), "score.2", before, pooling=pooling, bias=True, **fields)
 
 
-@family("Qwen2ForRewardModel")
 def qwen2_reward(c: Config) -> Decoder:
     return _reward("Qwen2ForCausalLM", c, labels=("reward",) * c.get("num_labels", 1))
 
 
-@family("Qwen3ForRewardModel")
 def qwen3_reward(c: Config) -> Decoder:
     return _reward("Qwen3ForCausalLM", c, labels=("reward",) * c.get("num_labels", 1))
 
 
-@family("Qwen2ForProcessRewardModel")
 def qwen2_process_reward(c: Config) -> Decoder:
     """The probability that each step is right, in the order of the steps."""
     mark = c.get("step_tag_id", STEP_MARK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family
 from radixlm.arch.families.composite import composite
 from radixlm.arch.families.media_layouts_audio import OMNIS
 from radixlm.arch.spec import Decoder
@@ -19,7 +18,6 @@ HEARING = (
 UNSCALED = ("GraniteSpeechForConditionalGeneration",)
 
 
-@family(*HEARING)
 def hearing(c: Config) -> Decoder:
     """The text model's record."""
     decoder = composite(c)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import attention, build_decoder, family, head_dim, mlp
+from radixlm.arch.families.builders import attention, build_decoder, head_dim, mlp
 from radixlm.arch.names import AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts
 from radixlm.arch.spec import AttentionExtras, Decoder, HierarchicalRecurrence, Norm
@@ -12,7 +12,6 @@ _LAYER = "model.{stack}.layers.{i}."
 _OURS, _THEIRS, _MLP = _LAYER + "self_attn.", _LAYER + "attn.", _LAYER + "mlp."
 
 
-@family("HrmTextForCausalLM")
 def hrm_text(c: Config) -> Decoder:
     """A prompt is read forwards alone, as without token types; num_hidden_layers is that of one
     stack until num_layers_per_stack says so."""

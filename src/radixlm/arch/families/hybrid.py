@@ -13,11 +13,9 @@ from radixlm.arch.families.builders import (
     attention,
     build_decoder,
     corrected_moe,
-    family,
     head_dim,
     mlp,
     moe,
-    published_form,
     rms,
     rope,
 )
@@ -76,7 +74,6 @@ _BACKBONE: Names = {
 }
 
 
-@family("MambaForCausalLM", "FalconMambaForCausalLM")
 def mamba(c: Config) -> Decoder:
     c.refuse("hidden_act", "silu")
     inner_norm = c.get("mixer_rms_eps")
@@ -94,7 +91,6 @@ def mamba(c: Config) -> Decoder:
     return stacked(c, blocks, norm, _BACKBONE)
 
 
-@family("Mamba2ForCausalLM")
 def mamba2(c: Config) -> Decoder:
     c.refuse("hidden_act", "silu")
     norm = Norm(c.layer_norm_epsilon)
@@ -123,7 +119,6 @@ def _is_attention(c: Config, layer: int, otherwise: bool) -> bool:
     return kinds[layer] in ("attention", "full_attention")
 
 
-@family("JambaForCausalLM")
 def jamba(c: Config) -> Decoder:
     c.refuse("hidden_act", "silu")
     state = Mamba1(
@@ -179,13 +174,11 @@ def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
     )
 
 
-@published_form("bamba")
-def _bamba_form(raw: dict[str, Any]) -> dict[str, Any]:
+def bamba_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The class reads the share of a head that turns from rope_parameters alone."""
     return {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
 
 
-@family("BambaForCausalLM")
 def bamba(c: Config) -> Decoder:
     state, bias = _mamba2_of(c), c.attention_bias
     position = rope(c, head_dim(c), partial=True)
@@ -206,7 +199,6 @@ def bamba(c: Config) -> Decoder:
     return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
 
 
-@family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(c: Config) -> Decoder:
     state, bias = _mamba2_of(c), c.attention_bias
     turns = c.get("position_embedding_type") == "rope"
@@ -232,7 +224,6 @@ def granite_hybrid(c: Config) -> Decoder:
     return multiplied(c, mixer, ffn, names)
 
 
-@family("FalconH1ForCausalLM")
 def falcon_h1(c: Config) -> Decoder:
     """Both mixers in each layer; the multipliers go into the rows of the matrices."""
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
@@ -307,13 +298,11 @@ _NEMOTRON_KEYS = {
 }
 
 
-@published_form("nemotron_h")
-def _nemotron_form(raw: dict[str, Any]) -> dict[str, Any]:
+def nemotron_h_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Older names of keys, which win."""
     return raw | {new: raw[old] for old, new in _NEMOTRON_KEYS.items() if old in raw}
 
 
-@family("NemotronHForCausalLM")
 def nemotron_h(c: Config) -> Decoder:
     """Layers of one branch each: a Mamba, attention, a feed-forward or experts."""
     if c.get("moe_latent_size"):

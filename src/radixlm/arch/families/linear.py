@@ -13,11 +13,9 @@ from radixlm.arch.families.builders import (
     attention,
     build_decoder,
     corrected_moe,
-    family,
     head_dim,
     mlp,
     moe,
-    published_form,
     rms,
     rope,
     window,
@@ -111,7 +109,6 @@ def _qwen(c: Config, ffn: Ffn | Callable[[int], Ffn], names: Names) -> Decoder:
     )
 
 
-@family("Qwen3NextForCausalLM")
 def qwen3_next(c: Config) -> Decoder:
     shared = Mlp(c.shared_expert_intermediate_size, activation(c))
     sparse = moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
@@ -130,12 +127,10 @@ def qwen3_next(c: Config) -> Decoder:
     return _qwen(c, lambda i: sparse if has_experts(i) else mlp(c), names)
 
 
-@family("Qwen3_5ForCausalLM")
 def qwen3_5(c: Config) -> Decoder:
     return _qwen(c, mlp(c), DELTA)
 
 
-@family("Qwen3_5MoeForCausalLM")
 def qwen3_5_moe(c: Config) -> Decoder:
     shared = Mlp(c.shared_expert_intermediate_size, activation(c))
     return _qwen(c, moe(c, renorm=True, shared=shared, shared_gate=True), DELTA)
@@ -144,7 +139,6 @@ def qwen3_5_moe(c: Config) -> Decoder:
 _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm")
 
 
-@family("OlmoHybridForCausalLM")
 def olmo_hybrid(c: Config) -> Decoder:
     """Attention layers norm what their branches give, the others what these take."""
     scale = 2.0 if c.linear_allow_neg_eigval else 1.0
@@ -184,14 +178,12 @@ _KIMI_NAMES = {
 }
 
 
-@published_form("kimi_linear")
-def _kimi_form(raw: dict[str, Any]) -> dict[str, Any]:
+def kimi_linear_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Its class takes both names of a key."""
     usual = {own: raw[name] for own, name in _KIMI_NAMES.items() if raw.get(name) is not None}
     return {**usual, **raw}
 
 
-@family("KimiLinearForCausalLM")
 def kimi_linear(c: Config) -> Decoder:
     """Delta nets that forget by channel, and latent attention that does not turn."""
     c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
@@ -273,7 +265,6 @@ KIMI: Names = {
 }
 
 
-@family("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
 def minimax(c: Config) -> Decoder:
     """Linear attention whose decay weakens with depth; the residual is the normed stream."""
     heads, dim, count = c.num_attention_heads, head_dim(c), c.num_hidden_layers
@@ -347,7 +338,6 @@ def _lfm2(c: Config, ffn: Ffn | Callable[[int], Ffn]) -> Decoder:
     return build_decoder(c, mixer, ffn, norm, names=_LFM2)
 
 
-@family("Lfm2ForCausalLM")
 def lfm2(c: Config) -> Decoder:
     inner = c.get("block_ff_dim", c.intermediate_size)
     if c.block_auto_adjust_ff_dim:
@@ -358,7 +348,6 @@ def lfm2(c: Config) -> Decoder:
     return _lfm2(c, Mlp(inner, "silu"))
 
 
-@family("Lfm2MoeForCausalLM")
 def lfm2_moe(c: Config) -> Decoder:
     sparse = moe(
         c,
@@ -372,7 +361,6 @@ def lfm2_moe(c: Config) -> Decoder:
     return _lfm2(c, lambda i: dense if i < c.num_dense_layers else sparse)
 
 
-@family("Lfm3ForCausalLM")
 def lfm3(c: Config) -> Decoder:
     """LFM2 with sandwiched norms, windows and a gate a head."""
     norm, bias = Norm(c.norm_eps), c.attention_bias
@@ -407,7 +395,6 @@ def _lfm3_kind(i: int) -> str:
     return "sliding_attention" if i % 4 == 0 and i else "conv"
 
 
-@family("RecurrentGemmaForCausalLM")
 def recurrent_gemma(c: Config) -> Decoder:
     pattern = c.get("block_types") or c.get("_block_types") or ("recurrent",) * 2 + ("attention",)
     position = rope(c, head_dim(c), partial=True)

@@ -9,7 +9,6 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     rope,
@@ -19,41 +18,32 @@ from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Norm
 from radixlm.base.record import replace
 
 
-@family(
-    *("LlamaForCausalLM", "TorchNativeLlamaForCausalLM", "IQuestCoderForCausalLM"),
-    "Emu3ForCausalLM",
-)
 def llama(c: Config) -> Decoder:
     bias = c.attention_bias
     return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
 
 
-@family("MistralForCausalLM")
 def mistral(c: Config) -> Decoder:
     return build_decoder(c, attention(c, window=c.sliding_window or 0))
 
 
-@family("MinistralForCausalLM")
 def ministral(c: Config) -> Decoder:
     if c.layer_types is None:
         return mistral(c)
     return build_decoder(c, lambda i: attention(c, window=window(c, i)))
 
 
-@family("ArceeForCausalLM")
 def arcee(c: Config) -> Decoder:
     bias = c.attention_bias
     feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
     return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward)
 
 
-@family("SeedOssForCausalLM")
 def seed_oss(c: Config) -> Decoder:
     mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_out_bias)
     return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
 
 
-@family("SmolLM3ForCausalLM")
 def smollm3(c: Config) -> Decoder:
     ropes = c.no_rope_layers or [
         (i + 1) % c.no_rope_layer_interval for i in range(c.num_hidden_layers)
@@ -69,7 +59,6 @@ def smollm3(c: Config) -> Decoder:
     return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
 
 
-@family("DiffLlamaForCausalLM")
 def diff_llama(c: Config) -> Decoder:
     bias, dim = c.attention_bias, head_dim(c)
     if attention(c).kv_heads % 2:
@@ -86,7 +75,6 @@ def diff_llama(c: Config) -> Decoder:
     return build_decoder(c, mixer)
 
 
-@family("TeleFLMForCausalLM")
 def teleflm(c: Config) -> Decoder:
     """Llama under maximal update parametrisation: scaled embeddings and logits."""
     described = llama(c)
@@ -96,7 +84,6 @@ def teleflm(c: Config) -> Decoder:
     return replace(described, embed_scale=float(c.get("input_mult", 1.0)), logit_scale=scale)
 
 
-@family("HeliumForCausalLM")
 def helium(c: Config) -> Decoder:
     position = rope(c, head_dim(c), interleaved=True)
     return build_decoder(
@@ -104,7 +91,6 @@ def helium(c: Config) -> Decoder:
     )
 
 
-@family("Jais2ForCausalLM")
 def jais2(c: Config) -> Decoder:
     bias = c.attention_bias
     norm = Norm(c.layer_norm_eps, "layer", bias=True)
@@ -112,7 +98,6 @@ def jais2(c: Config) -> Decoder:
     return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward, norm=norm)
 
 
-@family("CwmForCausalLM")
 def cwm(c: Config) -> Decoder:
     def mixer(i: int) -> Attention:
         span = window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
@@ -121,7 +106,6 @@ def cwm(c: Config) -> Decoder:
     return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
 
 
-@family("InternLM3ForCausalLM")
 def internlm3(c: Config) -> Decoder:
     qkv_bias, bias = c.get("qkv_bias", c.attention_bias), c.get("bias", c.mlp_bias)
     return build_decoder(c, attention(c, qkv_bias=qkv_bias, o_bias=bias), mlp(c, bias=bias))

@@ -11,11 +11,9 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
-    published_form,
     rms,
     rope,
 )
@@ -27,15 +25,13 @@ from radixlm.base.record import replace
 _FEED, _ATTENTION, _MLP = LAYER + "feed_forward.", LAYER + "self_attn.", LAYER + "mlp."
 
 
-@published_form("llama4_text")
-def _llama4_form(raw: dict[str, Any]) -> dict[str, Any]:
+def llama4_config(raw: dict[str, Any]) -> dict[str, Any]:
     """``attn_temperature_tuning`` was a number once."""
     tuning = raw.get("attn_temperature_tuning")
     is_count = isinstance(tuning, int) and tuning > 1
     return {**raw, "attn_temperature_tuning": True} if is_count else raw
 
 
-@family("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 def llama4(c: Config) -> Decoder:
     """Rotating layers see their chunk, the others everything, with growing queries."""
     step, count = c.no_rope_layer_interval, c.num_hidden_layers
@@ -83,7 +79,6 @@ _LLAMA4: Names = {
 }
 
 
-@family("Ministral3ForCausalLM")
 def ministral3(c: Config) -> Decoder:
     p = c.rope_parameters
     beta, period = p.get("llama_4_scaling_beta"), p.get("original_max_position_embeddings")
@@ -91,7 +86,6 @@ def ministral3(c: Config) -> Decoder:
     return build_decoder(c, attention(c, window=c.sliding_window or 0, extras=extras))
 
 
-@family("NanoChatForCausalLM")
 def nanochat(c: Config) -> Decoder:
     norm, bias = Norm(c.rms_norm_eps, affine=False), c.attention_bias
     turned = rope(c, head_dim(c))
@@ -117,7 +111,6 @@ def nanochat(c: Config) -> Decoder:
     )
 
 
-@family("BitNetForCausalLM")
 def bitnet(c: Config) -> Decoder:
     bias = c.attention_bias
     mixer = attention(c, qkv_bias=bias, o_bias=bias, extras=AttentionExtras(out_norm=rms(c)))
@@ -129,7 +122,6 @@ def bitnet(c: Config) -> Decoder:
     return build_decoder(c, mixer, ffn, names=names)
 
 
-@family("ApertusForCausalLM")
 def apertus(c: Config) -> Decoder:
     c.refuse("hidden_act", "xielu")
     bias = c.attention_bias
@@ -176,13 +168,11 @@ _HUNYUAN: Names = {
 }
 
 
-@family("HunYuanDenseV1ForCausalLM")
 def hunyuan_dense(c: Config) -> Decoder:
     return build_decoder(c, _hunyuan_attention(c), names=_HUNYUAN)
 
 
-@published_form("hunyuan_v1_moe")
-def _of_every_layer(raw: dict[str, Any]) -> dict[str, Any]:
+def hunyuan_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Counts are published by layer, as lists; those that all layers share are taken as one."""
     form = dict(raw)
     for key in ("num_experts", "moe_topk", "num_experts_per_tok", "moe_intermediate_size"):
@@ -192,7 +182,6 @@ def _of_every_layer(raw: dict[str, Any]) -> dict[str, Any]:
     return form
 
 
-@family("HunYuanMoEV1ForCausalLM")
 def hunyuan_moe(c: Config) -> Decoder:
     shared = mlp(c)
 

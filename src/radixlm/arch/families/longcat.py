@@ -8,9 +8,7 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     build_decoder,
-    family,
     moe,
-    published_form,
     rms,
 )
 from radixlm.arch.families.deepseek import latent
@@ -23,8 +21,7 @@ _LAYER = "model.layers.{half}."
 _ATTENTION, _MLP = _LAYER + "self_attn.{odd}.", _LAYER + "mlp."
 
 
-@published_form("longcat_flash")
-def _widths(raw: dict[str, Any]) -> dict[str, Any]:
+def longcat_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The usual names of both widths, where the config has no others."""
     both = {
         "intermediate_size": "ffn_hidden_size",
@@ -33,7 +30,6 @@ def _widths(raw: dict[str, Any]) -> dict[str, Any]:
     return {**{own: raw[usual] for usual, own in both.items() if usual in raw}, **raw}
 
 
-@family("LongcatFlashForCausalLM")
 def longcat_flash(c: Config) -> Decoder:
     """A layer is two blocks. The experts read the first one's feed-forward input and join behind
     the second; some of them hand their input through. The factors of the latents are in weights."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import FAMILIES, family
 from radixlm.arch.families.media_layouts import (
     _INTERNVL_TOKENS,
     ORIGINALS,
@@ -22,6 +21,7 @@ from radixlm.arch.families.media_layouts import (
 from radixlm.arch.families.media_layouts_audio import AUDIO_LAYOUTS
 from radixlm.arch.families.media_layouts_ocr import OCR_LAYOUTS
 from radixlm.arch.json_file import read_object
+from radixlm.arch.registry import find
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import replace
@@ -76,10 +76,9 @@ _LLAVA: Rules = (
 )
 
 
-@family(*LLAVA_TEXTS)
 def llava(c: Config) -> Decoder:
     """The text model's record: its keys are at the top of the config."""
-    return FAMILIES[LLAVA_TEXTS[c.architecture]](c)
+    return find(LLAVA_TEXTS[c.architecture])(c)
 
 
 def vision_encoder_folder(raw: Raw, folder: Path) -> Path | None:

@@ -8,10 +8,8 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     attention,
     build_decoder,
-    family,
     head_dim,
     moe,
-    published_form,
     rms,
     rope,
 )
@@ -28,7 +26,6 @@ W1_W3_W2: Names = {
 }
 
 
-@family("MixtralForCausalLM", "QuantMixtralForCausalLM")
 def mixtral(c: Config) -> Decoder:
     return build_decoder(
         c,
@@ -38,8 +35,7 @@ def mixtral(c: Config) -> Decoder:
     )
 
 
-@published_form("minimax_m2")
-def _turned_share(raw: dict[str, Any]) -> dict[str, Any]:
+def minimax_m2_config(raw: dict[str, Any]) -> dict[str, Any]:
     """``rotary_dim`` channels of a head turn."""
     turned, whole = raw.get("rotary_dim"), raw.get("head_dim") or 128
     if turned is None or raw.get("partial_rotary_factor") is not None:
@@ -47,7 +43,6 @@ def _turned_share(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "partial_rotary_factor": turned / whole}
 
 
-@family("MiniMaxM2ForCausalLM")
 def minimax_m2(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True)
     correction = "e_score_correction_bias"

@@ -6,14 +6,11 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
-    FAMILIES,
     activation,
     build_decoder,
     corrected_moe,
-    family,
-    published_form,
 )
-from radixlm.arch.families.deepseek import latent, routed
+from radixlm.arch.families.deepseek import deepseek_v32, latent, routed
 from radixlm.arch.families.linear import channel_delta
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
@@ -24,7 +21,6 @@ from radixlm.base.record import replace
 _MLP = LAYER + "mlp."
 
 
-@family("Mistral4ForCausalLM")
 def mistral4(c: Config) -> Decoder:
     """Queries grow with each original length of the rope; softmax routing in groups."""
     p, mixer = c.rope_parameters, latent(c, interleaved=c.rope_interleave)
@@ -43,8 +39,7 @@ def _gated_norm(ours: str, theirs: str) -> Names:
     }
 
 
-@published_form("axk2")
-def _axk2_form(raw: dict[str, Any]) -> dict[str, Any]:
+def axk2_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Which layers have experts, as older configs say it."""
     if raw.get("mlp_layer_types") is not None:
         return raw
@@ -54,13 +49,12 @@ def _axk2_form(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "mlp_layer_types": kinds}
 
 
-@family("AXK2ForCausalLM")
 def axk2(c: Config) -> Decoder:
     """DeepSeek V3.2 whose values are gated by what makes the queries, and whose norms gate
     themselves."""
     if (c.get("n_group") is None) != (c.get("topk_group") is None):
         raise c.error("n_group", "and 'topk_group' must be given together")
-    described = FAMILIES["DeepseekV32ForCausalLM"](c)
+    described = deepseek_v32(c)
     attn, rank = LAYER + "self_attn.", c.gated_norm_rank
 
     def block(one: Block) -> Block:
@@ -77,8 +71,7 @@ def axk2(c: Config) -> Decoder:
     return replace(described, blocks=blocks, names=names)
 
 
-@published_form("bailing_hybrid")
-def _bailing_form(raw: dict[str, Any]) -> dict[str, Any]:
+def bailing_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The usual names of what this class names otherwise."""
     out = dict(raw)
     for ours, theirs in (
@@ -137,7 +130,6 @@ BAILING: Names = {
 }
 
 
-@family("BailingHybridForCausalLM")
 def bailing_hybrid(c: Config) -> Decoder:
     """Delta nets that forget by channel, and gated latent attention, as in Kimi Linear."""
     c.refuse("hidden_act", "silu")

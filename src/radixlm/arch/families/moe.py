@@ -13,7 +13,6 @@ from radixlm.arch.families.builders import (
     attention,
     build_decoder,
     corrected_moe,
-    family,
     head_dim,
     is_sliding,
     mlp,
@@ -39,7 +38,6 @@ def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[
     return lambda i: sparse if (kinds[i] == "sparse" if kinds else i > 0) else plain_ffn
 
 
-@family("LagunaForCausalLM")
 def laguna(c: Config) -> Decoder:
     c.refuse("moe_apply_router_weight_on_input", False)
     heads, bias = c.get("num_attention_heads_per_layer"), c.attention_bias
@@ -85,7 +83,6 @@ def _shared(*prefixes: str) -> AnyOf:
     return AnyOf(*((f"{_MLP}{one}.gate_proj", f"{_MLP}{one}.up_proj") for one in prefixes))
 
 
-@family("BeamForCausalLM")
 def beam(c: Config) -> Decoder:
     """Layers without rope whose queries grow instead; a gate with a bias a head; the n-th branch
     weighs as the mean of n would have it."""
@@ -134,7 +131,6 @@ def _means(n: int) -> tuple[float, float, float, float]:
     return first, n**-0.5, second, (n + 1) ** -0.5
 
 
-@family("MiMoV2FlashForCausalLM")
 def mimo_v2(c: Config) -> Decoder:
     """Window layers have twice the KV heads, and sinks; values are narrower than keys."""
     extras = AttentionExtras(v_dim=c.v_head_dim, v_scale=c.get("attention_value_scale", 1.0))
@@ -164,7 +160,6 @@ def _mimo_kind(i: int) -> str:
     return "full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention"
 
 
-@family("HYV3ForCausalLM")
 def hy_v3(c: Config) -> Decoder:
     bias = c.attention_bias
     shared = c.moe_intermediate_size * c.num_shared_experts
@@ -210,7 +205,6 @@ def _turning_windows(
     return mixer
 
 
-@family("FlintForCausalLM")
 def flint(c: Config) -> Decoder:
     shared = Mlp(c.shared_expert_intermediate_size, activation(c))
     sparse = moe(c, score="sigmoid", renorm=c.norm_topk_prob, shared=shared)
@@ -229,7 +223,6 @@ def flint(c: Config) -> Decoder:
     return build_decoder(c, mixer, ffn, names=names)
 
 
-@family("Kolibri1ForCausalLM")
 def kolibri(c: Config) -> Decoder:
     """The correction joins the raw logits, whose order a sigmoid does not change."""
     sparse = moe(
@@ -251,7 +244,6 @@ def kolibri(c: Config) -> Decoder:
     return build_decoder(c, mixer, sparse, layout="sandwich", names=names)
 
 
-@family("AriaTextForCausalLM")
 def aria(c: Config) -> Decoder:
     bias = c.attention_bias
     shared = Mlp(c.intermediate_size * c.moe_num_shared_experts, activation(c), bias=c.mlp_bias)
@@ -271,7 +263,6 @@ def aria(c: Config) -> Decoder:
     return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
 
 
-@family("PhimoeForCausalLM", "PhiMoEForCausalLM")
 def phimoe(c: Config) -> Decoder:
     """Sparsemixer takes two experts, whatever num_experts_per_tok says."""
     bias, p = c.attention_bias, c.rope_parameters
@@ -291,7 +282,6 @@ def phimoe(c: Config) -> Decoder:
     )
 
 
-@family("DbrxForCausalLM")
 def dbrx(c: Config) -> Decoder:
     block = "transformer.blocks.{i}."
     how, feed = c.attn_config, c.ffn_config

@@ -11,7 +11,6 @@ from radixlm.arch.families.builders import (
     Ffn,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
@@ -86,14 +85,12 @@ def _muse(
     return with_untied_head(c, replace(described, blocks=tuple(blocks)))
 
 
-@family("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
 def muse_glimmer(c: Config) -> Decoder:
     behind = Norm(c.post_norm_eps, offset=1.0)
     gated = AttentionExtras(gate="channel")
     return _muse(c, mlp(c, act="hidden_activation"), gated, (behind, behind), {})
 
 
-@family("MuseSparkForCausalLM", "MuseSparkForConditionalGeneration")
 def muse_spark(c: Config) -> Decoder:
     behind = Norm(c.post_norm_eps, offset=1.0, scales_input=True)
     sparse = moe(

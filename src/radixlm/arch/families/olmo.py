@@ -12,11 +12,9 @@ from radixlm.arch.families.builders import (
     attention,
     build_decoder,
     corrected_moe,
-    family,
     head_dim,
     mlp,
     moe,
-    published_form,
     rms,
     rope,
     window,
@@ -25,7 +23,6 @@ from radixlm.arch.names import DEFAULT, LAYER, POST, AnyOf
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp, Norm
 
 
-@family("OlmoForCausalLM")
 def olmo(c: Config) -> Decoder:
     bias = c.attention_bias
     norm = Norm(1e-5, "layer", affine=False)
@@ -36,14 +33,12 @@ def _clip(c: Config) -> AttentionExtras | None:
     return AttentionExtras(clip_qkv=float(c.clip_qkv)) if c.get("clip_qkv") else None
 
 
-@family("Olmo2ForCausalLM")
 def olmo2(c: Config) -> Decoder:
     bias = c.attention_bias
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
     return build_decoder(c, mixer, layout="post", names=POST)
 
 
-@family("Olmo3ForCausalLM")
 def olmo3(c: Config) -> Decoder:
     bias = c.attention_bias
 
@@ -63,7 +58,6 @@ def olmo3(c: Config) -> Decoder:
     return build_decoder(c, mixer, layout="post", names=POST)
 
 
-@family("OlmoeForCausalLM")
 def olmoe(c: Config) -> Decoder:
     bias = c.attention_bias
     extras = (
@@ -77,7 +71,6 @@ def olmoe(c: Config) -> Decoder:
     return build_decoder(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
 
 
-@family("FlexOlmoForCausalLM")
 def flex_olmo(c: Config) -> Decoder:
     bias = c.attention_bias
     mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
@@ -85,8 +78,7 @@ def flex_olmo(c: Config) -> Decoder:
     return build_decoder(c, mixer, ffn, layout="post", names=POST)
 
 
-@published_form("exaone4", "exaone_moe")
-def _exaone_form(raw: dict[str, Any]) -> dict[str, Any]:
+def exaone_config(raw: dict[str, Any]) -> dict[str, Any]:
     """``sliding_window_pattern`` may be a word, "LLLG", of a letter a layer: local or global."""
     word = raw.get("sliding_window_pattern")
     if not isinstance(word, str) or not word or word.strip("LG"):
@@ -114,12 +106,10 @@ def exaone_attention(c: Config) -> Callable[[int], Attention]:
     return mixer
 
 
-@family("Exaone4ForCausalLM")
 def exaone4(c: Config) -> Decoder:
     return build_decoder(c, exaone_attention(c), layout="post", names=POST)
 
 
-@family("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM")
 def exaone_moe(c: Config) -> Decoder:
     kinds = c.mlp_layer_types
     shared = Mlp(c.moe_intermediate_size * c.num_shared_experts, activation(c))

@@ -7,7 +7,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     rope,
@@ -19,7 +18,6 @@ from radixlm.arch.spec import Decoder, Mlp, Norm
 _ATTENTION = LAYER + "self_attn."
 
 
-@family("PhiForCausalLM")
 def phi(c: Config) -> Decoder:
     norm = Norm(c.layer_norm_eps, "layer", bias=True)
     return build_decoder(
@@ -47,14 +45,12 @@ def phi(c: Config) -> Decoder:
     )
 
 
-@family("Phi3ForCausalLM", "TorchNativePhi3ForCausalLM")
 def phi3(c: Config) -> Decoder:
     position = rope(c, head_dim(c), partial=True)
     names = {"mixer.qkv": _ATTENTION + "qkv_proj", "ffn.up": FUSED_UP}
     return build_decoder(c, attention(c, rope=position, window=c.sliding_window or 0), names=names)
 
 
-@family("StableLmForCausalLM")
 def stablelm(c: Config) -> Decoder:
     dim = c.divide("hidden_size", "num_attention_heads")
     mixer = attention(
@@ -82,7 +78,6 @@ def stablelm(c: Config) -> Decoder:
     )
 
 
-@family("Starcoder2ForCausalLM")
 def starcoder2(c: Config) -> Decoder:
     bias = c.use_bias
     return build_decoder(
@@ -94,7 +89,6 @@ def starcoder2(c: Config) -> Decoder:
     )
 
 
-@family("NemotronForCausalLM")
 def nemotron(c: Config) -> Decoder:
     bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
     return build_decoder(

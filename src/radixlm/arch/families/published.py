@@ -11,7 +11,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
     moe,
@@ -36,7 +35,6 @@ from radixlm.arch.spec import (
 )
 
 
-@family("XverseMoeForCausalLM")
 def xverse_moe(c: Config) -> Decoder:
     shared = c.intermediate_size * c.get("num_shared_experts", 0)
     sparse = moe(
@@ -65,7 +63,6 @@ def _solar_skips(c: Config) -> tuple[SkipConnection, ...]:
     return tuple(skip for skip in found if skip.at < c.num_hidden_layers)
 
 
-@family("SolarForCausalLM")
 def solar(c: Config) -> Decoder:
     """Llama some of whose layers also read what earlier ones have read."""
     shares, bias = c.bskcn_tv, c.attention_bias
@@ -116,7 +113,6 @@ def _deci_ffn(c: Config, layer: int) -> Mlp | SquareLinear | None:
     return Mlp(width, activation(c), bias=c.mlp_bias)
 
 
-@family("DeciLMForCausalLM")
 def decilm(c: Config) -> Decoder:
     """Llama whose layers differ in KV heads and width, or lack a half, or have a matrix for it."""
     before, behind = LAYER + "input_layernorm", LAYER + "post_attention_layernorm"
@@ -148,7 +144,6 @@ def _phi3_small_rope(c: Config, dim: int) -> Rope:
     return rope(c.replace(rope_parameters={**c.rope_parameters, **own}), dim)
 
 
-@family("Phi3SmallForCausalLM")
 def phi3_small(c: Config) -> Decoder:
     """Layers that see blocks of tokens, by turns with layers that see all; gates in turn with
     what they gate."""
@@ -193,7 +188,6 @@ def phi3_small(c: Config) -> Decoder:
     )
 
 
-@family("Step3TextForCausalLM", "Step3VLForConditionalGeneration")
 def step3(c: Config) -> Decoder:
     """Queries by way of few channels, one KV head, experts from a given layer on."""
     listed = c.get("moe_layers_enum")
@@ -220,7 +214,6 @@ def step3(c: Config) -> Decoder:
     return build_decoder(c, attention(c, kv_heads=1, extras=extras), ffn, names=names)
 
 
-@family("Grok1ForCausalLM", "Grok1ModelForCausalLM")
 def grok1(c: Config) -> Decoder:
     """Sandwiched norms, capped attention and routing, scaled embeddings and logits."""
     cap = float(c.get("attn_logit_softcapping", 30.0))

@@ -9,7 +9,6 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     is_sliding,
     mlp,
@@ -33,14 +32,12 @@ def slides(c: Config, layer: int) -> bool:
     return bool(layer >= c.max_window_layers)
 
 
-@family("Qwen2ForCausalLM")
 def qwen2(c: Config) -> Decoder:
     return build_decoder(
         c, lambda i: attention(c, qkv_bias=True, window=c.sliding_window if slides(c, i) else 0)
     )
 
 
-@family("Qwen3ForCausalLM")
 def qwen3(c: Config) -> Decoder:
     return build_decoder(
         c,
@@ -61,7 +58,6 @@ def sparse_layers(c: Config) -> Callable[[int], bool]:
     return lambda i: i not in dense and (i + 1) % c.decoder_sparse_step == 0
 
 
-@family("Qwen2MoeForCausalLM")
 def qwen2_moe(c: Config) -> Decoder:
     shared = Mlp(c.shared_expert_intermediate_size, activation(c))
     sparse = moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
@@ -89,7 +85,6 @@ def qwen2_moe(c: Config) -> Decoder:
     )
 
 
-@family("Qwen3MoeForCausalLM")
 def qwen3_moe(c: Config) -> Decoder:
     sparse = moe(c, renorm=c.norm_topk_prob)
     has_experts = sparse_layers(c)
@@ -101,7 +96,6 @@ def qwen3_moe(c: Config) -> Decoder:
     return build_decoder(c, mixer, lambda i: sparse if has_experts(i) else mlp(c))
 
 
-@family("MellumForCausalLM")
 def mellum(c: Config) -> Decoder:
     sparse = moe(c, renorm=c.norm_topk_prob)
     bias, kinds = c.attention_bias, c.mlp_layer_types

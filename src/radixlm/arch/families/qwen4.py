@@ -11,7 +11,6 @@ from radixlm.arch.families.builders import (
     Mixer,
     activation,
     build_decoder,
-    family,
     head_dim,
     moe,
     rms,
@@ -137,7 +136,6 @@ def _names(c: Config) -> Names:
     }
 
 
-@family("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 def qwen4_exp(c: Config) -> Decoder:
     """Also of a whole with an encoder, whose ropes have sections."""
     if c.architecture == "Qwen4ExpForConditionalGeneration":

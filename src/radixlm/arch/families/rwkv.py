@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family, published_form
 from radixlm.arch.families.hybrid import stacked
 from radixlm.arch.names import Named, Names
 from radixlm.arch.recipes import flat
@@ -13,8 +12,7 @@ from radixlm.arch.spec import Block, Decoder, Norm, RwkvChannel, RwkvTime
 from radixlm.base.record import replace
 
 
-@published_form("rwkv")
-def _form(raw: dict[str, Any]) -> dict[str, Any]:
+def rwkv_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The usual name of the length it was made for."""
     if raw.get("context_length") is None:
         return raw
@@ -56,7 +54,6 @@ def _names() -> Names:
     }
 
 
-@family("RwkvForCausalLM")
 def rwkv(c: Config) -> Decoder:
     """Every rescale_every layers the class halves the stream and what joins it: the same as norms
     whose epsilon grows."""

@@ -8,24 +8,20 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     attention,
     build_decoder,
-    family,
     head_dim,
     mlp,
-    published_form,
     rms,
     rope,
 )
 from radixlm.arch.families.composite import composite
-from radixlm.arch.families.composite_newer import JOINING, MARKED, joined_layers
+from radixlm.arch.families.composite_newer import joined_layers
 from radixlm.arch.families.deepseek import routed
-from radixlm.arch.families.media_layouts_ocr import DEEPSEEK_OCRS
 from radixlm.arch.names import DEFAULT, LAYER, SPLIT_QKV, AnyOf, Named, Names
 from radixlm.arch.recipes import swapped_halves
 from radixlm.arch.spec import Attention, Decoder, Layout, Norm
 from radixlm.base.record import replace
 
 
-@family(*JOINING)
 def joining(c: Config) -> Decoder:
     """An encoder's rows join before many layers."""
     layers = joined_layers({key: c.get(key) for key in c})
@@ -34,7 +30,6 @@ def joining(c: Config) -> Decoder:
     return replace(composite(c), deep_layers=tuple(layer - 1 for layer in layers if layer))
 
 
-@family("ChameleonForConditionalGeneration")
 def chameleon(c: Config) -> Decoder:
     """Images are tokens of its own vocabulary, which it reads but never says."""
     bias, norm = c.attention_bias, Norm(1e-5, "layer", bias=True)
@@ -53,7 +48,6 @@ def chameleon(c: Config) -> Decoder:
     )
 
 
-@family("DeepseekOcr2ForConditionalGeneration", *DEEPSEEK_OCRS)
 def deepseek_ocr(c: Config) -> Decoder:
     """The experts of DeepSeek V2, with heads of their own."""
     c.refuse("topk_method", "greedy", "group_limited_greedy")
@@ -84,13 +78,11 @@ _MOLMO: Names = {
 }
 
 
-@published_form("molmo2_text")
-def _molmo_form(raw: dict[str, Any]) -> dict[str, Any]:
+def molmo2_config(raw: dict[str, Any]) -> dict[str, Any]:
     older = {"attention_bias": "qkv_bias", "rms_norm_eps": "layer_norm_eps"}
     return {**{new: raw[old] for new, old in older.items() if old in raw}, **raw}
 
 
-@family(*MARKED)
 def molmo(c: Config) -> Decoder:
     """Some layers' ropes are not stretched."""
     c.refuse("qk_norm_type", "qwen3", "olmo")

@@ -11,7 +11,6 @@ from radixlm.arch.families.builders import (
     attention,
     build_decoder,
     corrected_moe,
-    family,
     head_dim,
     mlp,
     moe,
@@ -112,7 +111,6 @@ def _gate_and_up(at: str, gate: str = "gate_proj") -> tuple[str, str]:
     return at + gate, at + "up_proj"
 
 
-@family("HYV4ForCausalLM")
 def hy_v4(c: Config) -> Decoder:
     """Layers may share the choice of the last one with an index; the routed experts are limited."""
     c.refuse("hidden_act", "silu", "swish")
@@ -159,7 +157,6 @@ _DOTS3_SLIDING = {  # of layers with a window, where the config does not say
 }
 
 
-@family("Dots3NoteForCausalLM")
 def dots3_note(c: Config) -> Decoder:
     """Latents of other sizes in layers with a window; q's and the keys' are scaled to the width."""
     kinds, windows = _dots3_kinds(c), c.sliding_window or c.get("sliding_window_size", 512)
@@ -279,7 +276,6 @@ _M3: Names = {
 }
 
 
-@family("MiniMaxM3VLForCausalLM", "MiniMaxM3SparseForCausalLM")
 def minimax_m3(c: Config) -> Decoder:
     """Layers that read some blocks of tokens, chosen by an index."""
     c.refuse("hidden_act", "silu", "swigluoai")

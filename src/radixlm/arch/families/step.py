@@ -11,10 +11,8 @@ from radixlm.arch.families.builders import (
     activation,
     attention,
     build_decoder,
-    family,
     head_dim,
     moe,
-    published_form,
     rms,
     rope,
     window,
@@ -31,8 +29,7 @@ _BY_LAYER = (
 )
 
 
-@published_form("step3p5", "step3p7")
-def _form(raw: dict[str, Any]) -> dict[str, Any]:
+def step_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Published lists have entries for predictors of further tokens too, one rope a layer, and
     older names."""
     out, count = dict(raw), raw.get("num_hidden_layers", 45)
@@ -74,7 +71,6 @@ def _ropes(out: dict[str, Any], count: int) -> dict[str, Any]:
     return made
 
 
-@family("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration")
 def step3p5(c: Config) -> Decoder:
     c.refuse("use_bidirectional_attention", False)
     bias, dim, norm = c.attention_bias, head_dim(c), rms(c, offset=1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import family
 from radixlm.arch.families.hybrid import stacked
 from radixlm.arch.names import AnyOf, Names
 from radixlm.arch.spec import Block, Decoder, MatrixLstm, Mlp, Norm
@@ -29,7 +28,6 @@ XLSTM: Names = {
 }
 
 
-@family("xLSTMForCausalLM")
 def xlstm(c: Config) -> Decoder:
     c.refuse("use_bias", False)
     dim, heads = c.get("hidden_size") or c.embedding_dim, c.num_attention_heads

@@ -8,8 +8,6 @@ from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
     attention,
-    family,
-    published_form,
     rms,
     rope,
 )
@@ -91,7 +89,6 @@ def _shared_head_dim(c: Config) -> int:
     return int(dim or whole.divide("attention_hidden_size", "num_attention_heads"))
 
 
-@family("ZambaForCausalLM")
 def zamba(c: Config) -> Decoder:
     """One shared layer; Mambas of several heads, each with projections of its own."""
     c.refuse("attention_hidden_size", 2 * c.hidden_size)
@@ -139,12 +136,10 @@ def _headed(prefix: str, heads: int) -> Names:
     return names
 
 
-@published_form("zamba2")
-def _long(raw: dict[str, Any]) -> dict[str, Any]:
+def zamba2_config(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "max_position_embeddings": 16384} if raw.get("use_long_context") else raw
 
 
-@family("Zamba2ForCausalLM")
 def zamba2(c: Config) -> Decoder:
     """Shared layers by turns; low-rank changes for each call."""
     heads, inner, bias = c.n_mamba_heads, int(c.mamba_expand * c.hidden_size), c.add_bias_linear

@@ -1,0 +1,146 @@
+"""Encoders with rotary positions: ModernBERT, Nomic BERT, GTE, Jina v3 and EuroBERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.arch.config import Config, is_number
+from radixlm.arch.families.bert import encoder
+from radixlm.arch.families.builders import (
+    activation,
+    attention,
+    build_decoder,
+    head_dim,
+    is_sliding,
+    mlp,
+    rms,
+    rope,
+)
+from radixlm.arch.names import AnyOf, Named, Names
+from radixlm.arch.recipes import swapped_halves
+from radixlm.arch.spec import Attention, Decoder, Encoder, Mlp, Norm, Rope, RopeScaling
+from radixlm.base.record import replace
+
+
+def modernbert(c: Config) -> Decoder:
+    """Most layers see their neighbourhood only; the first has no norm of its own before it."""
+    norm = Norm(c.norm_eps, "layer", bias=c.norm_bias)
+    every, thetas = (
+        c.get("global_attn_every_n_layers", 3),
+        ("global_rope_theta", "local_rope_theta"),
+    )
+    names: Names = {
+        "embed": "model.embeddings.tok_embeddings",
+        "embed_norm": "model.embeddings.norm",
+        "norm": "model.final_norm",
+        "norm1": AnyOf("model.layers.{i}.attn_norm", "model.layers.{i}.mlp_norm"),
+        "norm2": "model.layers.{i}.mlp_norm",
+        "mixer.qkv": "model.layers.{i}.attn.Wqkv",
+        "mixer.o": "model.layers.{i}.attn.Wo",
+        "ffn.up": "model.layers.{i}.mlp.Wi",
+        "ffn.down": "model.layers.{i}.mlp.Wo",
+    }
+
+    def mixer(i: int) -> Attention:
+        slides = is_sliding(c, i) if c.layer_types else bool(i % every)
+        turn = rope(c, head_dim(c), "sliding_attention" if slides else "full_attention")
+        theta = c.get(thetas[slides])
+        turn = replace(turn, theta=float(theta)) if theta else turn
+        span = c.local_attention // 2 + 1 if slides else 0
+        return attention(
+            c, rope=turn, qkv_bias=c.attention_bias, o_bias=c.attention_bias, window=span
+        )
+
+    ffn = mlp(c, act="hidden_activation", bias=c.mlp_bias)
+    decoder = encoder(c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre")
+    first = replace(decoder.blocks[0], layout="prenorm_ffn_only")
+    return replace(decoder, blocks=(first, *decoder.blocks[1:]))
+
+
+def rotary(c: Config, prefix: str, layer: str, names: Names, **parts: Any) -> Decoder:
+    """BERT with rotary positions; ``names`` are those below ``layer`` that differ in each."""
+    tables = f"{prefix}.embeddings."
+    named: Names = {
+        "embed": tables + "word_embeddings",
+        "types": tables + "token_type_embeddings",
+        "embed_norm": tables + "LayerNorm",
+        "norm1": layer + "norm1",
+        "norm2": layer + "norm2",
+        **names,
+    }
+    types = c.get("type_vocab_size", 0)
+    return encoder(c, named, offset=None, token_types=types, **parts)
+
+
+def nomic(c: Config) -> Decoder:
+    """Config keys and names of the published checkpoints, which Hugging Face's class writes too."""
+    c.refuse("prenorm", False)
+    c.refuse("num_experts", 0)
+    c.refuse("rotary_emb_interleaved", False)
+    c.refuse("rotary_emb_fraction", 0, 1, 1.0)
+    layer = "nomic_bert.encoder.layers.{i}."
+    names: Names = {
+        "embed_norm": "nomic_bert.emb_ln",
+        "mixer.qkv": layer + "attn.Wqkv",
+        "mixer.o": layer + "attn.out_proj",
+        "ffn.up": (layer + "mlp.fc12", layer + "mlp.fc11"),
+        "ffn.down": layer + "mlp.fc2",
+    }
+    turn = rope(c, head_dim(c))
+    theta = c.get("rotary_emb_base")
+    mixer = attention(c, rope=replace(turn, theta=float(theta)) if theta else turn)
+    act = "silu" if c.get("activation_function") == "swiglu" else activation(c)
+    ffn = Mlp(c.get("n_inner") or c.intermediate_size, act)
+    norm = Norm(c.get("layer_norm_epsilon") or c.layer_norm_eps, "layer", bias=True)
+    return rotary(c, "nomic_bert", layer, names, mixer=mixer, ffn=ffn, norm=norm)
+
+
+def ntk(turn: Rope, factor: float) -> Rope:
+    """A larger base and slower turns by one fixed factor, as the first GTE checkpoints have it."""
+    slower = RopeScaling("linear", (("factor", factor ** (2 / turn.dim)),))
+    return replace(turn, theta=turn.theta * factor, scaling=slower)
+
+
+def gte(c: Config) -> Decoder:
+    prefix = gte_prefix(c)
+    layer = prefix + ".encoder.layer.{i}."
+    names: Names = {
+        "mixer.qkv": layer + "attention.qkv_proj",
+        "mixer.o": layer + "attention.o_proj",
+        "norm1": layer + "attn_ln",
+        "ffn.up": Named((layer + "mlp.up_gate_proj",), swapped_halves),
+        "ffn.down": layer + "mlp.down_proj",
+        "norm2": layer + "mlp_ln",
+    }
+    given = c.get("rope_scaling") or {}
+    if given.get("type") == "ntk" and is_number(given.get("factor")) and not given.get("mixed_b"):
+        turn = ntk(Rope(head_dim(c), float(c.rope_theta)), float(given["factor"]))
+    else:
+        turn = rope(c, head_dim(c))
+    mixer = attention(c, rope=turn, qkv_bias=True, o_bias=True)
+    ffn = replace(mlp(c), down_bias=True)
+    return rotary(c, prefix, layer, names, mixer=mixer, ffn=ffn)
+
+
+def gte_prefix(c: Config) -> str:
+    """The published checkpoints call the model "new"."""
+    return "new" if c.architecture.startswith("New") else "gte"
+
+
+def jina(c: Config) -> Decoder:
+    layer = "roberta.encoder.layers.{i}."
+    names: Names = {
+        "embed_norm": "roberta.emb_ln",
+        "mixer.qkv": layer + "mixer.Wqkv",
+        "mixer.o": layer + "mixer.out_proj",
+        "ffn.up1": layer + "mlp.fc1",
+        "ffn.down": layer + "mlp.fc2",
+    }
+    return rotary(c, "roberta", layer, names, mixer=attention(c, qkv_bias=True, o_bias=True))
+
+
+def eurobert(c: Config) -> Decoder:
+    decoder = build_decoder(
+        c, attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias), mlp(c)
+    )
+    return replace(decoder, encoder=Encoder(), norm=rms(c))
