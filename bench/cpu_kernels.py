@@ -45,9 +45,9 @@ _CHOICES = 64  # different sets of experts, so that no cache has the next one
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One kernel at one shape. ``num_bytes`` must cross the memory bus at least once; shares are
-    of the ceilings measured around it (above 100 % where data stay in the caches or float32 does
-    not bound the arithmetic)."""
+    """One kernel at one shape. `num_bytes` must cross the memory bus at least once. Shares are of
+    the ceilings measured around it (above 100 % if data stay in the caches or float32 does not
+    limit the arithmetic)."""
 
     name: str
     arithmetic: str
@@ -62,8 +62,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to time: a call, the bytes that it must touch, the operations that it must do and the
-    unit that does them: "fp32", or tiles of "bf16" or "int8"."""
+    """What to time: a call, the bytes and operations it needs, and the unit of its arithmetic
+    ("fp32", or tiles of "bf16" or "int8")."""
 
     name: str
     run: Callable[[], object]
@@ -73,7 +73,7 @@ class Case:
 
 
 def timed_s(run: Callable[[], object], budget_s: float) -> list[float]:
-    """Seconds of each call, after one that is not counted, for about ``budget_s``; 3 at least."""
+    """Seconds of each call for about `budget_s`, at least 3 calls, after one warm-up call."""
     run()
     times_s: list[float] = []
     end_s = time.perf_counter() + budget_s
@@ -85,14 +85,14 @@ def timed_s(run: Callable[[], object], budget_s: float) -> list[float]:
 
 
 def arithmetic_of(packed: cpu_linear.PackedLinear) -> str:
-    """The unit that multiplies many rows of this weight here."""
+    """The arithmetic unit that multiplies many rows of this weight on this machine."""
     if packed.rounds_inputs:
         return "bf16"
     return "int8" if isa == "amx" and packed.fmt.startswith("w") else "fp32"
 
 
 def linear_cases(num_out: int, num_in: int, formats: Sequence[str]) -> Iterator[Case]:
-    """A decode step alone, of a batch, and a chunk of a prompt."""
+    """A decode step of one request, of a batch, and a chunk of a prompt."""
     torch.manual_seed(0)
     weight = torch.randn(num_out, num_in) * 0.02
     for fmt in formats:
@@ -113,7 +113,7 @@ def _linear(packed: cpu_linear.PackedLinear, x: Tensor, out: Tensor) -> Callable
 
 
 def attention_cases(shape: CacheShape, num_heads: int) -> Iterator[Case]:
-    """Decoding of one and of 64 sequences, whole prompts, and a chunk behind a long prefix."""
+    """Decodes of 1 and 64 sequences, whole prompts, and a chunk behind a long prefix."""
     for label, num_sequences, num_new, kv_len in (
         ("decode", 1, 1, 16384),
         ("decode", 64, 1, 1024),
@@ -133,7 +133,9 @@ def _attention(
     k, v = shape.allocate(num_sequences * pages_each + 1)
     k.normal_()
     v.normal_()
-    order = torch.randperm(num_sequences * pages_each) + 1  # pages as a busy pool gives them
+    order = (
+        torch.randperm(num_sequences * pages_each) + 1
+    )  # pages in random order, as in a busy pool
     table = order.view(num_sequences, pages_each).to(torch.int32)
     starts = torch.arange(num_sequences + 1, dtype=torch.int32) * num_new
     lengths = torch.full((num_sequences,), kv_len, dtype=torch.int32)
@@ -152,8 +154,8 @@ def _attention(
 
 
 def expert_cases(shape: tuple[int, int, int, int], formats: Sequence[str]) -> Iterator[Case]:
-    """One layer of (experts, chosen ones, width, inner width): a decode step alone and of 16.
-    Bytes are those of the experts that are read."""
+    """One layer of (experts, experts per token, width, inner width): decode steps of 1 and 16
+    tokens. Bytes are those of the experts that are read."""
     num_experts, top_k, dim, inner = shape
     up, down = torch.randn(2 * inner, dim) * 0.02, torch.randn(dim, inner) * 0.02
     for fmt in formats:
@@ -180,8 +182,8 @@ def _experts(experts: Experts, x: Tensor, choices: Tensor) -> Callable[[], objec
 
 
 def lora_cases(num_out: int, num_in: int, rank: int) -> Iterator[Case]:
-    """Both products of adapters in bfloat16: decode steps whose requests share one, have each
-    their own, and are 16 to an adapter; a chunk of a prompt."""
+    """Both products of bfloat16 adapters: decode steps with one shared adapter, with one adapter
+    each and with 16 requests an adapter; and a chunk of a prompt."""
     size, dtype = torch.bfloat16.itemsize, torch.bfloat16
     count = max(16, _MEMORY_BYTES // (rank * (num_in + num_out) * size))
     a = torch.full((count, 1, rank, num_in), 0.01, dtype=dtype)
@@ -219,7 +221,7 @@ def _expand(y: Tensor, h: Tensor, b: Tensor, steps: Iterator[AdapterRows]) -> Ca
 
 
 def norm_cases(width: int) -> Iterator[Case]:
-    """RMS norm with the residual added, of a step and of a chunk."""
+    """RMS norm with the residual added, of a decode step and of a chunk."""
     weight = torch.ones(width)
     for rows in (1, 16, 512):
         x, residual = torch.randn(rows, width), torch.zeros(rows, width)
@@ -239,7 +241,7 @@ def _norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> Callable[
 def measure(
     cases: Iterable[Case], memory: Tensor, num_threads: int, budget_s: float
 ) -> list[Timing]:
-    """Time each case, the ceilings before and after it."""
+    """Time each case, and the ceilings before and after it."""
     timings = []
     for case in cases:
         before = measure_ceilings(memory, num_threads, budget_s / 4)
@@ -273,7 +275,7 @@ def build_parser() -> Parser:
         ("--num-kv-heads", 4, "KV heads"),
         ("--head-dim", 128, "channels of a head"),
         ("--latent-rank", 512, "numbers of a latent (0: none are measured)"),
-        ("--latent-rope-dim", 64, "numbers that turn behind a latent"),
+        ("--latent-rope-dim", 64, "rotated channels behind a latent"),
         ("--page-size", 16, "tokens of a page"),
         ("--num-experts", 128, "experts of a layer (0: none are measured)"),
         ("--experts-per-token", 8, "experts that a token uses"),
@@ -294,7 +296,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when all was measured; ConfigError where the extension is not built."""
+    """0 when all is measured. ConfigError if the extension is not built."""
     args = build_parser().parse_args(argv)
     sizes = (args.hidden_size, args.intermediate_size, args.num_heads, args.num_kv_heads)
     positive([*sizes, args.head_dim], "a size:")
@@ -322,7 +324,7 @@ def main(argv: Sequence[str]) -> int:
             memory, threads, args.seconds,
         )  # fmt: skip
         alone = measure_ceilings(memory, 1, args.seconds)
-    except ValueError as error:  # a size that the kernels do not have
+    except ValueError as error:  # a size that no kernel supports
         raise ConfigError(str(error)) from error
     ceilings = functools.reduce(Ceilings.best, (timing.ceilings for timing in timings))
     result = {
@@ -380,7 +382,7 @@ def _ceilings_line(num_threads: int, ceilings: Ceilings) -> str:
 
 
 def render(num_threads: int, ceilings: Ceilings, alone: Ceilings, timings: Sequence[Timing]) -> str:
-    """The table; rates are of the best call, and the last column says of which ceiling."""
+    """The table. Rates are of the best call; the last column names the ceiling."""
     heading = f"{isa}; ceilings measured here, with {_ceilings_line(num_threads, ceilings)}"
     if num_threads > 1:
         heading += f"with {_ceilings_line(1, alone)}"

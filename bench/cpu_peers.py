@@ -1,14 +1,14 @@
-"""Our server beside other engines on this machine: same model, same prompts, in turn.
+"""Compares this server with other engines on this machine: same model, same prompts, in turn.
 
     PYTHONPATH=src python bench/cpu_peers.py --home FOLDER [--peers radixlm,llama.cpp,openvino]
         [--bits 16,8,4] [--cases decode,prefill512,...] [--rounds 2] [--out DIR]
 
-FOLDER has models/q3-0.6b (or --model), and what the peers need; what is missing is told and left
-out. Every round starts each engine anew, the second round in the opposite order; long cases run
-in the first ``--long-rounds`` only. A ratio above 1 says that ours is better. Servers get token
-ids through /v1/completions; OpenVINO runs in a process of its own, without HTTP.
+FOLDER has models/q3-0.6b (or --model) and the files of the peers; missing ones are reported and
+skipped. Every round starts each engine again, the second round in the opposite order; long cases
+run in the first `--long-rounds` only. A ratio above 1 means that this server is better. Servers get
+token ids through /v1/completions; OpenVINO runs in its own process, without HTTP.
 
-DIR gets samples.json (all that was measured), tables.md and chart.svg.
+DIR gets samples.json (all samples), tables.md and chart.svg.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from radixlm.base.errors import ConfigError, TransferError
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. ``wait_s``: how long to wait for a quiet machine before each measurement."""
+    """What to run. `wait_s`: how long to wait for a quiet machine before each measurement."""
 
     engines: dict[int, list[Engine]]
     cases: list[Case]
@@ -50,7 +50,7 @@ class Plan:
     logs: Path
 
     def visits(self) -> Iterator[tuple[int, int, Engine]]:
-        """(round, bits, engine) in the order of the run: every other round is turned round."""
+        """(round, bits, engine) in the order of the run; every other round is reversed."""
         for number in range(self.num_rounds):
             for bits, engines in self.engines.items():
                 for engine in engines if number % 2 == 0 else reversed(engines):
@@ -67,13 +67,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Record:
-    """What came of it."""
+    """Samples and failures of the run."""
 
     samples: list[results.Sample] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, sample: results.Sample) -> None:
-        """Keep and show one sample."""
+        """Keep and print one sample."""
         self.samples.append(sample)
         print(
             f"{time.strftime('%T')} {sample.bits:2} bit {sample.engine:10} {sample.case:12} "
@@ -82,14 +82,14 @@ class Record:
         )
 
     def fail(self, what: str) -> None:
-        """Keep and show one failure."""
+        """Keep and print one failure."""
         self.problems.append(what)
         print(f"FAILED {what}", file=sys.stderr, flush=True)
 
 
 async def measure(running: Running, case: Case, prompts: list[list[int]], plan: Plan,
                   bits: int) -> results.Sample:  # fmt: skip
-    """One case once. TransferError or ValueError if the engine fails."""
+    """Run one case once. TransferError or ValueError if the engine fails."""
     await machine.wait_quiet(running.pid, plan.most_foreign, plan.wait_s)
     before = machine.cpu_use(running.pid)
     timed = await running.generate(prompts, case.num_output)
@@ -100,7 +100,7 @@ async def measure(running: Running, case: Case, prompts: list[list[int]], plan: 
 
 
 async def visit(number: int, bits: int, engine: Engine, plan: Plan, record: Record) -> None:
-    """Start an engine, run the cases of the round, end it."""
+    """Start an engine, run the cases of the round, stop it."""
     prompts = Prompts(plan.seed + 1000 * number + bits)
     log = plan.logs / f"{engine.name}-{bits}-{number}.log"
     before = machine.cpu_use(None)
@@ -121,7 +121,7 @@ async def visit(number: int, bits: int, engine: Engine, plan: Plan, record: Reco
 
 
 async def run(plan: Plan, record: Record) -> None:
-    """All visits; an engine that does not start is told, and the others go on."""
+    """All visits. An engine that does not start is reported, and the others go on."""
     for number, bits, engine in plan.visits():
         try:
             await visit(number, bits, engine, plan, record)
@@ -131,7 +131,7 @@ async def run(plan: Plan, record: Record) -> None:
 
 def write(out: Path, record: Record, ceilings: machine.Ceilings, size: model.ModelSize,
           plan: Plan) -> str:  # fmt: skip
-    """The three files; returns the tables."""
+    """Write the three files; returns the tables."""
     predicted = {
         (case.name, bits): model.predict(case, size, bits, ceilings)
         for case in plan.cases
@@ -197,7 +197,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def make_plan(args: argparse.Namespace, setup: Setup, given: Sequence[Given], logs: Path) -> Plan:
-    """ConfigError where a name is unknown or nothing is installed."""
+    """ConfigError for an unknown name, or if no engine is installed."""
     names = [name for name in args.peers.split(",") if name]
     for kind, asked, known in (("--peers", names, PEERS), ("--cases", args.cases.split(","), CASES),
                                ("--bits", args.bits.split(","), ("16", "8", "4"))):  # fmt: skip
@@ -218,7 +218,7 @@ def make_plan(args: argparse.Namespace, setup: Setup, given: Sequence[Given], lo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """1 if something failed, 2 for a wrong option."""
+    """1 if a measurement failed, 2 for a wrong option."""
     args = parse(sys.argv[1:] if argv is None else argv)
     try:
         if args.home is None:

@@ -1,4 +1,4 @@
-"""100,000 (``--count``) requests that no client should send, over connections that are kept alive.
+"""100,000 (`--count`) malformed requests over keep-alive connections.
 
     python bench/fuzz.py --count 100000 --minutes 60 [server options]
 
@@ -35,7 +35,7 @@ HANG_S = 60.0
 HONEST = (501, 503, 507)
 RSS_BYTES = 96 << 20
 SHOWN = 20
-# what stops or slows the server on purpose, waits on purpose, or writes logs
+# routes that stop or slow the server, wait, or write logs by design
 LEFT_OUT = frozenset(
     "/pause_generation /continue_generation /slow_down /flush_cache /configure_logging "
     "/release_memory_occupation /resume_memory_occupation /start_profile /stop_profile".split()
@@ -59,7 +59,7 @@ NASTY_NUMBERS = (
 
 
 class Maker:
-    """Requests, all from one seed."""
+    """Draws requests from one seed."""
 
     def __init__(self, document: dict[str, Any], seed: int) -> None:
         self._random = random.Random(seed)
@@ -134,7 +134,7 @@ class Maker:
         return data
 
     def _sane(self) -> dict[str, Any]:
-        """A body that some route takes: what is spoiled in it is then looked at."""
+        """A valid body for some route, so that the damage in it is reached."""
         message = {"role": "user", "content": "hi"}
         return self._random.choice(
             (
@@ -180,7 +180,7 @@ class Maker:
 
 
 def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
-    """Names of the fields of a body, and of the parameters of a query."""
+    """Field names of a body and parameter names of a query."""
     names = [p["name"] for p in operation.get("parameters", ()) if p.get("in") == "query"]
     for content in operation.get("requestBody", {}).get("content", {}).values():
         schema = content.get("schema", {})
@@ -195,12 +195,12 @@ def _message(method: str, path: str, body: bytes, header: bytes = b"") -> bytes:
 
 
 class Prober:
-    """Connections that send what the maker makes, and count what comes back."""
+    """Sends the maker's requests over several connections and counts the answers."""
 
     def __init__(self, port: int, maker: Maker, most: int, end_s: float) -> None:
         self._port, self._maker, self._most, self._end_s = port, maker, most, end_s
-        self.statuses: Counter[int] = Counter()  # 0: the connection was closed without a word
-        self.honest: Counter[tuple[int, str]] = Counter()  # (status, what the server said of it)
+        self.statuses: Counter[int] = Counter()  # 0: the connection was closed without an answer
+        self.honest: Counter[tuple[int, str]] = Counter()  # (status, message of the server)
         self.bad: list[tuple[str, bytes]] = []
         self.sent = 0
         self.num_hangs = 0
@@ -244,7 +244,7 @@ class Prober:
 
 
 def _message_of(body: bytes) -> str:
-    """The error's words, numbers left out so that the like are counted together."""
+    """The error message without numbers, so that equal errors are counted together."""
     try:
         error = json.loads(body)["error"]
         text = str(error["message"] if isinstance(error, dict) else error)
@@ -279,7 +279,7 @@ async def engine_pid(client: HttpClient) -> int:
 def judge(
     prober: Prober, before: Sample, after: Sample, pids: tuple[int, int], is_well: bool
 ) -> list[SloCheck]:
-    """The table."""
+    """The checks of the run."""
     bad = sum(n for status, n in prober.statuses.items() if status >= 500 and status not in HONEST)
     most = format_bytes(RSS_BYTES)
     return [
@@ -316,7 +316,7 @@ async def fuzz(args: argparse.Namespace, options: Sequence[str]) -> int:
         prober = Prober(server.port, Maker(document, args.seed), args.count, end_s)
         await asyncio.gather(*(prober.run() for _ in range(args.connections)))
         took_s = time.monotonic() - began_s
-        await asyncio.sleep(2.0)  # what is given up ends
+        await asyncio.sleep(2.0)  # abandoned requests end
         after, pids = server.sample(), (pid, await engine_pid(client))
         is_well = (await client.ask("POST", *PLAIN)).status == 200
         client.close()

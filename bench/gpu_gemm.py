@@ -1,4 +1,4 @@
-"""Products and experts on a GPU, each beside what it competes with.
+"""Matrix products and experts on a GPU, each next to its alternatives.
 
     PYTHONPATH=src python bench/gpu_gemm.py [--budget 120] [--out gemm.json] [--only skinny]
 
@@ -35,7 +35,7 @@ from radixlm.kernels.triton.moe_align import align
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
 DTYPE = torch.float32 if interpreting() else torch.bfloat16
 REPLAYS, WARM = 20, 3
-CACHE_BYTES = 256 << 20  # of weights that are gone through in turn
+CACHE_BYTES = 256 << 20  # bytes of the weights that are used in turn
 DENSE: tuple[tuple[int, int], ...] = (
     (4096, 1024),
     (1024, 2048),
@@ -52,7 +52,7 @@ if interpreting():
 
 
 def microseconds(runs: Sequence[Callable[[], object]]) -> float:
-    """Median time of one of ``runs``, which are replayed one after another from one graph."""
+    """Median time of one of `runs`, replayed one after another from one graph."""
     if interpreting():
         began = time.perf_counter()
         runs[0]()
@@ -77,7 +77,7 @@ def microseconds(runs: Sequence[Callable[[], object]]) -> float:
 
 
 def copies(num_bytes: int) -> int:
-    """Weights of ``num_bytes`` that fill more than the cache."""
+    """Weights of `num_bytes` whose sum exceeds the cache."""
     return max(1, min(64, -(-CACHE_BYTES // num_bytes)))
 
 
@@ -121,7 +121,7 @@ def bench_formats() -> Iterator[dict[str, Any]]:
 
 
 def experts(fmt: str) -> tuple[moe.TritonExperts, int, int, int]:
-    """(the experts, how many, chosen ones, channels)."""
+    """(experts, their number, experts per token, channels)."""
     count, top_k, dim, inner = (4, 2, 64, 32) if interpreting() else (128, 8, 2048, 768)
     up, down = normal(count, 2 * inner, dim) / dim**0.5, normal(count, dim, inner) / inner**0.5
     packed = moe.pack_experts(up, down, None, None, "silu", (fmt, fmt))

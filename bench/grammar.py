@@ -1,4 +1,4 @@
-"""What structured output costs: the mask of one step, and the time between tokens.
+"""Cost of structured output: the mask of one step, and the time between tokens.
 
     python bench/grammar.py fills [--backends llguidance xgrammar]
     python bench/grammar.py steps [--model FOLDER] [--batch 16] [--rounds 7]
@@ -72,7 +72,7 @@ FREE: dict[str, Any] = {"type": "object"}
 
 
 def documents() -> Iterator[tuple[dict[str, Any], str]]:
-    """Pairs of a schema and a document that fits it, without end."""
+    """Endless pairs of a schema and a document that matches it."""
     number = 0
     while True:
         number += 1
@@ -199,7 +199,7 @@ def time_steps(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """One batch: milliseconds a step, and how many steps it took."""
+    """One batch: milliseconds a step, and the number of steps."""
 
     wall_ms: float
     cpu_ms: float
@@ -207,7 +207,7 @@ class Round:
 
 
 def one_round(engine: Engine, params: dict[str, Any], batch: int) -> Round:
-    """Run ``batch`` requests to their end."""
+    """Run `batch` requests to their end."""
     prompts = [f"Number {i}:" for i in range(batch)]
     (thread,) = (t for t in threading.enumerate() if t.name == "engine")
     assert thread.ident is not None

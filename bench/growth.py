@@ -1,14 +1,14 @@
-"""How the cost of our steps grows with threads, batch and context, beside what the ceilings allow.
+"""How step time grows with threads, batch size and context, next to the measured ceilings.
 
     PYTHONPATH=src python bench/growth.py --model FOLDER [--quick] [--bits 16,8,4] [--threads 1,2]
         [--batches 1,2,...,64] [--contexts 128,512,...,32704] [--layers N] [--out DIR]
 
-One `radixlm bench one-batch` for each number of threads and width: prefill and decode of 1 request
+Runs `radixlm bench one-batch` for each number of threads and width: prefill and decode of 1 request
 at every context, and decode at every batch size with short prompts. "allowed" is the time that the
 bytes and operations need at the ceilings measured with as many threads (peers/model.py).
-FOLDER needs a config.json only: weights are random, and the context is as long as the longest that
-is measured. --layers cuts the model to so many. --quick measures less, in about five minutes on
-two quiet cores: all widths with all threads, 8 bits with one, and contexts above 2,048 with four
+FOLDER needs only a config.json: weights are random, and the model's context is set to the longest
+measured one. --layers cuts the model to that number of layers. --quick takes about five minutes on
+two idle cores: all widths with all threads, 8 bits with one, and contexts above 2,048 with four
 layers. DIR gets growth.json and growth.md.
 """
 
@@ -27,24 +27,24 @@ from pathlib import Path
 from peers import machine, model
 from peers.engines import OUR_FLAGS
 
-BATCH_INPUT = 64  # tokens of each prompt where the batch grows
-LONG_LAYERS = 4  # of the long contexts in a quick run: the cost of a layer repeats
+BATCH_INPUT = 64  # tokens of each prompt while the batch size varies
+LONG_LAYERS = 4  # layers for long contexts in a quick run; every layer costs the same
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What one start of the model measures: all batches x contexts."""
+    """What one start of the model measures: all batch sizes x contexts."""
 
     bits: int
     threads: int
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
-    layers: int | None = None  # None: the model's
+    layers: int | None = None  # None: as many as the model has
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One shape: milliseconds of the prefill and of one decode step, and what is allowed."""
+    """One shape: measured and allowed milliseconds of the prefill and of one decode step."""
 
     bits: int
     threads: int
@@ -61,7 +61,8 @@ def full(
     bits: Sequence[int], threads: Sequence[int], batches: Sequence[int], contexts: Sequence[int],
     layers: int | None,
 ) -> list[Sweep]:  # fmt: skip
-    """Every context alone and every batch of short prompts, for all widths and threads."""
+    """Every context with one request, and every batch size with short prompts, for all widths and
+    threads."""
     larger = tuple(batch for batch in batches if batch > 1)
     return [
         Sweep(width, count, *sizes, layers)
@@ -73,7 +74,7 @@ def full(
 
 
 def quick(all_threads: int) -> list[Sweep]:
-    """The corners of the tables."""
+    """The smallest and largest shapes."""
     short, batches = (128, 2048), (4, 16, 64)
     sweeps = full((16, 8, 4), (all_threads,), batches, short, None)
     sweeps.append(Sweep(8, all_threads, (1,), (8192, 32704), LONG_LAYERS))
@@ -81,8 +82,8 @@ def quick(all_threads: int) -> list[Sweep]:
 
 
 def described(model_folder: Path, longest: int, layers: int | None, target: Path) -> Path:
-    """A folder below ``target`` with the model's config.json, cut to ``layers`` and with room for
-    ``longest`` tokens."""
+    """A folder below `target` with the model's config.json, cut to `layers` and with a context of
+    `longest` tokens."""
     config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
     positions = max(longest, config.get("max_position_embeddings") or 0)
     config["max_position_embeddings"] = positions
@@ -97,7 +98,7 @@ def described(model_folder: Path, longest: int, layers: int | None, target: Path
 
 
 def command(folder: Path, sweep: Sweep, num_output: int) -> list[str]:
-    """Of the measurement of a sweep."""
+    """The command line of one sweep."""
     return [
         sys.executable, "-m", "radixlm", "bench", "one-batch", "--json", "--model-path",
         str(folder), "--load-format", "dummy", "--skip-tokenizer-init",
@@ -110,7 +111,7 @@ def command(folder: Path, sweep: Sweep, num_output: int) -> list[str]:
 def points(
     text: str, size: model.ModelSize, sweep: Sweep, ceilings: machine.Ceilings
 ) -> list[Point]:
-    """From the JSON lines of one measurement."""
+    """Points from the JSON lines of one sweep."""
     made, bits = [], sweep.bits
     for line in text.splitlines():
         if not line.startswith("{"):
@@ -147,7 +148,7 @@ def markdown(found: Sequence[Point]) -> str:
 
 
 def measure(model_folder: Path, sweeps: Sequence[Sweep], num_output: int) -> Iterable[Point]:
-    """All points; the ceilings anew for each number of threads."""
+    """All points; ceilings are measured again for each number of threads."""
     found: dict[int, machine.Ceilings] = {}
     with tempfile.TemporaryDirectory(prefix="radixlm-growth-") as target:
         for sweep in sweeps:
@@ -164,7 +165,7 @@ def measure(model_folder: Path, sweeps: Sequence[Sweep], num_output: int) -> Ite
 
 
 def numbers(text: str) -> list[int]:
-    """Of a comma-separated list."""
+    """The numbers of a comma-separated list."""
     return [int(part) for part in text.split(",")]
 
 

@@ -47,12 +47,12 @@ class Part:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the CPU time keeps the goal (the wall clock shows who else is running)."""
+        """Whether the CPU time reaches the goal. Wall time also shows other processes."""
         return None if self.goal_ms is None else self.cpu_ms <= self.goal_ms
 
 
 def part(name: str, clocks: Sequence[Clock], goal_ms: float | None = None) -> Part:
-    """The figures of ``clocks``, added up step by step."""
+    """The figures of `clocks`, summed step by step."""
     wall_ms = [1e3 * sum(step) for step in zip(*(c.wall_s for c in clocks), strict=True)]
     cpu_ms = [1e3 * sum(step) for step in zip(*(c.cpu_s for c in clocks), strict=True)]
     return Part(
@@ -66,7 +66,7 @@ def part(name: str, clocks: Sequence[Clock], goal_ms: float | None = None) -> Pa
 
 
 def measure(num_running: int, num_steps: int, page_size: int) -> list[Part]:
-    """The parts of a decode step with ``num_running`` requests, and the whole, timed by itself."""
+    """The parts of a decode step with `num_running` requests, and the whole step timed alone."""
     steps = Steps(num_running, 2 * num_steps + WARM_UP, page_size)
     for _ in range(WARM_UP):
         steps.step()
@@ -91,7 +91,7 @@ def _run_steps(steps: Steps, num_steps: int, num_running: int) -> None:
 
 
 def profile(num_running: int, num_steps: int, page_size: int) -> None:
-    """Print which functions of a step take the time."""
+    """Print the functions that take most of a step."""
     steps = Steps(num_running, num_steps, page_size)
     profiler = cProfile.Profile()
     profiler.enable()

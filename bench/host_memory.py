@@ -26,10 +26,10 @@ _VOCAB_SIZE = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured duration: median and worst of the rounds, and the most it should be.
+    """One duration: median and worst of the rounds, and the goal.
 
-    ``cpu_ms`` is the median of the thread's own CPU time: where it is far below ``median_ms``,
-    others were running on this machine.
+    `cpu_ms` is the median CPU time of the thread. If it is far below `median_ms`, other processes
+    ran on this machine.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Figure:
 
 
 class Stopwatch:
-    """Adds up wall and CPU time of the blocks that it guards, in milliseconds."""
+    """A context manager that sums up wall and CPU time in milliseconds."""
 
     def __init__(self) -> None:
         self.wall_ms = 0.0
@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 def long_prompt(watch: Stopwatch, page_size: int, eviction: str, num_tokens: int = 100_000) -> int:
-    """Times match and insert of a prompt whose first half is cached; once."""
+    """Time match and insert of a prompt whose first half is cached; 1 operation."""
     pool, cache = _new(num_tokens * 2, page_size, eviction)
     ids = _tokens(num_tokens, seed=1)
     half = ids[: num_tokens // 2]
@@ -83,9 +83,9 @@ def shared_prefix(
     num_requests: int = 1000,
     num_tokens: int = 4000,
 ) -> int:
-    """Times the matches of requests that share a prefix and differ behind it; how many.
+    """Time matches of requests that share a prefix; returns their number.
 
-    Every request is inserted after its match, so the fan-out under the prefix grows to all.
+    Every request is inserted after its match, so the fan-out below the prefix grows.
     """
     num_own = 4 * page_size
     pool, cache = _new(num_tokens + num_requests * num_own, page_size, eviction)
@@ -107,7 +107,7 @@ def evict_half(
     num_tokens: int = 1_000_000,
     num_leaves: int = 10_000,
 ) -> int:
-    """Times the eviction of half of a tree of many leaves, all used in random order; once."""
+    """Time the eviction of half of a tree of many leaves, used in random order; 1 operation."""
     pool, cache = _new(num_tokens, page_size, eviction)
     size = max(page_size, num_tokens // num_leaves // page_size * page_size)
     prompts = [_tokens(size, seed=i) for i in range(num_tokens // size)]
@@ -136,7 +136,7 @@ def measure(page_size: int, eviction: str, num_rounds: int) -> list[Figure]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table, or JSON; 1 if a goal is missed and ``--strict`` is given."""
+    """Print a table or JSON; 1 if a goal is missed and `--strict` is given."""
     parser = argparse.ArgumentParser(description="Speed of the radix tree and the page allocator.")
     parser.add_argument("--page-size", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--eviction", choices=sorted(POLICIES), nargs="+", default=["lru"])
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _figure(name: str, goal_ms: float, num_rounds: int, run: Callable[[Stopwatch], int]) -> Figure:
-    """Runs one benchmark ``num_rounds`` times, garbage collected in between, not during."""
+    """Run one benchmark `num_rounds` times, with garbage collection only between rounds."""
     wall_ms: list[float] = []
     cpu_ms: list[float] = []
     for _ in range(max(1, num_rounds)):
@@ -189,13 +189,13 @@ def _table(figures: list[Figure]) -> str:
 
 
 def _new(num_tokens: int, page_size: int, eviction: str) -> tuple[PageAllocator, RadixCache]:
-    """A pool with room for ``num_tokens`` and an empty tree on it."""
+    """A pool of `num_tokens` and an empty tree on it."""
     pool = PageAllocator(num_tokens // page_size + 2, page_size)
     return pool, RadixCache(pool, page_size, eviction)
 
 
 def _take(pool: PageAllocator, ids: TokenIds) -> TokenIds:
-    """Pages for the whole pages of ``ids``."""
+    """Allocate pages for the full pages of `ids`."""
     pages = pool.alloc(len(ids) // pool.page_size)
     assert pages is not None
     return pages

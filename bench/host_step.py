@@ -137,16 +137,16 @@ class Steps:
             raise InvariantError(f"{len(running)} of {num_running} requests run")
 
     def watch(self, names: Sequence[str]) -> dict[str, Clock]:
-        """Clocks of these parts of the steps from now on:
+        """Clocks of these parts of the following steps:
 
-        plan    what is computed: pages, positions, who takes part
-        pack    the step's numbers into the one buffer
-        launch  the rest of what launches the model
-        draw    the same for the draw and the copy of its tokens to the host
-        read    the tokens of the step before
-        commit  what becomes of them: stops, ends, what intake is told
-        send    that as a message
-        whole   a turn of the loop
+        plan    choose requests, pages and positions
+        pack    write the step's integers into one buffer
+        launch  the rest of the model's launch
+        draw    launch the sampler and the copy of its tokens to the host
+        read    tokens of the step before
+        commit  append tokens, check stops, build the reply
+        send    send the reply
+        whole   a tick of the loop
         """
         owners: dict[str, tuple[Any, str]] = {
             "pack": (self.runner.packer, "pack"),
@@ -159,7 +159,7 @@ class Steps:
             "whole": (self.scheduler, "tick"),
         }
         for owner, method in owners.values():
-            vars(owner).pop(method, None)  # those of before
+            vars(owner).pop(method, None)  # remove earlier clocks
         self._clocks = {name: Clock() for name in names}
         for name, clock in self._clocks.items():
             owner, method = owners[name]
@@ -168,7 +168,7 @@ class Steps:
         return self._clocks
 
     def step(self) -> int:
-        """One turn of the loop; how many tokens it told of."""
+        """One tick of the loop; the number of tokens in its replies."""
         self.scheduler.tick(False)
         for clock in self._clocks.values():
             clock.lap()

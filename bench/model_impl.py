@@ -1,4 +1,4 @@
-"""Our own model beside transformers' of the same weights on the same pages, in one process.
+"""This project's model against transformers', same weights and pages, in one process.
 
     PYTHONPATH=src python bench/model_impl.py [--layers 8] [--hidden 512] [--prompt 512]
         [--batches 1,8] [--rounds 5] [--threads 1]
@@ -51,7 +51,7 @@ def start(folder: Path, impl: str, threads: int, room: int) -> Batch:
 
 
 def measure(runners: Sequence[Batch], shape: Shape, rounds: int) -> list[tuple[float, float]]:
-    """(seconds of the prefill, of one decode step) of each runner: the least of all rounds."""
+    """(seconds of the prefill, of one decode step) of each runner; the minimum of all rounds."""
     best = [(float("inf"), float("inf"))] * len(runners)
     for _ in range(rounds):
         for at, runner in enumerate(runners):

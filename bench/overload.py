@@ -1,4 +1,4 @@
-"""Four times (``--factor``) more requests than the server can answer, for ``--minutes``.
+"""Sends `--factor` (4) times more requests than the server can answer, for `--minutes`.
 
     python bench/overload.py --minutes 5 [server options]
 
@@ -52,7 +52,7 @@ async def watch(server: ServerProcess, samples: list[Sample]) -> None:
 
 
 async def capacity(requester: Requester, args: argparse.Namespace) -> float:
-    """Requests a second when exactly as many run as may run, after a round that is not counted."""
+    """Requests a second at the concurrency limit, after a warm-up round."""
     first = make_rows(args.max_running, args, seed=0)
     await asyncio.gather(*(requester.ask(row) for row in first))
     rows = make_rows(args.max_running * args.capacity_rounds, args, seed=1)
@@ -68,11 +68,11 @@ async def capacity(requester: Requester, args: argparse.Namespace) -> float:
 def judge(
     outcomes: Sequence[Outcome], samples: Sequence[Sample], allowed_queue_s: float, is_well: bool
 ) -> list[SloCheck]:
-    """The table."""
+    """The checks of the run."""
     statuses = Counter(outcome.status for outcome in outcomes)
     odd = {status: n for status, n in statuses.items() if status not in (200, *REFUSALS)}
     refused = [outcome for outcome in outcomes if outcome.status in REFUSALS]
-    told = sum(outcome.retry_after is not None for outcome in refused)
+    num_with_retry = sum(outcome.retry_after is not None for outcome in refused)
     broken = sum(outcome.status == 200 and not outcome.is_ok for outcome in outcomes)
     queues_s = [outcome.queue_s for outcome in outcomes if outcome.is_ok and outcome.queue_s >= 0]
     p99_s = float(np.percentile(queues_s or [math.inf], 99))
@@ -83,8 +83,8 @@ def judge(
                 f"{statuses[200]} and {len(refused)} of {len(outcomes)}", "both more than 0",
                 statuses[200] > 0 and len(refused) > 0),
         SloCheck("no other status", str(odd or "none"), "none", not odd),
-        SloCheck("refusals say Retry-After", f"{told} of {len(refused)}", "all",
-                told == len(refused)),
+        SloCheck("refusals say Retry-After", f"{num_with_retry} of {len(refused)}", "all",
+                num_with_retry == len(refused)),
         SloCheck("accepted requests are answered", f"{broken} broken", "0", broken == 0),
         SloCheck("p99 time in the queue", f"{p99_s:.2f} s", f"{allowed_queue_s:.2f} s",
                 p99_s <= allowed_queue_s),
@@ -100,7 +100,7 @@ async def overload(args: argparse.Namespace, options: Sequence[str]) -> int:
     limits = ["--max-running-requests", str(args.max_running)]
     limits += ["--max-queued-requests", str(args.max_queued)]
     if "--max-total-tokens" not in options:
-        # memory of the KV cache counts from its first use: a small one is soon used up
+        # KV cache memory is resident from its first use, so a small cache is filled early
         limits += ["--max-total-tokens", str(KV_TOKENS)]
     async with ServerProcess([*limits, *options], log) as server:
         client = HttpClient(server.base_url)
@@ -119,7 +119,7 @@ async def overload(args: argparse.Namespace, options: Sequence[str]) -> int:
         watcher.cancel()
         last = await requester.ask(rows[0])
         client.close()
-    # the queue is emptied at the measured rate; twice that, for the noise of a shared machine
+    # twice the time to empty the queue, for the noise of a shared machine
     allowed_s = args.max_queue_seconds or 2.0 * (args.max_queued + args.max_running) / base + 1.0
     checks = judge(outcomes, samples, allowed_s, last.is_ok)
     goodput = sum(outcome.is_ok for outcome in outcomes) / duration_s

@@ -38,7 +38,7 @@ class Sample:
 
 
 class ServerProcess:
-    """``radixlm serve`` on a free port, its output in ``log``. An async context manager."""
+    """`radixlm serve` on a free port, its output in `log`. An async context manager."""
 
     def __init__(self, options: Sequence[str], log: Path) -> None:
         self.port = _free_port()

@@ -1,4 +1,4 @@
-"""Two hours (``--minutes``) of mixed load on a server of its own: does anything grow or leak?
+"""Two hours (`--minutes`) of mixed load on its own server: does anything grow or leak?
 
     python bench/soak.py --minutes 120 [server options]
     python bench/soak.py --minutes 60 --clients 2 --rest-seconds 8   # a small load
@@ -30,7 +30,7 @@ from radixlm.base.errors import TransferError
 from radixlm.base.units import format_bytes
 from radixlm.bench.client import HttpClient
 
-RSS_SHARE, RSS_BYTES = 0.05, 64 << 20  # resident memory may grow by the larger of both
+RSS_SHARE, RSS_BYTES = 0.05, 64 << 20  # resident memory may grow by the larger of the two
 MAX_FDS, MAX_THREADS = 8, 2
 KV_TOKENS = 32_768
 REQUEST_S = 120.0
@@ -48,10 +48,10 @@ NONSENSE: tuple[tuple[str, Any], ...] = (
 
 
 class Load:
-    """Clients that ask until the time is over, each one request after another."""
+    """Clients that send requests until the end time, each one after another."""
 
     def __init__(self, client: HttpClient, model: str, seed: int, rest_s: float = 0.0) -> None:
-        """``rest_s``: how long a client rests after a request, on average."""
+        """`rest_s`: mean pause of a client after a request."""
         self._client, self._model, self._rest_s = client, model, rest_s
         self._random = random.Random(seed)
         self.counts: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class Load:
         self.num_tokens = 0
 
     async def run(self, end_s: float) -> None:
-        """One client."""
+        """Run one client."""
         kinds: list[tuple[Callable[[], Awaitable[None]], int]] = [
             (self._stream_chat, 5),
             (self._stream_native, 4),
@@ -84,7 +84,7 @@ class Load:
                 await asyncio.sleep(min(rest_s, max(end_s - time.monotonic(), 0.0)))
 
     def _prompt(self) -> str:
-        """Often the same beginning, so that the prefix cache is used; sometimes a long one."""
+        """Often a shared beginning, so that the prefix cache is used; sometimes a long prompt."""
         subject = self._random.choice(SUBJECTS)
         story = f"Write about {subject}. " * self._random.choice((1, 1, 1, 8, 40))
         return f"You are a careful writer.\n{story}{self._random.randrange(1000)}"
@@ -93,7 +93,7 @@ class Load:
         return self._random.choice((1, 8, 32, 32, 128))
 
     async def _ask(self, path: str, body: dict[str, Any], is_stream: bool) -> int:
-        """Events or tokens of the answer; what is not status 200 is a problem."""
+        """Events or tokens of the answer; any status but 200 is a problem."""
         events = 0
 
         def on_event(data: bytes, now_s: float) -> None:
@@ -149,7 +149,7 @@ class Load:
 
 
 async def watch(server: ServerProcess, samples: list[Sample], end_s: float, gap_s: float) -> None:
-    """Take samples, and say on one line how it goes."""
+    """Take samples, and print the progress on one line."""
     while time.monotonic() < end_s:
         await asyncio.sleep(min(gap_s, max(end_s - time.monotonic(), 0.01)))
         sample = server.sample()
@@ -164,13 +164,13 @@ async def watch(server: ServerProcess, samples: list[Sample], end_s: float, gap_
 
 
 def _cpu_share(samples: Sequence[Sample]) -> float:
-    """Part of one core that all processes took between the first sample and the last."""
+    """Share of one core that all processes used between the first and the last sample."""
     first, last = samples[0], samples[-1]
     return (last.cpu_s - first.cpu_s) / max(last.at_s - first.at_s, 1e-9)
 
 
 async def settled(client: HttpClient, patience_s: float = 30.0) -> dict[str, Any]:
-    """What the server says of itself when the load is gone."""
+    """The server's own counts after the load."""
     deadline_s = time.monotonic() + patience_s
     while True:
         loads = (await client.ask("GET", "/get_load")).json() or [{}]
@@ -188,7 +188,7 @@ async def settled(client: HttpClient, patience_s: float = 30.0) -> dict[str, Any
 
 
 def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[SloCheck]:
-    """The table."""
+    """The checks of the run."""
     rss = growth([float(s.rss_bytes) for s in samples])
     fds = growth([float(s.num_fds) for s in samples])
     threads = growth([float(s.num_threads) for s in samples])
@@ -209,7 +209,7 @@ def judge(samples: Sequence[Sample], load: Load, end: dict[str, Any]) -> list[Sl
                 len(processes) == 1),
         SloCheck("no request failed", f"{problems} of {load.counts.total()}", "0", problems == 0),
         SloCheck("nothing runs at the end", str(end["num_reqs"]), "0", end["num_reqs"] == 0),
-        SloCheck("the books balance", f"{end['num_breaches']} breaches", "0",
+        SloCheck("the KV accounting balances", f"{end['num_breaches']} breaches", "0",
                 not end["num_breaches"]),
         SloCheck("the cache can be emptied", str(end["is_flushed"]), "True", end["is_flushed"]),
     ]  # fmt: skip
@@ -224,7 +224,7 @@ async def soak(args: argparse.Namespace, options: Sequence[str]) -> int:
     log = Path(args.log or Path(tempfile.mkdtemp(prefix="radixlm-soak-")) / "server.log")
     samples: list[Sample] = []
     if "--max-total-tokens" not in options:
-        # memory of the KV cache counts from its first use: a small one is soon used up
+        # KV cache memory is resident from its first use, so a small cache is filled early
         options = ["--max-total-tokens", str(KV_TOKENS), *options]
     async with ServerProcess(options, log) as server:
         client = HttpClient(server.base_url)

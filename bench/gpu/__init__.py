@@ -1,1 +1,1 @@
-"""The benchmark of a GPU: ``python bench/gpu``."""
+"""The benchmark of a GPU: `python bench/gpu`."""

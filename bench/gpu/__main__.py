@@ -1,7 +1,8 @@
-"""The benchmark of an NVIDIA GPU: ceilings, kernels, models, decode, prefill, engine, rivals.
+"""The benchmark of an NVIDIA GPU: ceilings, kernels, models, decode, prefill, engine,
+transformers.
 
     PYTHONPATH=src python bench/gpu --out results [--budget 460] [--stages 0,1,3] [--quick]
-    python bench/gpu --plot results/gpu.json     a picture beside the file
+    python bench/gpu --plot results/gpu.json     a chart beside the file
 
 0 ceilings    copy, read, products, launches, copies to the host; all shares refer to these
 1 kernels     every kernel against float32 or float64 of torch, on ragged shapes
@@ -37,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-# the folder of a script comes first on the path: its files would hide packages
+# Python puts a script's folder first on the path, where its files would hide packages
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != FOLDER]
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parents[1] / "src")]
 
@@ -51,7 +52,7 @@ _PARTS = ("triton", "transformers", "numpy", "flashinfer-python")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``module`` has a function ``run(session)``; ``seconds``: an estimate on an H200."""
+    """`module` has a function `run(session)`; `seconds`: estimated time on an H200."""
 
     name: str
     module: str
@@ -65,7 +66,7 @@ STAGES = (
     Stage("decode", "gpu.decode", 70),
     Stage("prefill", "gpu.prefill", 40),
     Stage("engine", "gpu.engine", 75),
-    Stage("hf", "gpu.rivals", 40),
+    Stage("hf", "gpu.transformers_baseline", 40),
     Stage("flashinfer", "gpu.plugins", 60),
 )
 
@@ -79,14 +80,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stages", default="", help="numbers, such as 0,1,3; all if unset")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and repetitions")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a record and do no more")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a record and exit")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when every stage that was asked for has run."""
+    """0 after all chosen stages ran."""
     args = parse(argv)
     if args.plot is not None:
         print(importlib.import_module("gpu.chart").plot(args.plot))
@@ -118,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def is_broken(device: torch.device) -> bool:
-    """Whether a kernel has left the device unusable for this process."""
+    """Whether a kernel left the device unusable for this process."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -128,7 +129,7 @@ def is_broken(device: torch.device) -> bool:
 
 
 def go_on(s: Session, stages: Sequence[int]) -> int:
-    """The other stages in a new process."""
+    """Run the remaining stages in a new process."""
     numbers = ",".join(map(str, stages))
     command = [sys.executable, str(FOLDER), "--resume", "--out", str(s.out.parent)]
     command += ["--budget", f"{s.left_s():.0f}", "--stages", numbers, "--device", s.device.type]
@@ -136,7 +137,7 @@ def go_on(s: Session, stages: Sequence[int]) -> int:
 
 
 def open_session(args: argparse.Namespace) -> Session:
-    """A session with the facts of the machine in its record."""
+    """A session with facts about the machine in its record."""
     args.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     s = Session(
@@ -145,7 +146,7 @@ def open_session(args: argparse.Namespace) -> Session:
     )  # fmt: skip
     s.record |= {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": "CPU, tiny shapes: a trial of the program",
+        "device": "CPU, tiny shapes: a test of the program",
         "budget_s": args.budget,
         "python": platform.python_version(),
         "versions": {"torch": torch.__version__} | {name: _version(name) for name in _PARTS},
@@ -165,14 +166,14 @@ def open_session(args: argparse.Namespace) -> Session:
 
 
 def _version(name: str) -> str | None:
-    """Of a package, without importing it: that takes seconds, and may fail."""
+    """Version of a package without importing it, which takes seconds and may fail."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
     return None
 
 
 def run_stage(s: Session, stage: Stage) -> None:
-    """Run it if the time may suffice, and note what became of it."""
+    """Run the stage if the time may suffice, and record how it ended."""
     began_s = time.monotonic()
     entry: dict[str, Any] = {"state": "running", "rows": []}
     s.record["stages"][stage.name], s.rows = entry, entry["rows"]
@@ -184,7 +185,7 @@ def run_stage(s: Session, stage: Stage) -> None:
         try:
             importlib.import_module(stage.module).run(s)
             entry["state"] = "done"
-        except Exception as error:  # whatever it was, the other stages go on
+        except Exception as error:  # the other stages run after any error
             entry |= {"state": "failed", "why": f"{type(error).__name__}: {error}"}
             entry["trace"] = traceback.format_exc().splitlines()[-12:]
             print(traceback.format_exc(), file=sys.stderr, flush=True)
@@ -202,6 +203,6 @@ def run_stage(s: Session, stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    # read when kernels are imported: those of a CPU are interpreted
+    # read when kernels are imported; on a CPU they are interpreted
     os.environ.setdefault("TRITON_INTERPRET", str(int("cpu" in sys.argv)))
     sys.exit(main(sys.argv[1:]))

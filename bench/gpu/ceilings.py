@@ -1,4 +1,4 @@
-"""Stage 0: what the device can do at most, and whether the code imports here."""
+"""Stage 0: ceilings of the device, and whether the code imports on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("kernels", "attention", "pools", "models", "executor", "scheduler", 
 
 
 def run(s: Session) -> None:
-    """Bandwidth, products, launches, copies; the bandwidth that decodes see is that of reading."""
+    """Bandwidth, products, launches, copies. Decode rooflines use the bandwidth of reading."""
     _imports(s)
     bandwidth, bf16, fp8 = _bandwidth(s), _bf16(s), _fp8(s)
     if not s.is_smoke:
@@ -41,7 +41,7 @@ def _bandwidth(s: Session) -> float:
 
 
 def _imports(s: Session) -> None:
-    """Everything below the faces imports, with the versions that are installed here."""
+    """Import every module except the entry points, with the installed versions."""
     failed = {}
     for package in PACKAGES:
         path = [f"{folder}/{package}" for folder in radixlm.__path__]
@@ -62,7 +62,7 @@ def _bf16(s: Session) -> float:
 
 
 def _fp8(s: Session) -> float:
-    """0 where the device has none."""
+    """0 on devices without fp8."""
     size = 256 if s.is_smoke else 8192
     if s.device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         s.add(what="gemm fp8 rowwise", error="needs sm_89")
@@ -82,7 +82,7 @@ def _fp8(s: Session) -> float:
 
 
 def _launches(s: Session) -> None:
-    """Microseconds of an empty kernel behind another, inside a graph."""
+    """Microseconds of an empty kernel after another one, inside a graph."""
     for name, kernel in _empty_kernels(s).items():
         try:
             us = s.graph_ms([kernel] * CHAIN) * 1e3
@@ -96,7 +96,7 @@ def _empty_kernels(s: Session) -> dict[str, Callable[[], Any]]:
     x = s.normal(1)
     kernels: dict[str, Callable[[], Any]] = {"torch add": lambda: x.add_(1)}
     if s.device.type == "cuda":
-        empty = importlib.import_module("gpu.empty").empty_kernel
+        empty = importlib.import_module("gpu.empty_kernel").empty_kernel
         kernels["triton"] = lambda: empty[(1,)](x, num_warps=1)
         if torch.cuda.get_device_capability() >= (9, 0):
             kernels["triton, PDL"] = lambda: empty[(1,)](x, num_warps=1, launch_pdl=True)

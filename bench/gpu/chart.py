@@ -1,4 +1,4 @@
-"""A record as a short table, and its decode steps as a picture beside the roofline."""
+"""A record as a short table, and its decode steps as a chart against the roofline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS = {"stretch": "#15803d", "must": "#2563eb", "missed": "#dc2626", "": "#
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """What a run found, a line a result."""
+    """The results of a run, one line each."""
     lines = [f"{record['device']}  torch {record['versions']['torch']}  {record['date']}"]
     for name, stage in record["stages"].items():
         why = f": {stage['why']}" if "why" in stage else ""
@@ -26,7 +26,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """The row without its long parts; nothing for what is only as it should be."""
+    """The row without its long parts; nothing for a row without problems."""
     if "kernels" in row or row.get("ok") is True:
         return ""
     if "gpu_ms" in row:
@@ -45,7 +45,7 @@ def _number(value: Any) -> str:
 
 
 def points(record: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
-    """(label, share of the roofline, verdict) of every step that was measured."""
+    """(label, share of the roofline, goal) of every measured step."""
     for name in ("decode", "prefill"):
         for row in record["stages"].get(name, {}).get("rows", ()):
             if "share" in row:
@@ -55,7 +55,7 @@ def points(record: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
 
 
 def plot(path: Path) -> Path:
-    """Draw the file's record: a PNG by matplotlib where it is installed, else an SVG."""
+    """Draw the record: a PNG if matplotlib is installed, else an SVG."""
     record = json.loads(path.read_text())
     found = list(points(record))
     title = f"Share of the roofline, {record['device']}, {record['date'][:10]}"
@@ -85,7 +85,7 @@ def _png(pyplot: Any, found: list[tuple[str, float, str]], title: str, target: P
 
 
 def svg(found: list[tuple[str, float, str]], title: str) -> str:
-    """Bars that end at 100 % where a step reaches the roofline."""
+    """Bars; 100 % is the roofline."""
     height = 40 + _BAR * 1.4 * len(found)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height:.0f}" '

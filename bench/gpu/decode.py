@@ -1,4 +1,4 @@
-"""Stage 3: decode steps over random caches, no prompt computed, beside the roofline."""
+"""Stage 3: decode steps over random KV caches, without prefill, against the roofline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from gpu import roofline
-from gpu.replica import Engine, opened
+from gpu.random_engine import Engine, opened
 from gpu.roofline import SHAPES, TINY, Shape
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
@@ -14,18 +14,20 @@ from gpu.steps import kernels_of, time_steps
 MODELS = (("0.6B", "bf16"), ("8B", "bf16"), ("8B", "fp8"), ("30B-A3B", "bf16"), ("30B-A3B", "fp8"))
 BATCHES = (1, 8, 64, 256)
 CONTEXT, LONG = 1024, 32768
-SPARE = 1.25  # memory beside the weights: KV of the smaller batches, and a layer as it is packed
-# weights are drawn with 16 bits a layer at a time; what is kept has 8 where they are fp8
-SECONDS = {"0.6B": 10, "8B": 15, "30B-A3B": 25}  # that a model takes, estimated
+SPARE = (
+    1.25  # memory besides the weights: KV of the smaller batches, and one layer while it is packed
+)
+# weights are drawn in 16 bits, one layer at a time, and kept in 8 bits for fp8
+SECONDS = {"0.6B": 10, "8B": 15, "30B-A3B": 25}  # estimated time of a model
 
 
 def shape_of(s: Session, name: str) -> Shape:
-    """The published shape, or a tiny one of its kind in a trial."""
+    """The published shape, or a tiny one of its kind in a smoke test."""
     return TINY[name] if s.is_smoke else SHAPES[name]
 
 
 def weights_fit(s: Session, shape: Shape, weights: str) -> bool:
-    """Whether the device can hold them."""
+    """Whether the weights fit the device."""
     if s.device.type != "cuda":
         return weights == "bf16"
     total = s.record["device_facts"]["memory"]
@@ -45,15 +47,15 @@ def flags_of(s: Session, weights: str, batches: tuple[int, ...]) -> list[str]:
 
 
 def models_of(s: Session) -> tuple[tuple[str, str], ...]:
-    """Which models a stage measures."""
+    """The models that a stage measures."""
     return MODELS[:2] if s.quick else MODELS
 
 
 def each_model(
     s: Session, flags: Callable[[str], list[str]]
 ) -> Iterator[tuple[Engine, Shape, str]]:
-    """A stage's models that fit device and time, opened one after another with random caches:
-    (engine, shape, weights). ``flags`` are the server options for such weights."""
+    """Open the stage's models that fit device and time, one after another, with random caches:
+    (engine, shape, weights). `flags`: server options for such weights."""
     for name, weights in models_of(s):
         shape = shape_of(s, name)
         if not weights_fit(s, shape, weights):
@@ -67,7 +69,7 @@ def each_model(
 
 
 def run(s: Session) -> None:
-    """Every model that fits device and time."""
+    """Measure every model that fits device and time."""
     batches = (1, 3) if s.is_smoke else BATCHES
     for engine, shape, weights in each_model(s, lambda weights: flags_of(s, weights, batches)):
         _model(s, engine, shape, weights, batches)
@@ -117,7 +119,7 @@ def _point(
 
 
 def _profile(s: Session, engine: Engine, shape: Shape, weights: str, batch: int) -> None:
-    """The kernels of one replay, which reads the numbers of the step before."""
+    """Kernels of one replay; the step's numbers stay those of the step before."""
     size = engine.runner.graphs.size_for(batch)
     if size:
         found = kernels_of(s, partial(engine.runner.graphs.replay, size))

@@ -25,22 +25,22 @@ from radixlm.kernels.triton.moe_route import route
 from radixlm.sampling.sampler import threshold
 
 BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
-# of 99.9 % of draws at 6 degrees of freedom
+# chi-square limit for 99.9 % of draws at 6 degrees of freedom
 MOST_CHI_SQUARE = 22.5
-LIMIT_S = 120.0  # of all checks, which run side by side
+LIMIT_S = 120.0  # time limit of all checks, which run in parallel
 PROBS = (0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01)
 
 
 def run(s: Session) -> None:
-    """Attention with its store, norms, ropes, gates, draws, products, experts. Fails at the end
-    where a kernel is off. Meanwhile the later stages' kernels are compiled (ready.py)."""
+    """Attention with its store, norms, ropes, gates, draws, products, experts. Raises at the end if
+    a kernel is wrong. Meanwhile the kernels of later stages are compiled (warm_up.py)."""
     if s.is_smoke:
         for check in CHECKS:
             for row in rows_of(s, check):
                 s.add(**row)
     else:
         specs = [{"work": "kernels", "check": name} for name in CHECKS]
-        specs += [{"work": "ready", "model": m, "weights": w} for m, w in models_of(s)]
+        specs += [{"work": "warm_up", "model": m, "weights": w} for m, w in models_of(s)]
         names = [*CHECKS, *(f"start of {m} {w}" for m, w in models_of(s))]
         limit_s = max(30.0, min(LIMIT_S, s.left_s()))
         for name, rows in zip(names, ask(s, specs, limit_s), strict=True):
@@ -53,17 +53,17 @@ def run(s: Session) -> None:
 
 
 def rows_of(s: Session, name: str) -> Iterator[Row]:
-    """The results of one check, an error among them where it stops."""
+    """The results of one check, with an error if it fails."""
     torch.manual_seed(1)
     try:
         for kernel, error, bound in CHECKS[name](s):
             yield {"kernel": kernel, "error": error, "bound": bound, "ok": error <= bound}
-    except Exception as error:  # the others are tried all the same
+    except Exception as error:  # the others still run
         yield {"kernel": name, "error": str(error)[:300], "ok": False}
 
 
 def work(given: dict[str, Any]) -> None:
-    """In a process of its own: one check."""
+    """Run one check; called in a worker process."""
     device = torch.device(given["device"])
     s = Session(device, 0.0, Path("unused"), is_smoke=given["is_smoke"])
     for row in rows_of(s, given["check"]):
@@ -74,7 +74,7 @@ Found = Iterator[tuple[str, float, float]]
 
 
 def _dtype(s: Session) -> torch.dtype:
-    """The interpreter multiplies 16 bit floats wrongly."""
+    """float32 in Triton's interpreter, which multiplies 16-bit floats wrongly."""
     return torch.float32 if s.is_smoke else torch.bfloat16
 
 
@@ -128,7 +128,7 @@ def _norms(s: Session) -> Found:
 
 
 def _rope(s: Session) -> Found:
-    """Norms of heads, ropes and the store in one kernel; what is stored is what is returned."""
+    """Head norms, ropes and the KV store in one kernel; stored and returned values are equal."""
     heads, kv_heads, dim = (4, 2, 16) if s.is_smoke else (16, 8, 128)
     for tokens in _sizes(s):
         q, k, v = (s.normal(tokens, n, dim, dtype=_dtype(s)) for n in (heads, kv_heads, kv_heads))
@@ -155,7 +155,7 @@ def _gates(s: Session) -> Found:
 
 
 def _draws(s: Session) -> Found:
-    """Frequencies of a known distribution, and that filters keep to their sets."""
+    """Frequencies of a known distribution, and filters that keep to their sets."""
     count = 12 if s.is_smoke else 100_000
     probs = torch.tensor(PROBS, device=s.device)
     floats = torch.tensor([1.0, 1.0, 0.0], device=s.device).repeat(count, 1)
@@ -184,7 +184,7 @@ def _draws(s: Session) -> Found:
 
 
 def _products(s: Session) -> Found:
-    """Each weight format against its own weights, widened; fp8 rounds activations too."""
+    """Each weight format against its own dequantized weights; fp8 also rounds activations."""
     out, num_in = (128, 128) if s.is_smoke else (4096, 2048)
     bounds = {"": BOUND[_dtype(s)], "fp8": 0.05, "fp8-128": 0.05, "int8wo": 0.02}
     for fmt, bound in bounds.items():

@@ -1,5 +1,5 @@
-"""Stage 2: two layers of each shape against Hugging Face in float32, and what must not change a
-token: chunks, graphs, one step ahead, a prefix from the cache."""
+"""Stage 2: two layers of each shape against Hugging Face in float32. Tokens must not change with
+chunks, graphs, overlap or a cached prefix."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpu.decode import shape_of
-from gpu.drive import drive
-from gpu.replica import Engine, opened
+from gpu.random_engine import Engine, opened
 from gpu.requests import BenchRequest
 from gpu.roofline import SHAPES, Shape
+from gpu.scheduler_run import drive
 from gpu.session import Session, relative
 from radixlm.base.record import replace
 from radixlm.step.plan import Item, StepPlan
 
 BOUND = 1e-2
-VOCAB = 32000  # the layers are what is tested
+VOCAB = 32000  # the test is about the layers
 PLAIN = ("--max-running-requests", "8", "--max-total-tokens", "8192")
-WAYS: dict[str, tuple[str, ...]] = {  # the first two where time is short
+WAYS: dict[str, tuple[str, ...]] = {  # the first two with --quick
     "no graphs, no overlap": ("--disable-cuda-graph", "--disable-overlap-schedule"),
     "chunks": ("--chunked-prefill-size", "64"),
     "no graphs": ("--disable-cuda-graph",),
@@ -35,7 +35,7 @@ WAYS: dict[str, tuple[str, ...]] = {  # the first two where time is short
 
 
 def run(s: Session) -> None:
-    """Fails at the end where numbers are too far off or tokens differ."""
+    """Raises at the end if numbers or tokens differ too much."""
     off = []
     most = (1 if s.is_smoke else 2) if s.quick else 3
     for name in list(SHAPES)[:most]:
@@ -57,7 +57,7 @@ def _two_layers(s: Session, name: str) -> Shape:
 
 
 def _checkpoint(s: Session, shape: Shape, folder: Path) -> Any:
-    """Random weights that bfloat16 holds, written; the model of Hugging Face in float32."""
+    """Writes random weights that bfloat16 represents; the Hugging Face model in float32."""
     config = shape.config("float32", 4096)
     (folder / "config.json").write_text(json.dumps(config))
     described = AutoConfig.from_pretrained(folder)
@@ -71,14 +71,14 @@ def _checkpoint(s: Session, shape: Shape, folder: Path) -> Any:
     del model
     ways = {"attn_implementation": "eager"}
     if shape.experts:
-        ways["experts_implementation"] = "eager"  # the others want 16 bits
+        ways["experts_implementation"] = "eager"  # the other backends need 16 bits
     made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **ways)
     return made.to(s.device).eval()
 
 
 @torch.inference_mode()
 def _numbers(s: Session, shape: Shape, folder: Path, reference: Any) -> list[str]:
-    """Logits of a whole prompt, of one in chunks, and of forced decodes."""
+    """Logits of a whole prompt, of a prompt in chunks, and of forced decodes."""
     length, forced = (40, 4) if s.is_smoke else (300, 16)
     ids = np.random.default_rng(3).integers(0, shape.vocab, length + forced, np.int32)
     want = reference(torch.from_numpy(ids).long()[None].to(s.device)).logits[0].float()
@@ -95,7 +95,7 @@ def _numbers(s: Session, shape: Shape, folder: Path, reference: Any) -> list[str
     }
     for what, (got, exact) in found.items():
         error, row = relative(got, exact), _median_row(got, exact)
-        # where two experts are nearly as good, rounding may choose the other one for a token
+        # rounding may pick another expert for a token if two scores are nearly equal
         is_ok = (row if shape.experts else error) <= BOUND
         s.add(model=shape.name, what=what, error=error, median_row=row, ok=is_ok)
         off += [] if is_ok else [f"{shape.name} {what}"]
@@ -108,7 +108,7 @@ def _median_row(got: Tensor, want: Tensor) -> float:
 
 
 def _prompt(engine: Engine, ids: Any, counts: list[int]) -> Tensor:
-    """Logits of all places of a prompt that is computed in steps of ``counts``; float32."""
+    """float32 logits of all positions of a prompt that is computed in steps of `counts`."""
     enter, parts, at = engine.enter(1, len(ids) + 64), [], 0
     for count in counts:
         tokens = ids[at : at + count]
@@ -124,7 +124,7 @@ def _prompt(engine: Engine, ids: Any, counts: list[int]) -> Tensor:
 
 
 def _forced(engine: Engine, ids: Any, start: int) -> Tensor:
-    """Logits of decode steps that take ``ids`` one by one, whatever they would draw."""
+    """Logits of decode steps whose input tokens are `ids`."""
     rows = []
     for index, token in enumerate(ids.tolist()):
         engine.runner.tables.next_token[0] = token
@@ -138,18 +138,18 @@ def _forced(engine: Engine, ids: Any, start: int) -> Tensor:
 
 
 def _tokens(s: Session, shape: Shape, folder: Path) -> list[str]:
-    """Greedy tokens of some requests, with and without what makes steps fast."""
+    """Greedy tokens of some requests, with and without overlap and graphs."""
     draw, count = np.random.default_rng(4), 4 if s.is_smoke else 12
     longest, output = (60, 6) if s.is_smoke else (400, 24)
     prompts = [draw.integers(0, shape.vocab, n) for n in draw.integers(1, longest, count)]
     prompts.append(np.concatenate([prompts[0], prompts[1]]))
-    wishes = [BenchRequest(prompt.astype(np.int32), output) for prompt in prompts]
+    work = [BenchRequest(prompt.astype(np.int32), output) for prompt in prompts]
     found: dict[str, list[list[int]]] = {}
     for way, flags in [("", ()), *list(WAYS.items())[: 2 if s.quick else None]]:
         with opened(s, shape, *PLAIN, *flags, folder=folder) as engine:
-            found[way] = drive(engine, wishes).tokens
-            if not way:  # all prompts are cached now
-                found["prefix hit"] = drive(engine, wishes).tokens
+            found[way] = drive(engine, work).tokens
+            if not way:  # all prompts are cached by now
+                found["prefix hit"] = drive(engine, work).tokens
     off = []
     for way, tokens in found.items():
         if not way:
@@ -159,9 +159,9 @@ def _tokens(s: Session, shape: Shape, folder: Path) -> list[str]:
             model=shape.name,
             what=f"tokens, {way}",
             same=same,
-            of=len(wishes),
-            ok=same == len(wishes),
+            of=len(work),
+            ok=same == len(work),
         )
-        if same < len(wishes):
+        if same < len(work):
             off.append(f"{shape.name} tokens with {way}")
     return off

@@ -1,4 +1,4 @@
-"""Attention over a paged cache by any backend, and what float64 says of it.
+"""Attention over a paged cache by any backend, and its float64 reference.
 
 Legend: T query tokens, S sequences, H query heads, K KV heads, C channels, P pages a sequence.
 """
@@ -24,7 +24,7 @@ PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The shape of a layer."""
+    """Head counts and sizes of a layer."""
 
     heads: int = 32
     kv_heads: int = 8
@@ -34,7 +34,8 @@ class Heads:
 
 @dataclass(slots=True)
 class Case:
-    """One step: (query tokens, tokens before them) of each sequence, over random shuffled pages."""
+    """One step over randomly shuffled pages: (query tokens, tokens before them) of each
+    sequence."""
 
     s: Session
     name: str
@@ -92,7 +93,7 @@ class Case:
         return AttentionSite(0, 0, h.heads, h.kv_heads, h.dim, h.dim, scale, window=h.window)
 
     def begin(self) -> None:
-        """Before ``run``, once."""
+        """Call once before `run`."""
         self.backend.begin(self.batch)
 
     def run(self) -> Tensor:
@@ -100,14 +101,14 @@ class Case:
         return self.backend.run(*self.rows, self.site)
 
     def stored(self) -> tuple[Tensor, Tensor]:
-        """K and V rows of the step as the cache has them, [T, K, C]."""
+        """K and V rows of the step as read back from the cache, [T, K, C]."""
         pool = self.backend.pools[0]
         assert isinstance(pool, PagedPool) and pool.v_LPBKV is not None
         slots = self.batch.store_GT[0]
         return tuple(x[0].flatten(0, 1)[slots] for x in (pool.k_LPBKC, pool.v_LPBKV))  # type: ignore[return-value]
 
     def expected(self) -> Tensor:
-        """float64 [T, H * C], from the cache as it is after ``run``."""
+        """The float64 result [T, H * C], computed from the cache after `run`."""
         pool, outs, at = self.backend.pools[0], [], 0
         assert isinstance(pool, PagedPool) and pool.v_LPBKV is not None
         for row, (new, before) in enumerate(self.shapes):

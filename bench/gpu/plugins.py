@@ -1,4 +1,4 @@
-"""Stage 7: attention of flashinfer beside ours, a layer at a time on the same shapes."""
+"""Stage 7: flashinfer's attention next to ours, one layer at a time on the same shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = {"decode 2 x 20": [(1, 19)] * 2, "extend 9 behind 20": [(9, 20)]}
 
 
 def run(s: Session) -> None:
-    """Nothing where flashinfer is not installed; a trial compares our own two backends."""
+    """Does nothing without flashinfer; a smoke test compares two of our own backends."""
     if s.is_smoke:
         names = ["torch_native", *(["triton"] if interpreting() else [])]
     elif find_spec("flashinfer") is None:
@@ -35,12 +35,12 @@ def run(s: Session) -> None:
         for name in names:
             try:
                 _point(s, label, name, shapes, heads)
-            except Exception as error:  # one of the two must not hide the other
+            except Exception as error:  # a failure of one must not hide the other
                 s.add(what=label, backend=name, error=str(error)[:300])
 
 
 def _point(s: Session, label: str, name: str, shapes: list[tuple[int, int]], heads: Heads) -> None:
-    """GB/s of K and V for decodes, TF/s of extends; the error where float64 fits."""
+    """GB/s of K and V for decodes, TFLOP/s of extends; the error if float64 fits."""
     case = Case(s, name, shapes, heads, torch.float32 if s.is_smoke else torch.bfloat16)
     case.begin()
     got = case.run()

@@ -1,10 +1,10 @@
-"""Stage 4: prompts in one step, beside the operations that they need."""
+"""Stage 4: prompts in one step, against the operations that they need."""
 
 from __future__ import annotations
 
 from gpu import roofline
 from gpu.decode import each_model, flags_of
-from gpu.replica import Engine
+from gpu.random_engine import Engine
 from gpu.roofline import Shape
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
@@ -15,7 +15,7 @@ TINY_POINTS = ((1, 64, 0), (2, 16, 0), (1, 16, 48))
 
 
 def run(s: Session) -> None:
-    """Every model that fits device and time."""
+    """Measure every model that fits device and time."""
     room = ("--max-total-tokens", "16384")
     for engine, shape, weights in each_model(
         s, lambda weights: [*flags_of(s, weights, (8,)), *room]

@@ -1,4 +1,4 @@
-"""Model shapes, the least time that a step can take on a device with given ceilings, and goals.
+"""Model shapes, minimal step times on a device with given ceilings, and goals.
 
 A decode step reads all weights and each sequence's keys and values once, and does the products; a
 mixture reads the experts that uniform routing is expected to touch. The head has 16 bits always.
@@ -12,7 +12,7 @@ from radixlm.base.record import Record
 
 
 class Shape(Record):
-    """A decoder. ``inner``: of the MLP, or of one expert where there are ``experts``."""
+    """A decoder. `inner`: width of the MLP, or of one expert if there are `experts`."""
 
     name: str
     layers: int
@@ -29,18 +29,18 @@ class Shape(Record):
 
     @property
     def mixer(self) -> int:
-        """Weights of a layer's attention."""
+        """Weights of one layer's attention."""
         return self.dim * self.head_dim * 2 * (self.heads + self.kv_heads)
 
     @property
     def active(self) -> int:
-        """Weights that one token multiplies, the head's left out."""
+        """Weights that one token multiplies, without the output layer."""
         ffn = 3 * self.dim * self.inner * (self.top_k or 1)
         return self.layers * (self.mixer + ffn)
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers of K and V that one token has."""
+        """Numbers of K and V of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def config(self, dtype: str = "bfloat16", max_len: int = 40960) -> dict[str, Any]:
@@ -86,7 +86,7 @@ SHAPES = {
 }
 
 
-# the same kinds, for trials of the program
+# the same kinds, for smoke tests of the program
 TINY = {
     "0.6B": Shape("0.6B", 2, 64, 4, 2, 16, 512, 96, tied=True),
     "8B": Shape("8B", 2, 64, 4, 2, 16, 512, 96, architecture="LlamaForCausalLM"),
@@ -95,14 +95,14 @@ TINY = {
 
 
 class Ceilings(Record):
-    """Bytes and operations a second; an H200's, as measured."""
+    """Bytes and operations a second; the defaults are measured on an H200."""
 
     bandwidth: float = 4.3e12
     flops_bf16: float = 790e12
     flops_fp8: float = 1580e12
 
     def flops(self, weight_bytes: int) -> float:
-        """Of products with weights of so many bytes a number."""
+        """Operations a second with weights of `weight_bytes` bytes a number."""
         return self.flops_fp8 if weight_bytes == 1 else self.flops_bf16
 
 
@@ -114,7 +114,7 @@ def decode_s(
     weight_bytes: int = 2,
     kv_bytes: int = 2,
 ) -> float:
-    """Seconds of a decode step of ``batch`` sequences of ``context`` tokens."""
+    """Seconds of a decode step of `batch` sequences with `context` tokens."""
     head = shape.dim * shape.vocab
     ffn = 3 * shape.dim * shape.inner
     if shape.experts:
@@ -132,8 +132,8 @@ def decode_s(
 def prefill_s(
     shape: Shape, batch: int, count: int, prefix: int, ceilings: Ceilings, weight_bytes: int = 2
 ) -> float:
-    """Seconds of a step that computes ``count`` tokens of each of ``batch`` prompts behind
-    ``prefix`` cached ones: operations alone, half of the square of attention, one row of logits."""
+    """Seconds of a step that computes `count` tokens of each of `batch` prompts after `prefix`
+    cached ones: operations only, half of the square of attention, one row of logits."""
     products = 2 * batch * count * shape.active / ceilings.flops(weight_bytes)
     pairs = batch * (count * prefix + count * count / 2)
     attention = 4 * pairs * shape.heads * shape.head_dim * shape.layers
@@ -154,12 +154,12 @@ STRETCH: dict[tuple[str, str], dict[int | str, float]] = {
     ("8B", "bf16"): {1: 4.2, 8: 4.6, 64: 6.9, 256: 16.1, "prefill": 215},
 }
 MUST_TOKENS_S = 20_000  # out, of 256 requests U(100, 1024) in and out on the 0.6B
-MUST_IDLE = 0.05  # of the time between decode steps of 32 rows and more
-MUST_HOST_US = 400  # a step of 256 rows
+MUST_IDLE = 0.05  # max share of idle time between decode steps of 32 rows and more
+MUST_HOST_US = 400  # max host time of a step of 256 rows
 
 
 def verdict(shape: str, weights: str, what: int | str, ms: float) -> str:
-    """stretch, must or missed; "" without a goal."""
+    """ "stretch", "must" or "missed"; "" without a goal."""
     goal = MUST.get((shape, weights), {}).get(what)
     if goal is None:
         return ""

@@ -1,5 +1,5 @@
-"""What the stages share: the device, the time that is left, how times are taken, and the record,
-which is written after every stage."""
+"""State that the stages share: device, remaining time, timers, and the record, which is written
+after every stage."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Session:
-    """One run. ``is_smoke``: on a CPU in tiny shapes, to try the code; its figures mean nothing."""
+    """One run. `is_smoke`: on a CPU in tiny shapes, to test the code; its figures mean nothing."""
 
     device: torch.device
-    deadline_s: float  # of time.monotonic()
+    deadline_s: float  # in time.monotonic()
     out: Path
     quick: bool = False
     is_smoke: bool = False
     ceilings: Ceilings = field(default_factory=Ceilings)
     record: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)  # of the stage that runs
+    rows: list[Row] = field(default_factory=list)  # of the running stage
 
     def left_s(self) -> float:
-        """Seconds of the budget."""
+        """Remaining seconds of the budget."""
         return self.deadline_s - time.monotonic()
 
     def add(self, **row: Any) -> Row:
-        """Note a result of the stage, at once in the file, where numbers that JSON has not are
-        words."""
+        """Record a result of the stage and write the file. Numbers that JSON lacks become words."""
         row = {k: str(v) if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
         self.rows.append(row)
         print("  " + json.dumps(row), flush=True)
@@ -49,25 +48,25 @@ class Session:
         return row
 
     def write(self) -> None:
-        """The record so far, whole or not at all."""
+        """Write the record atomically."""
         scratch = self.out.with_suffix(".tmp")
         scratch.write_text(json.dumps(self.record, indent=1) + "\n")
         os.replace(scratch, self.out)
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Random numbers on the device: zeros would be faster than work is."""
+        """Random numbers on the device; zeros would run faster than real data."""
         return torch.empty(shape, device=self.device, dtype=dtype).normal_()
 
     def repeats(self, count: int) -> int:
-        """How often something is timed."""
+        """Number of repetitions of a timing."""
         return 2 if self.is_smoke else count
 
     def mark(self) -> Mark:
-        """The present, on the device's clock."""
+        """A mark at the current time of the device's clock."""
         return Mark(self.device)
 
     def median_ms(self, run: Callable[[], object], count: int = 30, warm: int = 3) -> float:
-        """Median time of ``run`` on the device, launched by itself each time."""
+        """Median time of `run` on the device, launched alone each time."""
         for _ in range(1 if self.is_smoke else warm):
             run()
         times = []
@@ -78,7 +77,7 @@ class Session:
         return float(statistics.median(times))
 
     def graph_ms(self, runs: Sequence[Callable[[], object]], count: int = 30) -> float:
-        """Median time of one of ``runs``, which a graph launches one after another."""
+        """Median time of one of `runs`, launched one after another by a graph."""
         if self.device.type != "cuda":
             return self.median_ms(runs[0], count)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -94,7 +93,7 @@ class Session:
             return self.median_ms(graph.replay, count) / len(runs)
 
     def free(self) -> None:
-        """Give back what nobody holds."""
+        """Return unused memory to the device."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -102,7 +101,7 @@ class Session:
 
 
 class Mark:
-    """A place in the current stream; on a CPU a time."""
+    """A point in the current stream; on a CPU a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: Any = None
@@ -114,7 +113,7 @@ class Mark:
             self._s = time.perf_counter()
 
     def since_ms(self, earlier: Mark) -> float:
-        """Time from ``earlier`` to here; waits until the device is here."""
+        """Time from `earlier` to this mark; waits until the device reaches it."""
         if self._event is None:
             return (self._s - earlier._s) * 1e3
         self._event.synchronize()
@@ -122,7 +121,7 @@ class Mark:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """The norm of the difference over that of ``want``; infinite where ``got`` is not finite."""
+    """Norm of the difference over the norm of `want`; infinite if `got` is not finite."""
     got, want = got.double(), want.double()
     if not bool(torch.isfinite(got).all()):
         return float("inf")

@@ -1,4 +1,4 @@
-"""Steps of a runner one behind another, one in flight, and what each took."""
+"""Times steps of a runner that run one after another, one in flight."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu.replica import Engine
+from gpu.random_engine import Engine
 from gpu.session import Mark, Session
 from radixlm.base.record import Record, replace
 from radixlm.step.plan import Item, StepPlan
 
 
 class Times(Record):
-    """Medians. ``gpu_ms``: of a step on the device, draw included; ``draw_ms``: of the draw;
-    ``period_ms``: from a step to the next; ``host_us``: to launch one."""
+    """Medians. `gpu_ms`: a step on the device with its draw; `draw_ms`: the draw; `period_ms`: from
+    one step to the next; `host_us`: the launch of one."""
 
     gpu_ms: float
     draw_ms: float
@@ -29,7 +29,7 @@ class Times(Record):
 def time_steps(
     s: Session, engine: Engine, enter: StepPlan, items: tuple[Item, ...], count: int = 30
 ) -> Times:
-    """Run the same step again and again: its tokens are written to the same places."""
+    """Run the same step repeatedly; its tokens are written to the same places."""
     runner, marks, host_us = engine.runner, list[tuple[Mark, Mark, Mark]](), list[float]()
     plan, before = replace(enter, items=items), None
     for index in range(s.repeats(count) + (1 if s.is_smoke else 5)):
@@ -56,7 +56,7 @@ def time_steps(
 
 
 def kernels_of(s: Session, run: Callable[[], object], most: int = 8) -> list[dict[str, object]]:
-    """The kernels of ``run`` that take the most time: name, calls, us; on a CPU its operations."""
+    """The slowest kernels of `run`: name, calls, us; operations on a CPU."""
     is_cuda = s.device.type == "cuda"
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     with profile(activities=[activity]) as traced:

@@ -1,5 +1,5 @@
-"""Work in processes of its own, side by side, each with a time limit: what breaks the device there
-breaks nothing here, and compilers use all cores. A worker prints a line of JSON each result."""
+"""Runs work in processes of its own, in parallel, each with a time limit. A broken device affects
+only its process, and compilers use all cores. A worker prints a line of JSON for each result."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MARK = "@row "
 
 
 def say(**row: Any) -> None:
-    """In a worker: a result."""
+    """Print a result; called in a worker."""
     print(MARK + json.dumps(row), flush=True)
 
 
 def ask(s: Session, specs: Sequence[dict[str, Any]], limit_s: float) -> list[list[dict[str, Any]]]:
-    """What each worker has said by its end or by the limit; the last row of one that failed has
-    an ``error``."""
+    """The results of each worker until its end or the limit. The last row of a failed worker has an
+    `error`."""
     running = [_start(s, spec, number) for number, spec in enumerate(specs)]
     end_s = time.monotonic() + limit_s
     return [_finish(worker, output, end_s) for worker, output in running]

@@ -1,1 +1,1 @@
-"""Parts of ``bench/cpu_peers.py``: our server beside other engines, on the same model and work."""
+"""Parts of `bench/cpu_peers.py`, which compares this server with other engines."""

@@ -1,4 +1,4 @@
-"""An engine of one's own while it runs: prompts in, times out."""
+"""Runs one engine: sends prompts and measures times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_S = 0.02
 
 
 class Refused(TransferError):
-    """The server does not take such a request, and will not later."""
+    """The server does not accept such a request, now or later."""
 
 
 class Stream:
@@ -40,7 +40,7 @@ class Stream:
         self.error = ""
 
     def event(self, data: bytes, now_s: float) -> None:
-        """One event: a choice counts as a token until the usage says how many there were."""
+        """Read one event. A choice counts as one token until the usage gives the count."""
         if data == DONE:
             return
         answer: dict[str, Any] = orjson.loads(data)
@@ -55,7 +55,7 @@ class Stream:
 
 
 class Running:
-    """An engine's process. An async context manager; ``start_s``: seconds from the start of the
+    """The process of an engine. An async context manager. `start_s`: seconds from the start of the
     process to its first token."""
 
     def __init__(self, engine: Engine, num_threads: int, log: Path, timeout_s: float) -> None:
@@ -69,7 +69,7 @@ class Running:
 
     @property
     def pid(self) -> int:
-        """Of the root of its process tree."""
+        """Root of the process tree."""
         assert self._process is not None, "asked for while it runs"
         return self._process.pid
 
@@ -99,7 +99,7 @@ class Running:
         await self.stop()
 
     async def _first_token(self, begun_s: float) -> Timed:
-        """Ask until an answer comes. TransferError with the end of the log if none does."""
+        """Send requests until one is answered. TransferError with the end of the log otherwise."""
         [prompt] = Prompts(0).of(FIRST_TOKEN)
         problem: object = "it was never ready"
         while time.perf_counter() - begun_s < self._timeout_s:
@@ -122,8 +122,8 @@ class Running:
         return "\n".join(text.splitlines()[-num_lines:])
 
     async def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> Timed:
-        """All prompts at once, greedily, the end token ignored. TransferError if it fails or
-        takes longer than the limit."""
+        """Send all prompts at once, greedy, without end token. TransferError if it fails or takes
+        longer than the limit."""
         start_s = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -161,13 +161,13 @@ class Running:
         job = {"prompts": [list(ids) for ids in prompts], "num_output": num_output}
         process.stdin.write(json.dumps(job).encode() + b"\n")
         while line := await process.stdout.readline():
-            if line.startswith(b'{"first_s"'):  # other lines are the package's own
+            if line.startswith(b'{"first_s"'):  # other lines are logs of the package
                 answer = json.loads(line)
                 return Timed(start_s, answer["first_s"], answer["end_s"], answer["num_tokens"])
         raise TransferError(f"the worker has left:\n{self.log_tail()}")
 
     async def stop(self) -> None:
-        """End the whole process group."""
+        """Kill the whole process group."""
         self._client.close()
         process = self._process
         if process is None or process.returncode is not None:

@@ -1,4 +1,4 @@
-"""How each engine is found and started. Nothing is installed here: what is missing is told."""
+"""How each engine is found and started. Nothing is installed; missing parts are reported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from radixlm.base.errors import ConfigError
 
 WORKER = Path(__file__).parent / "openvino_worker.py"
-MODEL_NAME = "m"  # that requests ask for
-KV_TOKENS = 8192  # more than any case holds at once
+MODEL_NAME = "m"  # model name in requests
+KV_TOKENS = 8192  # more than any case needs at once
 NUM_SLOTS = 16
 
-# With quantized weights the cache has 8 bits too: OpenVINO's has, whatever its weights are.
+# With quantized weights the KV cache has 8 bits too, as OpenVINO's always has.
 OUR_FLAGS = {
     16: (),
     8: ("--quantization", "w8a8_int8", "--kv-cache-dtype", "int8"),
@@ -27,12 +27,12 @@ OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}
 
 
 class Missing(ConfigError):
-    """An engine or its model is not there; the message says how it is made."""
+    """An engine or its model is missing; the message says how to make it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Where things are, and how many threads each engine may use."""
+    """Paths, and the number of threads of each engine."""
 
     model: Path
     home: Path
@@ -41,7 +41,7 @@ class Setup:
     our_command: tuple[str, ...] = (sys.executable, "-m", "radixlm", "serve")
 
     def file(self, *parts: str, hint: str) -> Path:
-        """A path below home; Missing with the hint if nothing is there."""
+        """A path below home. Missing with the hint if nothing is there."""
         path = self.home.joinpath(*parts)
         if not path.exists():
             raise Missing(f"{path} is missing: {hint}")
@@ -50,8 +50,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """``command`` starts it; {port} stands for a free port. Without ``is_http`` it is a worker
-    that takes JSON lines on its standard input."""
+    """`command` starts it; {port} is replaced by a free port. Without `is_http` it is a worker that
+    reads JSON lines on standard input."""
 
     name: str
     command: tuple[str, ...]
@@ -59,13 +59,13 @@ class Engine:
     environment: tuple[tuple[str, str], ...] = ()
 
     def environ(self, num_threads: int) -> dict[str, str]:
-        """Its whole environment."""
+        """All environment variables of the process."""
         fixed = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": str(num_threads)}
         return {**os.environ, **fixed, **dict(self.environment)}
 
 
 def ours(setup: Setup, bits: int) -> Engine:
-    """``radixlm serve`` on the checkpoint itself."""
+    """`radixlm serve` on the checkpoint."""
     command = [
         *setup.our_command, "--model-path", str(setup.model), "--host", "127.0.0.1",
         "--port", "{port}", "--cpu-threads", str(setup.num_threads), "--max-total-tokens",
@@ -96,7 +96,7 @@ def llama_cpp(setup: Setup, bits: int) -> Engine:
 
 
 def openvino(setup: Setup, bits: int) -> Engine:
-    """OpenVINO GenAI's continuous batching, in a process of its own environment."""
+    """OpenVINO GenAI's continuous batching, in its own virtual environment."""
     python = setup.file(
         "venvs/ov/bin/python", hint="an environment with openvino-genai, optimum-intel and nncf"
     )
@@ -119,7 +119,7 @@ PEERS: dict[str, Callable[[Setup, int], Engine]] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A server of the user's own, by ``--server NAME:BITS:COMMAND``; COMMAND has {port}."""
+    """A server of the user, by `--server NAME:BITS:COMMAND`; COMMAND has {port}."""
 
     name: str
     bits: int
@@ -127,7 +127,7 @@ class Given:
 
 
 def parse_given(text: str) -> Given:
-    """ConfigError if it is not of that form."""
+    """ConfigError for another form."""
     name, _, rest = text.partition(":")
     bits, _, command = rest.partition(":")
     if not name or bits not in ("16", "8", "4") or "{port}" not in command:
@@ -138,7 +138,7 @@ def parse_given(text: str) -> Given:
 def find(
     names: Sequence[str], given: Sequence[Given], setup: Setup, bits: int
 ) -> tuple[list[Engine], list[str]]:
-    """(engines that are there, what is missing of the others)."""
+    """(engines that are installed, messages about missing ones)."""
     engines, missing = [], []
     for name in names:
         try:

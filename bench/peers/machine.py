@@ -1,4 +1,4 @@
-"""What the machine can do at most, what others took of it, and what a process tree holds."""
+"""Ceilings of the machine, CPU use by other processes, and memory of a process tree."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 
 from radixlm.kernels.cpu.extension import native
 
-READ, MULTIPLY_ADD = 0, 1  # kinds of the extension's own measurement
+READ, MULTIPLY_ADD = 0, 1  # kinds of `_cpu.measure`
 _READ_BYTES = 512 << 20
 _SIDE = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """With all threads: GB/s of reading, and the best arithmetic rate seen for each width.
+    """GB/s of reading with all threads, and the best arithmetic rate for each width.
 
-    ``gop_per_s``: bits of the weights -> GFLOP/s (GOP/s for whole numbers) of the fastest unit
-    that multiplies them: 32 (multiply-add), 16 (matrix tiles where there are any), 8.
+    `gop_per_s`: bits of the weights -> GFLOP/s (GOP/s of integers) of the fastest unit for them: 32
+    (multiply-add), 16 (matrix tiles if there are any), 8.
     """
 
     gb_per_s: float
@@ -32,7 +32,7 @@ class Ceilings:
 
 
 def best_rate(run: Callable[[], float], rounds: int) -> float:
-    """The largest of several results: the others were disturbed."""
+    """The largest of several results; lower ones were disturbed."""
     return max(run() for _ in range(rounds))
 
 
@@ -43,7 +43,7 @@ def _product_rate(product: Callable[[], object]) -> float:
 
 
 def measure_ceilings(num_threads: int, rounds: int = 7) -> Ceilings:
-    """Reading and multiply-adds by the extension, 16 and 8 bits by torch's own products."""
+    """Reading and multiply-adds by the C++ extension, 16 and 8 bits by torch's products."""
     memory = torch.ones(_READ_BYTES // 4)
     torch.set_num_threads(num_threads)
     read = best_rate(
@@ -61,7 +61,7 @@ def measure_ceilings(num_threads: int, rounds: int = 7) -> Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Processor seconds at one moment: of everybody, of ours, taken by the host; wall time."""
+    """Processor seconds at one moment: of all processes, of ours, stolen by the host; wall time."""
 
     all_s: float
     own_s: float
@@ -71,14 +71,14 @@ class CpuUse:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """Cores that others used, and that the host took, during a measurement."""
+    """Cores that other processes used and that the host stole during a measurement."""
 
     foreign: float
     stolen: float
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it."""
+    """A process and its descendants."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -87,7 +87,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def cpu_use(pid: int | None) -> CpuUse:
-    """Now; ours is this process and the tree under ``pid``."""
+    """CPU use now; ours is this process and the tree below `pid`."""
     times = psutil.cpu_times()
     busy_s = times.user + times.nice + times.system + times.irq + times.softirq
     own_s = sum(os.times()[:2])
@@ -101,7 +101,7 @@ def cpu_use(pid: int | None) -> CpuUse:
 
 
 def disturbance(before: CpuUse, after: CpuUse) -> Disturbance:
-    """Between two moments."""
+    """The disturbance between two moments."""
     wall_s = max(after.at_s - before.at_s, 1e-9)
     foreign_s = (after.all_s - before.all_s) - (after.own_s - before.own_s)
     return Disturbance(max(foreign_s / wall_s, 0.0), (after.stolen_s - before.stolen_s) / wall_s)
@@ -120,8 +120,8 @@ async def wait_quiet(pid: int | None, most_foreign: float, limit_s: float) -> bo
 
 
 def peak_rss_mb(pid: int) -> float:
-    """Sum of the largest resident sizes of a process tree, in MB; pages that two of its processes
-    share count twice."""
+    """Sum of the peak resident sizes of a process tree in MB; shared pages count once for each
+    process."""
     total_kb = 0
     for process in tree(pid):
         try:
@@ -133,7 +133,7 @@ def peak_rss_mb(pid: int) -> float:
 
 
 def status_kb(status: str, name: str) -> int:
-    """A size of /proc/PID/status; 0 where it has none."""
+    """A size in /proc/PID/status, 0 if absent."""
     for line in status.splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

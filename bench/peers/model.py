@@ -1,4 +1,4 @@
-"""What the machine's ceilings allow: bytes and operations of the work over the measured rates."""
+"""Best times that the ceilings allow: bytes and operations of the work over measured rates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 from peers.machine import Ceilings
 from peers.workload import Case
 
-BYTES = {16: 2.0, 8: 1.0, 4: 0.5 + 2.0 / 128}  # a weight; 4 bits: a 16-bit scale a group of 128
+BYTES = {
+    16: 2.0,
+    8: 1.0,
+    4: 0.5 + 2.0 / 128,
+}  # bytes a weight; 4 bits have a 16-bit scale for each group of 128
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Of a dense decoder with grouped-query attention."""
+    """Sizes of a dense decoder with grouped-query attention."""
 
     num_linear: int  # weights of all linear layers
     num_embedding: int
@@ -25,12 +29,12 @@ class ModelSize:
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token in all layers, with keys and values of 16 bits."""
+        """Bytes of one token's 16-bit keys and values in all layers."""
         return 2 * 2 * self.num_layers * self.kv_heads * self.head_dim
 
 
 def read_size(folder: Path) -> ModelSize:
-    """From config.json. KeyError or OSError if it is not such a model."""
+    """Sizes from config.json. KeyError or OSError for another kind of model."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads, inner = config["num_attention_heads"], config["intermediate_size"]
@@ -43,13 +47,13 @@ def read_size(folder: Path) -> ModelSize:
 
 
 def step_bytes(size: ModelSize, bits: int, kv_tokens: float) -> float:
-    """That one decode step must read: all weights once, the output layer among them, and the
-    tokens attended to."""
+    """Bytes that one decode step must read: all weights with the output layer, and the cached
+    tokens."""
     return (size.num_linear + size.num_embedding) * BYTES[bits] + kv_tokens * size.kv_bytes
 
 
 def prefill_ops(size: ModelSize, num_tokens: int, num_seen: int = 0) -> tuple[float, float]:
-    """(operations of the linear layers, of attention) for ``num_tokens`` behind ``num_seen``."""
+    """(operations of linear layers, of attention) for `num_tokens` after `num_seen`."""
     pairs = num_tokens * num_seen + num_tokens * (num_tokens + 1) / 2
     attention = 4.0 * pairs * size.num_layers * size.num_heads * size.head_dim
     return 2.0 * size.num_linear * num_tokens, attention
@@ -58,8 +62,8 @@ def prefill_ops(size: ModelSize, num_tokens: int, num_seen: int = 0) -> tuple[fl
 def prefill_s(
     size: ModelSize, bits: int, ceilings: Ceilings, num_tokens: int, num_seen: int = 0
 ) -> float:
-    """Seconds at the ceilings: linear layers in the weights' own arithmetic (4 bits are widened
-    to 8), attention in 16 bits."""
+    """Seconds at the ceilings: linear layers in the weights' arithmetic (4 bits run as 8),
+    attention in 16 bits."""
     linear, attention = prefill_ops(size, num_tokens, num_seen)
     rate = ceilings.gop_per_s
     return (linear / rate[max(bits, 8)] + attention / rate[16]) / 1e9
@@ -73,7 +77,7 @@ def decode_s(
     context: float,
     num_shared: int = 0,
 ) -> float:
-    """Seconds of one step for ``num_sequences``: the slower of reading (what they share once) and
+    """Seconds of one step of `num_sequences`: the slower of reading (shared tokens once) and
     arithmetic."""
     kv_tokens = num_shared + num_sequences * (context - num_shared)
     read_s = step_bytes(size, bits, kv_tokens) / ceilings.gb_per_s / 1e9
@@ -83,8 +87,8 @@ def decode_s(
 
 
 def predict(case: Case, size: ModelSize, bits: int, ceilings: Ceilings) -> float:
-    """The best value of a case that the ceilings allow, in the case's unit. What the prompts
-    share is computed once; other prompts of a case one after another."""
+    """The best value of a case at the ceilings, in the case's unit. A shared prefix is computed
+    once; the prompts of a case one after another."""
     context = case.num_input + case.num_output / 2
     steps_s = (case.num_output - 1) * decode_s(
         size, bits, ceilings, case.num_prompts, context, case.num_shared

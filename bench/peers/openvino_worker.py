@@ -1,4 +1,5 @@
-"""OpenVINO GenAI behind standard input and output; runs in that package's own environment.
+"""A worker that runs OpenVINO GenAI behind standard input and output, in that package's own
+environment.
 
     python openvino_worker.py MODEL_FOLDER NUM_THREADS MAX_SEQUENCES
 
@@ -27,7 +28,7 @@ def make_pipeline(folder, num_threads, max_sequences):
 
 
 def read_new(handles):
-    """Tokens that have come since the last call."""
+    """Tokens that came since the last call."""
     parts = [handle.read().values() for handle in handles if handle.can_read()]
     return sum(len(output.generated_ids) for part in parts for output in part)
 

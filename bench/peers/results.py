@@ -1,4 +1,4 @@
-"""Samples of a run, their medians, the ratio to the best peer, as Markdown and as a drawing."""
+"""Samples of a run: medians and ratios to the best peer, as Markdown tables and an SVG chart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BAR, _LEFT, _TOP, _BARS_WIDTH = 12, 250, 34, 520
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. ``foreign`` and ``stolen``: cores that others and the host took."""
+    """One measurement. `foreign` and `stolen`: cores that other processes and the host used."""
 
     engine: str
     bits: int
@@ -27,7 +27,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """A line of the tables. ``goals``: bits -> ratio to the best peer that is wanted."""
+    """A row of the tables. `goals`: bits -> wanted ratio to the best peer."""
 
     case: str
     label: str
@@ -49,10 +49,10 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row at one width: the median of each engine, ours against the best of the others.
+    """One row at one width: medians of each engine, and ours against the best other.
 
-    ``ratio`` is above 1 where ours is better; None where one side is missing. ``share``: how much
-    of what the ceilings allow ours reaches.
+    `ratio` is above 1 if ours is better, None if one side is missing. `share`: ours as a share of
+    the ceilings.
     """
 
     row: RowKind
@@ -66,7 +66,7 @@ class Line:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the ratio is as wanted; None where there is none."""
+        """Whether the ratio reaches the goal; None without a ratio."""
         goal = self.row.goals.get(self.bits)
         return None if goal is None or self.ratio is None else self.ratio >= goal
 
@@ -74,7 +74,7 @@ class Line:
 def summarise(
     samples: Sequence[Sample], predicted: Mapping[tuple[str, int], float] | None = None
 ) -> list[Line]:
-    """The lines, wide formats first. ``predicted``: (case, bits) -> what the ceilings allow."""
+    """The lines, wide formats first. `predicted`: (case, bits) -> best value at the ceilings."""
     lines = []
     for bits in sorted({sample.bits for sample in samples}, reverse=True):
         for row in ROWS:
@@ -100,7 +100,7 @@ def _line(row: RowKind, bits: int, found: Sequence[Sample], predicted: float | N
 
 
 def better_by(row: RowKind, mine: float, other: float) -> float:
-    """How many times better ``mine`` is."""
+    """The factor by which `mine` is better."""
     return mine / other if row.is_higher_better else other / mine
 
 
@@ -135,14 +135,14 @@ def _cells(line: Line, engines: Sequence[str]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Three digits or all before the point."""
+    """Three digits, or all digits before the point."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def drawing(lines: Sequence[Line]) -> str:
-    """An SVG of bars: how each engine compares with the best peer of its row (1.0)."""
+    """An SVG of bars: each engine relative to the best peer of its row (1.0)."""
     engines = list(dict.fromkeys(name for line in lines for name in line.values))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(engines)}
     drawn = [line for line in lines if line.best_peer is not None]

@@ -1,4 +1,4 @@
-"""What is asked of every engine: the cases, and prompts that no engine has seen before."""
+"""The work for every engine: cases, and prompts that no engine has cached."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LOW_ID, HIGH_ID = 300, 31_900  # ids that are neither special nor single bytes i
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``num_prompts`` sent at once; ``num_shared`` tokens at the front of each are the same.
+    """`num_prompts` sent at once; their first `num_shared` tokens are equal.
 
-    ``measure``: "decode" (tokens a second after the first), "prefill" (prompt tokens a second up
-    to the first token), "output" (output tokens a second over all), "total" (seconds over all).
+    `measure`: "decode" (tokens a second after the first), "prefill" (prompt tokens a second up to
+    the first token), "output" (output tokens a second overall), "total" (seconds overall).
     """
 
     name: str
@@ -28,19 +28,19 @@ class Case:
 
     @property
     def unit(self) -> str:
-        """Of the value."""
+        """Unit of the value."""
         return "s" if self.measure == "total" else "tok/s"
 
     @property
     def is_higher_better(self) -> bool:
-        """Speeds are, durations are not."""
+        """True for speeds, False for durations."""
         return self.measure != "total"
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """When all prompts were sent, the first token and the last token came, by one clock
-    (seconds), and how many tokens came."""
+    """Times in seconds when all prompts were sent, the first and the last token came; the number of
+    tokens."""
 
     start_s: float
     first_s: float
@@ -63,13 +63,13 @@ FIRST_TOKEN = Case("first token", 1, 128, 1, "total")
 
 
 class Prompts:
-    """Fresh random prompts; two objects with one seed give the same ones in the same order."""
+    """Fresh random prompts; equal seeds give the same prompts in the same order."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
     def of(self, case: Case) -> list[list[int]]:
-        """The token ids of each prompt of one run."""
+        """Token ids of each prompt of one run."""
         shared = self._draw(case.num_shared)
         rest = case.num_input - case.num_shared
         return [shared + self._draw(rest) for _ in range(case.num_prompts)]
@@ -80,7 +80,7 @@ class Prompts:
 
 
 def value_of(case: Case, timed: Timed) -> float:
-    """The figure of one run; ValueError if the engine did not make all tokens."""
+    """The value of one run. ValueError if tokens are missing."""
     expected = case.num_prompts * case.num_output
     if timed.num_tokens != expected:
         raise ValueError(f"{timed.num_tokens} tokens came instead of {expected}")
@@ -93,5 +93,5 @@ def value_of(case: Case, timed: Timed) -> float:
 
 
 def chosen(names: Sequence[str]) -> list[Case]:
-    """Cases by name; KeyError names the unknown one."""
+    """Cases by name. KeyError for an unknown name."""
     return [CASES[name] for name in names]

@@ -26,7 +26,9 @@ def part(name: str) -> ModuleType:
     return bench_module(f"gpu.{name}")
 
 
-roofline, chart, drive, session = map(part, ("roofline", "chart", "drive", "session"))
+roofline, chart, scheduler_run, session = map(
+    part, ("roofline", "chart", "scheduler_run", "session")
+)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,8 @@ def test_verdicts() -> None:
 
 
 def test_uncovered_time() -> None:
-    assert drive.uncovered([(0, 4), (1, 2), (6, 7), (7, 10)]) == pytest.approx(0.2)
-    assert drive.uncovered([]) is None
+    assert scheduler_run.uncovered([(0, 4), (1, 2), (6, 7), (7, 10)]) == pytest.approx(0.2)
+    assert scheduler_run.uncovered([]) is None
 
 
 def test_numbers_that_are_none_are_infinitely_wrong() -> None:
@@ -130,11 +132,11 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_an_engine_leaves_nothing_behind(tmp_path: Path) -> None:
-    replica = part("replica")
+    random_engine = part("random_engine")
     s = session.Session(torch.device("cpu"), time.monotonic() + 60, tmp_path / "x", is_smoke=True)
     threads = torch.get_num_threads()
     try:
-        with replica.opened(s, roofline.TINY["0.6B"]) as engine:
+        with random_engine.opened(s, roofline.TINY["0.6B"]) as engine:
             kept = [
                 weakref.ref(x) for x in (engine.runner, engine.runner.model, engine.runner.attn)
             ]

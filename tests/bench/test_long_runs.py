@@ -63,7 +63,7 @@ def test_what_grows_is_named(field: str, step: int, claim: str) -> None:
 def test_leaks_and_failures_are_named() -> None:
     assert soaked(FLAT, problem="status 500") == ["no request failed"]
     assert soaked(FLAT, END | {"num_reqs": 1}) == ["nothing runs at the end"]
-    assert soaked(FLAT, END | {"num_breaches": 2}) == ["the books balance"]
+    assert soaked(FLAT, END | {"num_breaches": 2}) == ["the KV accounting balances"]
     assert soaked(FLAT, END | {"is_flushed": False}) == ["the cache can be emptied"]
 
 

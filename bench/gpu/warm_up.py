@@ -1,5 +1,5 @@
-"""The start of a measured model, beside other processes: an engine of two of its layers meets all
-its kernels, and what is compiled is kept on disk for the stages that measure it."""
+"""Compiles the kernels of a measured model in a worker: an engine of two of its layers meets them
+all, and the results stay on disk for later stages."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from gpu.decode import BATCHES, flags_of, shape_of
-from gpu.replica import opened
+from gpu.random_engine import opened
 from gpu.session import Session
 from gpu.workers import say
 from radixlm.base.record import replace
 
-TOKENS = 32768  # of the cache: the card is shared
+TOKENS = 32768  # KV tokens; the card is shared with other workers
 
 
 def work(given: dict[str, Any]) -> None:
-    """Open and close it."""
+    """Open the engine and close it."""
     s = Session(torch.device(given["device"], 0), 0.0, Path("unused"))
     shape = replace(shape_of(s, given["model"]), layers=2)
     flags = [*flags_of(s, given["weights"], BATCHES), "--max-total-tokens", str(TOKENS)]

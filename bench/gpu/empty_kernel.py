@@ -1,4 +1,4 @@
-"""A kernel that does nothing: what a launch costs."""
+"""A kernel that does nothing, to measure the cost of a launch."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import triton
 
 @triton.jit
 def empty_kernel(x_ptr):  # type: ignore[no-untyped-def]
-    """Nothing."""
+    """Does nothing."""
     return

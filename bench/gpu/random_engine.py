@@ -1,4 +1,4 @@
-"""Engines with random weights made on the device, and steps that need no prompts computed."""
+"""Engines with random weights made on the device, and steps that need no prefill."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 class DeviceReader(DummyReader):
-    """Numbers of the sizes that ``--load-format dummy`` has, drawn where they will be."""
+    """Random weights with the sizes of `--load-format dummy`, drawn on the device."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
         super().__init__(folder)
@@ -49,7 +49,7 @@ class DeviceReader(DummyReader):
 
 @contextlib.contextmanager
 def opened(s: Session, shape: Shape, *flags: str, folder: Path | None = None) -> Iterator[Engine]:
-    """An engine of the shape with random weights, or of ``folder``, closed and freed behind."""
+    """An engine of the shape with random weights, or of `folder`; closed and freed afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
         path = folder or Path(scratch)
         if folder is None:
@@ -65,7 +65,7 @@ def opened(s: Session, shape: Shape, *flags: str, folder: Path | None = None) ->
 
 
 def _check_freed(s: Session) -> None:
-    """Say so where an engine left tensors behind: the next one would miss them."""
+    """Report tensors that an engine left behind, because the next engine needs their memory."""
     if s.device.type == "cuda" and (held := torch.cuda.memory_allocated()) > MOST_LEFT_BYTES:
         s.add(what="left behind by an engine", bytes=held)
 
@@ -75,7 +75,7 @@ def _context(s: Session) -> int:
 
 
 class Engine:
-    """A replica, driven by hand: by its scheduler, or its runner alone."""
+    """An engine core without a process, driven through its scheduler or its runner alone."""
 
     def __init__(self, s: Session, path: Path, flags: Sequence[str]) -> None:
         common = [
@@ -107,7 +107,7 @@ class Engine:
 
     @torch.inference_mode()
     def fill_cache(self) -> None:
-        """Random keys and values everywhere."""
+        """Fill the KV cache with random keys and values."""
         for pool in self.runner.attn.pools:
             for tensor in (pool.k_LPBKC, pool.v_LPBKV) if hasattr(pool, "k_LPBKC") else ():
                 if tensor is not None and tensor.dtype.itemsize > 1:
@@ -121,7 +121,7 @@ class Engine:
         return fits and batch <= limits.max_running and tokens <= limits.context_len
 
     def enter(self, batch: int, tokens: int) -> StepPlan:
-        """A plan without items that gives slots 0, 1, ... pages for ``tokens`` each, in a random
+        """A plan without items that gives slots 0, 1, ... pages for `tokens` each, in random
         order."""
         draw, per = np.random.default_rng(1), -(-tokens // self.page_size)
         pages = 1 + draw.permutation(self.num_tokens // self.page_size)[: batch * per]
@@ -133,11 +133,11 @@ class Engine:
         return StepPlan(0, (), tuple(admissions), pages=tuple(updates))
 
     def decodes(self, batch: int, length: int) -> tuple[Item, ...]:
-        """Items that each make the token behind ``length`` known ones."""
+        """Items that each decode one token after `length` tokens."""
         return tuple(Item(f"{b}", b, length - 1, 1, None, True) for b in range(batch))
 
     def prompts(self, batch: int, count: int, prefix: int) -> tuple[Item, ...]:
-        """Items that each compute ``count`` random tokens behind ``prefix`` cached ones."""
+        """Items that each compute `count` random tokens after `prefix` cached ones."""
         draw = np.random.default_rng(2)
         return tuple(
             Item(f"{b}", b, prefix, count, draw.integers(0, self.vocab, count, np.int32), True)

@@ -1,5 +1,5 @@
-"""Stage 6: transformers on the same work, each case in a process of its own with a time limit: it
-compiles, and what has come when its time is over is kept."""
+"""Stage 6: transformers on the same work. Each case runs in its own process with a time limit,
+because it compiles; its results up to the limit are kept."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 from gpu.session import Session
 from gpu.workers import ask
 
-# case -> seconds that it may take
+# case -> time limit in seconds
 CASES = {"static 0.6B": 60.0, "static 8B": 60.0, "batch 0.6B": 75.0, "eager 0.6B": 30.0}
 ORDER = ("batch 0.6B", "static 0.6B", "eager 0.6B", "static 8B")
-LEAST_S = 20.0  # a process that has less need not begin
+LEAST_S = 20.0  # not worth a start with less time
 
 
 def run(s: Session) -> None:
-    """generate with a static cache and without, generate_batch beside our engine."""
+    """generate with and without a static cache, generate_batch next to our engine."""
     for case in ORDER[: 2 if s.quick else 4]:
         limit_s = CASES[case] if s.is_smoke else min(CASES[case], s.left_s() - 5)
         if limit_s < LEAST_S:
             s.add(case=case, skipped="no time is left")
             continue
-        (rows,) = ask(s, [{"work": "hf", "case": case}], limit_s)
+        (rows,) = ask(s, [{"work": "transformers_worker", "case": case}], limit_s)
         for row in rows:
             s.add(case=case, **_beside(s, row))
 
 
 def _beside(s: Session, row: dict[str, Any]) -> dict[str, Any]:
-    """With how many times faster we were in the same run, where we did the same work."""
+    """The row with our speed relative to it, if the same run did the same work."""
     stages = s.record["stages"]
     mine = None
     if row.get("what") == "generate_batch":

@@ -1,4 +1,5 @@
-"""The process of stage 6: one case of transformers, a line of JSON each result."""
+"""The worker of stage 6: runs one case of transformers and prints a line of JSON for each
+result."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from gpu.workers import say
 
 
 def work(given: dict[str, Any]) -> None:
-    """Run the case that is given."""
+    """Run the given case."""
     way, name = given["case"].split()
     is_smoke, device = given["is_smoke"], torch.device(given["device"])
     shape = TINY[name] if is_smoke else SHAPES[name]
@@ -50,12 +51,12 @@ def _wait(model: Any) -> None:
 
 @torch.inference_mode()
 def _single(model: Any, shape: Shape, is_static: bool, is_smoke: bool) -> None:
-    """Milliseconds a token behind 1,024: the difference of a long and a short answer."""
+    """Milliseconds a token after 1,024 tokens: the difference of a long and a short answer."""
     context, short, long = (16, 2, 6) if is_smoke else (1024, 8, 136)
     for batch in (1,) if is_static or is_smoke else (1, 64):
         ids = torch.randint(0, shape.vocab, (batch, context), device=model.device)
         spent: dict[int, float] = {}
-        for count in (short, long, short, long):  # the first two compile
+        for count in (short, long, short, long):  # the first two runs compile
             config = GenerationConfig(
                 max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
                 cache_implementation="static" if is_static else None,
@@ -72,35 +73,35 @@ def _single(model: Any, shape: Shape, is_static: bool, is_smoke: bool) -> None:
         )
 
 
-@torch.no_grad()  # tensors of inference mode could not be used by the manager's thread
+@torch.no_grad()  # the manager's thread cannot use tensors of inference mode
 def _batch(model: Any, shape: Shape, is_smoke: bool) -> None:
-    """The requests of stage 5 by transformers' continuous batching."""
-    wishes = requests(shape.vocab, *((6, 4, 20) if is_smoke else (256, 100, 1024)))
+    """The requests of stage 5 with transformers' continuous batching."""
+    work = requests(shape.vocab, *((6, 4, 20) if is_smoke else (256, 100, 1024)))
     config = GenerationConfig(
-        max_new_tokens=max(w.output for w in wishes), do_sample=False, eos_token_id=-1,
+        max_new_tokens=max(w.output for w in work), do_sample=False, eos_token_id=-1,
         pad_token_id=0,
     )  # fmt: skip
     model.generation_config = config
     manager = model.init_continuous_batching(generation_config=config)
-    if hasattr(manager, "warmup"):  # records its graphs
+    if hasattr(manager, "warmup"):  # captures its graphs
         with contextlib.suppress(NotImplementedError):
             manager.warmup()
     manager.start()
     try:
-        _drive(manager, [(w.ids.tolist(), 3) for w in wishes[:4]])
+        _drive(manager, [(w.ids.tolist(), 3) for w in work[:4]])
         began_s = time.perf_counter()
-        num_out = _drive(manager, [(w.ids.tolist(), w.output) for w in wishes])
+        num_out = _drive(manager, [(w.ids.tolist(), w.output) for w in work])
         seconds = time.perf_counter() - began_s
     finally:
         manager.stop(block=True)
     _say(
-        what="generate_batch", model=shape.name, requests=len(wishes), out=num_out,
-        wanted=sum(w.output for w in wishes), seconds=seconds, out_tok_s=num_out / seconds,
+        what="generate_batch", model=shape.name, requests=len(work), out=num_out,
+        wanted=sum(w.output for w in work), seconds=seconds, out_tok_s=num_out / seconds,
     )  # fmt: skip
 
 
 def _drive(manager: Any, asked: list[tuple[list[int], int]]) -> int:
-    """Tokens that came; by the manager, since generate_batch gives all one length."""
+    """Output tokens. It uses the manager, because generate_batch takes one length for all."""
     num_out, left = 0, len(asked)
     for ids, output in asked:
         manager.add_request(ids, max_new_tokens=output)

@@ -1,4 +1,4 @@
-"""Requests through a whole scheduler in this thread, and what its steps cost."""
+"""Runs requests through a whole scheduler in this thread and measures its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu.replica import Engine
+from gpu.random_engine import Engine
 from gpu.requests import BenchRequest
 from gpu.session import Mark
 from radixlm.base.errors import EngineError
@@ -24,19 +24,19 @@ from radixlm.wire.replies import StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 
-STUCK_S = 60.0  # without a token: kernels are compiled by then
+STUCK_S = 60.0  # limit without a token; includes the compilation of kernels
 
 
 @dataclass(slots=True)
 class Drive:
-    """What became of the wishes. ``host_us``: of ticks that decoded, without the waiting."""
+    """Results of a run. `host_us`: times of decode ticks without waiting for the device."""
 
     tokens: list[list[int]]
     seconds: float = 0.0
     num_steps: int = 0
     cached_tokens: int = 0
     host_us: list[float] = field(default_factory=list)
-    gap_share: float | None = None  # of the device between decode steps, by events
+    gap_share: float | None = None  # idle share of the device between decode steps, by events
     rows: list[int] = field(default_factory=list)
 
     @property
@@ -45,20 +45,22 @@ class Drive:
 
 
 class Watched:
-    """A runner that notes when its steps begin (with the copy of their numbers) and end on the
-    device, and how long it waits for results."""
+    """A runner that records when its steps begin (with the upload) and end on the device, and how
+    long it waits for results."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._device = runner, runner.device.where
         self._upload = runner.device.upload
         self._first = Mark(self._device)
         runner.device.upload = self._note  # type: ignore[method-assign]
-        self.marks: list[tuple[Mark, Mark, int]] = []  # rows; 0 where not all are decodes
+        self.marks: list[
+            tuple[Mark, Mark, int]
+        ] = []  # (begin, end, rows); 0 rows if a step is not all decodes
         self.waited_s = 0.0
         self.rows = 0
 
     def close(self) -> None:
-        """The runner is as it was."""
+        """Restore the runner."""
         self._runner.device.upload = self._upload  # type: ignore[method-assign]
 
     def _note(self, host: Tensor, target: Tensor) -> None:
@@ -83,13 +85,14 @@ class Watched:
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         return self._runner.control(verb, args)
 
-    def gap_share(self, least_rows: int) -> float | None:
-        """Time between two decode steps of at least so many rows, over all time of such steps."""
+    def gap_share(self, min_rows: int) -> float | None:
+        """Idle time between two decode steps of at least `min_rows` rows, as a share of all
+        time."""
         idle = busy = 0.0
         for (_, end, rows), (first, last, following) in zip(
             self.marks, self.marks[1:], strict=False
         ):
-            if min(rows, following) >= least_rows:
+            if min(rows, following) >= min_rows:
                 idle += max(0.0, first.since_ms(end))
                 busy += last.since_ms(first)
         return idle / (idle + busy) if busy else None
@@ -102,20 +105,20 @@ def flush(engine: Engine) -> None:
     engine.mine.receive(0)
 
 
-def drive(engine: Engine, wishes: Sequence[BenchRequest], least_rows: int = 1) -> Drive:
-    """All wishes at once, greedily and to their full length."""
-    scheduler, found = engine.scheduler, Drive([[] for _ in wishes])
+def drive(engine: Engine, requests: Sequence[BenchRequest], min_rows: int = 1) -> Drive:
+    """Run all requests at once, greedy and to full length."""
+    scheduler, found = engine.scheduler, Drive([[] for _ in requests])
     watched = Watched(engine.runner)
     scheduler.executor = watched
-    for index, wish in enumerate(wishes):
-        sampling = SamplingParams(max_new_tokens=wish.output, temperature=0.0, ignore_eos=True)
-        engine.mine.send(TokenizedRequest(f"{index}", pack_ids(wish.ids), sampling))
-    before, open_ones = scheduler.num_steps, len(wishes)
-    began_s = told_s = time.perf_counter()
+    for index, request in enumerate(requests):
+        sampling = SamplingParams(max_new_tokens=request.output, temperature=0.0, ignore_eos=True)
+        engine.mine.send(TokenizedRequest(f"{index}", pack_ids(request.ids), sampling))
+    before, num_open = scheduler.num_steps, len(requests)
+    began_s = checked_s = time.perf_counter()
     try:
-        while open_ones:
-            open_ones -= _tick(engine, watched, found)
-            if time.perf_counter() - told_s > 1 and found.num_out == 0:
+        while num_open:
+            num_open -= _tick(engine, watched, found)
+            if time.perf_counter() - checked_s > 1 and found.num_out == 0:
                 _check(began_s)
     finally:
         scheduler.executor = engine.runner
@@ -126,7 +129,7 @@ def drive(engine: Engine, wishes: Sequence[BenchRequest], least_rows: int = 1) -
     while scheduler.inflight:
         scheduler.tick(wait=False)
     found.num_steps = scheduler.num_steps - before
-    found.gap_share = watched.gap_share(least_rows)
+    found.gap_share = watched.gap_share(min_rows)
     return found
 
 
@@ -136,7 +139,7 @@ def _check(began_s: float) -> None:
 
 
 def _tick(engine: Engine, watched: Watched, found: Drive) -> int:
-    """One turn of the loop; how many wishes have ended."""
+    """One tick of the loop; the number of finished requests."""
     waited_s, num_steps, began_s = watched.waited_s, len(watched.marks), time.perf_counter()
     engine.scheduler.tick(wait=False)
     host_s = time.perf_counter() - began_s - (watched.waited_s - waited_s)
@@ -158,23 +161,23 @@ def _tick(engine: Engine, watched: Watched, found: Drive) -> int:
     return ended
 
 
-def host_us(found: Drive, least_rows: int) -> float | None:
-    """Median of the ticks that decoded at least so many rows."""
+def host_us(found: Drive, min_rows: int) -> float | None:
+    """Median of the ticks that decoded at least `min_rows` rows."""
     pairs = zip(found.host_us, found.rows, strict=True)
-    chosen = [us for us, rows in pairs if rows >= least_rows]
+    chosen = [us for us, rows in pairs if rows >= min_rows]
     return statistics.median(chosen) if chosen else None
 
 
 def idle_share(
-    engine: Engine, wishes: Sequence[BenchRequest], skip: int, count: int
+    engine: Engine, requests: Sequence[BenchRequest], skip: int, count: int
 ) -> float | None:
-    """Share of ``count`` steps behind the first ``skip`` in which no kernel and no copy runs, by
-    the profiler, whose own cost makes it somewhat larger than it is."""
+    """Share of `count` steps after the first `skip` in which no kernel and no copy runs, by the
+    profiler. The profiler's own cost makes the share slightly too large."""
     if engine.runner.device.where.type != "cuda":
         return None
-    for index, wish in enumerate(wishes):
-        sampling = SamplingParams(max_new_tokens=wish.output, temperature=0.0, ignore_eos=True)
-        engine.mine.send(TokenizedRequest(f"{index}", pack_ids(wish.ids), sampling))
+    for index, request in enumerate(requests):
+        sampling = SamplingParams(max_new_tokens=request.output, temperature=0.0, ignore_eos=True)
+        engine.mine.send(TokenizedRequest(f"{index}", pack_ids(request.ids), sampling))
     for _ in range(skip):
         engine.scheduler.tick(wait=False)
     with profile(activities=[ProfilerActivity.CUDA]) as traced:
@@ -193,7 +196,7 @@ def idle_share(
 
 
 def uncovered(spans: Sequence[tuple[float, float]]) -> float | None:
-    """Share of the time from the first to the last that lies in none of the sorted spans."""
+    """Share of the time between the first and the last that none of the sorted spans covers."""
     if not spans:
         return None
     begin, reached, idle = spans[0][0], spans[0][1], 0.0
