@@ -1,8 +1,8 @@
-"""What every test may count on, in whatever order and beside whatever else it runs: its own random
-numbers, a logging set-up that no other test has touched, property tests without a clock.
+"""Isolation of every test: its own random numbers, a fresh logging configuration, and property
+tests without a deadline.
 
-``TRITON_INTERPRET`` is set before anything imports triton: kernels of this process are interpreted
-on CPU tensors. ``TRITON_INTERPRET=0`` in the environment leaves them to a GPU.
+`TRITON_INTERPRET` is set before anything imports triton, so kernels of this process are interpreted
+on CPU tensors. With `TRITON_INTERPRET=0` in the environment they run on a GPU.
 """
 
 import logging
@@ -47,7 +47,7 @@ def _restore_logging(before: _State) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """The same numbers whatever ran before, fixtures included; torch only where it is in use."""
+    """Seed random numbers for each test, fixtures included; torch only if it is imported."""
     random.seed(0)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(0)
@@ -57,7 +57,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[Any]:
-    """Commands that run in this process set logging up: the next test must not see it."""
+    """Restore logging after each test, because commands that run in this process configure it."""
     before = _logging_state()
     result = yield
     _restore_logging(before)

@@ -1,4 +1,4 @@
-"""Imports only go down the floors of ARCHITECTURE.md, and stand at the top of their files."""
+"""Imports go down the floors of ARCHITECTURE.md only, and stand at the top of their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("lang", "bench"),
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
-# vocabularies of one floor that read each other's records, in one direction only
+# packages of one floor that may import each other, in one direction only
 SIDEWAYS = {("step", "wire"), ("observe", "wire")}
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang".split()
@@ -38,7 +38,7 @@ def _package(path: Path) -> str | None:
 
 
 def _imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether it is imported when the program runs) of each import in the file."""
+    """(module, whether it is imported at run time) of each import in the file."""
     tree = ast.parse(path.read_text())
     typing_only = {
         id(inner)
@@ -73,7 +73,7 @@ def test_imports_go_down(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_torch_stays_where_tensors_are(path: Path) -> None:
+def test_torch_free_packages_import_no_torch(path: Path) -> None:
     mine = _package(path)
     if mine not in TORCH_FREE and not (mine == "step" and path.name != "batch.py"):
         return
@@ -81,7 +81,7 @@ def test_torch_stays_where_tensors_are(path: Path) -> None:
     assert not [m for m in live if m.split(".")[0] in ("torch", "transformers")]
 
 
-def test_no_package_is_a_drawer() -> None:
+def test_no_package_is_called_utils() -> None:
     names = {p.stem for p in FILES} | {p.parent.name for p in FILES}
     assert not names & {"utils", "common", "helpers", "misc"}
 

@@ -1,4 +1,4 @@
-"""Environment variables: typed, aliased, and named when malformed."""
+"""Environment variables: types, aliases, and errors that name malformed ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_values_are_typed() -> None:
         assert env.ALLOW_LONGER_CONTEXT.get({"RADIXLM_ALLOW_LONGER_CONTEXT": text}) is value
 
 
-def test_our_own_name_wins_over_the_alias() -> None:
+def test_the_own_name_takes_precedence_over_the_alias() -> None:
     both = {"RADIXLM_HEALTH_CHECK_TIMEOUT_S": "3", "SGLANG_HEALTH_CHECK_TIMEOUT": "4"}
     assert env.HEALTH_CHECK_TIMEOUT_S.get(both) == 3.0
     assert env.HEALTH_CHECK_TIMEOUT_S.get({"SGLANG_HEALTH_CHECK_TIMEOUT": "4"}) == 4.0
@@ -58,7 +58,7 @@ def test_routes_begin_with_a_slash() -> None:
 
 
 def test_every_variable_is_read_somewhere() -> None:
-    """A variable that is documented and does nothing would be silently ignored."""
+    """A documented variable that nothing reads would be ignored silently."""
     source = Path(env.__file__).parents[1]
     files = [path for path in source.rglob("*.py") if path != Path(env.__file__)]
     text = "\n".join(path.read_text() for path in files)

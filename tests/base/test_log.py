@@ -17,7 +17,7 @@ NAMES = ("", "radixlm", "uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Leave logging as it was."""
+    """Restore the logging configuration afterwards."""
     loggers = [logging.getLogger(name) for name in NAMES]
     before = [(one.level, list(one.handlers), one.propagate) for one in loggers]
     yield
@@ -71,7 +71,7 @@ def test_a_second_set_up_replaces_the_first() -> None:
 def test_stderr_is_looked_up_when_a_record_comes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may be replaced, and the one before closed, as test runners and notebooks do."""
+    """Test runners and notebooks may replace stderr and close the old one."""
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stderr", first)
     log.set_up_logging("http")

@@ -1,4 +1,4 @@
-"""A tokenizer, and a scripted HTTP server that says byte by byte what it is told to."""
+"""A tokenizer, and an HTTP server that sends scripted bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.fakes import toy_tokenizer
 
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
-# the answer to a request as parts that are sent one by one; None closes the connection
+# the parts of an answer, sent one by one; None closes the connection
 Script = Callable[[bytes, bytes], list[bytes | None]]
 
 
 @dataclass
 class Scripted:
-    """A server on a port of its own. ``seen``: (head, body) of each request."""
+    """A server on a free port. `seen`: (head, body) of each request."""
 
     script: Script = lambda head, body: [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"]
     seen: list[tuple[bytes, bytes]] = field(default_factory=list)

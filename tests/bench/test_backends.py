@@ -1,4 +1,4 @@
-"""Bodies and meters of the three dialects."""
+"""Request bodies and answer meters of the three APIs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chat(text: str | None, usage: dict[str, int] | None = None) -> bytes:
     return json.dumps({"choices": choices, "usage": usage}).encode()
 
 
-def test_time_between_events_is_shared_out_over_their_tokens() -> None:
+def test_itl_divides_the_time_between_events_by_their_tokens() -> None:
     meter = NativeMeter(10.0)
     for count, now_s in ((0, 10.5), (1, 11.0), (3, 12.0), (3, 12.5), (4, 15.0)):
         meter.event(native(count, queue_time=0.25), now_s)
@@ -70,7 +70,7 @@ def test_only_chunks_with_text_count_in_a_chat() -> None:
     assert (out.num_prompt, out.num_output) == (7, 3)
 
 
-def test_completions_and_reasoning_have_text_too() -> None:
+def test_completion_and_reasoning_text_is_counted() -> None:
     meter = OpenAiMeter(0.0)
     meter.event(b'{"choices":[{"text":"one"}]}', 1.0)
     meter.event(b'{"choices":[{"delta":{"reasoning_content":"two"}}]}', 2.0)
@@ -80,7 +80,7 @@ def test_completions_and_reasoning_have_text_too() -> None:
     assert (meter.out.text, len(meter.out.itls_s)) == ("onetwothree", 2)
 
 
-def test_an_answer_that_is_not_streamed() -> None:
+def test_an_answer_without_a_stream() -> None:
     meter = OpenAiMeter(0.0)
     message = {"message": {"content": "hi"}}
     meter.whole({"choices": [message], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})

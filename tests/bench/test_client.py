@@ -1,5 +1,5 @@
-"""The client against a server that is written byte by byte, and its event reader against a split
-of the whole text."""
+"""The HTTP client against a scripted server, and its event reader against a split of the whole
+text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_events_do_not_depend_on_how_bytes_arrive(
     assert got == [event.encode() for event in events]
 
 
-def test_comments_and_names_of_events_are_left_out() -> None:
+def test_comments_and_event_names_are_skipped() -> None:
     got: list[bytes] = []
     reader = EventReader(lambda event, now_s: got.append(event))
     reader.feed(b": ping\n\nevent: x\ndata: 1\ndata: 2\n\nretry: 5\n\ndata:3\n\n", 0.0)
@@ -90,7 +90,7 @@ async def test_a_body_may_end_with_the_connection(scripted) -> None:
     assert (await client.ask("GET", "/")).body == b"all of it"
 
 
-async def test_a_kept_connection_that_was_closed_is_replaced(scripted) -> None:
+async def test_a_closed_idle_connection_is_replaced(scripted) -> None:
     scripted.script = lambda head, body: [
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n", b"x", None,
     ]  # fmt: skip
@@ -132,7 +132,7 @@ async def test_cancelling_closes_the_connection(scripted) -> None:
     await asyncio.wait_for(scripted.closed.wait(), 60)
 
 
-async def test_no_server_names_the_address() -> None:
+async def test_an_absent_server_is_named_by_its_address() -> None:
     with pytest.raises(TransferError, match=r"http://127\.0\.0\.1:1 "):
         await HttpClient("http://127.0.0.1:1").ask("GET", "/")
 

@@ -1,4 +1,4 @@
-"""The kernel benchmark at toy size: what it calls is right, and its rates follow from its times."""
+"""The CPU kernel benchmark at toy size: its calls are right, and rates follow from times."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_shares_are_of_the_unit_that_works() -> None:
 
 
 @needs_extension
-def test_counted_work_is_the_work_done() -> None:
+def test_counted_bytes_and_operations() -> None:
     cases = {case.name: case for case in kernels.linear_cases(96, 64, ["fp32", "int8wo"])}
     assert cases["linear fp32, 16 rows, 64 -> 96"].num_flops == 2 * 16 * 64 * 96
     plain, small = cases["linear fp32, 1 rows, 64 -> 96"], cases["linear int8wo, 1 rows, 64 -> 96"]
@@ -87,7 +87,7 @@ def test_counted_work_is_the_work_done() -> None:
 @needs_extension
 def test_experts_are_counted_once_each() -> None:
     alone, many = kernels.expert_cases((16, 2, 64, 32), ["int8wo"])
-    weights = 3 * 64 * 32  # of an expert, a byte each, and its scales
+    weights = 3 * 64 * 32  # weights of an expert, one byte each, without scales
     assert 2 * weights < alone.num_bytes < 2.2 * weights + 2 * 4096
     assert alone.num_bytes < many.num_bytes <= 8 * alone.num_bytes
     assert many.num_flops == 16 * alone.num_flops == 2 * 16 * 2 * weights

@@ -1,5 +1,5 @@
-"""The comparison with other engines: figures, ratios, tables, what the ceilings allow, and its
-driver against a scripted server and a scripted worker."""
+"""The comparison with other engines: values, ratios, tables and ceilings; its driver against a
+scripted server and a scripted worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = model.ModelSize(440_401_920, 32_768_000, 28, 16, 8, 128)
 CEILINGS = machine.Ceilings(23.5, {32: 302.0, 16: 302.0, 8: 1210.0})
 
 
-def test_prompts_share_what_the_case_says_and_are_never_the_same_twice() -> None:
+def test_prompts_share_the_prefix_of_the_case_and_are_otherwise_new() -> None:
     prompts, case = workload.Prompts(3), workload.CASES["shared16"]
     first, second = prompts.of(case), prompts.of(case)
     assert [len(ids) for ids in first] == [1056] * 16
@@ -37,7 +37,7 @@ def test_prompts_share_what_the_case_says_and_are_never_the_same_twice() -> None
     assert workload.Prompts(3).of(case) == first
 
 
-def test_the_figure_of_each_kind_of_case() -> None:
+def test_the_value_of_each_kind_of_case() -> None:
     figure, cases = workload.value_of, workload.CASES
     assert figure(cases["decode"], workload.Timed(0, 1, 3, 128)) == 127 / 2
     assert figure(cases["prefill512"], workload.Timed(1, 3, 9, 1)) == 256
@@ -47,23 +47,23 @@ def test_the_figure_of_each_kind_of_case() -> None:
         figure(cases["decode"], workload.Timed(0, 1, 3, 127))
 
 
-def test_prediction_gives_the_known_floors_of_a_known_machine() -> None:
+def test_predictions_for_a_known_machine() -> None:
     predict, cases = model.predict, workload.CASES
     for bits, weights_alone in ((16, 24.8), (8, 49.7), (4, 96.3)):
         assert 23.5e9 / model.step_bytes(SIZE, bits, 0) == pytest.approx(weights_alone, rel=0.01)
         tok_s = predict(cases["decode"], SIZE, bits, CEILINGS)
-        assert 0.88 * weights_alone < tok_s < weights_alone  # 192 tokens of KV besides
+        assert 0.88 * weights_alone < tok_s < weights_alone  # plus the KV of 192 tokens
     assert predict(cases["prefill512"], SIZE, 16, CEILINGS) == pytest.approx(323, rel=0.03)
     assert predict(cases["prefill512"], SIZE, 8, CEILINGS) > 3 * 323
     shared_s = predict(cases["shared16"], SIZE, 16, CEILINGS)
-    assert 4 < shared_s < 9  # the prefix once, and 31 steps
+    assert 4 < shared_s < 9  # the prefix once, then 31 steps
     apart = workload.Case("apart", 16, 1056, 32, "total")
     assert predict(apart, SIZE, 16, CEILINGS) > 5 * shared_s
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(st.integers(0, 4000), st.integers(0, 4000))
-def test_a_prompt_in_two_parts_costs_what_it_costs_whole(first: int, second: int) -> None:
+def test_a_prompt_in_two_parts_costs_the_same(first: int, second: int) -> None:
     whole = sum(model.prefill_ops(SIZE, first + second))
     parts = sum(model.prefill_ops(SIZE, first)) + sum(model.prefill_ops(SIZE, second, first))
     assert parts == pytest.approx(whole)
@@ -93,12 +93,12 @@ def test_medians_against_the_best_peer() -> None:
     assert line.values == {"radixlm": 20, "llama.cpp": 17, "openvino": 9}
     assert line.best_peer == "llama.cpp"
     assert line.ratio == pytest.approx(20 / 17)
-    assert line.is_met is False  # 1.2 is wanted
+    assert line.is_met is False  # the goal is 1.2
     assert line.share == pytest.approx(0.8)
     assert line.most_foreign == pytest.approx(0.02)
 
 
-def test_where_less_is_better_the_best_peer_is_the_smallest() -> None:
+def test_the_best_peer_has_the_smallest_duration() -> None:
     found = [
         results.Sample(name, 8, case, value)
         for case, values in ((results.START, (2, 4, 3)), ("shared16", (2, 80, 16)))
@@ -135,7 +135,7 @@ def test_numbers(value: float | None, shown: str) -> None:
     assert results.number(value) == shown
 
 
-def test_the_drawing_has_a_bar_for_each_value_and_is_well_formed() -> None:
+def test_the_svg_has_a_bar_for_each_value() -> None:
     lines = results.summarise(samples(radixlm=[30], llama_cpp=[20], **{"a<b": [10]}))
     tree = ElementTree.fromstring(results.drawing(lines))
     texts = ["".join(text.itertext()) for text in tree.iter("{http://www.w3.org/2000/svg}text")]
@@ -146,7 +146,7 @@ def test_the_drawing_has_a_bar_for_each_value_and_is_well_formed() -> None:
     assert ElementTree.fromstring(results.drawing([])) is not None
 
 
-def test_what_is_missing_is_told_and_left_out(tmp_path: Path) -> None:
+def test_missing_engines_are_reported_and_skipped(tmp_path: Path) -> None:
     setup = engines.Setup(tmp_path / "model", tmp_path, 2)
     one = engines.parse_given("mine:16:serve --port {port} 'a b'")
     found, missing = engines.find(["radixlm", "llama.cpp", "openvino"], [one], setup, 16)
@@ -164,7 +164,7 @@ def test_what_is_missing_is_told_and_left_out(tmp_path: Path) -> None:
             engines.parse_given(bad)
 
 
-def test_every_other_round_is_turned_round(tmp_path: Path) -> None:
+def test_every_other_round_is_reversed(tmp_path: Path) -> None:
     a, b = (engines.Engine(name, ("x",)) for name in "ab")
     cases = workload.chosen(["decode", "batch16"])
     plan = script.Plan({16: [a, b], 8: [a]}, cases, 2, 1, 2, 2, 0.0, 0.1, 1.0, 1, tmp_path)
@@ -175,7 +175,7 @@ def test_every_other_round_is_turned_round(tmp_path: Path) -> None:
     assert [case.name for case in plan.cases_of(1)] == ["decode", "decode"]
 
 
-def test_others_are_what_is_neither_ours_nor_the_hosts() -> None:
+def test_cpu_use_of_other_processes() -> None:
     before, after = machine.CpuUse(100, 10, 1, 50), machine.CpuUse(118, 20, 2, 60)
     assert machine.disturbance(before, after) == machine.Disturbance(0.8, 0.1)
     assert machine.disturbance(before, machine.CpuUse(105, 20, 1, 60)).foreign == 0
@@ -239,7 +239,7 @@ async def test_a_worker_is_timed_by_its_own_clock(tmp_path: Path) -> None:
             pass
 
 
-def test_growth_reads_the_batch_benchmark() -> None:
+def test_growth_reads_results_of_one_batch() -> None:
     lines = [
         {"batch_size": batch, "input_len": 128, "output_len": 9, "prefill_latency": 0.5,
          "median_decode_latency": 0.05} for batch in (1, 64)
@@ -249,7 +249,9 @@ def test_growth_reads_the_batch_benchmark() -> None:
     one, many = growth.points(text, SIZE, sweep, CEILINGS)
     assert (one.prefill_ms, one.decode_ms) == (500, 50)
     assert one.decode_allowed_ms == pytest.approx(40.9, rel=0.02)
-    assert many.decode_allowed_ms > 4 * one.decode_allowed_ms  # arithmetic, no longer reading
+    assert (
+        many.decode_allowed_ms > 4 * one.decode_allowed_ms
+    )  # limited by arithmetic, not by reading
     assert many.prefill_allowed_ms == pytest.approx(64 * one.prefill_allowed_ms)
     table = growth.markdown([one, many])
     assert table.startswith("16 bit, 2 threads, 28 layers\n") and "| 64 x 128 | 500 |" in table
@@ -272,7 +274,7 @@ def test_growth_sweeps_cover_threads_widths_and_sizes(tmp_path: Path) -> None:
     assert cut["layer_types"] == ["a", "b"]
 
 
-def test_wrong_options_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     home = ["--home", str(tmp_path)]
     for options, word in (
         ([*home, "--bits", "3"], "--bits '3'"),

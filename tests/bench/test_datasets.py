@@ -1,4 +1,4 @@
-"""What is drawn: lengths, seeds, files."""
+"""Drawn prompts: lengths, seeds, files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows_of(tokenizer: Tokenizer, takes_ids: bool = True, **options: Any) -> Any
 
 
 @pytest.mark.parametrize("name", ["random", "random-ids"])
-def test_lengths_are_drawn_between_the_ratio_and_the_most(name: str, tokenizer: Tokenizer) -> None:
+def test_lengths_are_drawn_within_their_range(name: str, tokenizer: Tokenizer) -> None:
     rows = rows_of(tokenizer, dataset_name=name, random_range_ratio=0.5, **SMALL)
     assert len(rows) == 12 and len({row.num_prompt for row in rows}) > 3
     assert all(19 <= row.num_prompt <= 41 and 5 <= row.num_output <= 10 for row in rows)
@@ -137,7 +137,7 @@ def test_a_text_is_cut_to_its_length(num_tokens: int, seed: int, tokenizer: Toke
         ({"dataset_name": "sharegpt", "dataset_path": "/nowhere"}, "/nowhere"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(
+def test_impossible_options_are_refused(
     options: dict[str, Any], flag: str, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ConfigError, match=flag):

@@ -1,4 +1,4 @@
-"""A test that breaks the device costs no other test its run."""
+"""A test that breaks the GPU does not fail other tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_one(number):
 """
 
 
-def test_the_others_go_on(tmp_path: Path) -> None:
+def test_other_tests_still_run(tmp_path: Path) -> None:
     (tmp_path / "test_numbers.py").write_text(TESTS)
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""The offline and the one-batch benchmark on the bundled model."""
+"""`radixlm bench offline` and `one-batch` on the bundled model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def server_flags() -> list[str]:
     return ["--max-total-tokens", "2048", "--cpu-threads", "1"]
 
 
-def test_offline_counts_what_was_asked_for(server_flags, tmp_path: Path, capsys) -> None:
+def test_offline_counts_requests_and_tokens(server_flags, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out.jsonl"
     lengths = "--num-prompts 5 --random-input-len 20 --random-output-len 6 --random-range-ratio 1"
     flags = [*lengths.split(), "--max-concurrency", "2", "--result-filename", str(out)]
@@ -25,13 +25,13 @@ def test_offline_counts_what_was_asked_for(server_flags, tmp_path: Path, capsys)
     result = json.loads(out.read_text())
     assert (result["completed"], result["failed"], result["max_concurrency"]) == (5, 0, 2)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (100, 30)
-    assert result["total_cached_tokens"] == 0  # the warm-up left nothing behind
+    assert result["total_cached_tokens"] == 0  # the warm-up's prefix cache was flushed
     assert result["output_throughput"] == pytest.approx(30 / result["duration"])
     assert not any("ttft" in key or "itl" in key for key in result)
     assert "Output token throughput" in capsys.readouterr().out
 
 
-def test_offline_names_requests_that_fail(server_flags, capsys) -> None:
+def test_offline_reports_failed_requests(server_flags, capsys) -> None:
     flags = "--num-prompts 2 --random-input-len 9 --random-output-len 4 --skip-warmup".split()
     extra = ["--extra-request-body", '{"top_p": 7}']
     assert main(["offline", *flags, *extra, "--json", *server_flags]) == 1
@@ -78,13 +78,13 @@ def test_one_batch_measures_every_shape(server_flags, tmp_path: Path, capsys) ->
         ("--batch-size 4 --input-len 8 --max-running-requests 2", "one batch"),
     ],
 )
-def test_one_batch_refuses_what_is_not_one_batch(server_flags, flags, text, capsys) -> None:
+def test_one_batch_refuses_shapes_that_do_not_fit(server_flags, flags, text, capsys) -> None:
     own = server_flags[2:] if "--max-total-tokens" in flags else server_flags
     assert main(["one-batch", *flags.split(), *own]) == 2
     assert text in capsys.readouterr().err
 
 
-def test_limits_of_the_user_win() -> None:
+def test_limits_of_the_user_are_kept() -> None:
     shapes = [Shape(4, 100, 8), Shape(2, 3000, 8)]
     config, given = with_room(ServerConfig(), frozenset(), shapes)
     assert config.schedule.chunked_prefill_size == 6000

@@ -1,5 +1,5 @@
-"""The benchmark of a GPU: the roofline against published arithmetic, its records and pictures, and
-a trial run of its stages on a CPU."""
+"""The GPU benchmark: its roofline against published arithmetic, its records and charts, and a smoke
+test of its stages on a CPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rooflines_of_an_h200(
     assert got_ms == pytest.approx(prefill_ms, rel=0.006)
 
 
-def test_a_prefix_costs_its_attention_and_no_product() -> None:
+def test_a_cached_prefix_costs_attention_only() -> None:
     shape, ceilings = roofline.SHAPES["8B"], roofline.Ceilings()
     whole, first, rest = (
         roofline.prefill_s(shape, 1, *part, ceilings)
@@ -63,26 +63,26 @@ def test_a_prefix_costs_its_attention_and_no_product() -> None:
     assert first + rest == pytest.approx(whole)
 
 
-def test_verdicts() -> None:
+def test_goals_are_met_or_missed() -> None:
     assert roofline.verdict("8B", "bf16", 1, 4.7) == "must"
     assert roofline.verdict("8B", "bf16", 1, 4.1) == "stretch"
     assert roofline.verdict("30B-A3B", "fp8", "prefill", 151) == "missed"
     assert roofline.verdict("8B", "bf16", 7, 1) == ""
 
 
-def test_uncovered_time() -> None:
+def test_idle_time_between_spans() -> None:
     assert scheduler_run.uncovered([(0, 4), (1, 2), (6, 7), (7, 10)]) == pytest.approx(0.2)
     assert scheduler_run.uncovered([]) is None
 
 
-def test_numbers_that_are_none_are_infinitely_wrong() -> None:
+def test_the_error_of_nan_is_infinite() -> None:
     assert session.relative(torch.tensor([torch.nan]), torch.ones(1)) == float("inf")
     assert session.relative(torch.tensor([3.0, 4.4]), torch.tensor([3.0, 4.0])) == pytest.approx(
         0.08
     )
 
 
-def test_a_stage_that_fails_or_does_not_fit_is_noted(tmp_path: Path, monkeypatch: Any) -> None:
+def test_failed_and_skipped_stages_are_recorded(tmp_path: Path, monkeypatch: Any) -> None:
     main = part("__main__")
     s = session.Session(torch.device("cpu"), time.monotonic() + 40, tmp_path / "gpu.json")
     s.record["stages"] = {}
@@ -98,7 +98,9 @@ def test_a_stage_that_fails_or_does_not_fit_is_noted(tmp_path: Path, monkeypatch
     assert "gpu.absent" in stages["b"]["why"] and "60 s" in stages["c"]["why"]
 
 
-def test_what_a_broken_stage_leaves_goes_on_elsewhere(tmp_path: Path, monkeypatch: Any) -> None:
+def test_later_stages_run_in_a_new_process_after_a_broken_device(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     main, broken = part("__main__"), []
     for name, run in {"gpu.one": lambda s: broken.append(1), "gpu.two": lambda s: None}.items():
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -131,7 +133,7 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_closed_engine_frees_its_tensors(tmp_path: Path) -> None:
     random_engine = part("random_engine")
     s = session.Session(torch.device("cpu"), time.monotonic() + 60, tmp_path / "x", is_smoke=True)
     threads = torch.get_num_threads()
@@ -178,7 +180,7 @@ def test_every_stage_runs_on_a_cpu(record: dict[str, Any]) -> None:
     assert rows(record, "ceilings", "failed")[0]["failed"] == {}
 
 
-def test_kernels_and_models_are_near_what_they_should_be(record: dict[str, Any]) -> None:
+def test_kernels_and_models_are_near_their_references(record: dict[str, Any]) -> None:
     kernels = rows(record, "kernels", "kernel")
     assert all(row["ok"] and row["error"] <= row["bound"] for row in kernels)
     kinds = ("attention, decode", "attention, extend", "store", "rms_norm", "norm + rope", "gate",
@@ -203,7 +205,7 @@ def test_steps_and_engines_are_timed(record: dict[str, Any]) -> None:
     assert shared == {"cache": 2 * 48, "no cache": 0}
 
 
-def test_a_record_becomes_a_picture(record: dict[str, Any], tmp_path: Path) -> None:
+def test_a_record_becomes_a_chart(record: dict[str, Any], tmp_path: Path) -> None:
     found = list(chart.points(record))
     assert len(found) == 11 and found[0][0] == "0.6B bf16 decode 1 x 48"
     drawn = ElementTree.fromstring(chart.svg([("a < b", 0.5, "must")], "title"))

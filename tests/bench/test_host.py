@@ -1,4 +1,4 @@
-"""The host benchmark on a short run: a real scheduler decodes, and the figures add up."""
+"""The host benchmark on a short run: a real scheduler decodes, and its figures add up."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_parts_are_added_step_by_step() -> None:
     assert host.Part("no goal", 1, 1, 1, 5).is_met is None
 
 
-def test_goals_stand_beside_the_sums() -> None:
+def test_goals_apply_to_the_sums() -> None:
     parts = host.measure(num_running=16, num_steps=30, page_size=16)
     assert [p.goal_ms for p in parts] == [*[None] * len(PARTS), 0.1, None]
     assert all(0 < p.min_ms <= p.median_ms <= p.p99_ms for p in parts)

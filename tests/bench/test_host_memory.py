@@ -1,4 +1,4 @@
-"""The memory benchmark at toy size: it runs, and it tells met goals from missed ones."""
+"""The memory benchmark at toy size: it runs and compares figures with goals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Arrival times, the limit on concurrency, and the order of outcomes."""
+"""Arrival times, the concurrency limit and the order of outcomes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROWS = [Row(str(i), None, 1, i) for i in range(9)]
 
 
 @pytest.mark.parametrize("most", [1, 3, None])
-async def test_never_more_than_the_limit_run(most: int | None) -> None:
+async def test_no_more_than_the_limit_run(most: int | None) -> None:
     running = peak = 0
 
     async def ask(row: Row) -> Outcome:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
-        for _ in range(10 - row.num_output):  # later ones are quicker
+        for _ in range(10 - row.num_output):  # later requests are faster
             await asyncio.sleep(0)
         running -= 1
         return Outcome(is_ok=True, num_output=row.num_output)
@@ -35,7 +35,7 @@ async def test_never_more_than_the_limit_run(most: int | None) -> None:
     assert [outcome.num_output for outcome in outcomes] == list(range(9))
 
 
-async def test_an_error_of_ours_ends_the_run() -> None:
+async def test_an_exception_ends_the_run() -> None:
     async def ask(row: Row) -> Outcome:
         await asyncio.sleep(0 if row.num_output == 3 else 60)
         raise ZeroDivisionError
@@ -60,6 +60,6 @@ def test_impossible_traffic_is_refused(options) -> None:
         Traffic(**options)
 
 
-def test_a_rate_that_is_no_number_is_refused() -> None:
+def test_a_rate_of_nan_is_refused() -> None:
     with pytest.raises(ConfigError, match="--request-rate"):
         Traffic(rate=math.nan)

@@ -1,4 +1,4 @@
-"""What the soak and the overload run conclude of what they saw, and the server they start."""
+"""The checks of the soak and overload runs, and the server that they start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_growth_leaves_out_the_start_and_bursts() -> None:
     assert slo.growth([3.0]) == (3, 3)
 
 
-def test_a_quiet_soak_keeps_every_claim() -> None:
+def test_a_soak_without_growth_passes() -> None:
     assert soaked(FLAT) == []
 
 
@@ -52,7 +52,7 @@ def test_a_quiet_soak_keeps_every_claim() -> None:
         ("num_processes", 1, "no process died or was added"),
     ],
 )
-def test_what_grows_is_named(field: str, step: int, claim: str) -> None:
+def test_growth_is_named(field: str, step: int, claim: str) -> None:
     rising = [
         replace(sample, **{field: getattr(sample, field) + i * step})
         for i, sample in enumerate(FLAT)
@@ -74,7 +74,7 @@ def overloaded(changes: dict[str, object], samples: list[Any] = FLAT) -> list[st
     return broken(overload.judge([*fine, refused, odd], samples, 1.0, True))
 
 
-def test_refusals_with_a_time_are_as_they_should_be() -> None:
+def test_refusals_with_retry_after_pass() -> None:
     assert overloaded({}) == []
     assert overloaded({"status": 503}) == []
 
@@ -89,11 +89,11 @@ def test_refusals_with_a_time_are_as_they_should_be() -> None:
         ({"status": 200, "is_ok": True, "queue_s": 90.0}, "p99 time in the queue"),
     ],
 )
-def test_what_overload_breaks_is_named(changes: dict[str, object], claim: str) -> None:
+def test_overload_failures_are_named(changes: dict[str, object], claim: str) -> None:
     assert overloaded(changes) == [claim]
 
 
-def test_overload_without_refusals_shows_nothing() -> None:
+def test_overload_without_refusals_fails() -> None:
     fine = [Outcome(True, status=200, queue_s=0.1)]
     judged = overload.judge(fine, FLAT, 1.0, True)
     assert broken(judged) == ["some are answered, some refused"]

@@ -1,4 +1,4 @@
-"""Figures against hand counts, and the files and pictures made of them."""
+"""Figures against hand counts, and the files and plots made of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_requests_that_succeeded_count() -> None:
     assert (got["total_throughput"], got["request_throughput"]) == (17.0, 1.0)
     assert got["concurrency"] == pytest.approx(0.4) and got["total_cached_tokens"] == 4
     assert got["mean_ttft_ms"] == pytest.approx(200) and got["max_ttft_ms"] == pytest.approx(300)
-    assert got["mean_tpot_ms"] == pytest.approx(200)  # (0.5 - 0.1) / 2, of the first alone
+    assert got["mean_tpot_ms"] == pytest.approx(200)  # (0.5 - 0.1) / 2, the first request only
     assert got["median_itl_ms"] == pytest.approx(200)
     assert got["p99_e2e_latency_ms"] == pytest.approx(np.percentile([500, 300], 99))
 
@@ -41,7 +41,7 @@ def test_no_request_succeeded() -> None:
     assert got["completed"] == 0 and got["mean_itl_ms"] == 0.0 and json.dumps(got)
 
 
-def test_what_the_server_does_not_count_is_counted_here(tokenizer) -> None:
+def test_missing_token_counts_are_filled_in(tokenizer) -> None:
     rows = [Row("x", None, 5, 9), Row("y", None, 6, 9), Row("z", None, 7, 9)]
     told = Outcome(True, num_prompt=1, num_output=2)
     untold, failed = Outcome(True, text="Hello world"), Outcome(False)
@@ -81,7 +81,7 @@ def test_a_png_is_a_png(tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_pictures_are_refused(tmp_path: Path) -> None:
+def test_other_plot_suffixes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.png or \.html"):
         check_plot("p.jpg")
     with pytest.raises(ConfigError, match="--plot"):

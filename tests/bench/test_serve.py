@@ -1,4 +1,4 @@
-"""The serving benchmark against the real HTTP face over a scripted model."""
+"""`radixlm bench serve` against the real HTTP server over a scripted model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def bench(url: str, *flags: str) -> int:
 
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm"])
 @pytest.mark.parametrize("extra", [(), ("--disable-stream",)], ids=["stream", "whole"])
-async def test_each_dialect_counts_the_same(url, backend, extra, tmp_path, capsys) -> None:
+async def test_each_api_counts_the_same(url, backend, extra, tmp_path, capsys) -> None:
     out = tmp_path / "out.jsonl"
     flags = ("--backend", backend, "--output-file", str(out), "--output-details", *extra)
     assert await bench(url, *flags, "--max-concurrency", "2") == 0
@@ -63,7 +63,7 @@ async def test_each_dialect_counts_the_same(url, backend, extra, tmp_path, capsy
     assert ("Mean TTFT (ms):" in shown) == (not extra)
 
 
-async def test_ids_warm_up_flush_and_a_picture(url, tmp_path, capsys) -> None:
+async def test_ids_warm_up_flush_and_a_plot(url, tmp_path, capsys) -> None:
     picture = tmp_path / "p.html"
     flags = "--dataset-name random-ids --flush-cache --warmup-requests 2 --json --plot".split()
     assert await bench(url, *flags, str(picture)) == 0
@@ -91,7 +91,7 @@ async def test_a_wrong_key_is_named(url) -> None:
         await bench(url, "--api-key", "wrong")
 
 
-async def test_a_tokenizer_that_is_not_here_is_named(url) -> None:
+async def test_a_missing_tokenizer_is_named(url) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         await bench(url, "--tokenizer", "/nowhere/at-all")
 

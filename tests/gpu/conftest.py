@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU. They skip where there is none:
+"""Tests that need an NVIDIA GPU. Without one they are skipped.
 
 TRITON_INTERPRET=0 python -m pytest tests/gpu -m gpu
 """

@@ -1,8 +1,8 @@
-"""A pytest plug-in for processes that share one GPU (``-p tests.gpu.device_failures``, with xdist).
+"""A pytest plug-in for processes that share one GPU (`-p tests.gpu.device_failures`, with xdist).
 
-A kernel that reads where it must not leaves the device unusable for its process: every later test
-there would fail. So the process ends behind such a test, which is named as the one that ended it,
-and xdist gives what is left to a new one.
+A kernel that reads outside its memory leaves the device unusable for its process, and every later
+test there would fail. So the process exits after such a test, which is reported as its cause, and
+xdist gives the remaining tests to a new process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 EXIT = 3
 
 
-def is_ill() -> bool:
+def is_device_broken() -> bool:
     """Whether the device answers this process with errors."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -29,7 +29,7 @@ def is_ill() -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish() -> None:
-    """In a worker only: without xdist nobody would go on."""
-    if "PYTEST_XDIST_WORKER" in os.environ and is_ill():
+    """Only in a worker, because without xdist no other process would go on."""
+    if "PYTEST_XDIST_WORKER" in os.environ and is_device_broken():
         sys.stderr.flush()
         os._exit(EXIT)

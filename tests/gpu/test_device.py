@@ -1,4 +1,4 @@
-"""The CUDA device behind its protocol, and draws on it."""
+"""The CUDA device behind the device protocol, and sampling on it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_copies_and_events_keep_their_order(device: CudaDevice) -> None:
     assert landing.tolist() == [10] * 4
 
 
-def test_a_graph_reads_what_lies_at_its_places(device: CudaDevice) -> None:
+def test_a_graph_reads_current_values(device: CudaDevice) -> None:
     numbers = torch.arange(8, device="cuda")
     graphs = DecodeGraphs(device, (2, 8))
     graphs.capture(lambda size: numbers[:size].float()[:, None] * 2)
@@ -59,16 +59,17 @@ def test_a_graph_reads_what_lies_at_its_places(device: CudaDevice) -> None:
     assert graphs.size_for(3) == 8 and graphs.size_for(9) == 0
 
 
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--base-gpu-id"):
         cuda_device(torch.cuda.device_count())
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> None:
-    """Greedy rows exactly; of the others nearly all, since logarithms differ in their last bit."""
-    drawer = fused_sampler(device.where)
-    if fused and drawer is None:
+def test_samples_equal_those_of_the_cpu(device: CudaDevice, fused: bool) -> None:
+    """Greedy rows are equal; of the others nearly all, because logarithms differ in the last
+    bit."""
+    fused_kernel = fused_sampler(device.where)
+    if fused and fused_kernel is None:
         pytest.skip("triton is not installed")
     rows = 64
     generator = torch.Generator().manual_seed(1)
@@ -90,9 +91,9 @@ def test_draws_are_the_tokens_of_the_host(device: CudaDevice, fused: bool) -> No
     )
     numbers = DeviceStepBuffer(host.cuda(), packer)
     if fused:
-        assert drawer is not None
+        assert fused_kernel is not None
         positions = numbers.field(POSITION, rows)
-        got, is_bad = drawer(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
+        got, is_bad = fused_kernel(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
         assert not is_bad.any()
     else:
         got = sample_plain(logits.cuda(), numbers, SamplingKinds(True, False, True))

@@ -1,5 +1,5 @@
-"""Whole engines on a GPU: the same tokens with and without what makes them fast, numbers near
-those of float32, and memory that is used and does not run out."""
+"""Whole engines on a GPU: the same tokens with and without graphs and overlap, numbers near
+float32, and memory that is used but not exhausted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixlm.base.errors import EngineError
 from tests.fakes.tiny_checkpoint import cached_tiny, make_tiny, reference_model, write_tokenizer
 
 ARCHITECTURES = ["Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM"]
-# a head of 64 channels and more: what kernels take
+# kernels take heads of 64 channels and more
 SHAPE = {"hidden_size": 256, "head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -70,7 +70,7 @@ def _greedy(folder: object, prompts: list[list[int]], **options: Any) -> list[li
     ],
     ids=lambda options: " ".join(options),
 )
-def test_speed_changes_no_token(architecture: str, options: dict[str, Any]) -> None:
+def test_graphs_and_overlap_change_no_token(architecture: str, options: dict[str, Any]) -> None:
     folder = cached_tiny(architecture, **SHAPE)
     prompts = _prompts(1, 24)
     assert _greedy(folder, prompts, **options) == _greedy(folder, prompts)
@@ -95,7 +95,7 @@ def test_numbers_are_near_those_of_float32(architecture: str, dtype: str, bound:
     assert float((found - want).norm() / want.norm()) < bound
 
 
-def test_grammars_and_seeds_are_the_same_one_step_ahead() -> None:
+def test_grammars_and_seeds_are_the_same_with_overlap() -> None:
     folder = cached_tiny("Qwen3ForCausalLM", **SHAPE)
     schema = json.dumps({"type": "object", "properties": {"a": {"enum": [1, 22]}}})
     params = [
@@ -111,10 +111,10 @@ def test_grammars_and_seeds_are_the_same_one_step_ahead() -> None:
     assert answers[0] == answers[1]
 
 
-def test_rows_that_are_not_numbers_fail_where_that_is_wanted(tmp_path: Path) -> None:
+def test_rows_of_nan_fail_if_detection_is_on(tmp_path: Path) -> None:
     folder = make_tiny("LlamaForCausalLM", tmp_path, **SHAPE)
     weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"].fill_(3e38)  # infinities of both signs meet in the head
+    weights["model.norm.weight"].fill_(3e38)  # infinities of both signs add up in the output layer
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     params = {"max_new_tokens": 2, "temperature": 0.0, "ignore_eos": True}
     with _engine(folder, enable_nan_detection=True) as engine:
@@ -125,8 +125,8 @@ def test_rows_that_are_not_numbers_fail_where_that_is_wanted(tmp_path: Path) -> 
 
 
 def test_memory_is_used_and_does_not_run_out(tmp_path: Path) -> None:
-    """An 8B shape with random weights: less than 5 % of the card is left, and a minute of random
-    load, retractions included, ends well."""
+    """An 8B shape with random weights: less than 5 % of the card stays free, and a minute of random
+    load with retractions succeeds."""
     if torch.cuda.mem_get_info()[1] < 40 << 30:
         pytest.skip("a card with less than 40 GiB")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))

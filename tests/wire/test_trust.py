@@ -1,4 +1,4 @@
-"""Nothing in the product runs what came from outside: the source is searched for the ways to."""
+"""The product runs no code from outside: the source is searched for ways to do so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_no_module_that_unpickles_is_imported() -> None:
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
             found += [(path, n) for n in names if set(n.split(".")) & MODULES]
-    assert found == [("weights/pickle_file.py", "pickle")]  # for the name of an error
+    assert found == [("weights/pickle_file.py", "pickle")]  # only for the name of an error
     tree = ast.parse((ROOT / "weights/pickle_file.py").read_text())
     used = {_dotted(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     assert {name for name in used if name.startswith("pickle.")} == {"pickle.UnpicklingError"}
@@ -66,7 +66,7 @@ def test_torch_load_takes_weights_only() -> None:
                 safe = flags.get("weights_only") is True or flags.get("allow_pickle") is False
                 calls.append((path, _dotted(node.func), safe))
     assert any(name == "torch.load" for _, name, _ in calls)
-    # np.load refuses pickles unless told otherwise
+    # np.load refuses pickles by default
     assert [c for c in calls if not c[2] and c[1] == "torch.load"] == []
     assert not any("allow_pickle=True" in p.read_text() for p in ROOT.rglob("*.py"))
 
