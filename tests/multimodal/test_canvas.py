@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 
-from radixlm.arch.families.composite_newer import canvas_of  # noqa: E402
+from radixlm.arch.media.registry import multimodal_spec  # noqa: E402
 from radixlm.base.errors import CheckpointError  # noqa: E402
 from radixlm.multimodal.canvas import Crop, _spread, canvas_ids  # noqa: E402
 from tests.multimodal.test_families import make_image  # noqa: E402
@@ -38,8 +38,9 @@ def crops_of(ids: Any, token: int, sizes: list[list[int]], merge: int) -> list[C
 def test_places_are_those_of_the_class(mode: str) -> None:
     tiny = minicpmv4_7()
     tiny.config.downsample_mode = mode
-    canvas = canvas_of(NAME, tiny.config.to_dict())
-    assert canvas is not None
+    spec = multimodal_spec(NAME, tiny.config.to_dict())
+    assert spec is not None and spec.canvas is not None
+    canvas = spec.canvas
     kind = tf.models.minicpmv4_7.modeling_minicpmv4_7.MiniCPMV4_7Model
     theirs = kind.__new__(kind)
     object.__setattr__(theirs, "config", tiny.config)
@@ -73,4 +74,4 @@ def test_steps_are_torchs() -> None:
 def test_a_mark_without_an_id_is_named() -> None:
     raw = dict.fromkeys(["slice_start_id", "slice_end_id", "image_start_id", "image_end_id"], 1)
     with pytest.raises(CheckpointError, match="newline_id"):
-        canvas_of(NAME, raw)
+        multimodal_spec(NAME, raw)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from radixlm.arch.families.media_facts import multimodal_spec
 from radixlm.arch.hf import describe
+from radixlm.arch.media.registry import multimodal_spec
 
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
@@ -63,8 +63,8 @@ def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Pat
     raw = {"architectures": [name], "model_type": kind, **encoders, **nested}
     path.write_text(json.dumps(raw))
     assert found == describe(tmp_path)
-    facts = multimodal_spec(name, raw)
-    assert facts is not None and facts.tokens == {"image": 5}
+    spec = multimodal_spec(name, raw)
+    assert spec is not None and spec.tokens == {"image": 5}
 
 
 @pytest.mark.slow
@@ -87,14 +87,14 @@ def test_which_configs_of_gemma_4_let_images_see_themselves() -> None:
     name = "Gemma4ForConditionalGeneration"
     raw: dict[str, Any] = {"image_token_id": 5, "text_config": {}}
 
-    def facts(which: str) -> tuple[str, int]:
+    def spec(which: str) -> tuple[str, int]:
         found = multimodal_spec(which, raw)
         assert found is not None
-        return found.bidirectional_spans, found.max_image_tokens
+        return found.bidirectional, found.max_image_tokens
 
     unified = name.replace("4For", "4UnifiedFor")
-    assert (facts(name), facts(unified)) == (("", 0), ("media", 1024))
+    assert (spec(name), spec(unified)) == (("", 0), ("image", 1024))
     raw["text_config"] = {"use_bidirectional_attention": None}
-    assert (facts(name), facts(unified)) == (("", 0), ("", 0))
+    assert (spec(name), spec(unified)) == (("", 0), ("", 0))
     raw["text_config"] = {"use_bidirectional_attention": "vision", "sliding_window": 40}
-    assert (facts(name), facts(unified)) == (("media", 0), ("media", 40))
+    assert (spec(name), spec(unified)) == (("image", 0), ("image", 40))

@@ -16,7 +16,7 @@ import torch
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
 from radixlm.entrypoints.offline import Engine
-from radixlm.models.mm_encoder import TransformersEncoder
+from radixlm.models.encoders.transformers_encoder import TransformersEncoder
 
 pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
-from radixlm.models.mm_encoder import TransformersEncoder  # noqa: E402
+from radixlm.models.encoders.transformers_encoder import TransformersEncoder  # noqa: E402
 from radixlm.multimodal.checkpoint import NoVideos, load_processor  # noqa: E402
 from tests.multimodal.compare_answers import assert_same_answers, assert_same_videos  # noqa: E402
 from tests.multimodal.tiny import (  # noqa: E402

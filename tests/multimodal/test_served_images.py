@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import save as safetensors_of
 
-from radixlm.models.mm_encoder import TransformersEncoder
+from radixlm.models.encoders.transformers_encoder import TransformersEncoder
 from radixlm.wire.media import Media
 from tests.multimodal.app_server import PARTS, PLACE, Served, make_image, part, served, uri, user
 from tests.multimodal.test_image import FILES, file_of, header, noise

@@ -17,7 +17,7 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
-from radixlm.models.mm_encoder import TransformersEncoder  # noqa: E402
+from radixlm.models.encoders.transformers_encoder import TransformersEncoder  # noqa: E402
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
 from tests.multimodal.test_custom_encoders import Rows, check, noisy, written  # noqa: E402
 from tests.multimodal.test_families import make_image  # noqa: E402

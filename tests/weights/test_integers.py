@@ -27,7 +27,7 @@ from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
-from radixlm.models.mm_encoder import _load as load_towers
+from radixlm.models.encoders.transformers_encoder import _load as load_towers
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 

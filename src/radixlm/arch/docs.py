@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
+from radixlm.arch.media.registry import MULTIMODAL
 from radixlm.arch.registry import ARCHITECTURES, find
 
 HEAD = """# Architectures
@@ -58,18 +59,15 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
         return "none: described"
     if module == PUBLISHED:
         return "mathematics"
+    row = MULTIMODAL.get(name)  # tests/multimodal has the class, or its layers in another layout
+    if module in POOLED or (row is not None and not row.layout and not row.custom):
+        return "its class"
     if any(ARCHITECTURES.get(other) == ARCHITECTURES[name] for other in measured):
         return "same"
-    if module in (*POOLED, *HEARING):
-        return "its class"
     return "renamed class" if module == RENAMED else "same"
 
 
 POOLED = ("bert.py", "encoders.py", "heads.py")
-HEARING = (
-    "encoded.py",
-    "hearing.py",
-)  # tests/multimodal/test_audio_models.py, test_whisper.py
 
 
 def page() -> str:

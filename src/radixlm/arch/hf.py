@@ -17,11 +17,15 @@ from radixlm.arch.config import Config, is_number
 from radixlm.arch.config_values import check_config_values
 from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
-from radixlm.arch.families.composite import TEXT_DEFAULTS, TEXT_TYPES
-from radixlm.arch.families.composite_newer import JOINS, MARKS
-from radixlm.arch.families.media_layouts_audio import unwrapped
-from radixlm.arch.families.media_layouts_more import architecture_of, text_type
 from radixlm.arch.json_file import read_object
+from radixlm.arch.media.config_json import (
+    BOUNDARY_TOKEN_KEYS,
+    DEEPSTACK_KEYS,
+    architecture_of,
+    flattened,
+)
+from radixlm.arch.media.registry import text_model_type
+from radixlm.arch.media.text_models import TEXT_DEFAULTS, TEXT_TYPES
 from radixlm.arch.registry import ARCHITECTURES, convert_config, find
 from radixlm.arch.spec import Decoder
 from radixlm.arch.validate import check
@@ -41,7 +45,7 @@ _NESTED = ("text_config", "llm_config", "language_config")
 _SHARED = (
     *("torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
-    *(*MARKS, *JOINS),
+    *(*BOUNDARY_TOKEN_KEYS, *DEEPSTACK_KEYS),
 )
 # and those that win over the text model's
 _OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim", "id2label", "num_labels")
@@ -123,7 +127,7 @@ def context_len(c: Config) -> int:
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
-    raw = unwrapped(raw)
+    raw = flattened(raw)
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
@@ -133,7 +137,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
     raw = convert_config(model_type or _MODEL_TYPE_OF.get(architecture, ""), raw)
-    model_type = text_type(architecture, raw) or model_type
+    model_type = text_model_type(architecture, raw) or model_type
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
     model_type = TEXT_TYPES.get(model_type, model_type)
     own = _MODEL_TYPE_OF.get(architecture, "")

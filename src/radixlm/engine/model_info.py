@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.media_facts import MultimodalSpec, multimodal_spec
 from radixlm.arch.families.pools import is_bidirectional, vectors, with_bidirectional_attention
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.arch.gguf import first_parts
@@ -19,6 +18,8 @@ from radixlm.arch.hf import (
     load_generation_config,
 )
 from radixlm.arch.json_file import read_object
+from radixlm.arch.media.registry import multimodal_spec
+from radixlm.arch.media.spec import MultimodalSpec
 from radixlm.arch.registry import UnknownArchitecture
 from radixlm.arch.sentence_transformers import (
     SentenceTransformersConfig,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from radixlm.arch.media.spec import Modality
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
@@ -16,7 +17,7 @@ from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers
 from radixlm.multimodal.features import Features, is_features, read_features
 from radixlm.multimodal.fetch import FetchRules, fetch
-from radixlm.multimodal.processor import Kind, MediaProcessor, Prompt, RawMedia
+from radixlm.multimodal.processor import MediaProcessor, Prompt, RawMedia
 from radixlm.multimodal.video import MAX_FRAMES
 
 MAX_MEDIA = 256
@@ -80,13 +81,13 @@ class MediaReader:
         return value if isinstance(value, bytes) else fetch(value, self._rules, where)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[Modality, ...]:
         """What the model reads besides text."""
         return self._processor.kinds
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """Kind -> what stands for a piece of it in a text, as the checkpoint's processor has it.
+        """Modality -> what stands for a piece of it in a text, as the processor has it.
         Asked of the processor when read: ``ready`` first, where that may not wait."""
         return _Placeholders(self._processor)
 
@@ -161,7 +162,7 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     rules = FetchRules(allow_private=Path("/") in folders, folders=folders)
     assert info.media is not None
     has_sections = any(r.mrope_sections for r in info.ropes)
-    row = info.decoder.dim, num_deep_layers(info.folder), info.media.merge
+    row = info.decoder.dim, num_deep_layers(info.folder), info.media.spatial_merge_size
     return MediaReader(
         MediaProcessor(info.folder, info.media, has_sections), rules, row, info.decoder.vocab
     )

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.media_layouts import Raw
-from radixlm.arch.families.media_layouts_audio import EARS, ONE_BY_ONE, SOUNDS_ALONE, unwrapped
-from radixlm.arch.families.media_layouts_more import architecture_of
 from radixlm.arch.json_file import read_object
+from radixlm.arch.media.config_json import Raw, flattened
+from radixlm.arch.media.registry import row_of
 from radixlm.base.errors import CheckpointError
 from radixlm.multimodal.placeholders import check_parts, ids_of
 
@@ -216,36 +215,37 @@ class GraniteAudioProcessor(AudioProcessor):
         return {"input_features": features}, num_placeholders
 
 
-_EARS: dict[str, Callable[[Any, Any], AudioProcessor]] = {
+_PROCESSORS: dict[str, Callable[[Any, Any], AudioProcessor]] = {
     "voxtral": VoxtralAudioProcessor,
     "parakeet": ParakeetAudioProcessor,
 }
 
 
 def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProcessor | None:
-    """The processor of a config.json, if it is one of these; CheckpointError where the folder has
-    not what it needs."""
-    architecture = architecture_of(raw)
-    name = EARS.get(architecture)
-    if architecture in SOUNDS_ALONE and importlib.util.find_spec("torchvision") is None:
-        name = "parakeet"
-    if name is None:
+    """The processor of a checkpoint that is not Hugging Face's; None for the others.
+    CheckpointError where the folder lacks something."""
+    row = row_of(raw)
+    name = "" if row is None else row.audio_processor
+    if name == "parakeet" and importlib.util.find_spec("torchvision") is not None:
+        return None  # Hugging Face's processor needs torchvision, and reads images too
+    if name in ("", "single"):
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if name == "granite":
-            said = read_object(folder / "preprocessor_config.json")
-            return GraniteAudioProcessor(tokenizer, GraniteFeatureExtractor(said))
-        hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
-        if name == "encoder":
-            return WhisperAudioProcessor(
-                tokenizer, hears, int(unwrapped(raw)["decoder_start_token_id"])
-            )
-        return _EARS[name](tokenizer, hears)
+            options = read_object(folder / "preprocessor_config.json")
+            return GraniteAudioProcessor(tokenizer, GraniteFeatureExtractor(options))
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+        if name == "whisper":
+            start = int(flattened(raw)["decoder_start_token_id"])
+            return WhisperAudioProcessor(tokenizer, extractor, start)
+        return _PROCESSORS[name](tokenizer, extractor)
     except (KeyError, TypeError, ValueError, OSError, ImportError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 
 
 def single_audio_processor(raw: Raw, processor: Any) -> Any:
-    """The processor of a folder, which is asked for each audio where it takes no more."""
-    return SingleAudioProcessor(processor) if architecture_of(raw) in ONE_BY_ONE else processor
+    """``processor``, called once a clip where it takes no more than one."""
+    row = row_of(raw)
+    is_single = row is not None and row.audio_processor == "single"
+    return SingleAudioProcessor(processor) if is_single else processor

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.composite_newer import Canvas
+from radixlm.arch.media.spec import Canvas
 
 Ids = NDArray[np.int32]
 Size = tuple[int, int]  # rows and columns
@@ -54,7 +54,7 @@ def _groups(ids: Ids, crops: Sequence[Crop], canvas: Canvas) -> Iterator[list[_F
             group[-1].slices.append(crop)
         else:
             gap = ids[last : crop.start - 1]
-            if group and not np.isin(gap, canvas.marks).all():
+            if group and not np.isin(gap, canvas.boundary_tokens).all():
                 yield group
                 group = []
             group.append(_Frame(crop))
@@ -114,7 +114,7 @@ def canvas_ids(ids: Ids, crops: Sequence[Crop], canvas: Canvas) -> Ids:
     for group in _groups(ids, crops, canvas):
         for first, frame in enumerate(group):
             start, end = frame.whole.start - 1, (frame.slices or [frame.whole])[-1].end
-            while end < len(ids) and ids[end] in canvas.marks:
+            while end < len(ids) and ids[end] in canvas.boundary_tokens:
                 end += 1
             frame.end = end if first == len(group) - 1 else min(end, len(ids))
             if start > at:

@@ -1,8 +1,7 @@
-"""The processor of a checkpoint folder, also where torchvision is not installed.
+"""Loads the processor of a checkpoint folder, also where torchvision is not installed.
 
-Several processors of Hugging Face cannot be made without a video processor, which needs
-torchvision. They are made here with a stand-in that reads no videos; images are then read by
-Pillow.
+Many processors of Hugging Face cannot be constructed without a video processor, which needs
+torchvision. They get ``NoVideos`` in its place; Pillow then reads images.
 """
 
 from __future__ import annotations
@@ -13,21 +12,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-from radixlm.arch.families.composite_newer import joined_layers
-from radixlm.arch.families.media_layouts_audio import unwrapped
 from radixlm.arch.json_file import object_or_empty
+from radixlm.arch.media.config_json import Raw, deepstack_layers, flattened
+from radixlm.arch.media.layout import CheckpointLayout
+from radixlm.arch.media.registry import layout_of, row_of
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.multimodal.audio_processors import load_audio_processor, single_audio_processor
 from radixlm.multimodal.image_processors import load_custom_processor
-from radixlm.multimodal.original import make_processor, original_of
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _NOT_OPTIONS = ("processor_class", "auto_map", "chat_template", "processor_type")
 _PARTS = ("image_processor", "video_processor", "feature_extractor", "audio_tokenizer")
+_ERRORS = (ImportError, ValueError, TypeError, AttributeError, OSError)
 
 
 class NoVideos:
-    """Stands for a video processor."""
+    """In place of a video processor; the attributes are those that processors read of it."""
 
     merge_size = 2
     temporal_patch_size = 2
@@ -39,62 +39,131 @@ class NoVideos:
 
 
 def load_processor(folder: Path) -> Any:
-    """CheckpointError if the folder has none that can be made, ConfigError without transformers."""
-    try:
-        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-    except ImportError:
-        raise ConfigError("images need transformers and Pillow: install them") from None
-    transformers.logging.set_verbosity_error()
+    """CheckpointError where it cannot be made; ConfigError without transformers."""
+    transformers = _transformers()
     raw = object_or_empty(folder / "config.json")
-    reader = load_custom_processor(raw, folder, transformers)
-    if reader is not None:
-        return reader
-    original = original_of(raw)
+    custom = load_custom_processor(raw, folder, transformers)
+    if custom is not None:
+        return custom
+    layout = layout_of(row_of(raw))
     declared = str(object_or_empty(folder / _FILES[0]).get("processor_class"))
-    if original is not None and not hasattr(transformers, declared):
+    if layout is not None and layout.processor and not hasattr(transformers, declared):
         try:
-            return make_processor(original, raw, folder, transformers, NoVideos())
+            return _of_layout(layout, raw, folder, transformers)
         except ImportError as error:
-            raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
-    ears = load_audio_processor(raw, folder, transformers)
-    if ears is not None:
-        return ears
+            raise _cannot(folder, error) from error
+    audio = load_audio_processor(raw, folder, transformers)
+    if audio is not None:
+        return audio
     try:
         return single_audio_processor(raw, transformers.AutoProcessor.from_pretrained(folder))
-    except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
-        made = _by_hand(folder, transformers)
-        if made is None:
-            raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
-        return single_audio_processor(raw, made)
+    except _ERRORS as error:
+        processor = _of_parts(folder, transformers)
+        if processor is None:
+            raise _cannot(folder, error) from error
+        return single_audio_processor(raw, processor)
 
 
 def load_image_processor(folder: Path) -> Any:
-    """Of a folder whose texts are read apart; errors as of ``load_processor``."""
-    try:
-        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-    except ImportError:
-        raise ConfigError("images need transformers and Pillow: install them") from None
-    transformers.logging.set_verbosity_error()
+    """The image processor alone; errors as of ``load_processor``."""
+    transformers = _transformers()
     try:
         return _image_processor(folder, transformers)
-    except (ImportError, ValueError, TypeError, AttributeError, OSError) as error:
+    except _ERRORS as error:
         message = f"{folder}: its image processor cannot be made: {error}"
         raise CheckpointError(message) from error
 
 
-def _by_hand(folder: Path, transformers: Any) -> Any | None:
-    """The processor of its parts, without the check of their classes."""
-    found = [object_or_empty(folder / name) for name in _FILES]
-    name = next((f["processor_class"] for f in found if f.get("processor_class")), None)
-    kind = _class(name, transformers) if isinstance(name, str) else None
-    if kind is None:
-        return None
+def num_deep_layers(folder: Path) -> int:
+    """How many layers of the decoder get features of their own from the encoder (DeepStack)."""
+    raw = flattened(object_or_empty(folder / "config.json"))
+    if layers := deepstack_layers(raw):
+        return len([layer for layer in layers if layer])
+    vision = raw.get("vision_config") or {}
+    return len(vision.get("deepstack_visual_indexes") or ())
 
-    class Bare(kind):  # type: ignore[valid-type, misc]
+
+def _transformers() -> Any:
+    try:
+        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
+    except ImportError:
+        raise ConfigError("images need transformers and Pillow: install them") from None
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def _cannot(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{folder}: its processor cannot be made: {error}")
+
+
+def _unchecked(kind: Any) -> Any:
+    """A processor class that accepts parts of any class, ``NoVideos`` too."""
+
+    class Unchecked(kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
             return type(argument)
 
-    Bare.__name__ = kind.__name__
+    Unchecked.__name__ = kind.__name__  # the name decides which config files it reads
+    return Unchecked
+
+
+def _of_layout(layout: CheckpointLayout, raw: Raw, folder: Path, transformers: Any) -> Any:
+    """The processor of a class of transformers, with the layout's options. CheckpointError where
+    the tokenizer lacks the layout's tokens."""
+    raw = layout.completed(raw, folder)
+    processor, image_processor = layout.processor, layout.image_processor
+    if layout.processors is not None:
+        processor, image_processor = layout.processors(raw)
+    name = image_processor + "ImageProcessor"
+    images = getattr(transformers, name + "Pil", None) or getattr(transformers, name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    _add_tokens(layout, tokenizer, folder)
+    kind = _unchecked(getattr(transformers, processor))
+    parts = {
+        "image_processor": images(**layout.image_options(raw)),
+        "tokenizer": tokenizer,
+        "video_processor": _video_processor(layout, raw, transformers),
+        **{part: getattr(transformers, name)() for part, name in layout.parts.items()},
+    }
+    made = kind(**{name: parts[name] for name in kind.get_attributes()}, **layout.options(raw))
+    if getattr(made, "image_token_id", None) is None:
+        made.image_token_id = getattr(tokenizer, "image_token_id", None)
+    return made
+
+
+def _add_tokens(layout: CheckpointLayout, tokenizer: Any, folder: Path) -> None:
+    """Set each token and its id as attributes of the tokenizer, from which processors read them."""
+    for attribute, token in layout.tokens.items():
+        if layout.adds_tokens:
+            tokenizer.add_tokens([token], special_tokens=True)
+        token_id = tokenizer.convert_tokens_to_ids(token)
+        is_video = attribute.startswith("video")
+        if not is_video and (token_id is None or token_id == tokenizer.unk_token_id):
+            raise CheckpointError(f"{folder}: its tokenizer has no token {token!r}")
+        for key, value in ((attribute, token), (attribute + "_id", token_id)):
+            if key not in vars(tokenizer):
+                object.__setattr__(tokenizer, key, value)
+
+
+def _video_processor(layout: CheckpointLayout, raw: Raw, transformers: Any) -> Any:
+    """``NoVideos`` where it needs a package that is not installed."""
+    if layout.video_processor is None:
+        return NoVideos()
+    name, options = layout.video_processor(raw)
+    try:
+        return getattr(transformers, name)(**options)
+    except ImportError:
+        return NoVideos()
+
+
+def _of_parts(folder: Path, transformers: Any) -> Any | None:
+    """The declared processor, part by part, without the check of their classes; None where the
+    folder declares none that is known."""
+    files = [object_or_empty(folder / name) for name in _FILES]
+    name = next((f["processor_class"] for f in files if f.get("processor_class")), None)
+    kind = _class(name, transformers) if isinstance(name, str) else None
+    if kind is None:
+        return None
     parts = {}
     for part in kind.get_attributes():
         if part == "video_processor":
@@ -107,13 +176,13 @@ def _by_hand(folder: Path, transformers: Any) -> Any | None:
             parts[part] = transformers.AutoFeatureExtractor.from_pretrained(folder)
         else:
             return None
-    options = {k: v for k, v in found[0].items() if k not in (*_NOT_OPTIONS, *_PARTS)}
-    return Bare(**parts, **options)
+    options = {k: v for k, v in files[0].items() if k not in (*_NOT_OPTIONS, *_PARTS)}
+    return _unchecked(kind)(**parts, **options)
 
 
 def _class(name: str, transformers: Any) -> Any | None:
-    """A processor's class; from its own module where the package shows a stand-in for what it
-    holds to be missing."""
+    """A processor's class; from its own module where the package exports a placeholder because an
+    optional dependency is missing."""
     found = getattr(transformers, name, None)
     with contextlib.suppress(ImportError):
         if found is not None and hasattr(found, "get_attributes"):
@@ -130,17 +199,8 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(folder)
     except (ImportError, ValueError, TypeError, AttributeError):
-        held = object_or_empty(folder / _FILES[0]).get("image_processor") or object_or_empty(
+        options = object_or_empty(folder / _FILES[0]).get("image_processor") or object_or_empty(
             folder / _FILES[1]
         )
-        name = str(held.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
-        return getattr(transformers, f"{name}Pil").from_dict(held)
-
-
-def num_deep_layers(folder: Path) -> int:
-    """How many layers of the decoder get rows of their own from the encoder (DeepStack)."""
-    raw = unwrapped(object_or_empty(folder / "config.json"))
-    if layers := joined_layers(raw):
-        return len([layer for layer in layers if layer])
-    vision = raw.get("vision_config") or {}
-    return len(vision.get("deepstack_visual_indexes") or ())
+        name = str(options.get("image_processor_type", "")).removesuffix("Fast")
+        return getattr(transformers, name.removesuffix("Pil") + "Pil").from_dict(options)

@@ -4,19 +4,20 @@ images -> token ids, patches and grids. Images only."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.media_layouts_more import BUILT, architecture_of, vila_merge
 from radixlm.arch.json_file import object_or_empty
+from radixlm.arch.media.config_json import Raw
+from radixlm.arch.media.layouts.vila import spatial_merge_size
+from radixlm.arch.media.registry import row_of
 from radixlm.base.errors import CheckpointError
 from radixlm.multimodal.placeholders import check_parts, ids_of
 
-Raw = Mapping[str, Any]
 Size = tuple[int, int]  # columns and rows, as Pillow has them
 _BICUBIC = 3  # as Pillow counts
 _HALF = [0.5, 0.5, 0.5]
@@ -282,7 +283,7 @@ class VilaProcessor(CustomProcessor):
         size = said.get("size") or {}
         self._side = int(size.get("height") or vision.get("image_size") or 448)
         per_side = self._side // int(vision.get("patch_size") or 14)
-        self._count = math.ceil(per_side / vila_merge(raw)) ** 2
+        self._count = math.ceil(per_side / spatial_merge_size(raw)) ** 2
         self._most = int(said.get("max_tiles") or 12)
         self._mean = said.get("image_mean") or _HALF
         self._std = said.get("image_std") or _HALF
@@ -335,7 +336,7 @@ class VilaProcessor(CustomProcessor):
         return [large.crop((x, y, x + side, y + side)) for x, y in corners]
 
 
-_READERS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
+_PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "minicpm": MiniCpmProcessor,
     "kimi": KimiProcessor,
     "deepseek": DeepseekVl2Processor,
@@ -346,15 +347,15 @@ _READERS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
 def load_custom_processor(raw: Raw, folder: Path, transformers: Any) -> CustomProcessor | None:
     """The processor of a config.json, if it is one of these. CheckpointError for a tokenizer that
     lacks its tokens and for sizes that make no sense."""
-    built = BUILT.get(architecture_of(raw))
-    if built is None:
+    row = row_of(raw)
+    if row is None or not row.custom:
         return None
     said: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         said |= object_or_empty(folder / name)
     try:
         tokenizer = _tokenizer(folder, transformers)
-        return _READERS[built.kind](raw, said, folder, tokenizer)
+        return _PROCESSORS[row.custom](raw, said, folder, tokenizer)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 

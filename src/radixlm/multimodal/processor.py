@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.arch.families.media_facts import MultimodalSpec
+from radixlm.arch.media.spec import MODALITIES, Modality, MultimodalSpec
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.base.record import Record
 from radixlm.multimodal import image
@@ -33,8 +33,6 @@ from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["image", "video", "audio"]
-KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 MAX_PIXELS = 4 * image.MAX_PIXELS  # of all images of a prompt
 VIDEO_FPS = 2.0  # frames a second that are looked at
 DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not say
@@ -57,7 +55,7 @@ class RawMedia(Record):
     """One piece of media as a client sent it: a file's bytes, or a video's frames, each a file; an
     audio clip may have been read already (``MediaProcessor.read_audio``)."""
 
-    kind: Kind
+    kind: Modality
     data: bytes | tuple[bytes, ...] | Samples
     where: str
 
@@ -79,7 +77,7 @@ class Prompt(Record):
 class _Piece(Record):
     """Media as the processor reads it."""
 
-    kind: Kind
+    kind: Modality
     value: Any
 
     @property
@@ -91,10 +89,10 @@ class _Piece(Record):
 class MediaProcessor:
     """One checkpoint's processor. Thread-safe: one prompt at a time."""
 
-    def __init__(self, folder: Path, facts: MultimodalSpec, has_sections: bool) -> None:
+    def __init__(self, folder: Path, spec: MultimodalSpec, has_sections: bool) -> None:
         """``has_sections``: whether the model's ropes turn by time, row and column."""
-        self._merge = facts.merge if has_sections else 0
-        self._folder, self._facts = folder, facts
+        self._merge = spec.spatial_merge_size if has_sections else 0
+        self._folder, self._spec = folder, spec
         self._lock = threading.Lock()
 
     def warm(self) -> None:
@@ -110,20 +108,21 @@ class MediaProcessor:
             _ = self._processor
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[Modality, ...]:
         """What the checkpoint has tokens for."""
-        video_as_images = self._facts.video_as_images
         named = tuple(
-            k for k in KINDS if k in self._facts.tokens or (k == "video" and video_as_images)
+            k
+            for k in MODALITIES
+            if k in self._spec.tokens or (k == "video" and self._spec.video == "images")
         )
-        return named or (("image", "video") if self._facts.reads_video else ("image",))
+        return named or (("image", "video") if self._spec.video == "processor" else ("image",))
 
     @property
     def embeds_images(self) -> bool:
         """Whether an image is read by ``read_vector``."""
-        return self._facts.embeds_images
+        return self._spec.embeds_images
 
-    def token(self, kind: Kind) -> str:
+    def token(self, kind: Modality) -> str:
         """The text that stands for a piece of media in a prompt."""
         processor = self._processor
         for name in _TOKENS[kind]:
@@ -134,14 +133,14 @@ class MediaProcessor:
 
     @cached_property
     def _processor(self) -> Any:
-        if self._facts.embeds_images:
+        if self._spec.embeds_images:
             return load_image_processor(self._folder)
         return load_processor(self._folder)
 
     @cached_property
-    def _ids(self) -> dict[Kind, int | None]:
+    def _ids(self) -> dict[Modality, int | None]:
         """Each kind's id in the places of a prompt."""
-        found = ((kind, self._facts.tokens.get(kind)) for kind in KINDS)
+        found = ((kind, self._spec.tokens.get(kind)) for kind in MODALITIES)
         processor = self._processor
         return {
             kind: getattr(processor, f"{kind}_token_id", None) if token is None else token
@@ -181,7 +180,7 @@ class MediaProcessor:
                 prompt = tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"]
         ids = np.asarray(prompt, np.int32)
         media: list[Media] = []
-        for kind in KINDS:
+        for kind in MODALITIES:
             own = [one for one in given if one.kind == kind]
             places = self._places({"input_ids": ids}, kind) if own else np.zeros(0, np.int64)
             if own:
@@ -194,14 +193,14 @@ class MediaProcessor:
                 made = dict(one.arrays)
                 if one.rows is not None:
                     made[ROWS] = one.rows.copy()
-                    made[ROWS][0] *= self._facts.embed_scale
+                    made[ROWS][0] *= self._spec.embed_scale
                 media.append(self._one(kind, made, places[at : at + count], ids))
                 at += count
         return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))
 
     def _check_features(self, given: Sequence[Features]) -> None:
         for one in given:
-            if one.rows is not None and self._facts.uses_cross_attention:
+            if one.rows is not None and self._spec.uses_cross_attention:
                 message = f"{one.where}: this model attends to images; send a processor's output"
                 raise InvalidRequest(message, one.where)
             name = self._size_name(one.kind)
@@ -210,7 +209,7 @@ class MediaProcessor:
 
     def _size_name(self, kind: str) -> str:
         """What a processor calls the sizes of images or videos."""
-        if not self._facts.canvas:
+        if not self._spec.canvas:
             return f"{kind}_grid_thw"
         return "target_sizes_videos" if kind == "video" else "target_sizes"
 
@@ -233,14 +232,14 @@ class MediaProcessor:
 
     def _prompt(self, ids: Ids, media: tuple[Media, ...]) -> Prompt:
         """With ids of the content in the places of media."""
-        rule = self._facts.bidirectional
-        most = self._facts.max_image_tokens
+        rule = self._spec.bidirectional
+        most = self._spec.max_image_tokens
         large = next((one for one in media if most and one.num_placeholders > most), None)
         if large is not None:
             message = f"a {large.kind} has {large.num_placeholders} places, this model takes {most}"
             raise InvalidRequest(f"messages: {message}", "messages")
         media = _mutual(media, len(ids), rule)
-        if self._facts.uses_cross_attention and media and media[0].spans[0][0]:
+        if self._spec.uses_cross_attention and media and media[0].spans[0][0]:
             media = tuple(
                 msgspec.structs.replace(one, affects_earlier_tokens=True) for one in media
             )
@@ -292,9 +291,9 @@ class MediaProcessor:
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
         given: dict[str, Any] = {}
-        if self._facts.single_image and len(pieces) > 1:
+        if self._spec.single_image and len(pieces) > 1:
             raise InvalidRequest(f"{where}: this model reads one image a prompt", where)
-        if self._facts.image_first:
+        if self._spec.image_first:
             text = text.replace(self.token("image"), "")
         for piece in pieces:
             value = piece.value.frames if piece.kind == "video" else piece.value
@@ -323,14 +322,14 @@ class MediaProcessor:
         self, made: dict[str, Any], pieces: Sequence[_Piece], ids: Ids, where: str
     ) -> tuple[Media, ...]:
         """One media a piece if each alone gives as many places, else one of all of a kind."""
-        kinds = [kind for kind in KINDS if any(piece.kind == kind for piece in pieces)]
-        kinds = ["image"] if self._facts.video_as_images else kinds
+        kinds = [kind for kind in MODALITIES if any(piece.kind == kind for piece in pieces)]
+        kinds = ["image"] if self._spec.video == "images" else kinds
         media: list[Media] = []
         for kind in kinds if pieces else ():
             places = self._places(made, kind)
             if not len(places):
                 raise InvalidRequest(f"{where}: the text has no place for its {kind}", where)
-            own = [p for p in pieces if p.kind == kind or self._facts.video_as_images]
+            own = [p for p in pieces if p.kind == kind or self._spec.video == "images"]
             parts, counts = [made], [len(places)]
             if len(pieces) > 1:
                 alone = [self._call(self._alone(p.kind), [p], False, where) for p in own]
@@ -342,26 +341,26 @@ class MediaProcessor:
                 media.append(self._one(kind, part, places[first:last], ids))
         return tuple(sorted(media, key=lambda one: one.spans[0]))
 
-    def _alone(self, kind: Kind) -> str:
+    def _alone(self, kind: Modality) -> str:
         """The text of a single piece."""
         text = self.token(kind)
-        if self._facts.rope_by_image_index:  # which its processor takes between marks only
+        if self._spec.rope_by_image_index:  # which its processor takes between marks only
             text = text.join((self._processor.image_start_token, self._processor.image_end_token))
         return text
 
     def _in_order(self, text: str, pieces: Sequence[_Piece]) -> Sequence[_Piece]:
         """Images and videos as the text names them, where both make the same places."""
-        if not self._facts.video_as_images or len({piece.kind for piece in pieces}) < 2:
+        if self._spec.video != "images" or len({piece.kind for piece in pieces}) < 2:
             return pieces
-        kind_of: dict[str, Kind] = {self.token("image"): "image", self.token("video"): "video"}
+        kind_of: dict[str, Modality] = {self.token("image"): "image", self.token("video"): "video"}
         named = [kind_of[one] for one in re.findall("|".join(map(re.escape, kind_of)), text)]
         left = {kind: iter([p for p in pieces if p.kind == kind]) for kind in kind_of.values()}
         return [piece for kind in named for piece in [next(left[kind], None)] if piece is not None]
 
-    def _places(self, made: dict[str, Any], kind: Kind) -> NDArray[np.int64]:
+    def _places(self, made: dict[str, Any], kind: Modality) -> NDArray[np.int64]:
         """Where the encoder's rows go."""
-        wanted = [self._ids[kind], *self._facts.visual_indicator_tokens]
-        if self._facts.adds_to_embeddings:
+        wanted = [self._ids[kind], *self._spec.visual_indicator_tokens]
+        if self._spec.adds_to_embeddings:
             wanted = self._processor.image_token_ids
         ids = made["input_ids"].reshape(-1)
         found = np.isin(ids, [token for token in wanted if token is not None])
@@ -370,13 +369,15 @@ class MediaProcessor:
             found = is_frame if kind == "video" else found & ~is_frame
         return np.flatnonzero(found)
 
-    def _one(self, kind: Kind, made: dict[str, Any], places: NDArray[np.int64], ids: Ids) -> Media:
+    def _one(
+        self, kind: Modality, made: dict[str, Any], places: NDArray[np.int64], ids: Ids
+    ) -> Media:
         inputs = {
             name: Array.of(value)
             for name, value in sorted(made.items())
             if name not in _OF_TEXT and value.dtype.kind not in "OUS"
         }
-        if self._facts.uses_class_forward or self._facts.needs_token_ids:
+        if self._spec.encoder == "class_forward" or self._spec.needs_token_ids:
             inputs["input_ids"] = Array.of(ids[places].astype(np.int64)[None])
         parts = [
             p for name, a in inputs.items() for p in (name.encode(), repr(a.shape).encode(), a.data)
@@ -385,8 +386,8 @@ class MediaProcessor:
 
     def _turns(self, ids: Ids, media: tuple[Media, ...]) -> Ids:
         """int32 [3, T]: what a rope with sections turns by."""
-        canvas = self._facts.canvas
-        if self._facts.rope_by_image_index:
+        canvas = self._spec.canvas
+        if self._spec.rope_by_image_index:
             return numbered_ids(len(ids), (g for one in media for g in _rows(one, self._merge)))
         if canvas is None:
             return rope_ids(len(ids), self._grids(media))
@@ -406,7 +407,7 @@ class MediaProcessor:
 
     def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
         """Each image's first place and its grid of places."""
-        rate = self._facts.tokens_per_second
+        rate = self._spec.tokens_per_second
         return [grid for one in media for grid in _boxes(one, self._merge, rate)]
 
 
@@ -458,7 +459,7 @@ def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media
     """With the places that see one another forwards: each image's own, or the whole prompt's,
     which the first media names."""
     replace = msgspec.structs.replace
-    if rule == "media":
+    if rule == "image":
         return tuple(
             one if one.kind == "audio" else replace(one, bidirectional_spans=one.spans)
             for one in media

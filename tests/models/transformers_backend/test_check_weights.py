@@ -17,7 +17,7 @@ from torch import nn
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
-from radixlm.models.mm_encoder import TransformersEncoder
+from radixlm.models.encoders.transformers_encoder import TransformersEncoder
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.models.transformers_backend.model import TransformersModel
 

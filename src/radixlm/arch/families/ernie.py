@@ -15,7 +15,7 @@ from radixlm.arch.families.builders import (
     moe,
     rope,
 )
-from radixlm.arch.families.composite_newer import MARKS
+from radixlm.arch.media.config_json import BOUNDARY_TOKEN_KEYS
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import SelectRow, flat, transposed
 from radixlm.arch.spec import Attention, Decoder, Mlp
@@ -56,8 +56,8 @@ def ernie_moe(c: Config) -> Decoder:
     return build_decoder(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
 
 
-# ids of ``MARKS`` where the config is silent, and a class's sections: rows, columns, time
-_MARKS = (100295, 101304, 101305, 103367, 101306, 101307)
+# defaults for ``BOUNDARY_TOKEN_KEYS``, and for mrope_section: rows, columns, time
+_BOUNDARY_TOKENS = (100295, 101304, 101305, 103367, 101306, 101307)
 _SECTIONS = (22, 22, 20)
 
 
@@ -69,7 +69,7 @@ def ernie_vl_config(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "moe_intermediate_size": inner[0], "vision_intermediate_size": inner[1]}
 
 
-def ernie_seeing(c: Config) -> Decoder:
+def ernie_vl(c: Config) -> Decoder:
     """Text and images have a router and experts each, and share the shared ones."""
     position = _attention(c).rope
     assert position is not None
@@ -88,7 +88,10 @@ def ernie_seeing(c: Config) -> Decoder:
         renorm=True,
         shared=Mlp(shared, act, bias=bias) if shared else None,
         vision=vision,
-        marks=tuple(c.get(key, default) for key, default in zip(MARKS, _MARKS, strict=True)),
+        marks=tuple(
+            c.get(key, default)
+            for key, default in zip(BOUNDARY_TOKEN_KEYS, _BOUNDARY_TOKENS, strict=True)
+        ),
     )
     kinds = c.get("mlp_layer_types") or ["dense"] + ["sparse"] * (c.num_hidden_layers - 1)
     if len(kinds) != c.num_hidden_layers or not set(kinds) <= {"dense", "sparse"}:
@@ -98,12 +101,12 @@ def ernie_seeing(c: Config) -> Decoder:
         c,
         mixer,
         lambda i: sparse if kinds[i] == "sparse" else mlp(c, bias=bias),
-        names=_SEEING,
+        names=_VL_NAMES,
     )
 
 
 _STATICS, _EXPERTS = LAYER + "mlp.moe_statics.e_score_correction_bias", LAYER + "mlp.experts."
-_SEEING: Names = {
+_VL_NAMES: Names = {
     "moe.router": Named((LAYER + "mlp.gate.weight",), transposed),
     "moe.vision.router": Named((LAYER + "mlp.gate.weight_1",), transposed),
     "moe.correction": Named((_STATICS,), SelectRow(0)),

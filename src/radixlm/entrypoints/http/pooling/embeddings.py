@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from radixlm.arch.media.spec import Modality
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
@@ -32,7 +33,6 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
 from radixlm.entrypoints.native import MediaSource, finish_reason, media_of
 from radixlm.entrypoints.request_model import Body, Int, Ints, Priority, Rid, Strings
-from radixlm.multimodal.processor import Kind
 
 router = APIRouter(tags=["pooled"])
 
@@ -119,7 +119,7 @@ async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
     """A model that sees reads objects as its chat template writes them, texts as they are."""
-    named: tuple[tuple[Kind, str | None], ...] = (("image", one.image), ("video", one.video))
+    named: tuple[tuple[Modality, str | None], ...] = (("image", one.image), ("video", one.video))
     sources = tuple(MediaSource(value, f"{where}.{kind}", kind) for kind, value in named if value)
     if not sources and one.text is None:
         raise InvalidRequest(f"{where}: needs a text, an image or a video", where)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from radixlm.arch.families.media_layouts_audio import INSTRUCTIONS, TRANSCRIBERS
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.speech.form import Form
 from radixlm.entrypoints.http.speech.formats import Span
@@ -114,8 +113,9 @@ class Transcriber:
     def ask(self, form: Form, language: str) -> Ask:
         """The prompt for an audio clip; ``language`` is a code or ""."""
         wanted = "Translate the audio into English text." if form.into_english else None
-        own = INSTRUCTIONS.get(self._state.info.architecture)
-        text = wanted or own or "Transcribe the audio into text."
+        row = self._state.info.media
+        trained = row.instruction if row is not None else ""
+        text = wanted or trained or "Transcribe the audio into text."
         if language:
             text += f" It is in {LANGUAGES[language].title()}."
         if form.prompt:
@@ -279,6 +279,7 @@ def _known(ids: Any, vocab: int) -> list[int]:
 
 
 _KINDS: dict[str, type[Transcriber]] = {
+    "instruct": Transcriber,
     "tokens": TokenTranscriber,
     "marked": MarkedTranscriber,
     "tagged": TaggedTranscriber,
@@ -286,12 +287,13 @@ _KINDS: dict[str, type[Transcriber]] = {
 
 
 def transcriber_of(state: ServerState) -> Transcriber:
-    """The model's; InvalidRequest for a model that does not hear."""
+    """The model's; InvalidRequest for a model without audio input."""
     if state.media is None or "audio" not in state.media.kinds:
         raise InvalidRequest("this model does not hear: serve one that does", "model")
     found = state.extras.get(Transcriber)
     if found is None:
-        kind = TRANSCRIBERS.get(state.info.architecture, "")
-        found = state.extras[Transcriber] = _KINDS.get(kind, Transcriber)(state)
+        assert state.info.media is not None
+        kind = _KINDS[state.info.media.transcriber]
+        found = state.extras[Transcriber] = kind(state)
     transcriber: Transcriber = found
     return transcriber

@@ -1,5 +1,5 @@
 """Encoders of checkpoints that have names of their own, in the class that has the same layers; see
-``arch/families/media_layouts.py``."""
+``arch/media/layout.py``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixlm.arch.families.media_layouts import Original
+from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.folder import open_folder
 
 
-def config_of(original: Original, raw: Any, folder: Path, transformers: Any) -> Any:
+def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: Any) -> Any:
     """The config of the class; CheckpointError for one that it refuses or that lacks a key."""
     try:
-        values = original.config(original.completed(raw, folder))
+        values = layout.config(layout.completed(raw, folder))
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
@@ -37,7 +37,11 @@ def _has_tower(names: Iterable[str]) -> bool:
 
 
 def fill(
-    model: Any, original: Original, folder: Path, dtype: torch.dtype, beside: Path | None = None
+    model: Any,
+    layout: CheckpointLayout,
+    folder: Path,
+    dtype: torch.dtype,
+    beside: Path | None = None,
 ) -> dict[str, list[Any]]:
     """Load the encoders' tensors into ``model``, first those of ``beside``; what is missing or
     misshapen."""
@@ -48,7 +52,7 @@ def fill(
     for place in (beside, folder) if beside is not None else (folder,):
         source = open_folder(place, "auto")
         for name in source.sizes():
-            new = original.renamed(name)
+            new = layout.renamed(name)
             parts = source.read(name).chunk(len(new)) if new else ()
             for key, part in zip(new, parts, strict=True):
                 shape = wanted[key].shape if key in wanted else part.shape
@@ -60,7 +64,7 @@ def fill(
     wrong = {k: v for k, v in given.items() if k in wanted and v.shape != wanted[k].shape}
     fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)
-    unused = re.compile(original.unused)
+    unused = re.compile(layout.unused)
     missing = [name for name in wanted if name not in given and not unused.match(name)]
     return {
         "missing_keys": missing,

@@ -1,4 +1,4 @@
-"""Decoders that attend to what an encoder makes of an audio clip (Whisper)."""
+"""Whisper's decoder: every layer attends to the audio encoder's output."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from radixlm.arch.recipes import ZeroRows
 from radixlm.arch.spec import CrossAttention, Decoder, Mlp, Norm
 from radixlm.base.record import replace
 
-ENCODED = ("WhisperForConditionalGeneration",)
-
 
 def whisper(c: Config) -> Decoder:
-    """``media_layouts_audio.unwrapped`` has put its decoder's sizes at the top."""
+    """``media/config_json.py: flattened`` has put the decoder's keys at the top."""
     heads, dim = c.num_attention_heads, c.hidden_size
     size = c.divide("hidden_size", "num_attention_heads")
     own = attention(c, kv_heads=heads, head_dim=size, rope=None, qkv_bias=True, o_bias=True)
     act = activation(c, "activation_function")
-    made = build_decoder(
+    decoder = build_decoder(
         c,
         own,
         Mlp(c.intermediate_size, act, gated=False, bias=True),
@@ -29,12 +27,12 @@ def whisper(c: Config) -> Decoder:
         names=_names(dim),
     )
     cross = CrossAttention(heads, heads, size, None, bias=True)
-    blocks = tuple(replace(block, cross=cross) for block in made.blocks)
-    return replace(made, blocks=blocks, tied=bool(c.tie_word_embeddings))
+    blocks = tuple(replace(block, cross=cross) for block in decoder.blocks)
+    return replace(decoder, blocks=blocks, tied=bool(c.tie_word_embeddings))
 
 
 def _names(dim: int) -> dict[str, Any]:
-    """Keys have no biases."""
+    """Key projections have no biases: zeros are loaded."""
     top, layer = "model.decoder.", "model.decoder.layers.{i}."
     own, cross = layer + "self_attn.", layer + "encoder_attn."
     return {

@@ -1,16 +1,73 @@
-"""DeepSeek-OCR as published: its encoders, SAM below CLIP, are those of Unlimited-OCR's class."""
+"""DeepSeek-VL2, whose encoder is ``models/encoders/custom.py``'s, and DeepSeek-OCR as published,
+whose encoders, SAM below CLIP, are those of Unlimited-OCR in transformers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from radixlm.arch.families.media_layouts import Original, Raw, Rules, stub
+from radixlm.arch.media.config_json import Raw
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
 
-# who may say that its text model is DeepSeek V2 without latent attention
-DEEPSEEK_OCRS = ("DeepseekOCRForCausalLM",)
+_TIMM = r"vision\.blocks\.(\d+)\."
+_ENCODER_LAYER = r"vision.encoder.layers.\1."
+_VL2: Rules = (
+    (r"vision\.patch_embed\.proj\.", "vision.embedding."),
+    (r"vision\.(pos_embed|norm)", r"vision.\1"),
+    (_TIMM + "norm1", _ENCODER_LAYER + "layer_norm1"),
+    (_TIMM + "norm2", _ENCODER_LAYER + "layer_norm2"),
+    (_TIMM + r"attn\.qkv", _ENCODER_LAYER + "self_attn.[q|k|v]_proj"),
+    (_TIMM + r"attn\.proj", _ENCODER_LAYER + "self_attn.out_proj"),
+    (_TIMM + r"mlp\.", _ENCODER_LAYER + "mlp."),
+    (r"projector\.layers\.", "projector."),
+    (r"(image_newline|view_seperator)", r"\1"),
+)
+# of the encoders that go by a name; what the config says besides wins
+_NAMED_ENCODERS = {"siglip_so400m_patch14_384": {"image_size": 384, "heads": 16}}
+
+
+def _vl2(raw: Raw) -> dict[str, Any]:
+    """Of DeepSeek-VL2. ValueError for the ways of joining that no published one has."""
+    eye, hand = raw["vision_config"], raw.get("projector_config") or {}
+    kind = hand.get("projector_type", "downsample_mlp_gelu")
+    if kind != "downsample_mlp_gelu" or raw.get("tile_tag", "2D") != "2D":
+        raise ValueError(f"projector_type {kind!r}, tile_tag {raw.get('tile_tag')!r}")
+    default = _NAMED_ENCODERS.get(str(eye.get("model_name", "siglip_so400m_patch14_384")), {})
+    eye = {"width": 1152, "layers": 27, "patch_size": 14, "mlp_ratio": 3.7362, **default, **eye}
+    dim = int(raw["language_config"]["hidden_size"])
+    encoder = {
+        "hidden_size": eye["width"],
+        "intermediate_size": int(eye["width"] * eye["mlp_ratio"]),
+        "num_hidden_layers": eye["layers"],
+        "num_attention_heads": eye["heads"],
+        "image_size": eye["image_size"],
+        "patch_size": eye["patch_size"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    }
+    return {
+        "vision_config": encoder,
+        "hidden_size": dim,
+        "inner": int(dim * hand.get("mlp_ratio", 1)),
+        "depth": int(hand.get("depth", 2)),
+        "merge": int(hand.get("downsample_ratio", 2)),
+        "is_whole_first": raw.get("global_view_pos", "head") == "head",
+    }
+
+
+def vl2_text_model_type(raw: Raw) -> str:
+    """DeepSeek V1's for small models without latent attention, V3's with its way of routing."""
+    if not raw.get("use_mla", True):
+        return "deepseek"
+    return "deepseek_v2_noaux" if raw.get("topk_method") == "noaux_tc" else ""
+
+
+VL2 = CheckpointLayout(_vl2, _VL2)
+
+# ---- DeepSeek-OCR -------------------------------------------------------------------------------
+
 _BLOCK, _LAYER = r"model\.sam_model\.blocks\.(\d+)\.", r"vision_tower.sam_encoder.layers.\1."
 _SAM, _EYE = "vision_tower.sam_encoder.", "vision_tower.vision_encoder."
-_NAMES: Rules = (
+_OCR: Rules = (
     (_BLOCK + r"norm(\d)\.", _LAYER + r"layer_norm\2."),
     (_BLOCK, _LAYER),
     (r"model\.sam_model\.patch_embed\.proj\.", _SAM + "patch_embed.projection."),
@@ -36,7 +93,7 @@ _SAM_SIZES = {"width": 768, "layers": 12, "heads": 12, "patch_size": 16}
 _CLIP_SIZES = {"width": 1024, "layers": 24, "heads": 16, "image_size": 224, "patch_size": 14}
 
 
-def _config(raw: Raw) -> dict[str, Any]:
+def _ocr(raw: Raw) -> dict[str, Any]:
     said = raw["vision_config"].get("width") or {}
     sam = {**_SAM_SIZES, **(said.get("sam_vit_b") or {})}
     clip = {**_CLIP_SIZES, **(said.get("clip-l-14-224") or {})}
@@ -74,12 +131,12 @@ def _side(raw: Raw) -> int:
     return int(raw["vision_config"].get("image_size", 1024))
 
 
-def _options(raw: Raw) -> dict[str, Any]:
+def _ocr_options(raw: Raw) -> dict[str, Any]:
     sam = (raw["vision_config"].get("width") or {}).get("sam_vit_b") or {}
     return {"patch_size": int(sam.get("patch_size", 16)), "downsample_ratio": 4}
 
 
-def _reader(raw: Raw) -> dict[str, Any]:
+def _ocr_image_options(raw: Raw) -> dict[str, Any]:
     """Images larger than a tile are also cut into two to nine of them."""
     side = _side(raw)
     return {
@@ -92,16 +149,18 @@ def _reader(raw: Raw) -> dict[str, Any]:
     }
 
 
-OCR_LAYOUTS = dict.fromkeys(
-    DEEPSEEK_OCRS,
-    Original(
-        _config,
-        _NAMES,
-        "UnlimitedOcrProcessor",
-        "UnlimitedOcr",
-        _options,
-        _reader,
-        {"image_token": "<image>"},
-        unused="language_model",
-    ),
+def ocr_text_model_type(raw: Raw) -> str:
+    """DeepSeek V2 without latent attention; configs may name it deepseek_v2."""
+    return "deepseek_ocr2_text"
+
+
+OCR = CheckpointLayout(
+    _ocr,
+    _OCR,
+    unused="language_model",
+    processor="UnlimitedOcrProcessor",
+    image_processor="UnlimitedOcr",
+    options=_ocr_options,
+    image_options=_ocr_image_options,
+    tokens={"image_token": "<image>"},
 )

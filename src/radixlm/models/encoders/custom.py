@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixlm.arch.families.media_layouts_more import Built
+from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
-from radixlm.models.original import fill
+from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
 _HEAD_DIM = 128  # of the resampler of MiniCPM-V
@@ -23,17 +23,17 @@ _SLOWEST = 10_000.0  # of its sines
 
 
 def build(
-    built: Built, raw: dict[str, Any], folder: Path, dtype: torch.dtype
+    name: str, layout: CheckpointLayout, raw: dict[str, Any], folder: Path, dtype: torch.dtype
 ) -> tuple[nn.Module, int]:
     """The encoders with their weights, and the decoder's width. CheckpointError for a config that
     cannot be understood and for weights that are missing or misshapen."""
     try:
-        config = built.layout.config(raw)
+        config = layout.config(raw)
         with torch.device("cpu"):
-            module = _MODULES[built.kind](config).to(dtype)
+            module = _MODULES[name](config).to(dtype)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
-    report = fill(module, built.layout, folder, dtype)
+    report = fill(module, layout, folder, dtype)
     check_report(report, folder, "the encoders")
     check_numbers(module, folder, "the encoders")
     return module, int(config["hidden_size"])

@@ -1,7 +1,5 @@
-"""LLaVA as its authors publish it, Intern-S1 and Janus-Pro: further rows beside those of
-``media_layouts.py``. LLaVA's config has its text model's keys at the top and names its encoder,
-whose
-sizes and often whose weights are in another folder."""
+"""LLaVA as its authors publish it. Its config has the text model's keys at the top and names its
+vision encoder, whose sizes and often whose weights are in another folder."""
 
 from __future__ import annotations
 
@@ -9,35 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixlm.arch.config import Config
-from radixlm.arch.families.media_layouts import (
-    _INTERNVL_TOKENS,
-    ORIGINALS,
-    Original,
-    Raw,
-    Rules,
-    stub,
-)
-from radixlm.arch.families.media_layouts_audio import AUDIO_LAYOUTS
-from radixlm.arch.families.media_layouts_ocr import OCR_LAYOUTS
 from radixlm.arch.json_file import read_object
-from radixlm.arch.registry import find
-from radixlm.arch.spec import Decoder
+from radixlm.arch.media.config_json import Raw
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import replace
 
-# ---- LLaVA 1.5, 1.6 and OneVision ---------------------------------------------------------------
-
-# architecture -> that of its text model
-LLAVA_TEXTS = {
-    "LlavaLlamaForCausalLM": "LlamaForCausalLM",
-    "LlavaQwenForCausalLM": "Qwen2ForCausalLM",
-    "LlavaMistralForCausalLM": "MistralForCausalLM",
-    "YiVLForCausalLM": "LlamaForCausalLM",
-    "LlavaVidForCausalLM": "LlamaForCausalLM",
-}
-# which of them watch videos, whose tokens their configs do not name
-WATCHING = ("LlavaVidForCausalLM",)
 _CLIP = {
     "model_type": "clip_vision_model",
     "hidden_size": 1024,
@@ -48,7 +23,7 @@ _CLIP = {
     "projection_dim": 768,
 }
 # the encoders that were used, for a checkpoint that has their weights and not their folder
-_TOWERS: Mapping[str, Mapping[str, Any]] = {
+_ENCODERS: Mapping[str, Mapping[str, Any]] = {
     "clip-vit-large-patch14": {**_CLIP, "image_size": 224},
     "clip-vit-large-patch14-336": {**_CLIP, "image_size": 336},
     "siglip-so400m-patch14-384": {
@@ -61,10 +36,10 @@ _TOWERS: Mapping[str, Mapping[str, Any]] = {
         "image_size": 384,
     },
 }
-_TOWER_PARTS = r"((?:embeddings|pre_layrnorm|encoder|post_layernorm)\.)"
+_ENCODER_PARTS = r"((?:embeddings|pre_layrnorm|encoder|post_layernorm)\.)"
 _LLAVA: Rules = (
     (
-        rf"(?:model\.vision_tower\.vision_tower\.)?(?:vision_model\.)?{_TOWER_PARTS}",
+        rf"(?:model\.vision_tower\.vision_tower\.)?(?:vision_model\.)?{_ENCODER_PARTS}",
         r"vision_tower.\1",
     ),
     (r"model\.(?:vision_resampler\.)?mm_projector\.0\.", "multi_modal_projector.linear_1."),
@@ -74,11 +49,6 @@ _LLAVA: Rules = (
     (r"model\.mm_projector\.4\.", "multi_modal_projector.linear_2.1."),
     (r"model\.image_newline", "image_newline"),
 )
-
-
-def llava(c: Config) -> Decoder:
-    """The text model's record: its keys are at the top of the config."""
-    return find(LLAVA_TEXTS[c.architecture])(c)
 
 
 def vision_encoder_folder(raw: Raw, folder: Path) -> Path | None:
@@ -99,13 +69,13 @@ def _weights_beside(raw: Raw, folder: Path) -> Path | None:
     return beside if beside is not None and any(any(beside.glob(k)) for k in kinds) else None
 
 
-def _with_tower(raw: Raw, folder: Path) -> Raw:
+def _with_encoder(raw: Raw, folder: Path) -> Raw:
     """The config with the sizes of the encoder that it names under ``vision_config``.
     CheckpointError
     if they are not known."""
     name = str(raw.get("mm_vision_tower") or "")
     beside = vision_encoder_folder(raw, folder)
-    sizes = _TOWERS.get(name.rpartition("/")[2])
+    sizes = _ENCODERS.get(name.rpartition("/")[2])
     if beside is not None:
         sizes = read_object(beside / "config.json")
         sizes = sizes.get("vision_config", sizes)
@@ -186,7 +156,7 @@ def _llava_options(raw: Raw) -> dict[str, Any]:
     return {**shared, "patch_size": patch, "num_additional_image_tokens": extra}
 
 
-def _llava_reader(raw: Raw) -> dict[str, Any]:
+def _llava_image_options(raw: Raw) -> dict[str, Any]:
     side = _side(raw)
     square = {"height": side, "width": side}
     options: dict[str, Any] = {"size": square if _is_siglip(raw) else {"shortest_edge": side}}
@@ -203,32 +173,33 @@ def _llava_reader(raw: Raw) -> dict[str, Any]:
     )
 
 
-def _llava_classes(raw: Raw) -> tuple[str, str]:
+def _llava_processors(raw: Raw) -> tuple[str, str]:
     """The processor's and the image processor's."""
     if "_max_" in str(raw.get("image_aspect_ratio")):
         return "LlavaOnevisionProcessor", "LlavaOnevision"
     return ("LlavaNextProcessor", "LlavaNext") if _is_tiled(raw) else ("LlavaProcessor", "Llava")
 
 
-_LLAVA_LAYOUT = Original(
+LLAVA = CheckpointLayout(
     _llava,
     _LLAVA,
-    "LlavaProcessor",
-    "Llava",
-    _llava_options,
-    _llava_reader,
-    {"image_token": "<image>"},
     unused=r"vision_tower\.post_layernorm\.|vision_tower\.head\.",
-    completed=_with_tower,
-    classes=_llava_classes,
-    beside=_weights_beside,
+    completed=_with_encoder,
+    extra_weights=_weights_beside,
+    processors=_llava_processors,
+    processor="LlavaProcessor",
+    image_processor="Llava",
+    options=_llava_options,
+    image_options=_llava_image_options,
+    tokens={"image_token": "<image>"},
     adds_tokens=True,
 )
+YI_VL = replace(LLAVA, tokens={"image_token": "<image_placeholder>"})
 
 # ---- LLaVA-NeXT-Video ---------------------------------------------------------------------------
 
 
-def _llava_vid(raw: Raw) -> dict[str, Any]:
+def _llava_video(raw: Raw) -> dict[str, Any]:
     """Frames of videos in squares of four patches. ValueError for images that are not cut to
     tiles, which the class has no rule for, and for other squares, which its processor has none."""
     stride, mode = raw.get("mm_spatial_pool_stride", 2), raw.get("mm_spatial_pool_mode", "average")
@@ -239,7 +210,7 @@ def _llava_vid(raw: Raw) -> dict[str, Any]:
     return {**_llava(raw), **own}
 
 
-def _llava_vid_videos(raw: Raw) -> tuple[str, dict[str, Any]]:
+def _llava_video_processor(raw: Raw) -> tuple[str, dict[str, Any]]:
     side = _side(raw)
     square = {"height": side, "width": side}
     options: dict[str, Any] = {"size": {"shortest_edge": side}, "crop_size": square}
@@ -248,161 +219,10 @@ def _llava_vid_videos(raw: Raw) -> tuple[str, dict[str, Any]]:
     return "LlavaNextVideoVideoProcessor", options
 
 
-_LLAVA_VID = replace(
-    _LLAVA_LAYOUT,
-    config=_llava_vid,
-    classes=lambda raw: ("LlavaNextVideoProcessor", "LlavaNext"),
+LLAVA_VIDEO = replace(
+    LLAVA,
+    config=_llava_video,
+    processors=lambda raw: ("LlavaNextVideoProcessor", "LlavaNext"),
     tokens={"image_token": "<image>", "video_token": "<video>"},
-    videos=_llava_vid_videos,
+    video_processor=_llava_video_processor,
 )
-
-# ---- Intern-S1 ----------------------------------------------------------------------------------
-
-_INTERN_S1: Rules = ((r"model\.((?:vision_tower|multi_modal_projector)\.)", r"\1"),)
-_INTERN_S1_TOWER = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("hidden_act", "norm_type", "layer_norm_eps", "num_channels", "attention_bias"),
-    *("use_qk_norm", "use_mean_pooling", "use_absolute_position_embeddings"),
-    "layer_scale_init_value",
-)
-
-
-def _intern_s1(raw: Raw) -> dict[str, Any]:
-    """The layers and names of InternVL as transformers has it."""
-    vision = raw["vision_config"]
-    encoder = {key: vision[key] for key in _INTERN_S1_TOWER if key in vision}
-    sides = {key: _pair(vision[key]) for key in ("image_size", "patch_size")}
-    kept = ("downsample_ratio", "projector_hidden_act", "vision_feature_layer")
-    return {
-        "model_type": "internvl",
-        **{key: raw[key] for key in kept if key in raw},
-        "text_config": stub(int(raw["text_config"]["hidden_size"])),
-        "vision_config": {**encoder, **sides, "use_mask_token": False},
-    }
-
-
-def _pair(value: Any) -> list[int]:
-    return [int(one) for one in value] if isinstance(value, list) else [int(value)] * 2
-
-
-def _intern_s1_options(raw: Raw) -> dict[str, Any]:
-    vision = raw["vision_config"]
-    side = _pair(vision["image_size"])[0] // _pair(vision["patch_size"])[0]
-    return {"image_seq_length": int(side**2 * raw.get("downsample_ratio", 0.5) ** 2)}
-
-
-def _intern_s1_reader(raw: Raw) -> dict[str, Any]:
-    height, width = _pair(raw["vision_config"]["image_size"])
-    return {
-        "size": {"height": height, "width": width},
-        "crop_to_patches": True,
-        "min_patches": 1,
-        "max_patches": 12,
-        "image_mean": [0.485, 0.456, 0.406],
-        "image_std": [0.229, 0.224, 0.225],
-    }
-
-
-# ---- Janus and Janus-Pro, what reads images ---------------------------------------------------
-
-_BLOCK, _LAYER = r"vision_model\.vision_tower\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."
-_JANUS: Rules = (
-    (_BLOCK + r"attn\.qkv", _LAYER + "self_attn.[q|k|v]_proj"),
-    (_BLOCK + r"attn\.proj", _LAYER + "self_attn.projection_layer"),
-    (_BLOCK + r"attn\.", _LAYER + "self_attn."),
-    (_BLOCK + r"norm(\d)", _LAYER + r"layer_norm\2"),
-    (_BLOCK + r"mlp\.", _LAYER + "mlp."),
-    (
-        r"vision_model\.vision_tower\.pos_embed$",
-        "vision_model.embeddings.position_embedding.weight",
-    ),
-    (
-        r"vision_model\.vision_tower\.patch_embed\.proj\.",
-        "vision_model.embeddings.patch_embedding.",
-    ),
-    (r"vision_model\.vision_tower\.norm\.", "vision_model.post_layernorm."),
-    (r"aligner\.layers\.0\.", "aligner.fc1."),
-    (r"aligner\.layers\.2\.", "aligner.hidden_layers.0."),
-)
-_JANUS_SIZES = {"width": 1024, "layers": 24, "heads": 16, "patch_size": 16, "mlp_ratio": 4}
-
-
-def _janus_tower(raw: Raw) -> dict[str, Any]:
-    """``params`` of the encoder with the sizes of the one that all of them have; ValueError for
-    another."""
-    params = raw["vision_config"]["params"]
-    name = params.get("model_name", "siglip_large_patch16_384")
-    if name != "siglip_large_patch16_384":
-        raise ValueError(f"the encoder {name!r} is not supported")
-    return {**_JANUS_SIZES, "image_size": 384, **params}
-
-
-def _janus(raw: Raw) -> dict[str, Any]:
-    """Images are read, not made: what would make them is as small as it can be."""
-    encoder, aligner = _janus_tower(raw), raw["aligner_config"]["params"]
-    depth = int(aligner.get("depth", 1))
-    if aligner.get("projector_type", "mlp_gelu") != "mlp_gelu" or depth != 2:
-        raise ValueError("only an aligner of two layers is supported")
-    maker = {"embed_dim": 2, "num_embeddings": 2, "latent_channels": 2, "base_channels": 32}
-    small = {"channel_multiplier": [1], "num_res_blocks": 1, "projection_dim": 2}
-    return {
-        "model_type": "janus",
-        "text_config": stub(int(aligner["n_embed"])),
-        "vq_config": {**maker, **small, "image_token_embed_dim": 2, "num_hidden_layers": 1},
-        "vision_config": {
-            "hidden_size": encoder["width"],
-            "num_hidden_layers": encoder["layers"],
-            "num_attention_heads": encoder["heads"],
-            "mlp_ratio": encoder["mlp_ratio"],
-            "image_size": encoder["image_size"],
-            "patch_size": encoder["patch_size"],
-            "num_image_tokens": _janus_places(encoder),
-            "projection_dim": int(aligner["n_embed"]),
-            "depth": depth,
-        },
-    }
-
-
-def _janus_places(encoder: Mapping[str, Any]) -> int:
-    return (int(encoder["image_size"]) // int(encoder["patch_size"])) ** 2
-
-
-def _janus_reader(raw: Raw) -> dict[str, Any]:
-    side, half = _janus_tower(raw)["image_size"], [0.5, 0.5, 0.5]
-    size = {"height": side, "width": side}
-    return {"size": size, "image_mean": half, "image_std": half, "min_size": 14}
-
-
-_JANUS_TOKENS = {
-    "image_token": "<image_placeholder>",
-    "boi_token": "<begin_of_image>",
-    "eoi_token": "<end_of_image>",
-}
-
-LAYOUTS: dict[str, Original] = {
-    **ORIGINALS,
-    **AUDIO_LAYOUTS,
-    **OCR_LAYOUTS,
-    **dict.fromkeys(LLAVA_TEXTS, _LLAVA_LAYOUT),
-    "LlavaVidForCausalLM": _LLAVA_VID,
-    "YiVLForCausalLM": replace(_LLAVA_LAYOUT, tokens={"image_token": "<image_placeholder>"}),
-    "InternS1ForConditionalGeneration": Original(
-        _intern_s1,
-        _INTERN_S1,
-        "InternVLProcessor",
-        "GotOcr2",
-        _intern_s1_options,
-        _intern_s1_reader,
-        _INTERNVL_TOKENS,
-    ),
-    "MultiModalityCausalLM": Original(
-        _janus,
-        _JANUS,
-        "JanusProcessor",
-        "Janus",
-        lambda raw: {"num_image_tokens": _janus_places(_janus_tower(raw))},
-        _janus_reader,
-        _JANUS_TOKENS,
-        unused=r"generation_|vqmodel\.",
-    ),
-}

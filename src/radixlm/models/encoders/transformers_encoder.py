@@ -20,14 +20,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from radixlm.arch.families.composite_newer import embed_scale
-from radixlm.arch.families.media_layouts_audio import RETYPED, speaks
-from radixlm.arch.families.media_layouts_llava import LAYOUTS
-from radixlm.arch.families.media_layouts_more import BUILT, architecture_of
 from radixlm.arch.json_file import read_object
+from radixlm.arch.media.config_json import architecture_of, generates_speech
+from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.models.custom_encoders import build
-from radixlm.models.original import config_of, fill
+from radixlm.models.encoders.custom import build
+from radixlm.models.encoders.layout_weights import config_of, fill
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.integers import IntegerQuant
@@ -233,20 +231,20 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
     transformers.logging.set_verbosity_error()
     try:
         raw = read_object(folder / "config.json")
-        architecture = architecture_of(raw)
-        if speaks(raw):
-            log.info("%s: what makes speech is left out, the answers are text", folder)
-        if architecture in BUILT:
-            return (*build(BUILT[architecture], raw, folder, dtype), 1.0)
-        original = LAYOUTS.get(architecture)
-        if original is not None:
-            config = config_of(original, raw, folder, transformers)
+        spec = multimodal_spec(architecture_of(raw), raw) or PLAIN
+        if generates_speech(raw):
+            log.info("%s: the parts that generate speech are not loaded", folder)
+        layout = layout_of(spec)
+        if layout is not None and spec.custom:
+            return (*build(spec.custom, layout, raw, folder, dtype), 1.0)
+        if layout is not None:
+            config = config_of(layout, raw, folder, transformers)
             _without_layers(config.get_text_config())
             model = _auto(transformers, config).from_config(config, dtype=dtype)
             inner: Any = getattr(model, "model", model)
-            report: Any = fill(inner, original, folder, dtype, original.beside(raw, folder))
+            report: Any = fill(inner, layout, folder, dtype, layout.extra_weights(raw, folder))
         else:
-            config = _config(transformers, architecture, folder)
+            config = _config(transformers, spec.hf_model_type, folder)
             _without_layers(config.get_text_config())
             if isinstance(checkpoint_quant(folder), IntegerQuant):
                 vars(config).pop("quantization_config", None)  # of the language model's layers
@@ -266,14 +264,14 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         if hasattr(inner, name):
             delattr(inner, name)
     check_numbers(inner, folder, "the encoders")
-    return inner, int(config.get_text_config().hidden_size), embed_scale(architecture, raw)
+    return inner, int(config.get_text_config().hidden_size), spec.embed_scale
 
 
-def _config(transformers: Any, architecture: str, folder: Path) -> Any:
-    kind = RETYPED.get(architecture)
-    if kind is None:
+def _config(transformers: Any, model_type: str, folder: Path) -> Any:
+    """``model_type``: of the class, where the folder's config.json names another; else ""."""
+    if not model_type:
         return transformers.AutoConfig.from_pretrained(folder)
-    return type(transformers.AutoConfig.for_model(kind)).from_pretrained(folder)
+    return type(transformers.AutoConfig.for_model(model_type)).from_pretrained(folder)
 
 
 def _auto(transformers: Any, config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Decoders some of whose layers attend to images and not to the text (Llama 3.2 Vision)."""
+"""Llama 3.2 Vision: some layers attend to the image encoder's output and not to the text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NAMES: Names = {
     "block.cross_gate": LAYER + "cross_attn_attn_gate",
     "block.ffn_gate": LAYER + "cross_attn_mlp_gate",
 }
-# tokens of images and the like have rows behind those of the vocabulary
+# <|image|> and further special tokens have embeddings behind the vocabulary
 NUM_EXTRA_ROWS = 8
 
 
 def mllama(c: Config) -> Decoder:
-    own = attention(c)
-    decoder = build_decoder(c, own, mlp(c), names=NAMES, extra_vocab_rows=NUM_EXTRA_ROWS)
+    mixer = attention(c)
+    decoder = build_decoder(c, mixer, mlp(c), names=NAMES, extra_vocab_rows=NUM_EXTRA_ROWS)
     layers = c.cross_attention_layers
     if not isinstance(layers, list) or not all(0 <= i < c.num_hidden_layers for i in layers):
         raise c.error("cross_attention_layers", f"= {layers!r} must be a list of layers")
-    cross = CrossAttention(own.heads, own.kv_heads, own.head_dim, rms(c))
+    cross = CrossAttention(mixer.heads, mixer.kv_heads, mixer.head_dim, rms(c))
     blocks = tuple(
         Block(cross, block.ffn, block.norm, "gated_cross") if i in layers else block
         for i, block in enumerate(decoder.blocks)

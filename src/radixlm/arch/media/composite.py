@@ -1,0 +1,90 @@
+"""Language models of multimodal checkpoints, each described by its own family.
+
+A function here has the config with the text model's keys at the top (``arch/hf.py``) and the
+architecture of the whole checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.arch import defaults, defaults_custom, defaults_more
+from radixlm.arch.config import Config
+from radixlm.arch.media.config_json import deepstack_layers
+from radixlm.arch.media.registry import MULTIMODAL
+from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, SPLIT_QKV, AnyOf, Named
+from radixlm.arch.recipes import TransposeExperts
+from radixlm.arch.registry import find
+from radixlm.arch.spec import Decoder, Moe
+from radixlm.base.record import replace
+
+_DEFAULTS = {**defaults.DEFAULTS, **defaults_more.DEFAULTS, **defaults_custom.DEFAULTS}
+_ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
+_EXPERTS = "model.layers.{i}.mlp.experts."
+
+
+def composite(c: Config) -> Decoder:
+    """The text model by its model_type; CheckpointError for one that no family describes."""
+    text = _DEFAULTS.get(c.model_type)
+    if text is None:
+        raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
+    decoder = find(str(text["architecture"]), c.source)(c)
+    every: dict[str, Any] = {**DEFAULT, **decoder.names}
+    names: dict[str, Any] = dict(decoder.names)
+    if not decoder.tied:  # the whole model may tie where the text model's config does not say so
+        names["head"] = AnyOf(every["head"], every["embed"])
+    sparse = next((b.ffn for b in decoder.blocks if isinstance(b.ffn, Moe)), None)
+    if sparse is not None and "moe.up" not in names:  # some checkpoints transpose the experts
+        up = Named((_EXPERTS + "gate_up_proj",), TransposeExperts(decoder.dim))
+        down = Named((_EXPERTS + "down_proj",), TransposeExperts(sparse.inner))
+        names["moe.up"] = AnyOf(every["moe.up"].spellings[0], up)
+        names["moe.down"] = AnyOf(every["moe.down"].spellings[0], down)
+    return replace(decoder, names=names)
+
+
+def text_keys_at_the_top(c: Config) -> Decoder:
+    """LLaVA as published: config.json is the text model's, whose architecture the row names."""
+    return find(MULTIMODAL[c.architecture].text_architecture)(c)
+
+
+def unscaled_logits(c: Config) -> Decoder:
+    """The class leaves out the text model's scale of the logits."""
+    return replace(composite(c), logit_scale=1.0)
+
+
+def paligemma(c: Config) -> Decoder:
+    """The whole prompt is bidirectional (``MultimodalSpec``), whatever the text config says."""
+    return composite(c.replace(use_bidirectional_attention=False))
+
+
+def cosmos3_edge(c: Config) -> Decoder:
+    """The class interleaves the sections of M-RoPE always, and has its own weight names."""
+    c = c.replace(rope_parameters={**c.rope_parameters, "mrope_interleaved": True})
+    names = {
+        "mixer.qkv": AnyOf(SPLIT_QKV, tuple(f"{_ATTENTION}to_{part}" for part in "qkv")),
+        "mixer.o": AnyOf(_ATTENTION + "o_proj", _ATTENTION + "to_out"),
+        "ffn.up": AnyOf(_MLP + "up_proj", _MLP + "fc1"),
+        "ffn.down": AnyOf(_MLP + "down_proj", _MLP + "fc2"),
+    }
+    decoder = composite(c)
+    return replace(decoder, names={**decoder.names, **names})
+
+
+def granite4_vision(c: Config) -> Decoder:
+    """The vision encoder's features of several depths are added before several layers."""
+    layers = deepstack_layers({key: c.get(key) for key in c})
+    if not layers or not 0 <= layers[0] <= layers[-1] < c.num_hidden_layers:
+        raise c.error("deepstack_layer_map", f"and spatial_target_layers name {layers or 'none'}")
+    return replace(composite(c), deep_layers=tuple(layer - 1 for layer in layers if layer))
+
+
+def phi4_multimodal(c: Config) -> Decoder:
+    """The text model without its adapters for images and speech."""
+    decoder = composite(c)
+    names: dict[str, Any] = {
+        "mixer.qkv": AnyOf(_ATTENTION + "qkv_proj", _ATTENTION + "qkv_proj.base_layer"),
+        "mixer.o": AnyOf(_ATTENTION + "o_proj", _ATTENTION + "o_proj.base_layer"),
+        "ffn.up": AnyOf(FUSED_UP, FUSED_UP + ".base_layer"),
+        "ffn.down": AnyOf(_MLP + "down_proj", _MLP + "down_proj.base_layer"),
+    }
+    return replace(decoder, names={**decoder.names, **names})

@@ -1,0 +1,153 @@
+"""InternVL as its authors publish it, and Intern-S1: both have the layers of InternVL in
+transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.arch.media.config_json import Raw
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+
+_BLOCK, _LAYER = r"vision_model\.encoder\.layers\.(\d+)\.", r"vision_tower.encoder.layer.\1."
+_INTERNVL: Rules = (
+    (r"vision_model\.embeddings\.class_embedding", "vision_tower.embeddings.cls_token"),
+    (
+        r"vision_model\.embeddings\.position_embedding",
+        "vision_tower.embeddings.position_embeddings",
+    ),
+    (
+        r"vision_model\.embeddings\.patch_embedding",
+        "vision_tower.embeddings.patch_embeddings.projection",
+    ),
+    (_BLOCK + r"attn\.qkv", _LAYER + "attention.[q|k|v]_proj"),
+    (_BLOCK + r"attn\.proj", _LAYER + "attention.projection_layer"),
+    (_BLOCK + r"attn\.", _LAYER + "attention."),
+    (_BLOCK + "norm1", _LAYER + "layernorm_before"),
+    (_BLOCK + "norm2", _LAYER + "layernorm_after"),
+    (_BLOCK + "ls1", _LAYER + "lambda_1"),
+    (_BLOCK + "ls2", _LAYER + "lambda_2"),
+    (_BLOCK + r"mlp\.", _LAYER + "mlp."),
+    (r"mlp1\.0", "multi_modal_projector.layer_norm"),
+    (r"mlp1\.1", "multi_modal_projector.linear_1"),
+    (r"mlp1\.3", "multi_modal_projector.linear_2"),
+)
+
+
+def _internvl(raw: Raw) -> dict[str, Any]:
+    vision = raw["vision_config"]
+    llm = raw.get("llm_config") or raw.get("text_config") or {}
+    kept = (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+        *("hidden_act", "norm_type", "layer_norm_eps", "num_channels"),
+    )
+    encoder = {key: vision[key] for key in kept if key in vision}
+    size, patch = vision.get("image_size", 448), vision.get("patch_size", 14)
+    return {
+        "model_type": "internvl",
+        "downsample_ratio": raw.get("downsample_ratio", 0.5),
+        "vision_feature_layer": raw.get("select_layer", -1),
+        "text_config": stub(int(llm["hidden_size"])),
+        "vision_config": {
+            **encoder,
+            "image_size": [size, size],
+            "patch_size": [patch, patch],
+            "attention_bias": vision.get("qkv_bias", False),
+            "use_qk_norm": vision.get("qk_normalization", False),
+            "use_mask_token": False,
+        },
+    }
+
+
+def _side(raw: Raw) -> int:
+    return int(raw.get("force_image_size") or raw["vision_config"].get("image_size", 448))
+
+
+def _internvl_options(raw: Raw) -> dict[str, Any]:
+    side = _side(raw) // int(raw["vision_config"].get("patch_size", 14))
+    return {"image_seq_length": int(side**2 * raw.get("downsample_ratio", 0.5) ** 2)}
+
+
+def _internvl_image_options(raw: Raw) -> dict[str, Any]:
+    return {
+        "size": {"height": _side(raw), "width": _side(raw)},
+        "crop_to_patches": bool(raw.get("dynamic_image_size", True)),
+        "min_patches": int(raw.get("min_dynamic_patch", 1)),
+        "max_patches": int(raw.get("max_dynamic_patch", 12)),
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+
+
+_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
+INTERNVL = CheckpointLayout(
+    _internvl,
+    _INTERNVL,
+    processor="InternVLProcessor",
+    image_processor="GotOcr2",
+    options=_internvl_options,
+    image_options=_internvl_image_options,
+    tokens=_TOKENS,
+)
+
+# ---- Intern-S1 ----------------------------------------------------------------------------------
+
+_INTERN_S1: Rules = ((r"model\.((?:vision_tower|multi_modal_projector)\.)", r"\1"),)
+_INTERN_S1_KEYS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("hidden_act", "norm_type", "layer_norm_eps", "num_channels", "attention_bias"),
+    *("use_qk_norm", "use_mean_pooling", "use_absolute_position_embeddings"),
+    "layer_scale_init_value",
+)
+
+
+def _intern_s1(raw: Raw) -> dict[str, Any]:
+    """The layers and names of InternVL as transformers has it."""
+    vision = raw["vision_config"]
+    encoder = {key: vision[key] for key in _INTERN_S1_KEYS if key in vision}
+    sides = {key: _pair(vision[key]) for key in ("image_size", "patch_size")}
+    kept = ("downsample_ratio", "projector_hidden_act", "vision_feature_layer")
+    return {
+        "model_type": "internvl",
+        **{key: raw[key] for key in kept if key in raw},
+        "text_config": stub(int(raw["text_config"]["hidden_size"])),
+        "vision_config": {**encoder, **sides, "use_mask_token": False},
+    }
+
+
+def _pair(value: Any) -> list[int]:
+    return [int(one) for one in value] if isinstance(value, list) else [int(value)] * 2
+
+
+def _intern_s1_options(raw: Raw) -> dict[str, Any]:
+    vision = raw["vision_config"]
+    side = _pair(vision["image_size"])[0] // _pair(vision["patch_size"])[0]
+    return {"image_seq_length": int(side**2 * raw.get("downsample_ratio", 0.5) ** 2)}
+
+
+def _intern_s1_image_options(raw: Raw) -> dict[str, Any]:
+    height, width = _pair(raw["vision_config"]["image_size"])
+    return {
+        "size": {"height": height, "width": width},
+        "crop_to_patches": True,
+        "min_patches": 1,
+        "max_patches": 12,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+
+
+INTERN_S1 = CheckpointLayout(
+    _intern_s1,
+    _INTERN_S1,
+    processor="InternVLProcessor",
+    image_processor="GotOcr2",
+    options=_intern_s1_options,
+    image_options=_intern_s1_image_options,
+    tokens=_TOKENS,
+)

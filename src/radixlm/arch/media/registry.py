@@ -1,0 +1,234 @@
+"""The multimodal architectures: one row each, beside those of the text models in
+``arch/registry.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from radixlm.arch.media.config_json import Raw, architecture_of, flattened
+from radixlm.arch.media.layout import CheckpointLayout
+from radixlm.arch.media.spec import MultimodalSpec
+from radixlm.base.lazy import load
+
+# architecture of config.json -> its record. PLAIN: the features of its Hugging Face encoder replace
+# the embeddings of placeholder tokens, and nothing else is special.
+PLAIN = MultimodalSpec()
+MULTIMODAL: Mapping[str, MultimodalSpec] = {
+    "AriaForConditionalGeneration": PLAIN,
+    "AyaVisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
+    "Blip2ForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
+    "ChameleonForConditionalGeneration": MultimodalSpec(text="chameleon:chameleon"),
+    "CLIPModel": MultimodalSpec(text="bert:clip", encoder="embedding", reader="nothing"),
+    "Cohere2VisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
+    "CohereCompassForConditionalGeneration": PLAIN,
+    "Cosmos3EdgeForConditionalGeneration": MultimodalSpec(text="media.composite:cosmos3_edge"),
+    "DeepseekOcr2ForConditionalGeneration": MultimodalSpec(text="deepseek_ocr:deepseek_ocr"),
+    "DeepseekOCRForCausalLM": MultimodalSpec(
+        text="deepseek_ocr:deepseek_ocr",
+        text_model_type="deepseek:ocr_text_model_type",
+        layout="deepseek:OCR",
+    ),
+    "DeepseekVL2ForCausalLM": MultimodalSpec(
+        text_model_type="deepseek:vl2_text_model_type", custom="deepseek", layout="deepseek:VL2"
+    ),
+    "DeepseekVLForConditionalGeneration": PLAIN,
+    "DeepseekVLHybridForConditionalGeneration": PLAIN,
+    "DeepseekVLV2ForCausalLM": MultimodalSpec(
+        text_model_type="deepseek:vl2_text_model_type", custom="deepseek", layout="deepseek:VL2"
+    ),
+    "Dots3NoteForConditionalGeneration": PLAIN,
+    "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
+    "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
+    "Exaone4_5_ForConditionalGeneration": PLAIN,
+    "FastVlmForConditionalGeneration": PLAIN,
+    "FuyuForCausalLM": MultimodalSpec(single_image=True, image_first=True),
+    "Gemma3ForConditionalGeneration": MultimodalSpec(text="gemma:gemma3", bidirectional="image"),
+    "Gemma3nForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
+    "Gemma4ForConditionalGeneration": MultimodalSpec(reader="gemma4"),
+    "Gemma4UnifiedForConditionalGeneration": MultimodalSpec(reader="gemma4_unified"),
+    "Glm46VForConditionalGeneration": PLAIN,
+    "Glm4vForConditionalGeneration": PLAIN,
+    "Glm4vMoeForConditionalGeneration": PLAIN,
+    "Glm5NextForConditionalGeneration": PLAIN,
+    "GlmAsrForConditionalGeneration": MultimodalSpec(
+        audio_processor="single", instruction="Please transcribe this audio into text"
+    ),
+    "GlmOcrForConditionalGeneration": PLAIN,
+    "GotOcr2ForConditionalGeneration": PLAIN,
+    "Granite4VisionForConditionalGeneration": MultimodalSpec(
+        text="media.composite:granite4_vision"
+    ),
+    "GraniteDoclingForConditionalGeneration": MultimodalSpec(
+        reader="embedding_multiplier", embed_scale=12.0
+    ),
+    "GraniteSpeechForConditionalGeneration": MultimodalSpec(
+        text="media.composite:unscaled_logits",
+        audio_processor="granite",
+        instruction="can you transcribe the speech into a written format?",
+        reader="embedding_multiplier",
+    ),
+    "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": MultimodalSpec(reader="embedding_multiplier"),
+    "Idefics2ForConditionalGeneration": PLAIN,
+    "Idefics3ForConditionalGeneration": PLAIN,
+    "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
+    "InstructBlipForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
+    "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
+    "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
+    "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
+    "JanusForConditionalGeneration": PLAIN,
+    "Kimi_K25ForConditionalGeneration": PLAIN,
+    "KimiK25ForConditionalGeneration": PLAIN,
+    "KimiVLForConditionalGeneration": MultimodalSpec(custom="kimi", layout="kimi:LAYOUT"),
+    "Lfm2VlForConditionalGeneration": PLAIN,
+    "Lfm3VlForConditionalGeneration": PLAIN,
+    "LightOnOCRForConditionalGeneration": PLAIN,
+    "LightOnOcrForConditionalGeneration": PLAIN,
+    "Llama4ForConditionalGeneration": MultimodalSpec(text="llama4:llama4", encoder="class_forward"),
+    "LlavaForConditionalGeneration": PLAIN,
+    "LlavaLlamaForCausalLM": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="LlamaForCausalLM",
+        layout="llava:LLAVA",
+    ),
+    "LlavaMistralForCausalLM": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="MistralForCausalLM",
+        layout="llava:LLAVA",
+    ),
+    "LlavaNextForConditionalGeneration": PLAIN,
+    "LlavaNextVideoForConditionalGeneration": PLAIN,
+    "LlavaOnevisionForConditionalGeneration": PLAIN,
+    "LlavaQwenForCausalLM": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="Qwen2ForCausalLM",
+        layout="llava:LLAVA",
+    ),
+    "LlavaVidForCausalLM": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="LlamaForCausalLM",
+        video="processor",
+        layout="llava:LLAVA_VIDEO",
+    ),
+    "MiniCPMO": MultimodalSpec(
+        text_model_type="minicpm:text_model_type", custom="minicpm", layout="minicpm:LAYOUT"
+    ),
+    "MiniCPMOcrForConditionalGeneration": PLAIN,
+    "MiniCPMV": MultimodalSpec(
+        text_model_type="minicpm:text_model_type", custom="minicpm", layout="minicpm:LAYOUT"
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": PLAIN,
+    "MiniCPMV4_7ForConditionalGeneration": MultimodalSpec(reader="canvas"),
+    "MiniMaxM3SparseForConditionalGeneration": PLAIN,
+    "Mistral3ForConditionalGeneration": PLAIN,
+    "MllamaForConditionalGeneration": MultimodalSpec(
+        text="mllama:mllama", encoder="cross_attention"
+    ),
+    "Molmo2ForConditionalGeneration": MultimodalSpec(
+        text="molmo:molmo",
+        video="none",
+        single_image=True,
+        bidirectional="image",
+        adds_to_embeddings=True,
+        needs_token_ids=True,
+    ),
+    "MultiModalityCausalLM": MultimodalSpec(layout="janus:LAYOUT"),
+    "MuseGlimmerForConditionalGeneration": MultimodalSpec(text="muse:muse_glimmer"),
+    "MuseSparkForConditionalGeneration": MultimodalSpec(text="muse:muse_spark"),
+    "NemotronH_Nano_Omni_Reasoning_V3": MultimodalSpec(
+        hf_model_type="nemotron_h_omni", audio_processor="parakeet"
+    ),
+    "NemotronH_Omni_Reasoning_V3": MultimodalSpec(
+        hf_model_type="nemotron_h_omni", audio_processor="parakeet"
+    ),
+    "NVILALiteForConditionalGeneration": MultimodalSpec(
+        video="none", custom="vila", layout="vila:LAYOUT"
+    ),
+    "Ovis2ForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
+    "PaddleOCRVLForConditionalGeneration": PLAIN,
+    "PaliGemmaForConditionalGeneration": MultimodalSpec(
+        text="media.composite:paligemma", bidirectional="prompt"
+    ),
+    "PerceptionLMForConditionalGeneration": PLAIN,
+    "Phi4MMForCausalLM": MultimodalSpec(
+        text="media.composite:phi4_multimodal",
+        encoder="class_forward",
+        layout="phi4:LAYOUT",
+        reader="phi4",
+    ),
+    "Phi4MultimodalForCausalLM": MultimodalSpec(
+        text="media.composite:phi4_multimodal", encoder="class_forward", reader="phi4"
+    ),
+    "QianfanOCRForConditionalGeneration": PLAIN,
+    "Qwen2_5_VLForConditionalGeneration": PLAIN,
+    "Qwen2_5OmniForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
+    "Qwen2_5OmniModel": MultimodalSpec(video="none", layout="qwen:OMNI"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": MultimodalSpec(video="none"),
+    "Qwen2AudioForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
+    "Qwen2VLForConditionalGeneration": PLAIN,
+    "Qwen3_5ForConditionalGeneration": PLAIN,
+    "Qwen3_5MoeForConditionalGeneration": PLAIN,
+    "Qwen3ASRForConditionalGeneration": MultimodalSpec(
+        layout="qwen:ASR", audio_processor="single", transcriber="tagged"
+    ),
+    "Qwen3OmniMoeForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
+    "Qwen3VLForConditionalGeneration": PLAIN,
+    "Qwen3VLMoeForConditionalGeneration": PLAIN,
+    "Qwen4ExpForConditionalGeneration": MultimodalSpec(
+        text="qwen4:qwen4_exp", needs_token_ids=True
+    ),
+    "SmolVLMForConditionalGeneration": MultimodalSpec(video="images"),
+    "Step3p7ForConditionalGeneration": MultimodalSpec(text="step:step3p5"),
+    "VideoLlama3ForConditionalGeneration": PLAIN,
+    "VideoLlavaForConditionalGeneration": PLAIN,
+    "VILAForConditionalGeneration": MultimodalSpec(
+        video="none", custom="vila", layout="vila:LAYOUT"
+    ),
+    "VipLlavaForConditionalGeneration": PLAIN,
+    "VoxtralForConditionalGeneration": MultimodalSpec(
+        audio_processor="voxtral", transcriber="marked"
+    ),
+    "WhisperForConditionalGeneration": MultimodalSpec(
+        text="whisper:whisper",
+        encoder="encoder_decoder",
+        audio_processor="whisper",
+        transcriber="tokens",
+        reader="decoder_start",
+    ),
+    "YiVLForCausalLM": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="LlamaForCausalLM",
+        layout="llava:YI_VL",
+    ),
+}
+
+
+def multimodal_spec(architecture: str, raw: Raw) -> MultimodalSpec | None:
+    """The record of a checkpoint, filled in from its config.json; None for a text model."""
+    row = MULTIMODAL.get(architecture)
+    if row is None:
+        return None
+    read = load(f"radixlm.arch.media.from_config:{row.reader}")
+    spec: MultimodalSpec = read(row, flattened(raw))
+    return spec
+
+
+def row_of(raw: Raw) -> MultimodalSpec | None:
+    """The row of the architecture that config.json names; None for a text model."""
+    return MULTIMODAL.get(architecture_of(raw))
+
+
+def layout_of(row: MultimodalSpec | None) -> CheckpointLayout | None:
+    """The layout of a model's checkpoints; None where they are those of the Hugging Face class."""
+    if row is None or not row.layout:
+        return None
+    layout: CheckpointLayout = load(f"radixlm.arch.media.layouts.{row.layout}")
+    return layout
+
+
+def text_model_type(architecture: str, raw: Raw) -> str:
+    """The model_type of the text model where config.json names another or none; "" elsewhere."""
+    row = MULTIMODAL.get(architecture)
+    if row is None or not row.text_model_type:
+        return ""
+    return str(load(f"radixlm.arch.media.layouts.{row.text_model_type}")(raw))
