@@ -10,8 +10,9 @@ import pytest
 from transformers.configuration_utils import _LEGACY_LAYER_TYPE_REMAP, ALLOWED_LAYER_TYPES
 from transformers.utils.quantization_config import QuantizationMethod
 
-from radixlm.arch.config_values import DTYPES, LAYER_TYPES, QUANT_METHODS
+from radixlm.arch.config_values import DTYPES, LAYER_TYPES
 from radixlm.arch.hf import load_config
+from radixlm.arch.quant_methods import KNOWN_METHODS
 from radixlm.base.errors import CheckpointError
 
 TINY = json.loads(Path("src/radixlm/assets/radix-tiny/config.json").read_text())
@@ -58,5 +59,5 @@ def test_what_checkpoints_say_is_taken(changes: dict[str, Any]) -> None:
 
 def test_every_word_of_transformers_is_known() -> None:
     assert {*ALLOWED_LAYER_TYPES, *_LEGACY_LAYER_TYPE_REMAP} <= LAYER_TYPES
-    assert {method.value for method in QuantizationMethod} <= QUANT_METHODS
+    assert {method.value for method in QuantizationMethod} <= KNOWN_METHODS
     assert {"float32", "bfloat16", "float16", "float64"} <= DTYPES

@@ -143,7 +143,7 @@ def _of_block(draft: Any, step: int = 0) -> set[str]:
     for path, layer in model.layers():
         if path.startswith("blocks."):
             for name in layer.own_params():
-                found |= set(resolver.assembly(path, name).names())
+                found |= set(resolver.mapping(path, name).names())
     return found
 
 

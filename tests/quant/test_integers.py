@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +14,16 @@ from tests.fakes.integer_checkpoint import Layout, words
 
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels import cpu
-from radixlm.kernels.cpu import given as cpu_given
-from radixlm.kernels.cpu.given import TURNS_SIGNS
+from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.dispatch import bind
-from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant
-from radixlm.quant.integers import IntegerQuant, parse_integers
-from radixlm.quant.load_time import OnlineQuantScheme, make_scheme
+from radixlm.quant.checkpoint import checkpoint_quant, parse
+from radixlm.quant.fp8 import Fp8Quant
+from radixlm.quant.integers import IntegerQuant
+from radixlm.quant.load_time import make_scheme
 from radixlm.quant.prequantized import PrequantizedScheme, to_kernel_weight
-from radixlm.quant.quantized_weight import QuantizedWeight, joined, stacked
-from radixlm.weights.packed_integers import Integers, unpacked, unpacked_awq, whole_groups
+from radixlm.quant.quantized_weight import QuantizedWeight, concat_rows, stack_experts
+from radixlm.quant.scheme import OnlineQuantScheme
+from radixlm.weights.packed_integers import Integers, find_group_size, unpack, unpack_awq
 
 AWQ = Layout("awq", group=128).config()
 GPTQ = Layout("gptq", group=64).config()
@@ -37,27 +37,25 @@ def with_weights(**changes: object) -> dict[str, Any]:
 
 
 def test_what_configs_say() -> None:
-    assert parse_integers(AWQ) == IntegerQuant("awq", "awq", 4, (128,))
-    assert parse_integers(AWQ | {"version": "GEMM", "group_size": -1}) == IntegerQuant(
-        "awq", "awq", 4
-    )
-    assert parse_integers(GPTQ) == IntegerQuant("gptq", "gptq", 4, (64,), zero_shift=1)
-    second = parse_integers(GPTQ | {"checkpoint_format": "gptq_v2", "bits": 8})
+    assert parse(AWQ) == IntegerQuant("awq", "awq", 4, (128,))
+    assert parse(AWQ | {"version": "GEMM", "group_size": -1}) == IntegerQuant("awq", "awq", 4)
+    assert parse(GPTQ) == IntegerQuant("gptq", "gptq", 4, (64,), zero_shift=1)
+    second = parse(GPTQ | {"checkpoint_format": "gptq_v2", "bits": 8})
     assert second == IntegerQuant("gptq", "gptq", 8, (64,))
-    by_layer = parse_integers(GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}})
+    by_layer = parse(GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}})
     assert by_layer is not None and by_layer.bits == 0 and 32 in by_layer.groups
-    assert parse_integers(PACKED) == IntegerQuant("compressed-tensors", "compressed", groups=(32,))
-    w8a8 = parse_integers(INT8)
-    assert w8a8 == IntegerQuant("compressed-tensors", "compressed", rounds_inputs=True)
-    blocks = parse_integers(Layout("blocks", bits=8, group=128).config())
+    assert parse(PACKED) == IntegerQuant("compressed-tensors", "compressed", groups=(32,))
+    w8a8 = parse(INT8)
+    assert w8a8 == IntegerQuant("compressed-tensors", "compressed", quantizes_inputs=True)
+    blocks = parse(Layout("blocks", bits=8, group=128).config())
     assert blocks is not None and (blocks.block_rows, blocks.groups) == (128, (128,))
     for other in (
         {},
-        {"quant_method": "fp8"},
         {"quant_method": "aqlm"},
         with_weights(type="float"),
     ):
-        assert parse_integers(other) is None
+        assert parse(other) is None
+    assert parse({"quant_method": "fp8"}) == Fp8Quant("fp8")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_what_cannot_be_read_is_said_with_its_file(
     stated: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse_integers(stated)
+        parse(stated)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated}))
     with pytest.raises(CheckpointError, match=f"config\\.json: quantization_config: .*{said}"):
         checkpoint_quant(tmp_path)
@@ -115,7 +113,7 @@ _JSON = st.recursive(
 )  # fmt: skip
 def test_lies_are_refused_or_read(stated: dict[str, Any], changes: dict[str, Any]) -> None:
     try:
-        quant = parse_integers(stated | changes)
+        quant = parse(stated | changes)
     except ConfigError as error:
         assert "quantization_config: " in str(error)
     else:
@@ -133,7 +131,7 @@ def test_lies_are_refused_or_read(stated: dict[str, Any], changes: dict[str, Any
     ],
 )
 def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) -> None:
-    quant = parse_integers(stated)
+    quant = parse(stated)
     assert quant is not None
     assert isinstance(make_scheme(None, "", quant), PrequantizedScheme)
     for name in ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "compressed-tensors",
@@ -143,27 +141,31 @@ def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) 
         elif name == "w8a8_int8":  # packs what the checkpoint has anew
             assert isinstance(make_scheme(name, "", quant), OnlineQuantScheme)
         else:
-            said = f"--quantization {name}: .* of {quant.method}, which is read without --quant"
+            said = f"--quantization {name}: .* with {quant.method}, which is read without --quant"
             with pytest.raises(ConfigError, match=said):
                 make_scheme(name, "", quant)
 
 
 def test_options_beside_floats() -> None:
     for name, method in (("awq", "awq"), ("gptq_marlin", "gptq"), ("moe_wna16", "awq or gptq")):
-        with pytest.raises(ConfigError, match=f"is not of {method}; .* choose one of: int8wo, "):
+        with pytest.raises(
+            ConfigError, match=f"is not quantized with {method}; .* choose one of: w8a8_int8, "
+        ):
             make_scheme(name)
-    with pytest.raises(ConfigError, match="is not of awq but of fp8, which is read without"):
-        make_scheme("awq", "", CheckpointQuant("fp8", "fp8"))
+    with pytest.raises(
+        ConfigError, match="is not quantized with awq but with fp8, which is read without"
+    ):
+        make_scheme("awq", "", Fp8Quant("fp8", "fp8"))
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([4, 8]), st.integers(0, 1 << 30))
 def test_unpacking_undoes_packing(rows: int, count: int, bits: int, seed: int) -> None:
     values = torch.randint(0, 1 << bits, (rows, count), generator=torch.manual_seed(seed))
     packed = torch.from_numpy(words(values.numpy(), bits))
-    assert torch.equal(unpacked(packed, bits)[:, :count].long(), values)
+    assert torch.equal(unpack(packed, bits)[:, :count].long(), values)
     if bits == 4:
         awq = torch.from_numpy(words(values.numpy(), 4, (0, 2, 4, 6, 1, 3, 5, 7)))
-        assert torch.equal(unpacked_awq(awq)[:count].t().long(), values)
+        assert torch.equal(unpack_awq(awq)[:count].t().long(), values)
 
 
 @given(
@@ -183,13 +185,13 @@ def test_grids_are_the_same_numbers(
     zero = torch.randint(0, 1 << bits, scale.shape, generator=rng).float()
     want = (values - zero[:, index]) * scale[:, index]
     whole = Integers(values, scale, zero, group, bits, index if has_order else None)
-    torch.testing.assert_close(whole.widened(torch.float32), want)
-    grid = whole.read_quantized(False)
+    torch.testing.assert_close(whole.dequantize(torch.float32), want)
+    grid = whole.to_quantized(False)
     assert (grid is None) == (group < 32 and num_groups > 1)
     if grid is None:
         return
     near = {"rtol": 1e-5, "atol": 1e-4}
-    torch.testing.assert_close(grid.widened(), want, **near)
+    torch.testing.assert_close(grid.dequantize(), want, **near)
     scheme = PrequantizedScheme()
     params = scheme.params(rows, num_in, False, None)
     assert params["weight"].accepts_quantized
@@ -201,8 +203,8 @@ def test_grids_are_the_same_numbers(
 
 
 def test_groups_of_a_weight() -> None:
-    assert whole_groups(4096, 1, ()) == 4096 and whole_groups(4096, 32, (64, 128)) == 128
-    assert whole_groups(320, 3, (128,)) == 128 and whole_groups(4096, 31, (128,)) == 0
+    assert find_group_size(4096, 1, ()) == 4096 and find_group_size(4096, 32, (64, 128)) == 128
+    assert find_group_size(320, 3, (128,)) == 128 and find_group_size(4096, 31, (128,)) == 0
 
 
 def grid(rows: int, group: int, **more: Any) -> QuantizedWeight:
@@ -213,16 +215,16 @@ def grid(rows: int, group: int, **more: Any) -> QuantizedWeight:
 
 
 def test_parts_of_one_layer() -> None:
-    both = joined([grid(2, 128), grid(3, 64)])
-    assert both is not None and (both.group, both.values_OI.shape[0]) == (64, 5)
+    both = concat_rows([grid(2, 128), grid(3, 64)])
+    assert both is not None and (both.group_size, both.values_OI.shape[0]) == (64, 5)
     order = torch.randperm(256)
-    assert joined([grid(2, 64, order_I=order), grid(2, 64, order_I=order.clone())]) is not None
+    assert concat_rows([grid(2, 64, order_I=order), grid(2, 64, order_I=order.clone())]) is not None
     for other in (grid(2, 64), grid(2, 64, order_I=order.flip(0)), grid(2, 64, bits=8), None):
-        assert joined([grid(2, 64, order_I=order), other]) is None
-    experts = stacked([[grid(2, 64), grid(2, 64)], [grid(2, 64), grid(2, 64)]])
+        assert concat_rows([grid(2, 64, order_I=order), other]) is None
+    experts = stack_experts([[grid(2, 64), grid(2, 64)], [grid(2, 64), grid(2, 64)]])
     assert experts is not None and experts.values_OI.shape == (2, 4, 256)
-    assert stacked([[grid(2, 64, order_I=order)]]) is None
-    assert stacked([[grid(2, 64)], [grid(2, 32)]]) is None
+    assert stack_experts([[grid(2, 64, order_I=order)]]) is None
+    assert stack_experts([[grid(2, 64)], [grid(2, 32)]]) is None
 
 
 def test_eight_bits_that_are_no_int8() -> None:
@@ -232,7 +234,9 @@ def test_eight_bits_that_are_no_int8() -> None:
     for zero, fmt in ((128, "int8wo"), (127, "w4a8-32"), (0, "w4a8-32")):
         whole = to_kernel_weight(QuantizedWeight(values, scale, -zero * scale, bits=8))
         assert whole.fmt == fmt
-    near = QuantizedWeight(values.clamp(20, 220), scale, -100.0 * scale, bits=8, rounds_inputs=True)
+    near = QuantizedWeight(
+        values.clamp(20, 220), scale, -100.0 * scale, bits=8, quantizes_inputs=True
+    )
     whole = to_kernel_weight(near)
     assert whole.fmt == "w8a8" and whole.values.flatten().tolist()[:2] == [-80, 120]
 
@@ -241,11 +245,10 @@ def test_eight_bits_that_are_no_int8() -> None:
 def test_minus_128_where_products_of_bytes_turn_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.full((32, 64), -128, dtype=torch.int8)
     x, scale = torch.full((2, 64), -1.0), torch.ones(32)
-    own = cpu_given.native().isa()
-    for isa, fmt in (("x86_64_v3", "int8wo"), (own, "int8wo" if own in TURNS_SIGNS else "w8a8")):
-        named = SimpleNamespace(isa=lambda isa=isa: isa)
-        monkeypatch.setattr(cpu_given, "native", lambda named=named: named)
-        packed = cpu_given.pack_quantized(values, (scale, None), None, "w8a8")
+    here = cpu_linear.multiplies_minus_128()
+    for is_exact, fmt in ((False, "int8wo"), (here, "w8a8" if here else "int8wo")):
+        monkeypatch.setattr(cpu_linear, "multiplies_minus_128", lambda x=is_exact: x)
+        packed = cpu_linear.pack_quantized(values, (scale, None), None, "w8a8")
         assert packed.fmt == fmt
         want = torch.full((2, 32), 64.0 * 128)
         torch.testing.assert_close(packed.run(x), want, rtol=1e-3, atol=0.0)

@@ -7,12 +7,13 @@ import torch
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 
+from radixlm.arch.quant_methods import ONLINE_FORMATS
 from radixlm.base.errors import ConfigError
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.fp8 import is_fp8
-from radixlm.quant.load_time import NAMES, OnlineQuantScheme, make_scheme
-from radixlm.quant.scheme import UnquantizedScheme
+from radixlm.quant.load_time import make_scheme
+from radixlm.quant.scheme import OnlineQuantScheme, UnquantizedScheme
 
 IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
 
@@ -63,7 +64,9 @@ def test_logits_stay_near(arch: str, name: str) -> None:
 
 
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)
-@pytest.mark.parametrize("name", [n for n, f in NAMES.items() if n == "fp8" or not is_fp8(f)])
+@pytest.mark.parametrize(
+    "name", [n for n, f in ONLINE_FORMATS.items() if n == "fp8" or not is_fp8(f)]
+)
 def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     folder = cached_tiny("Qwen3ForCausalLM", dtype=torch.bfloat16)
     model = load_model(folder, bind("cpu"), scheme=make_scheme(name))

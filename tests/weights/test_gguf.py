@@ -24,8 +24,9 @@ from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
-from radixlm.quant.checkpoint import CheckpointQuant, checkpoint_quant
+from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
+from radixlm.quant.prequantized import GgufQuant
 from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.gguf_file import GgufSource
 
@@ -106,7 +107,7 @@ def test_four_bits_stay_as_they_are(architecture: str, kind: str, tmp_path: Path
     names = [name for name in source.sizes() if name.endswith("proj.weight")]
     assert len(names) == 7 * 3 and all(source.is_quantized(name) for name in names)
     for name in names:
-        assert torch.equal(source.read_quantized(name).widened(), source.read(name)), name
+        assert torch.equal(source.read_quantized(name).dequantize(), source.read(name)), name
 
 
 def _linears(folder: Path, name: str, **build: Any) -> list[PackedLinear]:
@@ -179,7 +180,7 @@ def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
     raw[at : at + 2] = b"\x00\x7e"
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"blocks\.2.*NaN.*m\.gguf: blk\.2\.ffn_up\.weight\)"):
-        load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
+        load_model(unpacked(file), scheme=make_scheme("gguf", "", GgufQuant()))
 
 
 @pytest.mark.parametrize("rows_and_inputs", [(128, 64), (128, 512), (0, 256), (127, 256)])
@@ -193,7 +194,7 @@ def test_a_wrong_shape_in_four_bits_is_named(
     raw[at : at + 16] = struct.pack("<QQ", *rows_and_inputs[::-1])
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mixer\.qkv.*m\.gguf.*blk\.1\.attn_k.*"):
-        load_model(unpacked(file), scheme=make_scheme("gguf", "", CheckpointQuant("gguf", "")))
+        load_model(unpacked(file), scheme=make_scheme("gguf", "", GgufQuant()))
 
 
 def test_unread_kinds_are_refused_by_name(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ SLOW: dict[str, Callable[[bytes, int], float]] = {
 
 
 def test_every_kind_is_held_here() -> None:
-    assert set(SLOW) == set(gguf_blocks.WIDEN)
+    assert set(SLOW) == set(gguf_blocks.DEQUANTIZE)
 
 
 @pytest.mark.parametrize("kind", SLOW)
@@ -136,7 +136,7 @@ def test_every_kind_is_held_here() -> None:
 def test_numbers_are_those_of_the_layout(kind: str, data: st.DataObject) -> None:
     block, size = SIZES[kind]
     raw = data.draw(st.binary(min_size=2 * size, max_size=2 * size))
-    ours = gguf_blocks.widen(
+    ours = gguf_blocks.dequantize(
         kind, torch.tensor(list(raw), dtype=torch.uint8).view(2, size), block, torch.float32
     )
     assert ours.shape == (2, block)
@@ -151,6 +151,6 @@ def test_pieces_and_narrow_floats(dtype: torch.dtype, monkeypatch: pytest.Monkey
     raw = torch.randint(0, 256, (37, size), generator=torch.Generator().manual_seed(1))
     blocks = raw.to(torch.uint8)
     blocks[:, 1] = blocks[:, 3] = 0x10  # scales of about 5e-4
-    whole = gguf_blocks.widen("Q4_K", blocks, block, torch.float32)
+    whole = gguf_blocks.dequantize("Q4_K", blocks, block, torch.float32)
     monkeypatch.setattr(gguf_blocks, "CHUNK", 5 * block)
-    assert torch.equal(gguf_blocks.widen("Q4_K", blocks, block, dtype), whole.to(dtype))
+    assert torch.equal(gguf_blocks.dequantize("Q4_K", blocks, block, dtype), whole.to(dtype))

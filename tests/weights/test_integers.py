@@ -22,7 +22,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.linear import PackedLinear
 from radixlm.kernels.dispatch import bind
-from radixlm.kernels.ops.picked import GatherLinear
+from radixlm.kernels.ops.linear import GatherLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
@@ -179,8 +179,8 @@ def test_a_layer_with_one_part_in_floats_is_floats(
     error = (PagedRunner(model).prefill(IDS)[0] - want).pow(2).mean().sqrt()
     assert float(error) < 0.05 * float(want.std())
     said = "\n".join(caplog.messages)
-    assert "4 keep their few bits" in said  # two o, one up, one down
-    assert re.search(r"of few bits, .* were widened to floats: .*", said)
+    assert "4 stay quantized" in said  # two o, one up, one down
+    assert re.search(r"iB of quantized weights were dequantized to .*iB of floats", said)
 
 
 @pytest.mark.parametrize(

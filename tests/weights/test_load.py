@@ -18,8 +18,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
-from radixlm.weights.load import load_weights, open_reader
-from radixlm.weights.place import non_finite_problem
+from radixlm.weights.load import load_weights, non_finite_problem, open_reader
 from radixlm.weights.sharded_state import save_sharded_state
 
 CPU = torch.device("cpu")

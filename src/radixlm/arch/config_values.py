@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from radixlm.arch.quant_methods import KNOWN_METHODS
 from radixlm.base.errors import CheckpointError
 from radixlm.base.nearest import suggestion
 
@@ -19,13 +20,6 @@ LAYER_TYPES = frozenset(
     "hybrid_sliding reference_sliding_attention linear_attention sparse dense mamba mamba2 "
     "attention deepseek_sparse_attention qwen_sparse_attention recurrent mlp".split()
 ) | {""}  # as GLM-5 Next publishes its delta nets
-QUANT_METHODS = frozenset(
-    "aqlm auto-round awq awq_marlin bitnet bitsandbytes bitsandbytes_4bit bitsandbytes_8bit "
-    "blockwise_int8 compressed-tensors deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 "
-    "fouroversix fp8 fp_quant gemma gguf gptq gptq_marlin gptq_marlin_24 higgs hqq ipex marlin "
-    "metal modelopt modelopt_fp4 modelopt_mixed moe_wna16 mxfp4 mxfp8 nvfp4 petit_nvfp4 ptpc_fp8 "
-    "qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8 w8a8_int8".split()
-)
 
 
 def check_config_values(values: Mapping[str, Any], source: str) -> None:
@@ -42,7 +36,7 @@ def check_config_values(values: Mapping[str, Any], source: str) -> None:
         raise CheckpointError(f"{source}: 'quantization_config' = {stated!r:.80} must be an object")
     if method := stated.get("quant_method"):
         name = method.lower() if isinstance(method, str) else method
-        _known(name, QUANT_METHODS, f"quantization_config 'quant_method' = {method!r:.80}", source)
+        _known(name, KNOWN_METHODS, f"quantization_config 'quant_method' = {method!r:.80}", source)
 
 
 def _known(word: object, words: frozenset[str], what: str, source: str) -> None:

@@ -31,6 +31,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from radixlm.arch.quant_methods import SCALE_TENSORS
 from radixlm.arch.recipes import Recipe
 from radixlm.arch.spec import Decoder
 from radixlm.base.record import Record, replace
@@ -193,13 +194,6 @@ _OTHER_HEADS = re.compile(
     r"|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
     r"|visual_projection)\."
 )
-# Read with their weights (``weights/fp8_source.py``, ``weights/integer_source.py``), or of inputs
-# and caches.
-_SCALES = re.compile(
-    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale"
-    r"|qweight|qzeros|scales|g_idx|weight_(packed|shape|zero_point|g_idx)|input_zero_point)$"
-    r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?$"
-)
 # What makes images and motions out of the same layers.
 _MAKERS = re.compile(
     r"^(model\.language_model\.)?(action_(modality_embed$|proj_(in|out)\.)|time_embedder\."
@@ -222,7 +216,7 @@ def _num_experts(decoder: Decoder) -> float:
 def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
     the copy of a tied head, scales, encoders, extra layers that predict further tokens."""
-    if _BUFFERS.search(name) or _BESIDE.match(name) or _SCALES.search(name):
+    if _BUFFERS.search(name) or _BESIDE.match(name) or SCALE_TENSORS.search(name):
         return True
     if _MAKERS.match(name) or _is_shared_copy(name, decoder):
         return True

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8
 from radixlm.config.flag import AUTO, POSITIVE, Flag, Group
 
 _HUB = "a downloader for model hubs; set --model-path to a local folder"
@@ -21,38 +22,10 @@ LOAD_FORMATS = (
     "remote",
     "remote_instance",
 )
-AT_LOAD = ("w8a8_int8", "int8wo", "int8dq", "int4wo-32", "int4wo-64", "int4wo-128")
-"""Methods that quantize a float checkpoint while it loads (``quant/load_time.py``)."""
-FP8 = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
-"""Methods of checkpoints in 8 bit floats; the first two quantize floats too."""
-INTEGERS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "blockwise_int8")
-"""Integer checkpoints, besides "compressed-tensors" (``quant/integers.py``)."""
-_FP8_TORCHAO = ("fp8dq-per_tensor", "fp8dq-per_row")
-
-QUANTIZATIONS = (
-    *AT_LOAD,
-    "awq",
-    "fp8",
-    "gptq",
-    "marlin",
-    "gptq_marlin",
-    "awq_marlin",
-    "bitsandbytes",
-    "gguf",
-    "modelopt",
-    "modelopt_fp4",
-    "petit_nvfp4",
-    "w8a8_fp8",
-    "moe_wna16",
-    "qoq",
-    "w4afp8",
-    "mxfp4",
-    "compressed-tensors",
-    "blockwise_int8",
-    "fbgemm_fp8",
-    "quark",
-    "int8wo",
-    "int4wo-128",
+# --quantization: what is built, then methods of SGLang that are not
+_QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_INTEGERS, *CHECKPOINT_FLAGS)))
+_UNBUILT_QUANTIZATIONS = (
+    *("marlin", "bitsandbytes", "modelopt_fp4", "petit_nvfp4", "qoq", "w4afp8", "mxfp4", "quark"),
 )
 
 
@@ -133,8 +106,8 @@ class ModelConfig(Group):
         str | None,
         "Method that quantizes the weights at load, or that the checkpoint was quantized with.",
         Flag(
-            choices=QUANTIZATIONS,
-            built=(*AT_LOAD, *FP8, *INTEGERS, "gguf"),
+            choices=(*_QUANTIZATIONS, *_UNBUILT_QUANTIZATIONS),
+            built=_QUANTIZATIONS,
             needs="quantized kernels and loaders",
         ),
     ] = None
@@ -147,8 +120,8 @@ class ModelConfig(Group):
         str,
         "Quantize at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
         Flag(
-            choices=("", *AT_LOAD, "fp8wo", *_FP8_TORCHAO),
-            built=("", *AT_LOAD, *_FP8_TORCHAO),
+            choices=("", *ONLINE_INTEGERS, "fp8wo", *TORCHAO_FP8),
+            built=("", *ONLINE_INTEGERS, *TORCHAO_FP8),
             needs="fp8 kernels",
         ),
     ] = ""

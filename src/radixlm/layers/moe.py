@@ -11,8 +11,8 @@ from torch import Tensor
 from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.given import QuantScales
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts, pack_experts, route
+from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
 from radixlm.layers.mlp import MlpLayer, limited
 from radixlm.layers.module import Module

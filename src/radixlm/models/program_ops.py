@@ -16,7 +16,7 @@ from radixlm.attention.cpu import CpuPool
 from radixlm.base.record import Record
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import PackedLinear
-from radixlm.kernels.ops.picked import GatherLinear
+from radixlm.kernels.ops.linear import GatherLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.norm import NormLayer

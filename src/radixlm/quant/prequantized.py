@@ -1,24 +1,24 @@
-"""Weights that keep the few bits of their checkpoint. Legend: O outputs, I inputs, G groups."""
+"""Weights that stay quantized as the checkpoint has them. Legend: O outputs, I inputs, G groups."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.given import QuantScales
-from radixlm.kernels.ops.linear import PackedLinear
-from radixlm.kernels.ops.picked import GatherLinear
+from radixlm.kernels.ops.linear import GatherLinear, PackedLinear
+from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.quant.param import Param, Shard
 from radixlm.quant.quantized_weight import GROUPS, QuantizedWeight, kernel_group_size
-from radixlm.quant.scheme import UnquantizedScheme
+from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
 
 class PrequantizedScheme(UnquantizedScheme):
-    """Weights that the checkpoint has as whole numbers with scales and offsets keep these; all
+    """Weights that the checkpoint stores as integers keep their values, scales and offsets; all
     others are floats."""
 
     def params(
@@ -35,24 +35,41 @@ class PrequantizedScheme(UnquantizedScheme):
         self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
     ) -> PackedLinear:
         param = params["weight"]
-        grid, param.quantized = param.quantized, None
-        if grid is None:
+        quantized, param.quantized = param.quantized, None
+        if quantized is None:
             return super().pack(kernels, params, gate_act)
-        num_in = grid.values_OI.shape[1]
         bias = params["bias"].take() if "bias" in params else None
-        whole = to_kernel_weight(grid)
+        weight = to_kernel_weight(quantized)
         if gate_act:
-            packed = kernels.pack_gated(whole.values, bias, whole.fmt, gate_act, whole.scales)
+            packed = kernels.pack_gated(weight.values, bias, weight.fmt, gate_act, weight.scales)
         else:
-            packed = kernels.pack_linear(whole.values, bias, whole.fmt, whole.scales)
-        if whole.index_J is None:
+            packed = kernels.pack_linear(weight.values, bias, weight.fmt, weight.scales)
+        if weight.index_J is None:
             return packed
-        return GatherLinear(packed, whole.index_J, num_in)
+        return GatherLinear(packed, weight.index_J, quantized.values_OI.shape[1])
+
+
+class GgufQuant(Record):
+    """A GGUF file: its own source reads the blocks."""
+
+    method: str = "gguf"
+    source: ClassVar[str] = ""
+
+    def matches_flag(self, flag: str) -> bool:
+        return flag == self.method
+
+    def scheme(self) -> Scheme:
+        return PrequantizedScheme()
+
+
+def parse_gguf(config: Mapping[str, Any]) -> GgufQuant:
+    """Of the config that ``arch/families/gguf.py`` makes from a GGUF file."""
+    return GgufQuant()
 
 
 class KernelWeight(Record):
-    """A grid as kernels take it: see ``pack_linear`` in kernels/ops/linear.py. Column j belongs to
-    input ``index_J[j]``, without an index to input j."""
+    """A quantized weight as kernels take it: see ``pack_linear`` in kernels/ops/linear.py. Column j
+    belongs to input ``index_J[j]``, without an index to input j."""
 
     values: Tensor
     fmt: str
@@ -60,47 +77,47 @@ class KernelWeight(Record):
     index_J: Tensor | None = None
 
 
-def to_kernel_weight(grid: QuantizedWeight) -> KernelWeight:
-    """4 bits as they are; 8 bits as int8 where rows have one scale and zero points that leave them
-    such, else as two columns of 4 bits each."""
-    if grid.bits == 4:
-        return _of_four_bits(grid)
-    rows = to_int8_rows(grid)
-    if rows is not None and grid.order_I is None:
+def to_kernel_weight(weight: QuantizedWeight) -> KernelWeight:
+    """4 bit values stay as they are. 8 bit values become int8 if rows have one scale and zero
+    points leave them in range, else two columns of 4 bits each."""
+    if weight.bits == 4:
+        return _from_4bit(weight)
+    rows = to_int8_rows(weight)
+    if rows is not None and weight.order_I is None:
         return rows
-    grid = grid.with_group_size(kernel_group_size(grid.group))
-    num_in = grid.values_OI.shape[1]
-    order = grid.order_I
+    weight = weight.with_group_size(kernel_group_size(weight.group_size))
+    num_in = weight.values_OI.shape[1]
+    order = weight.order_I
     if order is None:
-        order = torch.arange(num_in, device=grid.values_OI.device)
+        order = torch.arange(num_in, device=weight.values_OI.device)
     high_and_low = QuantizedWeight(
-        torch.cat((grid.values_OI >> 4, grid.values_OI & 15), 1),
-        torch.cat((16 * grid.scale_OG, grid.scale_OG), 1),
-        torch.cat((grid.offset_OG, torch.zeros_like(grid.offset_OG)), 1),
+        torch.cat((weight.values_OI >> 4, weight.values_OI & 15), 1),
+        torch.cat((16 * weight.scale_OG, weight.scale_OG), 1),
+        torch.cat((weight.offset_OG, torch.zeros_like(weight.offset_OG)), 1),
         order_I=torch.cat((order, order)),
     )
-    return _of_four_bits(high_and_low)
+    return _from_4bit(high_and_low)
 
 
-def _of_four_bits(grid: QuantizedWeight) -> KernelWeight:
-    group = kernel_group_size(grid.group)
-    grid = grid.with_group_size(group)
-    scales = grid.scale_OG, grid.offset_OG
-    return KernelWeight(grid.values_OI, f"w4a8-{group}", scales, grid.order_I)
+def _from_4bit(weight: QuantizedWeight) -> KernelWeight:
+    group_size = kernel_group_size(weight.group_size)
+    weight = weight.with_group_size(group_size)
+    scales = weight.scale_OG, weight.offset_OG
+    return KernelWeight(weight.values_OI, f"w4a8-{group_size}", scales, weight.order_I)
 
 
-def to_int8_rows(grid: QuantizedWeight) -> KernelWeight | None:
-    """Values of 8 bits as signed ones around their zero points; None where they do not fit or rows
-    have several scales. [E, O, I] too."""
-    if grid.bits != 8 or grid.scale_OG.shape[-1] != 1:
+def to_int8_rows(weight: QuantizedWeight) -> KernelWeight | None:
+    """8 bit values as int8 around their zero points; None if they do not fit or rows have several
+    scales. [E, O, I] too."""
+    if weight.bits != 8 or weight.scale_OG.shape[-1] != 1:
         return None
-    scale = grid.scale_OG[..., 0]
-    if not grid.is_asymmetric:
-        values = (grid.values_OI ^ 128).view(torch.int8)
+    scale = weight.scale_OG[..., 0]
+    if not weight.is_asymmetric:
+        values = (weight.values_OI ^ 128).view(torch.int8)
     else:
-        zero = torch.where(scale == 0, 128.0, -grid.offset_OG[..., 0] / scale).round()
-        whole = grid.values_OI - zero.to(torch.int16)[..., None]
-        if int(whole.min()) < -128 or int(whole.max()) > 127:
+        zero = torch.where(scale == 0, 128.0, -weight.offset_OG[..., 0] / scale).round()
+        signed = weight.values_OI - zero.to(torch.int16)[..., None]
+        if int(signed.min()) < -128 or int(signed.max()) > 127:
             return None
-        values = whole.to(torch.int8)
-    return KernelWeight(values, "w8a8" if grid.rounds_inputs else "int8wo", (scale, None))
+        values = signed.to(torch.int8)
+    return KernelWeight(values, "w8a8" if weight.quantizes_inputs else "int8wo", (scale, None))

@@ -1,5 +1,5 @@
-"""Scheme: how a linear layer stores its weight. The layer asks it for parameters and for the
-object that runs them; it knows nothing else about quantization."""
+"""Scheme: how linear layers store their weights. A layer asks it for parameters and for the object
+that runs them, and knows nothing else about quantization."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.fp8 import BLOCK, FORMATS, is_fp8
 from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.kernels.ops.quantized import GROUPS
 from radixlm.quant.param import Param, Shard
 
 
@@ -17,11 +19,11 @@ class Scheme(Protocol):
     head_fmt: str
 
     def fmt(self, in_features: int) -> str:
-        """The kernels' name of the format of a weight with so many inputs ("" = its dtype)."""
+        """The kernels' name of the format of a weight with so many inputs ("": its own dtype)."""
         ...
 
     def accepts_quantized(self, in_features: int) -> bool:
-        """Whether a weight with so many inputs may keep the few bits of its checkpoint."""
+        """Whether a weight with so many inputs may stay quantized as the checkpoint has it."""
         ...
 
     def params(
@@ -33,13 +35,13 @@ class Scheme(Protocol):
     def pack(
         self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
     ) -> PackedLinear:
-        """Consume the filled parameters. With ``gate_act``, the rows are [gate; up] and the
-        result runs act(gate) * up."""
+        """Take the filled parameters and return the object that runs them. With ``gate_act`` the
+        rows are [gate; up] and it computes act(gate) * up."""
         ...
 
 
 class UnquantizedScheme:
-    """The weight as it is in the checkpoint (or as ``--dtype`` says)."""
+    """Weights in the checkpoint's dtype, or in that of ``--dtype``."""
 
     head_fmt = ""
 
@@ -70,8 +72,31 @@ class UnquantizedScheme:
         return kernels.pack_linear(weight, bias, fmt)
 
 
+class OnlineQuantScheme(UnquantizedScheme):
+    """Quantizes float weights while they load; the float copy lives only while its layer loads."""
+
+    def __init__(self, fmt: str) -> None:
+        self._fmt = fmt
+        # Logits and token embeddings suffer most: at least 8 bit integers or 16 bit floats.
+        self.head_fmt = "" if is_fp8(fmt) else "int8wo"
+
+    def fmt(self, in_features: int) -> str:
+        """The requested format, or the nearest finer one that fits the number of inputs."""
+        by_row, by_block = FORMATS
+        if self._fmt == by_block:
+            return by_block if in_features % BLOCK == 0 else by_row
+        kind, _, requested = self._fmt.partition("-")
+        if not requested:
+            return self._fmt
+        fitting = (g for g in reversed(GROUPS) if g <= int(requested) and in_features % g == 0)
+        group = next(fitting, None)
+        if group is None:
+            return "w8a8" if kind == "w4a8" else "int8wo"
+        return f"{kind}-{group}"
+
+
 class HeadScheme(UnquantizedScheme):
-    """One fixed format, whatever the number of inputs."""
+    """One fixed format, for any number of inputs."""
 
     def __init__(self, fmt: str) -> None:
         self.head_fmt = fmt

@@ -1,75 +1,122 @@
-"""Which files of a checkpoint folder hold the weights, and the source that reads them."""
+"""Opens a checkpoint folder: finds the files with weights, and chains the sources that read them:
+files -> merged adapter -> dequantized -> renamed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from radixlm.arch.gguf import first_parts
 from radixlm.arch.sentence_transformers import dense_folders
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.quant.checkpoint import GGUF, checkpoint_quant
-from radixlm.quant.integers import IntegerQuant
+from radixlm.base.lazy import load
+from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.weights.dummy import checkpoint_dtype
-from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.gguf_file import GgufSource
-from radixlm.weights.integer_source import IntegerSource
-from radixlm.weights.joined import JoinedSource, current_name
 from radixlm.weights.merged_adapter import with_merged_adapter
 from radixlm.weights.npcache import open_npcache
-from radixlm.weights.origin import relative_name
+from radixlm.weights.origin import Origin, relative_name
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
-_PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing by themselves
-# What trainers and other loaders leave beside the weights.
+_PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing without their layout
+# files of trainers and other loaders beside the weights
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
+# how the first BERT checkpoints name the weights of a norm
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None) -> TensorSource:
-    """The weights of ``folder``, and as "2_Dense.linear.weight" those of the further layers of a
-    sentence-transformers folder; CheckpointError if there are none. Quantized ones are widened to
-    ``dtype``, or to what config.json says."""
-    dtype = dtype or checkpoint_dtype(folder)
-    layers = {name: _open(folder / name, load_format, dtype) for name in dense_folders(folder)}
-    source = with_merged_adapter(folder, _open(folder, load_format, dtype))
-    source = _with_scales(folder, source, dtype)
-    is_old = any(current_name(name) != name for name in source.sizes())
-    return JoinedSource(source, layers) if layers or is_old else source
+    """The weights of ``folder``, dequantized to ``dtype`` (None: what config.json says) unless a
+    layer keeps them quantized. The dense layers of a sentence-transformers folder are named as
+    "2_Dense.linear.weight". CheckpointError if there are no weights."""
+    source = open_files(folder, load_format, dtype)
+    source = with_merged_adapter(folder, source)
+    source = _dequantized(folder, source, dtype)
+    layers = {name: open_files(folder / name, load_format, dtype) for name in dense_folders(folder)}
+    return _renamed(source, layers)
 
 
-def _with_scales(folder: Path, source: TensorSource, dtype: torch.dtype) -> TensorSource:
+def _dequantized(folder: Path, source: TensorSource, dtype: torch.dtype | None) -> TensorSource:
+    """``source`` with the weights dequantized that config.json says are quantized."""
     quant = checkpoint_quant(folder)
-    if isinstance(quant, IntegerQuant):
-        return IntegerSource(source, quant, dtype)
-    if quant is not None and quant.method != GGUF:
-        return Fp8Source(source, quant.block, dtype)
-    narrow = next((name for name in source.sizes() if name.endswith(_PACKED)), None)
-    if quant is None and narrow is not None:
-        where = relative_name(folder, source.origins(narrow)[0].file)
+    if quant is not None:
+        if not quant.source:
+            return source
+        wrapped: TensorSource = load(quant.source)(source, quant, dtype or checkpoint_dtype(folder))
+        return wrapped
+    packed = next((name for name in source.sizes() if name.endswith(_PACKED)), None)
+    if packed is not None:
+        where = relative_name(folder, source.origins(packed)[0].file)
         raise CheckpointError(
             f"{folder / 'config.json'}: no quantization_config that can be read says what the "
-            f"integers of {narrow} are ({where}: {narrow})"
+            f"integers of {packed} are ({where}: {packed})"
         )
     return source
 
 
-def _open(folder: Path, load_format: str, dtype: torch.dtype) -> TensorSource:
+def _renamed(source: TensorSource, layers: Mapping[str, TensorSource]) -> TensorSource:
+    """``source`` under current names, with the tensors of ``layers`` as "<layer>.<name>"."""
+    is_old = any(current_name(name) != name for name in source.sizes())
+    return RenamedSource(source, layers) if layers or is_old else source
+
+
+class RenamedSource(TensorSource):
+    """The tensors of ``main`` under current names, and those of each of ``parts`` as
+    "<part>.<name>"."""
+
+    def __init__(self, main: TensorSource, parts: Mapping[str, TensorSource]) -> None:
+        self._sources = (main, *parts.values())
+        self._stored = {current_name(name): (main, name) for name in main.sizes()}
+        for part, source in parts.items():
+            self._stored |= {f"{part}.{name}": (source, name) for name in source.sizes()}
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: source.sizes()[stored] for name, (source, stored) in self._stored.items()}
+
+    def read(self, name: str) -> Tensor:
+        source, stored = self._stored[name]
+        return source.read(stored)
+
+    def release(self, name: str) -> None:
+        source, stored = self._stored[name]
+        source.release(stored)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        source, stored = self._stored[name]
+        return source.origins(stored)
+
+    def files(self) -> Sequence[Path]:
+        return [file for source in self._sources for file in source.files()]
+
+
+def current_name(name: str) -> str:
+    """The name that a tensor of an old checkpoint has in newer ones."""
+    for old, new in _OLD_NAMES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> TensorSource:
+    """The weight files of one folder, read as ``--load-format`` says."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder")
     if load_format in ("auto", "safetensors"):
         files = find_files(folder, (".safetensors",))
         if files or load_format == "safetensors":
-            return SafetensorsSource(_some(folder, files, "*.safetensors"))
+            return SafetensorsSource(_not_empty(folder, files, "*.safetensors"))
         if _ggufs(folder) and not find_pickles(folder):
-            return _open_gguf(folder, _ggufs(folder), dtype)
-        return PickleSource(_some(folder, find_pickles(folder), "*.safetensors or *.bin"))
+            return _open_gguf(folder, dtype)
+        return PickleSource(_not_empty(folder, find_pickles(folder), "*.safetensors or *.bin"))
     if load_format == "gguf":
-        return _open_gguf(folder, _ggufs(folder), dtype)
+        return _open_gguf(folder, dtype)
     if load_format == "pt":
-        return PickleSource(_some(folder, find_pickles(folder), "*.bin or *.pt"))
+        return PickleSource(_not_empty(folder, find_pickles(folder), "*.bin or *.pt"))
     if load_format == "npcache":
         return open_npcache(folder, find_pickles(folder))
     raise ConfigError(
@@ -82,12 +129,13 @@ def _ggufs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.gguf"))
 
 
-def _open_gguf(folder: Path, files: list[Path], dtype: torch.dtype) -> TensorSource:
-    models = first_parts(_some(folder, files, "*.gguf"))
+def _open_gguf(folder: Path, dtype: torch.dtype | None) -> TensorSource:
+    models = first_parts(_not_empty(folder, _ggufs(folder), "*.gguf"))
     if len(models) > 1:
         names = ", ".join(file.name for file in models)
         raise CheckpointError(f"{folder}: has GGUF files of several models: {names}")
-    return GgufSource(models[0], dtype)
+    # a dtype that --dtype names dequantizes all blocks
+    return GgufSource(models[0], dtype or checkpoint_dtype(folder), keeps_quantized=dtype is None)
 
 
 def find_pickles(folder: Path) -> list[Path]:
@@ -96,7 +144,7 @@ def find_pickles(folder: Path) -> list[Path]:
 
 
 def find_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    """Weight files of these endings: those of the index, or all."""
+    """Weight files with these endings: those that the index names, or all."""
     for ending in endings:
         stem = "model" if ending == ".safetensors" else "pytorch_model"
         index = folder / f"{stem}{ending}.index.json"
@@ -116,7 +164,7 @@ def index_of(folder: Path) -> Path | None:
     return index if index.is_file() else None
 
 
-def _some(folder: Path, files: list[Path], pattern: str) -> list[Path]:
+def _not_empty(folder: Path, files: list[Path], pattern: str) -> list[Path]:
     if not files:
         raise CheckpointError(f"{folder} holds no weights ({pattern})")
     return files

@@ -1,74 +1,64 @@
-"""Tensors of one byte floats, widened by their scales as they are read.
+"""Tensors in 8 bit floats, multiplied by their scales as they are read.
 
-Recipes and joins then see plain weights. ``kernels/ops/fp8.py`` finds the very numbers again when
-a layer packs them, so nothing is lost on the way but memory for one layer.
+Recipes and concatenations then see plain weights. A layer that packs the weight in fp8 recovers the
+stored numbers exactly (``kernels/ops/fp8.py: scales_of``), so no precision is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from radixlm.quant.fp8 import Fp8Quant
 from radixlm.weights.origin import Origin
-from radixlm.weights.source import TensorSource
+from radixlm.weights.source import TensorSource, WrappedSource
 
-_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SUFFIXES = ("_scale_inv", "_scale")  # behind the name of the tensor; both multiply
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_SUFFIXES = ("_scale_inv", "_scale")  # of a scale's name, after its weight's; both multiply
 
 
-class Fp8Source:
-    """``source`` with its narrow tensors in ``dtype``; ``block`` is what a number of a matrix of
-    scales stands for: (rows, inputs)."""
+class Fp8Source(WrappedSource):
+    """``inner`` with its 8 bit floats dequantized to ``dtype``."""
 
-    def __init__(self, source: TensorSource, block: tuple[int, int], dtype: torch.dtype) -> None:
-        self._source, self._block, self._dtype = source, block, dtype
-
-    def sizes(self) -> Mapping[str, int]:
-        """Bytes of every tensor as stored, scales among them."""
-        return self._source.sizes()
+    def __init__(self, inner: TensorSource, quant: Fp8Quant, dtype: torch.dtype) -> None:
+        super().__init__(inner)
+        self._block, self._dtype = quant.block, dtype
 
     def read(self, name: str) -> Tensor:
-        """See TensorSource. ValueError for scales that do not fit their tensor."""
-        value = self._source.read(name)
-        if value.dtype not in _NARROW:
+        value = self.inner.read(name)
+        if value.dtype not in _FLOAT8:
             return value
         scale_name = self._scale_name(name)
         if scale_name is None:
             raise ValueError(f"{name}{_SUFFIXES[0]} or {name}{_SUFFIXES[1]} is missing")
-        scale = self._source.read(scale_name)
+        scale = self.inner.read(scale_name)
         if not scale.is_floating_point():
             raise ValueError(f"{scale_name} is of {scale.dtype}")
         try:
-            return widened(value, scale.float(), self._block).to(self._dtype)
+            return dequantize(value, scale.float(), self._block).to(self._dtype)
         except ValueError as error:
             raise ValueError(f"{scale_name}: {error}") from error
 
     def release(self, name: str) -> None:
-        """See TensorSource."""
-        self._source.release(name)
-        scale_name = self._scale_name(name)
-        if scale_name is not None:
-            self._source.release(scale_name)
+        for part in self._parts(name):
+            self.inner.release(part)
 
     def origins(self, name: str) -> Sequence[Origin]:
-        """See TensorSource."""
-        scale_name = self._scale_name(name)
-        scale = () if scale_name is None else self._source.origins(scale_name)
-        return [*self._source.origins(name), *scale]
+        return [origin for part in self._parts(name) for origin in self.inner.origins(part)]
 
-    def files(self) -> Sequence[Path]:
-        """See TensorSource."""
-        return self._source.files()
+    def _parts(self, name: str) -> list[str]:
+        """The tensor and its scale, if it has one."""
+        scale_name = self._scale_name(name)
+        return [name] if scale_name is None else [name, scale_name]
 
     def _scale_name(self, name: str) -> str | None:
         names = (name + suffix for suffix in _SUFFIXES)
-        return next((scale for scale in names if scale in self._source.sizes()), None)
+        return next((scale for scale in names if scale in self.inner.sizes()), None)
 
 
-def widened(value: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+def dequantize(value: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """float32 of value [..., O, I] times scales of any layout: one number, [O], [..., O, 1],
     [..., 1, 1] or blocks [..., ceil(O / rows), ceil(I / inputs)]."""
     wide = value.float()

@@ -1,8 +1,8 @@
 """Blocks of GGUF tensors as floats.
 
 Legend: N blocks. All hold a scale d in 16 bits. The plain ones have 32 numbers and, in the formats
-"_1", a least value m. Those of K have 256 numbers in groups of 16 or 32, each with a whole number
-that multiplies d, and in some another that multiplies the second scale and is taken off. Layouts:
+"_1", a minimum m. K-quants have 256 numbers in groups of 16 or 32, each with an integer that
+multiplies d, and in some with another one that multiplies a second scale: the minimum. Layouts:
 https://github.com/ggml-org/ggml, ggml-common.h; tests decode each number by number.
 """
 
@@ -13,26 +13,26 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 20  # numbers that are widened at once
+CHUNK = 1 << 20  # numbers that are dequantized at once
 _CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the numbers of e2m1
 
 
-def widen(kind: str, blocks_NB: Tensor, block: int, dtype: torch.dtype) -> Tensor:
-    """uint8 blocks -> [N, ``block``] in ``dtype``, a piece at a time."""
-    count, one = blocks_NB.shape[0], WIDEN[kind]
+def dequantize(kind: str, blocks_NB: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+    """uint8 blocks -> [N, ``block``] in ``dtype``, computed in pieces."""
+    count, function = blocks_NB.shape[0], DEQUANTIZE[kind]
     out = torch.empty(count, block, dtype=dtype)
     step = CHUNK // block
     for first in range(0, count, step):
-        out[first : first + step] = one(blocks_NB[first : first + step])
+        out[first : first + step] = function(blocks_NB[first : first + step])
     return out
 
 
-def grid_parts(kind: str, blocks_NB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantized_parts(kind: str, blocks_NB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of ``GRIDS``: (values 0..15 in uint8 [N, block], scale, offset in float32 [N, groups])."""
     if kind == "Q4_K":
-        values, scale, less = _q4_k_parts(blocks_NB)
-        return values, scale, -less
+        values, scale, minimum = _q4_k_parts(blocks_NB)
+        return values, scale, -minimum
     scale = _half(blocks_NB[:, :2])
     if kind == "Q4_0":
         return _nibbles(blocks_NB[:, 2:]), scale, -8.0 * scale
@@ -78,22 +78,21 @@ def _q5_1(b: Tensor) -> Tensor:
     return _half(b[:, :2]) * values + _half(b[:, 2:4])
 
 
-def _scaled(scale_NG: Tensor, values: Tensor, less_NG: Tensor | None = None) -> Tensor:
-    """Groups of ``values`` times their scales, less what is taken off them."""
+def _scaled(scale_NG: Tensor, values: Tensor, minimum_NG: Tensor | None = None) -> Tensor:
+    """Groups of ``values`` times their scales, minus their minimum."""
     grouped = scale_NG[..., None] * values.reshape(*scale_NG.shape, -1)
-    return (grouped if less_NG is None else grouped - less_NG[..., None]).flatten(1)
+    return (grouped if minimum_NG is None else grouped - minimum_NG[..., None]).flatten(1)
 
 
 def _q2_k(b: Tensor) -> Tensor:
-    """16 bytes of two nibbles (scale, what is taken off), 64 of pairs of bits, d, d of the
-    other."""
+    """16 bytes of two nibbles (scale, minimum), 64 of pairs of bits, d, the minimum's d."""
     values = _shifted(b[:, 16:80].reshape(-1, 2, 32), 0, 2, 4, 6) & 3
     scales = _half(b[:, 80:82]) * (b[:, :16] & 15)
     return _scaled(scales, values, _half(b[:, 82:]) * (b[:, :16] >> 4))
 
 
 def _q3_k(b: Tensor) -> Tensor:
-    """32 bytes of third bits (unset: 4 less), 64 of pairs, 12 of scales in 6 bits (upper pairs in
+    """32 bytes of third bits (unset: minus 4), 64 of pairs, 12 of scales in 6 bits (upper pairs in
     the last four), d."""
     high = _shifted(b[:, None, :32], *range(8)).reshape(-1, 2, 4, 32) & 1
     pairs = _shifted(b[:, 32:96].reshape(-1, 2, 32), 0, 2, 4, 6) & 3
@@ -104,30 +103,30 @@ def _q3_k(b: Tensor) -> Tensor:
 
 
 def _two_scales(b: Tensor) -> tuple[Tensor, Tensor]:
-    """(scale, what is taken off) of 8 groups, from d, the other d, and 12 bytes of 6 bits: the
-    first four of each whole, of the last four the nibbles behind and the upper pairs above."""
+    """(scale, minimum) of 8 groups, from d, the minimum's d, and 12 bytes of 6 bits: the first four
+    of each whole; the last four as nibbles, with their upper pairs of bits above the first."""
     first, second, nibbles = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat((first & 63, (nibbles & 15) | (first >> 6) << 4), 1)
-    less = torch.cat((second & 63, (nibbles >> 4) | (second >> 6) << 4), 1)
-    return _half(b[:, :2]) * scales, _half(b[:, 2:4]) * less
+    minimum = torch.cat((second & 63, (nibbles >> 4) | (second >> 6) << 4), 1)
+    return _half(b[:, :2]) * scales, _half(b[:, 2:4]) * minimum
 
 
 def _q4_k_parts(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(whole numbers 0..15 [N, 256], scale [N, 8], what is taken off [N, 8])."""
-    scale, less = _two_scales(b)
-    return (_shifted(b[:, 16:].reshape(-1, 4, 32), 0, 4) & 15).flatten(1), scale, less
+    """(integers 0..15 [N, 256], scale [N, 8], minimum [N, 8])."""
+    scale, minimum = _two_scales(b)
+    return (_shifted(b[:, 16:].reshape(-1, 4, 32), 0, 4) & 15).flatten(1), scale, minimum
 
 
 def _q4_k(b: Tensor) -> Tensor:
-    values, scale, less = _q4_k_parts(b)
-    return _scaled(scale, values, less)
+    values, scale, minimum = _q4_k_parts(b)
+    return _scaled(scale, values, minimum)
 
 
 def _q5_k(b: Tensor) -> Tensor:
-    scale, less = _two_scales(b)
+    scale, minimum = _two_scales(b)
     low = _shifted(b[:, 48:].reshape(-1, 4, 32), 0, 4) & 15
     high = _shifted(b[:, None, 16:48], *range(8)).reshape(-1, 4, 2, 32) & 1
-    return _scaled(scale, low | high << 4, less)
+    return _scaled(scale, low | high << 4, minimum)
 
 
 def _q6_k(b: Tensor) -> Tensor:
@@ -159,7 +158,7 @@ def _mxfp4(b: Tensor) -> Tensor:
     return power * torch.tensor(_FP4)[_nibbles(b[:, 1:]).int()]
 
 
-WIDEN: Mapping[str, Callable[[Tensor], Tensor]] = {
+DEQUANTIZE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,

@@ -1,5 +1,5 @@
-"""The tensors of a GGUF file, or of its parts, under our names, as floats: F32, F16, BF16 and F64
-as they are, blocks of fewer bits widened."""
+"""The tensors of a GGUF file, or of its parts, under Hugging Face's names, as floats; quantized
+blocks are dequantized."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from radixlm.arch.families.gguf import Piece, pieces
 from radixlm.arch.gguf import GRIDS, TYPES, GgufTensor, read_header
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.quantized_weight import QuantizedWeight
-from radixlm.weights.gguf_blocks import WIDEN, grid_parts, widen
+from radixlm.weights.gguf_blocks import DEQUANTIZE, dequantize, quantized_parts
 from radixlm.weights.origin import Origin
+from radixlm.weights.source import TensorSource
 
 log = logging.getLogger(__name__)
 _PLAIN = {
@@ -31,20 +32,24 @@ _PLAIN = {
 _BLOCKS = {name: (block, size) for name, block, size in TYPES.values()}
 
 
-class GgufSource:
-    """All tensors of one file and of its further parts; see TensorSource."""
+class GgufSource(TensorSource):
+    """All tensors of one file and of its further parts."""
 
-    def __init__(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Blocks are widened to ``dtype``. CheckpointError for a broken file, an unknown
-        architecture, or weights of a kind that is not read."""
-        file = _of_the_user(file)
+    def __init__(
+        self, file: Path, dtype: torch.dtype = torch.float32, keeps_quantized: bool = True
+    ) -> None:
+        """Blocks are dequantized to ``dtype``; without ``keeps_quantized`` a layer cannot get them
+        as they are stored. CheckpointError for a broken file, an unknown architecture, or weights
+        of a type that is not read."""
+        file = _user_file(file)
         header = read_header(file)
         for name, tensor in header.tensors.items():
-            if tensor.kind not in _PLAIN and tensor.kind not in WIDEN:
-                known = ", ".join((*_PLAIN, *WIDEN))
+            if tensor.kind not in _PLAIN and tensor.kind not in DEQUANTIZE:
+                known = ", ".join((*_PLAIN, *DEQUANTIZE))
                 raise CheckpointError(f"{tensor.file}: {name} is {tensor.kind}; read are: {known}")
         self._files = header.files
-        self._dtype, self._tensors = dtype, header.tensors
+        self._dtype, self._keeps_quantized = dtype, keeps_quantized
+        self._tensors = header.tensors
         self._pieces: dict[str, Piece] = {}
         for name, piece in pieces(header):
             if name in self._pieces:
@@ -56,29 +61,28 @@ class GgufSource:
             with part.open("rb") as opened:
                 # private and writable only because torch warns of read-only buffers
                 self._maps[part] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        log.info("%s: %s", file.name, self._said())
+        log.info("%s: %s", file.name, self._summary())
 
-    def _said(self) -> str:
-        """How many tensors of which kind there are, and what becomes of them."""
+    def _summary(self) -> str:
+        """How many tensors there are of each type, and whether they are dequantized."""
         counts = Counter(tensor.kind for tensor in self._tensors.values())
-        widened = [f"{kind} x {counts[kind]}" for kind in WIDEN if kind in counts]
-        kept = [f"{kind} x {counts[kind]}" for kind in _PLAIN if kind in counts]
+        blocks = [f"{kind} x {counts[kind]}" for kind in DEQUANTIZE if kind in counts]
+        floats = [f"{kind} x {counts[kind]}" for kind in _PLAIN if kind in counts]
         dtype = str(self._dtype).removeprefix("torch.")
-        said = [f"{', '.join(kept)} as they are"] if kept else []
-        if widened:
-            kept_too = " where a layer cannot keep 4 bits" if counts.keys() & set(GRIDS) else ""
-            said.append(f"{', '.join(widened)} widened to {dtype}{kept_too}")
-        return "; ".join(said)
+        parts = [f"{', '.join(floats)} as they are"] if floats else []
+        if blocks:
+            unless = " unless a layer keeps 4 bits" if counts.keys() & set(GRIDS) else ""
+            parts.append(f"{', '.join(blocks)} dequantized to {dtype}{unless}")
+        return "; ".join(parts)
 
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of every tensor as stored."""
         return {name: end - start for name in self._pieces for start, end in (self._span(name),)}
 
     def read(self, name: str) -> Tensor:
-        """The tensor as floats; blocks in the dtype that they are widened to."""
+        """The tensor as floats, in the row order of Hugging Face."""
         piece, value = self._pieces[name], self._stored(name)
         if piece.heads:
-            value = _halves(value, piece)
+            value = _half_rotary_rows(value, piece)
         if piece.offset:
             value = value.float() - piece.offset
         if name.endswith("shared_expert_gate.weight") and value.ndim == 1:
@@ -86,30 +90,31 @@ class GgufSource:
         return value
 
     def _stored(self, name: str) -> Tensor:
-        """In the order of the file."""
+        """The tensor in the row order of the file."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         shape = tensor.shape if piece.expert is None else tensor.shape[1:]
         return self._values(tensor, *self._span(name)).view(shape)
 
     def is_quantized(self, name: str) -> bool:
-        """Whether ``grid`` gives a tensor."""
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         is_matrix = len(tensor.shape) == 2 + (piece.expert is not None) and all(tensor.shape)
         return tensor.kind in GRIDS and is_matrix and not piece.offset
 
-    def read_quantized(self, name: str) -> QuantizedWeight:
-        """A matrix of 4 bits with its scales and offsets, as it is stored."""
+    def read_quantized(self, name: str) -> QuantizedWeight | None:
+        """A matrix of 4 bits with its scales and offsets."""
+        if not self._keeps_quantized:
+            return None
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         blocks = self._bytes(tensor, *self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
-        parts = [part.view(tensor.shape[-2], -1) for part in grid_parts(tensor.kind, blocks)]
-        values, scale, offset = (_halves(t, piece) if piece.heads else t for t in parts)
+        parts = [part.view(tensor.shape[-2], -1) for part in quantized_parts(tensor.kind, blocks)]
+        values, scale, offset = (_half_rotary_rows(t, piece) if piece.heads else t for t in parts)
         return QuantizedWeight(values, scale, offset)
 
     def release(self, name: str) -> None:
-        """The pages of the file may go."""
+        """The pages of the file may be evicted."""
         start, end = self._span(name)
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
@@ -118,12 +123,10 @@ class GgufSource:
             self._maps[file].madvise(mmap.MADV_DONTNEED, first, length)
 
     def origins(self, name: str) -> Sequence[Origin]:
-        """See TensorSource."""
         source = self._pieces[name].source
         return [Origin(self._tensors[source].file, source, lambda: self._stored(name))]
 
     def files(self) -> Sequence[Path]:
-        """See TensorSource."""
         return self._files
 
     def _span(self, name: str) -> tuple[int, int]:
@@ -141,16 +144,16 @@ class GgufSource:
         if tensor.kind in _PLAIN:
             return _aligned(data, start).view(_PLAIN[tensor.kind])
         block, size = _BLOCKS[tensor.kind]
-        return widen(tensor.kind, data.view(-1, size), block, self._dtype)
+        return dequantize(tensor.kind, data.view(-1, size), block, self._dtype)
 
     def _bytes(self, tensor: GgufTensor, start: int, end: int) -> Tensor:
         data = self._maps[tensor.file]
         return torch.frombuffer(data, dtype=torch.uint8, count=end - start, offset=start)
 
 
-def _of_the_user(file: Path) -> Path:
-    """What a link of ``engine/gguf.py`` points to: the user knows that name, and the parts beside
-    it. Links of others may lead to files whose names say nothing."""
+def _user_file(file: Path) -> Path:
+    """The target of a link of ``engine/gguf.py``: messages name the user's own file, which its
+    further parts lie beside. Other links may lead to files with meaningless names."""
     target = Path(os.readlink(file)) if file.is_symlink() else file
     return target if target.is_absolute() else file
 
@@ -159,8 +162,9 @@ def _aligned(data: Tensor, start: int) -> Tensor:
     return data.clone() if start % 8 else data
 
 
-def _halves(value: Tensor, piece: Piece) -> Tensor:
-    """Rows of each head in the order of Hugging Face: first the one half of the pairs."""
+def _half_rotary_rows(value: Tensor, piece: Piece) -> Tensor:
+    """Rows of each head as rotary pairs (i, i + half), as Hugging Face orders them, from pairs of
+    neighbours."""
     if value.shape[0] % (2 * piece.heads):
         raise ValueError(f"{value.shape[0]} rows are no pairs of {piece.heads} heads")
     rows = value.reshape(piece.heads, -1, 2, math.prod(value.shape[1:]))

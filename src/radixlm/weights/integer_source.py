@@ -1,7 +1,7 @@
-"""Tensors of packed integers with their scales, as the weights that they stand for.
+"""Tensors of integers, dequantized as they are read.
 
-"X.weight" stands for X.qweight, X.weight_packed or an X.weight in int8 and for what lies beside
-it. Recipes and joins see floats; a layer that keeps integers asks for ``grid``.
+"X.weight" stands for X.qweight, X.weight_packed or an X.weight in int8, and for its scales and zero
+points. Recipes and concatenations see floats; a layer that keeps integers calls ``read_quantized``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,93 +16,81 @@ from torch import Tensor
 from radixlm.quant.integers import IntegerQuant
 from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.origin import Origin
-from radixlm.weights.packed_integers import Integers, unpacked, unpacked_awq, whole_groups
-from radixlm.weights.source import TensorSource
+from radixlm.weights.packed_integers import Integers, find_group_size, unpack, unpack_awq
+from radixlm.weights.source import TensorSource, WrappedSource
 
 log = logging.getLogger(__name__)
-_OF_GPTQ = ("qweight", "qzeros", "scales", "g_idx")
+_GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _PACKED = "weight_packed"
-_OF_COMPRESSED = (
+_COMPRESSED_PARTS = (
     *(_PACKED, "weight", "weight_scale", "weight_scale_inv", "weight_zero_point"),
     *("weight_shape", "weight_g_idx"),
 )
 _INTEGERS = (torch.int32, torch.int64)
 
 
-class IntegerSource:
-    """``source`` with its integers in ``dtype``, as ``quant`` says how they lie."""
+class IntegerSource(WrappedSource):
+    """``inner`` with its integers dequantized to ``dtype``."""
 
-    def __init__(self, source: TensorSource, quant: IntegerQuant, dtype: torch.dtype) -> None:
-        self._source, self._quant, self._dtype = source, quant, dtype
-        self._sizes = dict(source.sizes())
+    def __init__(self, inner: TensorSource, quant: IntegerQuant, dtype: torch.dtype) -> None:
+        super().__init__(inner)
+        self._quant, self._dtype = quant, dtype
+        self._sizes = dict(inner.sizes())
         self._parts: dict[str, dict[str, str]] = {}  # weight -> part -> tensor
         is_compressed = quant.layout == "compressed"
-        for name in source.sizes():
+        for name in inner.sizes():
             stem, _, part = name.rpartition(".")
-            if part in (_OF_COMPRESSED if is_compressed else _OF_GPTQ):
+            if part in (_COMPRESSED_PARTS if is_compressed else _GPTQ_PARTS):
                 self._parts.setdefault(f"{stem}.weight", {})[part] = name
         if is_compressed:
-            self._parts = {n: p for n, p in self._parts.items() if self._is_quantized(p)}
+            self._parts = {n: p for n, p in self._parts.items() if self._has_integers(p)}
         for weight, parts in self._parts.items():
             num_bytes = sum(self._sizes[name] for name in parts.values())
             self._sizes |= dict.fromkeys(parts.values(), 0)
             self._sizes[weight] = num_bytes
-        self._say()
+        self._log_counts()
 
-    def _is_quantized(self, parts: Mapping[str, str]) -> bool:
-        """Floats may have scales too, which a calibration left there."""
+    def _has_integers(self, parts: Mapping[str, str]) -> bool:
+        """Floats may have scales too, left over from a calibration."""
         if len(parts) == 1 and "weight" in parts:
             return False
-        return "weight" not in parts or not self._source.read(parts["weight"]).is_floating_point()
+        return "weight" not in parts or not self.inner.read(parts["weight"]).is_floating_point()
 
-    def _say(self) -> None:
+    def _log_counts(self) -> None:
         kinds = Counter(
             "packed" if {"qweight", _PACKED} & parts.keys() else "int8"
             for parts in self._parts.values()
         )
-        said = ", ".join(f"{count} weights {kind}" for kind, count in sorted(kinds.items()))
-        log.info("%s: %s", self._quant.method, said or "no integers")
+        counts = ", ".join(f"{count} weights {kind}" for kind, count in sorted(kinds.items()))
+        log.info("%s: %s", self._quant.method, counts or "no integers")
 
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of every tensor as stored; what lies beside a weight counts there."""
+        """Bytes of every tensor as stored; a weight's scales and zero points count as its own."""
         return self._sizes
 
     def read(self, name: str) -> Tensor:
-        """See TensorSource. ValueError for parts that are missing or do not fit each other."""
         if name not in self._parts:
-            return self._source.read(name)
-        return self._integers(name).widened(self._dtype)
+            return self.inner.read(name)
+        return self._integers(name).dequantize(self._dtype)
 
     def is_quantized(self, name: str) -> bool:
-        """Whether a tensor is integers, so that ``grid`` may give them."""
         return name in self._parts
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
-        """A weight's integers, None if the kernels have no groups such as these. ValueError as
-        ``read``."""
-        return self._integers(name).read_quantized(
-            self._quant.rounds_inputs and not self._is_packed(name)
-        )
+        quantizes_inputs = self._quant.quantizes_inputs and not self._is_packed(name)
+        return self._integers(name).to_quantized(quantizes_inputs)
 
     def is_zero_bias(self, name: str) -> bool:
-        """Whether a tensor is the bias of a quantized layer, and zero: older tools wrote one for
-        layers that have none."""
         weight = name.removesuffix(".bias") + ".weight"
         return name.endswith(".bias") and weight in self._parts and not self.read(name).any()
 
     def release(self, name: str) -> None:
-        """See TensorSource."""
         for part in self._parts.get(name, {"": name}).values():
-            self._source.release(part)
+            self.inner.release(part)
 
     def origins(self, name: str) -> Sequence[Origin]:
-        """See TensorSource."""
         parts = self._parts.get(name, {"": name}).values()
-        return [origin for part in parts for origin in self._source.origins(part)]
-
-    def files(self) -> Sequence[Path]:
-        """See TensorSource."""
-        return self._source.files()
+        return [origin for part in parts for origin in self.inner.origins(part)]
 
     def _is_packed(self, weight: str) -> bool:
         return not {"qweight", _PACKED}.isdisjoint(self._parts[weight])
@@ -119,7 +106,7 @@ class IntegerSource:
         zero_words = self._words(weight, "qzeros")
         scale_OG = self._floats(weight, "scales", 2).t().contiguous()
         if is_awq:
-            bits, values, zeros = 4, unpacked_awq(words), unpacked_awq(zero_words)
+            bits, values, zeros = 4, unpack_awq(words), unpack_awq(zero_words)
         else:
             bits = 32 * zero_words.shape[1] // max(words.shape[1], 1)
             if bits not in (4, 8) or (quant.bits and bits != quant.bits):
@@ -127,15 +114,15 @@ class IntegerSource:
                     f"{self._name(weight, 'qzeros')} is of {bits} bits beside "
                     f"{list(words.shape)}, config.json says {quant.bits or '4 or 8'}"
                 )
-            values = unpacked(words.t(), bits)
-            zeros = unpacked(zero_words, bits).t()
+            values = unpack(words.t(), bits)
+            zeros = unpack(zero_words, bits).t()
         if zeros.shape != scale_OG.shape:
             raise ValueError(
                 f"{self._name(weight, 'qzeros')} has zero points {list(zeros.t().shape)}, "
                 f"scales are {list(scale_OG.t().shape)}"
             )
         zero_OG = zeros.float() + quant.zero_shift
-        return self._fitting(weight, values, scale_OG, zero_OG, bits, "g_idx", "scales")
+        return self._checked(weight, values, scale_OG, zero_OG, bits, "g_idx", "scales")
 
     def _compressed(self, weight: str) -> Integers:
         bits, values = self._compressed_values(weight)
@@ -154,13 +141,13 @@ class IntegerSource:
         if scale_OG.ndim != 2:
             raise ValueError(f"{self._name(weight, part)} is {list(scale.shape)}")
         zero_OG = self._compressed_zeros(weight, scale_OG, bits)
-        return self._fitting(weight, values, scale_OG, zero_OG, bits, "weight_g_idx", part)
+        return self._checked(weight, values, scale_OG, zero_OG, bits, "weight_g_idx", part)
 
     def _compressed_values(self, weight: str) -> tuple[int, Tensor]:
-        """(bits, values raised by half their range [O, I])."""
+        """(bits, values shifted by half their range [O, I])."""
         parts = self._parts[weight]
         if _PACKED not in parts and "weight" in parts:
-            values = self._source.read(parts["weight"])
+            values = self.inner.read(parts["weight"])
             if values.dtype != torch.int8 or values.ndim != 2:
                 raise ValueError(f"{parts['weight']} is of {values.dtype}, not of int8")
             return 8, values.view(torch.uint8) ^ 128
@@ -172,7 +159,7 @@ class IntegerSource:
         num_in = int(sizes[1])
         for bits in (4, 8):
             if -(-num_in * bits // 32) == words.shape[1]:
-                return bits, unpacked(words, bits)[:, :num_in]
+                return bits, unpack(words, bits)[:, :num_in]
         raise ValueError(
             f"{self._name(weight, _PACKED)} {list(words.shape)} holds no {sizes} numbers of 4 or "
             "8 bits"
@@ -183,9 +170,9 @@ class IntegerSource:
         if "weight_zero_point" not in self._parts[weight]:
             return torch.full_like(scale_OG, half)
         name, num_out = self._name(weight, "weight_zero_point"), scale_OG.shape[0]
-        zeros = self._source.read(name)
+        zeros = self.inner.read(name)
         if zeros.dtype == torch.int32 and zeros.ndim == 2:
-            zeros = unpacked(zeros.t(), bits)[:, :num_out].t().float()
+            zeros = unpack(zeros.t(), bits)[:, :num_out].t().float()
         elif not zeros.is_floating_point():
             zeros = zeros.float() + half
             if zeros.numel() == 1:
@@ -195,7 +182,7 @@ class IntegerSource:
             raise ValueError(f"{name} {list(zeros.shape)} does not fit {list(scale_OG.shape)}")
         return zeros
 
-    def _fitting(
+    def _checked(
         self,
         weight: str,
         values: Tensor,
@@ -205,10 +192,10 @@ class IntegerSource:
         index_part: str,
         scale_part: str,
     ) -> Integers:
-        """After a check that all parts are of one weight."""
+        """The integers, after a check that the parts' shapes fit each other."""
         num_out, num_in = values.shape
         num_groups = scale_OG.shape[1]
-        group = whole_groups(num_in, num_groups, self._quant.groups)
+        group = find_group_size(num_in, num_groups, self._quant.groups)
         if scale_OG.shape[0] != num_out or not group:
             sizes = " or ".join(str(g) for g in (*self._quant.groups, "all"))
             raise ValueError(
@@ -220,12 +207,12 @@ class IntegerSource:
         return Integers(values, scale_OG, zero_OG, group, bits, index)
 
     def _group_index(self, weight: str, part: str, num_in: int, num_groups: int) -> Tensor | None:
-        """The group of each input; None where they stand in turn."""
+        """The group of each input; None if inputs are in the order of their groups."""
         if part not in self._parts[weight]:
             return None
         index = self._part(weight, part)
         is_whole = index.dtype in _INTEGERS and index.shape == (num_in,)
-        if is_whole and num_in and bool((index == -1).all()):  # room for an order that was not used
+        if is_whole and num_in and bool((index == -1).all()):  # an order was allocated, not used
             return None
         if not is_whole or (num_in and not 0 <= int(index.min()) <= int(index.max()) < num_groups):
             raise ValueError(
@@ -241,7 +228,7 @@ class IntegerSource:
         name = self._parts[weight].get(part)
         if name is None:
             raise ValueError(f"{self._name(weight, part)} is missing")
-        return self._source.read(name)
+        return self.inner.read(name)
 
     def _words(self, weight: str, part: str) -> Tensor:
         words = self._part(weight, part)

@@ -1,6 +1,6 @@
-"""From checkpoint names to one parameter: which tensors fill it, and joining them.
+"""Which tensors of a checkpoint make one parameter of the model, and how they are joined.
 
-Roles, templates and recipes come from ``arch/names``; see there.
+Roles, name templates and recipes are those of ``arch/names``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LoadableModel(Protocol):
     weight_dtype: torch.dtype | None
 
     def layers(self) -> Iterator[tuple[str, LoadableLayer]]:
-        """Every layer that has parameters or something to finish, with its path."""
+        """Every layer that has parameters or a ``finish`` to run, with its path."""
         ...
 
 
@@ -61,7 +61,7 @@ class ParamMapping(Record):
     recipe: Recipe | None
 
     def names(self) -> list[str]:
-        """Every checkpoint tensor that takes part."""
+        """Every checkpoint tensor that is part of the parameter."""
         return [name for row in self.tensors for name in row]
 
 
@@ -70,24 +70,26 @@ class WeightsMapper:
 
     def __init__(self, decoder: Decoder, present: Container[str]) -> None:
         self._decoder, self._present = decoder, present
-        self._ours, self._theirs = prefix_of(decoder, present)
-        # What a composite checkpoint puts before names outside the decoder proper (lm_head).
-        is_nested = self._theirs != self._ours and self._theirs.endswith(self._ours)
-        self._outer = self._theirs.removesuffix(self._ours) if is_nested else ""
+        # a composite checkpoint has another prefix than the decoder's templates; ``_outer`` is what
+        # it puts before names outside the decoder proper (lm_head)
+        self._template_prefix, self._prefix = prefix_of(decoder, present)
+        is_nested = self._prefix != self._template_prefix and self._prefix.endswith(
+            self._template_prefix
+        )
+        self._outer = self._prefix.removesuffix(self._template_prefix) if is_nested else ""
 
-    def assembly(self, module: str, param: str) -> ParamMapping:
-        """The first spelling that is complete, else the first one (its names are then missing)."""
+    def mapping(self, module: str, param: str) -> ParamMapping:
+        """The first spelling whose tensors are all present, else the first one (the caller then
+        reports its names as missing)."""
         role, suffix, layer = self._role(module, param)
         roles = (role, "head") if role == "embed" and self._decoder.tied else (role,)
-        found = [  # a tied matrix may be stored as the head alone
-            self._assembly(f"{module}.{param}", named, suffix, layer)
+        mappings = [  # a tied matrix may be stored as the head alone
+            self._mapping(f"{module}.{param}", named, suffix, layer)
             for role in roles
             for named in spellings(self._decoder.names, role)
         ]
-        for assembly in found:
-            if all(name in self._present for name in assembly.names()):
-                return assembly
-        return found[0]
+        complete = (m for m in mappings if all(name in self._present for name in m.names()))
+        return next(complete, mappings[0])
 
     def _role(self, module: str, param: str) -> tuple[str, str, int]:
         """(role, suffix, layer) of a parameter; see the roles in ``arch/names``."""
@@ -104,7 +106,7 @@ class WeightsMapper:
         return key, param, layer
 
     def _mixer_key(self, layer: int, key: str) -> str:
-        """Mixers that keep a state have roles of their own, "state" and not "mixer"."""
+        """Recurrent mixers have roles of their own: "state" instead of "mixer"."""
         block = self._decoder.blocks[layer]
         if isinstance(block.mixer, ConvAttention):
             return key
@@ -126,7 +128,7 @@ class WeightsMapper:
         is_up = key in ("ffn.up", "moe.shared.up")
         return key + "1" if is_up and isinstance(dense, Mlp) and not dense.gated else key
 
-    def _assembly(self, path: str, named: Named, suffix: str, layer: int) -> ParamMapping:
+    def _mapping(self, path: str, named: Named, suffix: str, layer: int) -> ParamMapping:
         block = self._decoder.blocks[layer] if layer >= 0 else None
         ffn = None if block is None else block.deferred_moe or block.parallel_moe or block.ffn
         num_experts = ffn.experts if isinstance(ffn, Moe) else 0
@@ -141,8 +143,8 @@ class WeightsMapper:
         return ParamMapping(path, rows, is_stacked, named.recipe)
 
     def _name(self, template: str, suffix: str, layer: int, expert: int, num_experts: int) -> str:
-        if template.startswith(self._ours):
-            template = self._theirs + template.removeprefix(self._ours)
+        if template.startswith(self._template_prefix):
+            template = self._prefix + template.removeprefix(self._template_prefix)
         cycles = self._decoder.cycles
         if cycles is not None and layer >= 0:
             stack, layer = divmod(layer, cycles.size)
@@ -159,50 +161,50 @@ class WeightsMapper:
 
 
 class TensorJoiner:
-    """Joins tensors in buffers that are used again, one for each parameter of a layer: fresh
-    memory for every parameter would leave the heap in pieces of twice the weights' size."""
+    """Joins tensors in reused buffers, one for each parameter name of a layer. Fresh memory for
+    every parameter would fragment the heap to twice the size of the weights."""
 
     def __init__(self, source: TensorSource) -> None:
         self._source = source
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def join(self, assembly: ParamMapping) -> Tensor:
-        """The parameter's value before dtype and device: a view of the source where nothing
-        joins, else of a buffer; valid until the next layer's parameter of the same name."""
+    def join(self, mapping: ParamMapping) -> Tensor:
+        """The parameter's value in the checkpoint's dtype: a view of the source, or of a buffer if
+        tensors were joined; valid until the next layer's parameter of the same name."""
         source = self._source
-        if assembly.is_stacked:
-            value = self._stack(assembly)
-        elif len(assembly.tensors) == 1:
-            value = source.read(assembly.tensors[0][0])
+        if mapping.is_stacked:
+            value = self._stack(mapping)
+        elif len(mapping.tensors) == 1:
+            value = source.read(mapping.tensors[0][0])
         else:
-            value = self._cat(assembly, [source.read(row[0]) for row in assembly.tensors])
-        return value if assembly.recipe is None else assembly.recipe(value, _cat)
+            value = self._cat(mapping, [source.read(row[0]) for row in mapping.tensors])
+        return value if mapping.recipe is None else mapping.recipe(value, _cat)
 
-    def _buffer(self, assembly: ParamMapping, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        key = (assembly.path.rpartition(".")[2], like.dtype)
+    def _buffer(self, mapping: ParamMapping, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        key = (mapping.path.rpartition(".")[2], like.dtype)
         buffer, count = self._buffers.get(key), math.prod(shape)
         if buffer is None or buffer.numel() < count:
             self._buffers[key] = buffer = like.new_empty(count)
         return buffer[:count].view(shape)
 
-    def _cat(self, assembly: ParamMapping, parts: list[Tensor]) -> Tensor:
+    def _cat(self, mapping: ParamMapping, parts: list[Tensor]) -> Tensor:
         num_rows = sum(part.shape[0] for part in parts if part.ndim)
-        for part, row in zip(parts, assembly.tensors, strict=True):
+        for part, row in zip(parts, mapping.tensors, strict=True):
             _check_kind(row[0], part, parts[0])
         if any(p.ndim == 0 or p.shape[1:] != parts[0].shape[1:] for p in parts):
             raise ValueError("its parts have other shapes than each other")
         if len({part.dtype for part in parts}) > 1:
-            return torch.cat(parts)  # widens
-        out = self._buffer(assembly, parts[0], (num_rows, *parts[0].shape[1:]))
+            return torch.cat(parts)  # to the wider dtype
+        out = self._buffer(mapping, parts[0], (num_rows, *parts[0].shape[1:]))
         return torch.cat(parts, out=out)
 
-    def _stack(self, assembly: ParamMapping) -> Tensor:
+    def _stack(self, mapping: ParamMapping) -> Tensor:
         """[experts, joined rows, ...], filled expert by expert."""
-        source, tensors = self._source, assembly.tensors
+        source, tensors = self._source, mapping.tensors
         firsts = [source.read(row[0]) for row in tensors]
         num_rows = [first.shape[0] for first in firsts]
         shape = (len(tensors[0]), sum(num_rows), *firsts[0].shape[1:])
-        out = self._buffer(assembly, firsts[0], shape)
+        out = self._buffer(mapping, firsts[0], shape)
         for expert in range(len(tensors[0])):
             parts = out[expert].split_with_sizes(num_rows)
             for part, row in zip(parts, tensors, strict=True):
@@ -216,7 +218,7 @@ class TensorJoiner:
 
 
 def _check_kind(name: str, value: Tensor, like: Tensor) -> None:
-    """Integers or 8 bits among floats would be taken for numbers that they are not."""
+    """ValueError for integers or 8 bit floats among other floats: they have scales of their own."""
     kinds = {(one.is_floating_point(), one.dtype.itemsize == 1) for one in (value, like)}
     if len(kinds) > 1:
         raise ValueError(f"{name} is of {value.dtype}, another part of {like.dtype}")

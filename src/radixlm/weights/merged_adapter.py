@@ -1,5 +1,5 @@
-"""A checkpoint's own adapter, which its config.json says to be part of the model (Granite Speech):
-added to the weights as they are read."""
+"""A LoRA adapter in the checkpoint's folder that config.json declares part of the model (Granite
+Speech): merged into the weights as they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.origin import Origin, describe_origins
 from radixlm.weights.safetensors_file import SafetensorsSource
-from radixlm.weights.source import TensorSource
+from radixlm.weights.source import TensorSource, WrappedSource
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +25,26 @@ _LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight
 
 
 def with_merged_adapter(folder: Path, source: TensorSource) -> TensorSource:
-    """``source``, with the folder's adapter in it where config.json wants one. CheckpointError for
-    one that is no plain LoRA, or of modules that are not there."""
+    """``source`` with the folder's adapter merged if config.json declares one. CheckpointError for
+    an adapter that is not plain LoRA, or of modules that the model lacks."""
     if not object_or_empty(folder / "config.json").get("has_lora_adapter"):
         return source
     if not (folder / _WEIGHTS).is_file():
-        log.warning("%s: config.json speaks of an adapter, there is no %s", folder, _WEIGHTS)
+        log.warning("%s: config.json declares an adapter, but there is no %s", folder, _WEIGHTS)
         return source
-    log.info("%s: its adapter is part of the weights, for texts without audios too", folder)
-    return _Merged(source, folder)
+    log.info("%s: its adapter is merged into the weights, also for prompts without audio", folder)
+    return _MergedSource(source, folder)
 
 
-class _Merged:
+class _MergedSource(WrappedSource):
     """W + scale * B @ A."""
 
-    def __init__(self, source: TensorSource, folder: Path) -> None:
-        self._source, self._folder = source, folder
+    def __init__(self, inner: TensorSource, folder: Path) -> None:
+        super().__init__(inner)
+        self._folder = folder
         self._adapter = SafetensorsSource([folder / _WEIGHTS])
         self._scale = _scale(object_or_empty(folder / _CONFIG), folder)
-        names = {tail(name): name for name in source.sizes()}
+        names = {tail(name): name for name in inner.sizes()}
         self._parts: dict[str, dict[str, str]] = {}
         for name in self._adapter.sizes():
             found = _LORA.match(name)
@@ -58,51 +59,41 @@ class _Merged:
                 f"{folder / _WEIGHTS}: {half} is half of an adapter, the other half is missing"
             )
 
-    def sizes(self) -> Mapping[str, int]:
-        """See TensorSource."""
-        return self._source.sizes()
-
     def read(self, name: str) -> Tensor:
-        """See TensorSource."""
-        weight, parts = self._source.read(name), self._parts.get(name)
+        weight, parts = self.inner.read(name), self._parts.get(name)
         if parts is None:
             return weight
         a, b = (self._adapter.read(parts[half]).float() for half in "AB")
         try:
             return (weight.float() + self._scale * (b @ a)).to(weight.dtype)
         except RuntimeError as error:
-            said = describe_origins(self.origins(name), self._folder, shapes=True)
+            where = describe_origins(self.origins(name), self._folder, shapes=True)
             raise CheckpointError(
-                f"{self._folder}: the adapter does not fit its weight ({said})"
+                f"{self._folder}: the adapter does not fit its weight ({where})"
             ) from error
 
-    def release(self, name: str) -> None:
-        """See TensorSource."""
-        self._source.release(name)
-
     def origins(self, name: str) -> Sequence[Origin]:
-        """See TensorSource."""
         parts = self._parts.get(name, {}).values()
-        own = [origin for part in parts for origin in self._adapter.origins(part)]
-        return [*self._source.origins(name), *own]
+        of_adapter = [origin for part in parts for origin in self._adapter.origins(part)]
+        return [*self.inner.origins(name), *of_adapter]
 
     def files(self) -> Sequence[Path]:
-        """See TensorSource."""
-        return [*self._source.files(), *self._adapter.files()]
+        return [*self.inner.files(), *self._adapter.files()]
 
 
 def tail(name: str) -> str:
-    """A name from the number of its layer on, whatever stands before that."""
+    """A name without the prefix before "layers.", by which a composite model and its adapter may
+    differ."""
     return name[at:] if (at := name.find("layers.")) >= 0 and "language_model" in name else name
 
 
-def _scale(held: Mapping[str, Any], folder: Path) -> float:
+def _scale(config: Mapping[str, Any], folder: Path) -> float:
     for key in ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save"):
-        if held.get(key):
+        if config.get(key):
             raise CheckpointError(f"{folder / _CONFIG}: {key!r} is not supported")
-    if held.get("peft_type", "LORA") != "LORA" or held.get("bias", "none") != "none":
+    if config.get("peft_type", "LORA") != "LORA" or config.get("bias", "none") != "none":
         raise CheckpointError(f"{folder / _CONFIG}: only plain LoRA is supported")
-    rank, alpha = held.get("r"), held.get("lora_alpha")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise CheckpointError(f"{folder / _CONFIG}: 'r' and 'lora_alpha' must be numbers")
-    return float(alpha) / (math.sqrt(rank) if held.get("use_rslora") else rank)
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -1,4 +1,4 @@
-"""Where tensors come from, and how messages name it: file and tensor."""
+"""Origin: the file and the name of a tensor, for error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NAMES, MAX_FILES = 3, 4  # of one file, and of one message
 
 
 class Origin(Record):
-    """A tensor of a file, under its name there. ``read`` gives it again."""
+    """A tensor of a file, under its name in the file. ``read`` returns the tensor."""
 
     file: Path
     name: str
@@ -22,9 +22,9 @@ class Origin(Record):
 
 
 def non_finite_kind(value: Tensor) -> str:
-    """Either of "NaN" and "infinity", or "". One pass over the data: a sum is not finite if a
-    number is not. It is taken in the data's own dtype, which is many times faster, and may
-    overflow: each number is looked at then."""
+    """ "NaN", "infinity", or "" if all numbers are finite. One pass over the data: a sum is not
+    finite if a number is not. The sum is taken in the data's own dtype, which is many times faster
+    but may overflow; only then is each number looked at."""
     if not value.is_floating_point():
         return ""
     if value.dtype.itemsize == 1:  # such formats have no sums
@@ -37,17 +37,17 @@ def non_finite_kind(value: Tensor) -> str:
 
 
 def non_finite_origins(origins: Sequence[Origin]) -> Sequence[Origin]:
-    """Those that hold NaN or infinity; all where none does."""
+    """The origins that hold NaN or infinity; all of them if none does."""
     return [origin for origin in origins if non_finite_kind(origin.read())] or origins
 
 
 def describe_origins(origins: Iterable[Origin], folder: Path, shapes: bool = False) -> str:
-    """ "FILE: TENSOR, TENSOR; FILE: TENSOR", files as seen from ``folder``, tensors with their
-    shapes where those are wanted."""
+    """ "FILE: TENSOR, TENSOR; FILE: TENSOR", files relative to ``folder``, with the tensors' shapes
+    if ``shapes``."""
     by_file: dict[Path, dict[str, None]] = {}
     for origin in origins:
-        said = f"{origin.name} {list(origin.read().shape)}" if shapes else origin.name
-        by_file.setdefault(origin.file, {})[said] = None
+        tensor = f"{origin.name} {list(origin.read().shape)}" if shapes else origin.name
+        by_file.setdefault(origin.file, {})[tensor] = None
     parts = []
     for file, names in list(by_file.items())[:MAX_FILES]:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
@@ -57,11 +57,11 @@ def describe_origins(origins: Iterable[Origin], folder: Path, shapes: bool = Fal
 
 
 def describe_files(files: Sequence[Path], folder: Path) -> str:
-    """The files as seen from ``folder``, of several the first and the last."""
+    """The files relative to ``folder``; the first and the last if there are several."""
     names = [relative_name(folder, file) for file in files]
     return ", ".join(names) if len(names) < 2 else f"{names[0]} to {names[-1]}"
 
 
 def relative_name(folder: Path, file: Path) -> str:
-    """The file's path inside ``folder``, or its own."""
+    """The file's path relative to ``folder``, or its full path if it is elsewhere."""
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)

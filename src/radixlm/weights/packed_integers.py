@@ -5,7 +5,7 @@ groups of inputs, W words of 32 bits.
                          qzeros [G, O * bits / 32]: consecutive outputs; scales [G, O]; g_idx [I]
     awq                  qweight [I, O / 8]: outputs 0 2 4 6 1 3 5 7 of eight in a word, lowest
                          first; qzeros [G, O / 8] likewise; scales [G, O]
-    compressed-tensors   weight_packed [O, I * bits / 32]: consecutive inputs, raised by half their
+    compressed-tensors   weight_packed [O, I * bits / 32]: consecutive inputs, shifted by half their
                          range; weight_scale [O, G]; weight_zero_point [O * bits / 32, G] or int8
                          [O, G]; weight_shape; weight_g_idx [I]. Or weight in int8, [O, I]
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.quant.quantized_weight import QuantizedWeight, kernel_group_size
 
-CHUNK = 1 << 20  # numbers that are widened at once
+CHUNK = 1 << 20  # numbers that are dequantized at once
 _AWQ_ORDER = ((0, 2), (4, 6), (1, 3), (5, 7))  # outputs of each byte's lower and upper half
 
 
@@ -34,8 +34,8 @@ class Integers(Record):
     bits: int
     group_of_I: Tensor | None = None
 
-    def widened(self, dtype: torch.dtype) -> Tensor:
-        """[O, I], a piece at a time."""
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weight [O, I] in ``dtype``, computed in pieces."""
         num_out, num_in = self.values_OI.shape
         group_of = self.group_of_I
         if group_of is None:
@@ -48,29 +48,28 @@ class Integers(Record):
             out[rows] = (self.values_OI[rows] - zero) * scale
         return out
 
-    def read_quantized(self, rounds_inputs: bool) -> QuantizedWeight | None:
-        """The same numbers in groups of one size, inputs in the order of their groups; None where
-        the kernels have no such groups."""
+    def to_quantized(self, quantizes_inputs: bool) -> QuantizedWeight | None:
+        """The same weight in groups of one size, inputs in the order of their groups; None if the
+        kernels have no such group size."""
         values, scale, zero, order = self.values_OI, self.scale_OG, self.zero_OG, None
         num_in, group = values.shape[1], min(self.group, values.shape[1])
-        in_turn = torch.arange(num_in) // group
-        if self.group_of_I is not None and not torch.equal(self.group_of_I, in_turn):
+        sequential = torch.arange(num_in) // group
+        if self.group_of_I is not None and not torch.equal(self.group_of_I, sequential):
             order = self.group_of_I.argsort(stable=True)
-            if not torch.equal(self.group_of_I[order], in_turn):
+            if not torch.equal(self.group_of_I[order], sequential):
                 return None
             values = values[:, order]
-        fine = kernel_group_size(group, num_in)
-        if not fine:
+        group_size = kernel_group_size(group, num_in)
+        if not group_size:
             return None
         if num_in % group:
-            of_fine = torch.arange(0, num_in, fine) // group
-            scale, zero = scale[:, of_fine], zero[:, of_fine]
-        return QuantizedWeight(
-            values.contiguous(), scale, -zero * scale, self.bits, rounds_inputs, order
-        )
+            group_of_small = torch.arange(0, num_in, group_size) // group
+            scale, zero = scale[:, group_of_small], zero[:, group_of_small]
+        values = values.contiguous()
+        return QuantizedWeight(values, scale, -zero * scale, self.bits, quantizes_inputs, order)
 
 
-def unpacked(words_RW: Tensor, bits: int) -> Tensor:
+def unpack(words_RW: Tensor, bits: int) -> Tensor:
     """int32 [R, W] -> uint8 [R, W * 32 / bits], the lowest bits first."""
     bytes_ = _in_rows(words_RW).view(torch.uint8)
     if bits == 8:
@@ -80,11 +79,11 @@ def unpacked(words_RW: Tensor, bits: int) -> Tensor:
     return out.flatten(-2)
 
 
-def unpacked_awq(words_RW: Tensor) -> Tensor:
+def unpack_awq(words_RW: Tensor) -> Tensor:
     """int32 [R, W] -> uint8 [8 W, R], outputs in their order."""
-    turned = _in_rows(words_RW.t())
-    bytes_ = turned.view(torch.uint8).view(*turned.shape, 4).transpose(1, 2).contiguous()
-    out = torch.empty(turned.shape[0], 8, turned.shape[1], dtype=torch.uint8)
+    words = _in_rows(words_RW.t())
+    bytes_ = words.view(torch.uint8).view(*words.shape, 4).transpose(1, 2).contiguous()
+    out = torch.empty(words.shape[0], 8, words.shape[1], dtype=torch.uint8)
     for byte, (low, high) in enumerate(_AWQ_ORDER):
         torch.bitwise_and(bytes_[:, byte], 15, out=out[:, low])
         torch.bitwise_right_shift(bytes_[:, byte], 4, out=out[:, high])
@@ -92,15 +91,15 @@ def unpacked_awq(words_RW: Tensor) -> Tensor:
 
 
 def _in_rows(words: Tensor) -> Tensor:
-    """Row by row; one column alone counts as contiguous with any stride."""
+    """Contiguous rows; torch calls a single column contiguous with any stride."""
     if words.is_contiguous() and words.stride(1) == 1:
         return words
     return words.clone(memory_format=torch.contiguous_format)
 
 
-def whole_groups(num_in: int, num_groups: int, known: tuple[int, ...]) -> int:
-    """Inputs that share a scale: all where there is one, else of the known sizes the one that makes
-    so many; 0 if none does."""
+def find_group_size(num_in: int, num_groups: int, known: tuple[int, ...]) -> int:
+    """Inputs that share a scale: all if there is one group, else the known size that gives
+    ``num_groups``; 0 if none does."""
     if num_groups == 1:
         return max(num_in, 1)
     return next((g for g in known if -(-num_in // g) == num_groups), 0)

@@ -1,4 +1,4 @@
-"""ParamReader: where the loader gets the value of each parameter from."""
+"""ParamReader: gives the loader the value of each parameter of the model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from torch import Tensor
 from radixlm.arch.names import is_ignorable
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
-from radixlm.quant.quantized_weight import QuantizedWeight, joined, stacked
+from radixlm.quant.quantized_weight import QuantizedWeight, concat_rows, stack_experts
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
-from radixlm.weights.gguf_file import GgufSource
-from radixlm.weights.integer_source import IntegerSource
 from radixlm.weights.mapper import LoadableModel, ParamMapping, TensorJoiner, WeightsMapper
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.source import TensorSource, read_weight_map
@@ -25,7 +23,7 @@ MAX_LISTED = 20  # names of one kind in an error message
 
 
 class ParamReader(Protocol):
-    """Values of parameters, in any order, each asked for once."""
+    """Values of parameters by their path in the model, each read once, in any order."""
 
     total_bytes: int
     ignored: tuple[str, ...]
@@ -33,20 +31,20 @@ class ParamReader(Protocol):
 
     def read(self, path: str, param: Param) -> Tensor:
         """The value in the checkpoint's dtype: borrowed memory, valid until the layer's values are
-        released. ValueError names the checkpoint's side if its tensors cannot be joined."""
+        released. ValueError if the checkpoint's tensors cannot be joined."""
         ...
 
     def read_quantized(self, path: str) -> QuantizedWeight | None:
-        """The value as the checkpoint has it in few bits; None where it is not. ValueError as
-        ``read``."""
+        """The quantized weight as the checkpoint stores it; None for floats, and where the model
+        needs floats. ValueError as ``read``."""
         ...
 
     def quantized_bytes(self, path: str) -> int:
-        """Bytes of what the checkpoint has in few bits of a value; 0 where it has floats."""
+        """Bytes of the quantized tensors that make a value; 0 if they are floats."""
         ...
 
     def origins(self, path: str) -> Sequence[Origin]:
-        """The tensors of files behind a parameter, for messages."""
+        """The tensors of files that make a parameter, for messages."""
         ...
 
     def release(self, path: str) -> int:
@@ -55,46 +53,47 @@ class ParamReader(Protocol):
 
 
 class CheckpointReader:
-    """Joins a checkpoint's tensors by the names and recipes of its family."""
+    """Joins a checkpoint's tensors by the names and recipes of its model family."""
 
     def __init__(self, model: LoadableModel, folder: Path, load_format: str) -> None:
         self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
         self._joiner = TensorJoiner(self._source)
-        self._keeps_blocks = model.weight_dtype is None  # of GGUF: a dtype that is asked widens
-        files = self._source.files()  # those of a GGUF file's folder are links to the user's
+        files = self._source.files()  # of a GGUF file: links to the user's own files
         is_inside = not files or any(file.is_relative_to(folder) for file in files)
         self.folder = folder if is_inside else files[0].parent
         self._sizes = dict(self._source.sizes())
         self.total_bytes = sum(self._sizes.values())
-        resolver = WeightsMapper(model.decoder, self._sizes)
-        self._assemblies: dict[str, ParamMapping] = {
-            f"{path}.{name}": resolver.assembly(path, name)
+        mapper = WeightsMapper(model.decoder, self._sizes)
+        self._mappings: dict[str, ParamMapping] = {
+            f"{path}.{name}": mapper.mapping(path, name)
             for path, layer in model.layers()
             for name in layer.own_params()
         }
         # A tensor may fill two parameters (a table that is also the head).
-        self._uses = Counter(name for a in self._assemblies.values() for name in a.names())
-        self.ignored = self._account(model, folder)
+        self._uses = Counter(name for m in self._mappings.values() for name in m.names())
+        self.ignored = self._check_names(model, folder)
 
-    def _account(self, model: LoadableModel, folder: Path) -> tuple[str, ...]:
-        """Compare what is wanted with what is there; the tensors that may be left over."""
-        used = {name for assembly in self._assemblies.values() for name in assembly.names()}
-        left = sorted(self._sizes.keys() - used)
-        # without numbers: of shared experts that there are none of, say
+    def _check_names(self, model: LoadableModel, folder: Path) -> tuple[str, ...]:
+        """The tensors that the model does not use. CheckpointError for missing tensors,
+        and for unused ones that are not known to be ignorable."""
+        left = sorted(self._sizes.keys() - self._uses.keys())
+        # empty tensors are left out: those of zero shared experts, say
         full = [name for name in left if self._sizes[name]]
-        unknown = [name for name in full if not is_ignorable(name, model.decoder)]
-        source = self._source
-        if isinstance(source, IntegerSource):
-            unknown = [name for name in unknown if not source.is_zero_bias(name)]
+        unknown = [
+            name
+            for name in full
+            if not is_ignorable(name, model.decoder) and not self._source.is_zero_bias(name)
+        ]
         index = index_of(folder)
-        homes = {} if index is None else read_weight_map(index)
-        missing = sorted(used - self._sizes.keys())
-        missing += sorted(homes.keys() - self._sizes.keys() - set(missing))
+        weight_map = {} if index is None else read_weight_map(index)
+        missing = sorted(self._uses.keys() - self._sizes.keys())
+        missing += sorted(weight_map.keys() - self._sizes.keys() - set(missing))
         if missing or unknown:
             files = describe_files(self._source.files(), self.folder)
             where = files if index is None else f"{index.name} and {files}"
             problems = [
-                f"missing from {homes.get(name, where)}: {name}" for name in missing[:MAX_LISTED]
+                f"missing from {weight_map.get(name, where)}: {name}"
+                for name in missing[:MAX_LISTED]
             ]
             problems += [
                 "not part of the model: "
@@ -107,39 +106,35 @@ class CheckpointReader:
 
     def read(self, path: str, param: Param) -> Tensor:
         try:
-            return self._joiner.join(self._assemblies[path])
+            return self._joiner.join(self._mappings[path])
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
     def read_quantized(self, path: str) -> QuantizedWeight | None:
-        assembly, source = self._assemblies[path], self._source
-        is_kept = isinstance(source, IntegerSource) or self._keeps_blocks
-        if not isinstance(source, GgufSource | IntegerSource) or not is_kept:
-            return None
-        if assembly.recipe is not None or not all(map(source.is_quantized, assembly.names())):
+        mapping, source = self._mappings[path], self._source
+        if mapping.recipe is not None or not all(map(source.is_quantized, mapping.names())):
             return None
         try:
-            if not assembly.is_stacked:
-                return joined([source.read_quantized(row[0]) for row in assembly.tensors])
-            experts = zip(*assembly.tensors, strict=True)
-            return stacked([source.read_quantized(name) for name in names] for names in experts)
+            if not mapping.is_stacked:
+                return concat_rows([source.read_quantized(row[0]) for row in mapping.tensors])
+            experts = zip(*mapping.tensors, strict=True)
+            return stack_experts(
+                [source.read_quantized(name) for name in names] for names in experts
+            )
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
     def quantized_bytes(self, path: str) -> int:
-        source = self._source
-        if not isinstance(source, GgufSource | IntegerSource):
-            return 0
-        names = self._assemblies[path].names()
-        return sum(self._sizes[name] for name in names if source.is_quantized(name))
+        names = self._mappings[path].names()
+        return sum(self._sizes[name] for name in names if self._source.is_quantized(name))
 
     def origins(self, path: str) -> Sequence[Origin]:
-        names = self._assemblies[path].names()
+        names = self._mappings[path].names()
         return [origin for name in names for origin in self._source.origins(name)]
 
     def release(self, path: str) -> int:
         num_bytes = 0
-        for name in self._assemblies[path].names():
+        for name in self._mappings[path].names():
             self._uses[name] -= 1
             if not self._uses[name]:
                 self._source.release(name)
@@ -148,7 +143,7 @@ class CheckpointReader:
 
 
 class DummyReader:
-    """Random numbers; reads nothing but the dtype in config.json."""
+    """Random numbers; reads only the dtype in config.json."""
 
     total_bytes = 0
     ignored: tuple[str, ...] = ()

@@ -11,24 +11,25 @@ from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.origin import Origin
+from radixlm.weights.source import TensorSource
 
 
-class PickleSource:
-    """All tensors of some pickled state dicts; mapped from the file where its format allows."""
+class PickleSource(TensorSource):
+    """All tensors of some pickled state dicts, memory-mapped if the file's format allows it."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = tuple(files)
         self._tensors: dict[str, Tensor] = {}
-        self._homes: dict[str, Path] = {}
+        self._file_of: dict[str, Path] = {}
         for file in files:
             state = load_state_dict(file)
-            twice = self._homes.keys() & state.keys()
-            if twice:
-                name = min(twice)
-                other = self._homes[name].name
+            duplicates = self._file_of.keys() & state.keys()
+            if duplicates:
+                name = min(duplicates)
+                other = self._file_of[name].name
                 raise CheckpointError(f"{file}: {name} is also in another file, {other}")
             self._tensors |= state
-            self._homes |= dict.fromkeys(state, file)
+            self._file_of |= dict.fromkeys(state, file)
 
     def sizes(self) -> Mapping[str, int]:
         return {name: tensor.nbytes for name, tensor in self._tensors.items()}
@@ -37,11 +38,11 @@ class PickleSource:
         return self._tensors[name]
 
     def release(self, name: str) -> None:
-        # Another name may share the storage (tied weights): only this reference goes.
+        # Another name may share the storage (tied weights): only this reference is dropped.
         self._tensors.pop(name, None)
 
     def origins(self, name: str) -> Sequence[Origin]:
-        return [Origin(self._homes[name], name, lambda: self.read(name))]
+        return [Origin(self._file_of[name], name, lambda: self.read(name))]
 
     def files(self) -> Sequence[Path]:
         return self._files
@@ -56,8 +57,8 @@ def load_state_dict(file: Path) -> dict[str, Tensor]:
             f"{file}: holds more than tensors, or is damaged; convert it to safetensors ({error})"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        said = str(error).split(". ")[0]  # advice and a stack follow
-        raise CheckpointError(f"{file}: truncated or no PyTorch file ({said})") from error
+        reason = str(error).split(". ")[0]  # advice and a stack follow
+        raise CheckpointError(f"{file}: truncated or no PyTorch file ({reason})") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict):

@@ -1,4 +1,5 @@
-"""Safetensors files, memory-mapped: pages come in as a tensor is read and go when it is released.
+"""Safetensors files, memory-mapped: pages are loaded as a tensor is read, and dropped when it is
+released.
 
 Format: 8 bytes little-endian header size, a JSON header {name: {dtype, shape, data_offsets}},
 then the data (https://github.com/huggingface/safetensors).
@@ -20,6 +21,7 @@ from torch import Tensor
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.weights.origin import Origin
+from radixlm.weights.source import TensorSource
 
 DTYPES = {
     "F64": torch.float64,
@@ -43,7 +45,7 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 
 
 class Entry(Record):
-    """Where a tensor lies; ``start`` and ``end`` are bytes from the beginning of the file."""
+    """Where a tensor is stored; ``start`` and ``end`` are bytes from the beginning of the file."""
 
     file: int
     dtype: torch.dtype
@@ -52,7 +54,7 @@ class Entry(Record):
     end: int
 
 
-class SafetensorsSource:
+class SafetensorsSource(TensorSource):
     """All tensors of some safetensors files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -61,9 +63,9 @@ class SafetensorsSource:
         self._entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             entries = read_header(file, number)
-            twice = self._entries.keys() & entries.keys()
-            if twice:
-                name = min(twice)
+            duplicates = self._entries.keys() & entries.keys()
+            if duplicates:
+                name = min(duplicates)
                 other = self._files[self._entries[name].file].name
                 raise CheckpointError(f"{file}: {name} is also in another file, {other}")
             self._entries.update(entries)
@@ -122,12 +124,12 @@ def read_header(file: Path, number: int = 0) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     base = 8 + header_size
     entries = {name: _entry(file, number, name, e, base, file_size) for name, e in header.items()}
-    _check_apart(file, entries)
+    _check_overlap(file, entries)
     return entries
 
 
-def _check_apart(file: Path, entries: Mapping[str, Entry]) -> None:
-    """No two tensors share bytes."""
+def _check_overlap(file: Path, entries: Mapping[str, Entry]) -> None:
+    """CheckpointError if two tensors share bytes."""
     ordered = sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))
     for (one, first), (other, second) in pairwise(ordered):
         if first.end > second.start:

@@ -1,5 +1,5 @@
-"""``--load-format sharded_state``: the model's own parameters, already joined, a set of files for
-each tensor-parallel rank. Loads without recipes; written by ``save_sharded_state``."""
+"""``--load-format sharded_state``: the model's own parameters, already concatenated, in a set of
+files for each tensor-parallel rank. ``save_sharded_state`` writes them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.mapper import LoadableModel
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.param_reader import ParamReader, listing
-from radixlm.weights.place import place
 from radixlm.weights.safetensors_file import SafetensorsSource
 
 MAX_FILE_BYTES = 5 << 30
 
 
 class ShardedStateReader:
-    """Parameters by their own path."""
+    """Reads parameters by their path in the model."""
 
     def __init__(self, model: LoadableModel, folder: Path, rank: int = 0) -> None:
         files = sorted(folder.glob(f"model-rank-{rank}-part-*.safetensors"))
@@ -64,10 +63,10 @@ class ShardedStateReader:
 def save_sharded_state(
     model: LoadableModel, reader: ParamReader, folder: str | Path, rank: int = 0
 ) -> None:
-    """Write the parameters that ``reader`` yields for ``model`` to ``folder``.
+    """Write the parameters that ``reader`` gives for ``model`` to ``folder``.
 
-    Streams: no more than one file (at most 5 GiB) is in memory. The model is only asked for
-    names and shapes, so it may be empty or in use.
+    At most one file (5 GiB) is in memory at a time. Only names and shapes of the model are read, so
+    it may be empty or in use.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ def _parts(model: LoadableModel, reader: ParamReader) -> Iterator[dict[str, Tens
         for name, param in layer.own_params().items():
             path = f"{layer_path}.{name}"
             filled = Param(param.shape, param.storage)
-            place(reader.read(path, param), filled, model.weight_dtype, cpu)
+            filled.fill(reader.read(path, param), model.weight_dtype, cpu)
             value = filled.take()
             reader.release(path)
             if part and part_bytes + value.nbytes > MAX_FILE_BYTES:

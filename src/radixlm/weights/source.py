@@ -1,43 +1,81 @@
-"""TensorSource: the tensors of a checkpoint folder, whatever the file format."""
+"""TensorSource: the tensors of a checkpoint folder, in any file format."""
 
 from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.origin import Origin
 
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
 
 
-class TensorSource(Protocol):
+class TensorSource(ABC):
     """Named tensors that are read one at a time."""
 
+    @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of every tensor, by name."""
-        ...
+        """Bytes of every tensor as stored, by name."""
 
+    @abstractmethod
     def read(self, name: str) -> Tensor:
-        """The tensor on the CPU; it may be a view of the file: copy what you keep."""
-        ...
+        """The tensor on the CPU; it may be a view of the file: copy what you keep. ValueError for
+        parts that are missing or do not fit each other."""
 
-    def release(self, name: str) -> None:
-        """The caller is done with the tensor: its memory may go."""
-        ...
-
+    @abstractmethod
     def origins(self, name: str) -> Sequence[Origin]:
         """The tensors of files that make this one, for messages."""
-        ...
+
+    @abstractmethod
+    def files(self) -> Sequence[Path]:
+        """Every file that was opened."""
+
+    def release(self, name: str) -> None:  # noqa: B027
+        """The caller is done with the tensor: its memory may be freed."""
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether the tensor is stored in 4 or 8 bits that a layer may keep."""
+        return False
+
+    def read_quantized(self, name: str) -> QuantizedWeight | None:
+        """A quantized weight as it is stored; None where the kernels cannot compute with it.
+        ValueError as ``read``."""
+        return None
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Whether the tensor is an all-zero bias that a quantization tool added to a layer without
+        a bias."""
+        return False
+
+
+class WrappedSource(TensorSource):
+    """Base of sources that change some tensors of ``inner``. It passes every call on, except those
+    about quantized weights: what a wrapper changes has no stored bits to keep."""
+
+    def __init__(self, inner: TensorSource) -> None:
+        self.inner = inner
+
+    def sizes(self) -> Mapping[str, int]:
+        return self.inner.sizes()
+
+    def read(self, name: str) -> Tensor:
+        return self.inner.read(name)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        return self.inner.origins(name)
 
     def files(self) -> Sequence[Path]:
-        """Every file that was looked into."""
-        ...
+        return self.inner.files()
+
+    def release(self, name: str) -> None:
+        self.inner.release(name)
 
 
 def shard_files(folder: Path, index: Path) -> list[Path]:
@@ -54,9 +92,9 @@ def shard_files(folder: Path, index: Path) -> list[Path]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor by an index (``shard_files`` has checked its form)."""
-    promises: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
-    return promises
+    """The file of each tensor, by an index that ``shard_files`` has checked."""
+    weight_map: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    return weight_map
 
 
 def numbered_files(folder: Path, files: Iterable[Path]) -> list[Path]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.activation import activate_gated
-from radixlm.kernels.ops.given import QuantScales
 from radixlm.kernels.ops.moe import pack_experts as reference_experts
+from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.linear import QuantizedLinear, pack_gated, pack_linear
 from radixlm.kernels.triton.moe import TritonExperts, pack_experts

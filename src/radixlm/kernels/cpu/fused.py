@@ -15,7 +15,6 @@ from radixlm.kernels.cpu import activation as cpu_activation
 from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import moe as cpu_moe
 from radixlm.kernels.cpu import rope as cpu_rope
-from radixlm.kernels.cpu.given import pack_quantized
 from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.ops import NativeLinear, pack_linear
 from radixlm.kernels.dispatch import implements
@@ -23,8 +22,7 @@ from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
-from radixlm.kernels.ops.fp8 import emulate_fp8
-from radixlm.kernels.ops.given import QuantScales, expert_scales
+from radixlm.kernels.ops.quantized import QuantScales, expert_scales
 
 NAME = "native"
 
@@ -118,15 +116,13 @@ def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
 
 @implements("pack_gated", name=NAME, device="cpu")
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: QuantScales | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, scales: QuantScales | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py."""
-    weight_OI, fmt = emulate_fp8(weight_OI, fmt)
-    is_known = bool(fmt) or weight_OI.dtype in cpu_linear.NATIVE_FORMAT
-    if not is_known or act not in cpu_linear.GATED_CODE:
-        return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt, grid), act)
-    if grid is not None:
-        packed = pack_quantized(weight_OI, grid, bias_O, fmt, is_paired=True)
+    if not cpu_linear.can_pack(weight_OI, fmt) or act not in cpu_linear.GATED_CODE:
+        return reference_linear.Gated(pack_linear(weight_OI, bias_O, fmt, scales), act)
+    if scales is not None:
+        packed = cpu_linear.pack_quantized(weight_OI, scales, bias_O, fmt, is_paired=True)
         return FusedGated(packed, torch.bfloat16, act)
     packed = cpu_linear.pack(weight_OI, bias_O, fmt, is_paired=True)
     return FusedGated(packed, weight_OI.dtype, act)
@@ -164,35 +160,38 @@ def pack_experts(
     down_bias_ED: Tensor | None,
     act: str,
     fmts: tuple[str, str] = ("", ""),
-    grids: reference_moe.Grids = (None, None),
+    scales: reference_moe.ExpertScales = (None, None),
     is_gated: bool = True,
 ) -> reference_moe.PackedExperts:
     """See kernels/ops/moe.py. ``is_gated`` False: up [E, I, D] alone."""
     are_known = all(
-        grid is not None or weight.dtype in cpu_linear.NATIVE_FORMAT
-        for weight, grid in zip((up_E2ID, down_EDI), grids, strict=True)
+        stored is not None or weight.dtype in cpu_linear.NATIVE_FORMAT
+        for weight, stored in zip((up_E2ID, down_EDI), scales, strict=True)
     )
     codes = cpu_linear.GATED_CODE if is_gated else cpu_linear.ACT_CODE
     if not are_known or act not in codes:
         weights = up_E2ID, down_EDI, up_bias_E2I, down_bias_ED
         if not is_gated:
             return reference_moe.UngatedExperts(*weights, act)
-        return reference_moe.pack_experts(*weights, act, fmts, grids)
-    ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], grids[0], is_gated)
-    downs = _pack_each(down_EDI, down_bias_ED, fmts[1], grids[1], False)
+        return reference_moe.pack_experts(*weights, act, fmts, scales)
+    ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], scales[0], is_gated)
+    downs = _pack_each(down_EDI, down_bias_ED, fmts[1], scales[1], False)
     return cpu_moe.Experts(ups, downs, act, is_gated)
 
 
 def _pack_each(
-    weight_EOI: Tensor, bias_EO: Tensor | None, fmt: str, grid: QuantScales | None, is_paired: bool
+    weight_EOI: Tensor,
+    bias_EO: Tensor | None,
+    fmt: str,
+    scales: QuantScales | None,
+    is_paired: bool,
 ) -> list[cpu_linear.PackedLinear]:
     packed = []
     for expert, weight_OI in enumerate(weight_EOI):
         bias_O = None if bias_EO is None else bias_EO[expert]
-        scales = expert_scales(grid, expert)
-        if scales is not None:
-            packed.append(pack_quantized(weight_OI, scales, bias_O, fmt, is_paired))
+        stored = expert_scales(scales, expert)
+        if stored is not None:
+            packed.append(cpu_linear.pack_quantized(weight_OI, stored, bias_O, fmt, is_paired))
         else:
-            plain, plain_fmt = emulate_fp8(weight_OI.contiguous(), fmt)
-            packed.append(cpu_linear.pack(plain, bias_O, plain_fmt, is_paired))
+            packed.append(cpu_linear.pack(weight_OI.contiguous(), bias_O, fmt, is_paired))
     return packed

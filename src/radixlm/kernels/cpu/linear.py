@@ -15,8 +15,8 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
-from radixlm.kernels.ops.given import is_symmetric
-from radixlm.kernels.ops.quantized import SPAN
+from radixlm.kernels.ops.fp8 import emulate_fp8, is_fp8
+from radixlm.kernels.ops.quantized import SPAN, QuantScales, is_symmetric
 
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
@@ -32,7 +32,9 @@ ACT_CODE = {
 GATED_CODE = {**ACT_CODE, "swiglu_oai": 8}
 BYTE_TILES = (FORMAT_CODE["w8a8"], W8A16)
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
-Zeros = Literal["eight", "given"]
+ZeroPoints = Literal["eight", "stored"]
+# instruction sets whose byte products are exact for weights of -127 and more only
+_NO_MINUS_128 = ("x86_64_v3", "avx512")
 NATIVE_FORMAT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -84,9 +86,10 @@ class PackedLinear:
         fmt: str,
         bias: Tensor | None,
         is_paired: bool,
-        grid: Zeros | None = None,
+        zero_points: ZeroPoints | None = None,
     ) -> None:
-        """``grid``: 4 bit values and scales are given, and so are their zero points or not."""
+        """``zero_points``: 4 bit values and scales come from a checkpoint; whether zero points do
+        too, or are all 8."""
         kind, group = parse_format(fmt)
         if group and num_in % group:
             raise ValueError(f"{fmt}: {num_in} inputs are not a multiple of the group")
@@ -98,9 +101,9 @@ class PackedLinear:
         self._kind, self._group = kind, group
         self.format_code = OF_ISA.get((native().isa(), kind), FORMAT_CODE[kind])
         self.padded = self._padded_rows()
-        self._has_multiples = kind == "w4a8" and grid is None
+        self._has_multiples = kind == "w4a8" and zero_points is None
         self._span = SPAN if self._has_multiples else group
-        self._buffers = self._allocate(bias, grid == "given" or kind == "int4")
+        self._buffers = self._allocate(bias, zero_points == "stored" or kind == "int4")
         self.handle = self.native_handle(num_out, is_paired, self._buffers.bias)
 
     def native_handle(self, num_out: int, is_paired: bool, bias: Tensor | None) -> Any:
@@ -177,7 +180,7 @@ class PackedLinear:
     def set_scales(
         self, scale: Tensor, zero: Tensor | None = None, offset: Tensor | None = None
     ) -> None:
-        """Scales of given integers: [N] for 8 bit; [N, G] for int4 with zero points [N, G]
+        """Scales of a checkpoint's integers: [N] for 8 bit; [N, G] for int4 with zero points [N, G]
         (default 8): weight = (q - zero) * scale; or with ``offset``: q * scale + offset."""
         b = self._buffers
         assert b.scale is not None, "this format has no scales"
@@ -258,14 +261,38 @@ def pack(
     weight_NK: Tensor, bias_N: Tensor | None, fmt: str = "", is_paired: bool = False
 ) -> PackedLinear:
     """Pack a float weight. ``fmt``: fp32, bf16, fp16, int8wo, w8a8, int4-<group> (32, 64, 128);
-    "" keeps the weight's own dtype. ``is_paired``: rows are [gate; up] of a gated MLP."""
+    "" keeps the weight's own dtype, as do fp8 formats, whose rounding is emulated. ``is_paired``:
+    rows are [gate; up] of a gated MLP."""
+    weight_NK, fmt = emulate_fp8(weight_NK, fmt)
     return pack_rows([weight_NK], bias_N, fmt or NATIVE_FORMAT[weight_NK.dtype], is_paired)
+
+
+def multiplies_minus_128() -> bool:
+    """Whether byte products of this instruction set are exact for weights of -128."""
+    return native().isa() not in _NO_MINUS_128
+
+
+def can_pack(weight: Tensor, fmt: str) -> bool:
+    """Whether ``pack`` takes weights of this dtype in ``fmt``."""
+    return weight.dtype in NATIVE_FORMAT or bool(fmt and not is_fp8(fmt))
+
+
+def pack_quantized(
+    values_NK: Tensor, scales: QuantScales, bias_N: Tensor | None, fmt: str, is_paired: bool = False
+) -> PackedLinear:
+    """Pack a checkpoint's integers; values and ``scales`` as in ``kernels/ops/quantized.py``."""
+    scale, offset = scales
+    if offset is not None:
+        return pack_int4_offsets(values_NK, scale, offset, bias_N, fmt, is_paired)
+    if fmt == "w8a8" and not multiplies_minus_128() and int(values_NK.min()) == -128:
+        fmt = "int8wo"
+    return pack_int8(values_NK, scale, bias_N, fmt, is_paired)
 
 
 def pack_int8(
     weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, fmt: str, is_paired: bool = False
 ) -> PackedLinear:
-    """Pack given int8 values with a scale for each output (``fmt`` int8wo or w8a8)."""
+    """Pack int8 values with a scale for each output (``fmt`` int8wo or w8a8)."""
     num_out, num_in = weight_NK.shape
     packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired)
     packed.fill(weight_NK, 0)
@@ -281,12 +308,12 @@ def pack_int4(
     fmt: str,
     is_paired: bool = False,
 ) -> PackedLinear:
-    """Pack given values 0..15 (uint8 [N, K]): weight = (q - zero) * scale, zero 8 by default."""
+    """Pack values 0..15 (uint8 [N, K]): weight = (q - zero) * scale, zero 8 by default."""
     num_out, num_in = nibbles_NK.shape
     if zero_NG is not None and bool((zero_NG == 8).all()):
         zero_NG = None
-    zeros: Zeros = "eight" if zero_NG is None else "given"
-    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zeros)
+    zero_points: ZeroPoints = "eight" if zero_NG is None else "stored"
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_points)
     packed.fill(nibbles_NK, 0)
     packed.set_scales(scale_NG, zero_NG)
     return packed
@@ -300,12 +327,12 @@ def pack_int4_offsets(
     fmt: str,
     is_paired: bool = False,
 ) -> PackedLinear:
-    """Pack given values 0..15 (uint8 [N, K]): weight = q * scale + offset; offsets take no room
-    where they are -8 scales."""
-    is_shifted = not is_symmetric((scale_NG, offset_NG))
+    """Pack values 0..15 (uint8 [N, K]): weight = q * scale + offset; offsets of -8 scales are not
+    stored."""
+    is_asymmetric = not is_symmetric((scale_NG, offset_NG))
     num_out, num_in = nibbles_NK.shape
-    zeros: Zeros = "given" if is_shifted else "eight"
-    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zeros)
+    zero_points: ZeroPoints = "stored" if is_asymmetric else "eight"
+    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_points)
     packed.fill(nibbles_NK, 0)
-    packed.set_scales(scale_NG, offset=offset_NG if is_shifted else None)
+    packed.set_scales(scale_NG, offset=offset_NG if is_asymmetric else None)
     return packed

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu import activation, linear, norm, rope
-from radixlm.kernels.cpu.given import pack_quantized
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import embedding as reference_embedding
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import norm as reference_norm
 from radixlm.kernels.ops import rope as reference_rope
-from radixlm.kernels.ops.fp8 import emulate_fp8
-from radixlm.kernels.ops.given import QuantScales
+from radixlm.kernels.ops.quantized import QuantScales
 
 NAME = "native"
 
@@ -138,12 +136,11 @@ class NativeLinear:
 
 @implements("pack_linear", name=NAME, device="cpu")
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, scales: QuantScales | None = None
 ) -> reference_linear.PackedLinear:
     """See kernels/ops/linear.py; formats of kernels/cpu/linear.py."""
-    if grid is not None:
-        return NativeLinear(pack_quantized(weight_OI, grid, bias_O, fmt), torch.bfloat16)
-    weight_OI, fmt = emulate_fp8(weight_OI, fmt)
-    if not fmt and weight_OI.dtype not in linear.NATIVE_FORMAT:
+    if scales is not None:
+        return NativeLinear(linear.pack_quantized(weight_OI, scales, bias_O, fmt), torch.bfloat16)
+    if not linear.can_pack(weight_OI, fmt):
         return reference_linear.pack_linear(weight_OI, bias_O, fmt)
     return NativeLinear(linear.pack(weight_OI.detach(), bias_O, fmt), weight_OI.dtype)

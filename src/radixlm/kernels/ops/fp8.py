@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixlm.kernels.ops.widened import DequantLinear
+from radixlm.kernels.ops.quantized import DequantLinear
 
 FP8_MAX = 448.0
 BLOCK = 128
 FORMATS = ("fp8", f"fp8-{BLOCK}")
-_SAMPLE = 256  # numbers that tell which scale a group had
-# A group's largest number is one of these times a power of two in e4m3.
-_LEADING = (1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875)
+_SAMPLE = 256  # numbers of a group that its scale is recovered from
+# Mantissas of e4m3: a group's largest number is one of these times a power of two.
+_MANTISSAS = (1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875)
 
 
 def is_fp8(fmt: str) -> bool:
@@ -29,19 +29,18 @@ def is_fp8(fmt: str) -> bool:
 def scales_of(groups_GN: Tensor) -> Tensor:
     """A scale for each group of numbers (a row), float32 [G].
 
-    Of numbers that were e4m3 times one scale, that scale (or it times a power of two): widened
-    checkpoints become what they were. Of others, one that makes the largest number a number of
-    e4m3 above 224: all eight such scales are tried on a part of the group.
+    For numbers that were e4m3 times one scale, that scale (maybe times a power of two), so that
+    dequantized checkpoints recover their stored numbers. For others, one that maps the largest
+    number to a number of e4m3 above 224: all eight such scales are tried on a part of the group.
     """
     step = max(1, groups_GN.shape[1] // _SAMPLE)
     part_GN = groups_GN[:, ::step].float()
-    top_G1 = groups_GN.abs().amax(1, keepdim=True).float()
-    best_G1, best_error_G1 = top_G1 / FP8_MAX, torch.full_like(top_G1, torch.inf)
-    for leading in _LEADING:
-        most = leading * (256.0 if leading <= 1.75 else 128.0)
-        scale_G1 = top_G1 / most
+    max_G1 = groups_GN.abs().amax(1, keepdim=True).float()
+    best_G1, best_error_G1 = max_G1 / FP8_MAX, torch.full_like(max_G1, torch.inf)
+    for mantissa in _MANTISSAS:
+        scale_G1 = max_G1 / (mantissa * (256.0 if mantissa <= 1.75 else 128.0))
         rounded_GN = e4m3(part_GN * inverse(scale_G1)).float()
-        # A widened checkpoint was rounded again (bfloat16), which the mean undoes.
+        # A dequantized checkpoint was rounded again (bfloat16), which the mean undoes.
         fit_G1 = (rounded_GN * part_GN).sum(1, keepdim=True)
         norm_G1 = rounded_GN.square().sum(1, keepdim=True)
         fitted_G1 = torch.where(norm_G1 > 0, fit_G1 / norm_G1.clamp(min=1e-30), scale_G1)
@@ -58,7 +57,7 @@ def inverse(scale: Tensor) -> Tensor:
 
 
 def e4m3(x: Tensor) -> Tensor:
-    """x rounded to e4m3; what is too large becomes the largest."""
+    """x rounded to e4m3, saturating."""
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
@@ -80,7 +79,7 @@ def quantize_blocks(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread(scale_RC: Tensor, num_out: int, num_in: int) -> Tensor:
-    """The scale of every number of a weight [O, I], of its blocks."""
+    """The scale of every number of a weight [O, I], from those of its blocks."""
     rows = scale_RC.repeat_interleave(BLOCK, 0)[:num_out]
     return rows.repeat_interleave(BLOCK, 1)[:, :num_in]
 
@@ -96,7 +95,7 @@ def quantize_x(x_TI: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def fake_quantize_x(x_TI: Tensor, group: int = 0) -> Tensor:
-    """Activations after ``quantize_x``, as float32 again."""
+    """Activations after ``quantize_x``, as float32."""
     values, scale = quantize_x(x_TI, group)
     if not group:
         return values.float() * scale
@@ -104,7 +103,7 @@ def fake_quantize_x(x_TI: Tensor, group: int = 0) -> Tensor:
 
 
 def fake_quantize_weight(weight_OI: Tensor, fmt: str) -> Tensor:
-    """A weight [O, I] after its way through ``fmt``, in its own dtype again."""
+    """A weight [O, I] rounded to ``fmt``, in its own dtype."""
     if fmt == FORMATS[0]:
         values, scale_O = quantize_rows(weight_OI)
         return (values.float() * scale_O[:, None]).to(weight_OI.dtype)
@@ -113,8 +112,8 @@ def fake_quantize_weight(weight_OI: Tensor, fmt: str) -> Tensor:
 
 
 def emulate_fp8(weight: Tensor, fmt: str) -> tuple[Tensor, str]:
-    """For devices that compute with wider numbers: a weight [O, I] or [E, O, I] with the numbers
-    of ``fmt``, to be packed as it is; other formats unchanged."""
+    """For devices without fp8: a weight [O, I] or [E, O, I] rounded to ``fmt``, and "" to pack it
+    in its own dtype; other formats stay."""
     if not is_fp8(fmt):
         return weight, fmt
     if weight.ndim == 2:
@@ -123,7 +122,7 @@ def emulate_fp8(weight: Tensor, fmt: str) -> tuple[Tensor, str]:
 
 
 class ReferenceFp8(DequantLinear):
-    """Holds e4m3; rounds activations as the format says."""
+    """Holds e4m3, and rounds activations as the format says."""
 
     formats = FORMATS
 
@@ -134,9 +133,9 @@ class ReferenceFp8(DequantLinear):
         self._values, self._scale = quantize(weight_OI)
 
     def product(self, x_TI: Tensor) -> Tensor:
-        return fake_quantize_x(x_TI, self._group) @ self.widened().T
+        return fake_quantize_x(x_TI, self._group) @ self.dequantize().T
 
-    def widened(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         if not self._group:
             return self._values.float() * self._scale[:, None]
         return self._values.float() * spread(self._scale, *self._values.shape)

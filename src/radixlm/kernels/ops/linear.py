@@ -11,10 +11,8 @@ from torch import Tensor
 
 from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.embedding import embedding
-from radixlm.kernels.ops.fp8 import ReferenceFp8, is_fp8
-from radixlm.kernels.ops.given import QuantScales
-from radixlm.kernels.ops.quantized import ReferenceQuantized
-from radixlm.kernels.ops.widened import DequantLinear
+from radixlm.kernels.ops.fp8 import ReferenceFp8
+from radixlm.kernels.ops.quantized import DequantLinear, QuantScales, ReferenceQuantized
 
 
 class PackedLinear(Protocol):
@@ -27,12 +25,12 @@ class PackedLinear(Protocol):
         ...
 
     def unpack(self) -> Tensor:
-        """The weight [O, I] again, in the checkpoint's dtype (for savers and weight queries)."""
+        """The weight [O, I] in the checkpoint's dtype (for saving and weight queries)."""
         ...
 
 
 class ReferenceLinear:
-    """Keeps W as it is; a W of another dtype than x is widened on every call."""
+    """Keeps W as it is; if its dtype differs from that of x it is converted on every call."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self.weight_OI = weight_OI
@@ -52,21 +50,20 @@ class ReferenceLinear:
 
 
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, scales: QuantScales | None = None
 ) -> PackedLinear:
     """An object whose ``run`` is the map. ``fmt`` is "" (the weight's own dtype; the reference
-    packs nothing) or a format of ``ops/quantized`` or ``ops/fp8``. With ``grid``, (scale, offset)
-    of each group, ``weight_OI`` holds values 0..15 (uint8) of a format of 4 bits; with (scale of
-    each row, None) int8 values of a format of 8 bits."""
-    if grid is not None:
-        return ReferenceQuantized(weight_OI, bias_O, fmt, grid)
+    packs nothing) or a format of ``ops/quantized`` or ``ops/fp8``. With ``scales``, ``weight_OI``
+    holds a checkpoint's integers: uint8 values 0..15 of a 4 bit format, or int8 of an 8 bit one."""
+    if scales is not None:
+        return ReferenceQuantized(weight_OI, bias_O, fmt, scales)
     if fmt:
         return _quantized(weight_OI, bias_O, fmt)
     return ReferenceLinear(weight_OI, bias_O)
 
 
 def _quantized(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> DequantLinear:
-    packed = ReferenceFp8 if is_fp8(fmt) else ReferenceQuantized
+    packed = ReferenceFp8 if fmt in ReferenceFp8.formats else ReferenceQuantized
     return packed(weight_OI, bias_O, fmt)
 
 
@@ -85,11 +82,28 @@ class Gated:
 
 
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: QuantScales | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, scales: QuantScales | None = None
 ) -> PackedLinear:
     """The front of a gated MLP: ``run`` gives act(gate) * up, [T, O / 2]; gate's rows first.
-    ``grid`` as in ``pack_linear``."""
-    return Gated(pack_linear(weight_OI, bias_O, fmt, grid), act)
+    ``scales`` as in ``pack_linear``."""
+    return Gated(pack_linear(weight_OI, bias_O, fmt, scales), act)
+
+
+class GatherLinear:
+    """A linear map whose column j reads input ``index_J[j]`` (J columns). Columns that read the
+    same input add up."""
+
+    def __init__(self, inner: PackedLinear, index_J: Tensor, num_in: int) -> None:
+        self.inner, self.index_J, self._num_in = inner, index_J, num_in
+        self.out_features = inner.out_features
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        return self.inner.run(x_TI.index_select(-1, self.index_J))
+
+    def unpack(self) -> Tensor:
+        weight_OJ = self.inner.unpack()
+        weight_OI = weight_OJ.new_zeros(weight_OJ.shape[0], self._num_in)
+        return weight_OI.index_add_(1, self.index_J.to(weight_OJ.device), weight_OJ)
 
 
 class TiedTable(Protocol):

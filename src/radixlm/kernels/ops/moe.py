@@ -11,10 +11,10 @@ from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.ops import activation
-from radixlm.kernels.ops.given import QuantScales, expert_scales
 from radixlm.kernels.ops.linear import pack_gated, pack_linear
+from radixlm.kernels.ops.quantized import QuantScales, expert_scales
 
-Grids = tuple[
+ExpertScales = tuple[
     QuantScales | None, QuantScales | None
 ]  # of up and of down, with an axis of experts in front
 
@@ -99,14 +99,14 @@ class ReferenceExperts:
         down_bias_ED: Tensor | None,
         act: str,
         fmts: tuple[str, str],
-        grids: Grids,
+        scales: ExpertScales,
     ) -> None:
         self.num_experts = int(up_E2ID.shape[0])
         self._up, self._down = [], []
         for expert in range(self.num_experts):
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-            up, down = (expert_scales(grid, expert) for grid in grids)
+            up, down = (expert_scales(one, expert) for one in scales)
             self._up.append(pack_gated(up_E2ID[expert], up_bias, fmts[0], act, up))
             self._down.append(pack_linear(down_EDI[expert], down_bias, fmts[1], down))
 
@@ -167,8 +167,8 @@ def pack_experts(
     down_bias_ED: Tensor | None,
     act: str,
     fmts: tuple[str, str] = ("", ""),
-    grids: Grids = (None, None),
+    scales: ExpertScales = (None, None),
 ) -> PackedExperts:
     """Experts ``down(act(gate) * up)`` with gate above up in the rows of ``up``. ``fmts`` are the
-    formats of up and down, ``grids`` as ``grid`` of ``pack_linear``."""
-    return ReferenceExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts, grids)
+    formats of up and down, ``scales`` as in ``pack_linear``."""
+    return ReferenceExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts, scales)

@@ -5,25 +5,42 @@
     w8a8          the same weights; activations are quantized row by row, sums are integers
     int4-<group>  4 bit values with a scale for each group of inputs; activations stay float
     w4a8-<group>  4 bit values with a whole multiple 1..15 for each group and a scale for each span
-                  of 512 inputs; activations are quantized row by row and span by span. Where
-                  values and scales are given, a group is a span and has no multiple
+                  of 512 inputs; activations are quantized row by row and span by span. If a
+                  checkpoint gives values and scales, a group is a span and has no multiple
 
 Legend: T tokens, I inputs, O outputs, G groups of a row.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
-
-from radixlm.kernels.ops.given import QuantScales
-from radixlm.kernels.ops.widened import DequantLinear
 
 INT8_MAX = 127.0
 SPAN = 512  # inputs that share a scale of activations in w4a8
 MAX_MULTIPLE = 15
 GROUPS = (32, 64, 128)
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
+
+# Of a checkpoint's integers: (scale, offset), float32 [O, G], for values 0..15: weight = value *
+# scale + offset; (scale [O], None) for int8 values. Stacked experts have an axis in front.
+QuantScales = tuple[Tensor, Tensor | None]
+
+
+def is_symmetric(scales: QuantScales) -> bool:
+    """Whether values 0..15 stand for -8..7; int8 values always are symmetric."""
+    scale, offset = scales
+    return offset is None or torch.equal(offset, -8.0 * scale)
+
+
+def expert_scales(scales: QuantScales | None, expert: int) -> QuantScales | None:
+    """The scales and offsets of one expert."""
+    if scales is None:
+        return None
+    scale, offset = scales
+    return scale[expert], None if offset is None else offset[expert]
 
 
 def quantize_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,9 +106,9 @@ def _around_eight(x: Tensor, scale: Tensor) -> Tensor:
 
 def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
     """Activations as whole numbers -127..127 (kept in float64) and a scale for each row."""
-    top_T = x_TI.float().abs().amax(-1, keepdim=True)
-    inverse = torch.where(top_T > 0, INT8_MAX / top_T, 0.0)
-    return (x_TI.float() * inverse).round().double(), top_T / INT8_MAX
+    max_T = x_TI.float().abs().amax(-1, keepdim=True)
+    inverse = torch.where(max_T > 0, INT8_MAX / max_T, 0.0)
+    return (x_TI.float() * inverse).round().double(), max_T / INT8_MAX
 
 
 def fake_quantize_groups(x_TI: Tensor, group: int) -> Tensor:
@@ -100,23 +117,58 @@ def fake_quantize_groups(x_TI: Tensor, group: int) -> Tensor:
     return torch.cat([whole.float() * scale for whole, scale in parts], -1)
 
 
+class DequantLinear(ABC):
+    """Base of the reference's quantized linear maps: dequantizes the weight on every call."""
+
+    formats: tuple[str, ...] = ()
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> None:
+        if fmt not in self.formats:
+            raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(self.formats)}")
+        self.bias_O, self.out_features = bias_O, int(weight_OI.shape[0])
+        self._dtype = weight_OI.dtype
+
+    @abstractmethod
+    def dequantize(self) -> Tensor:
+        """The weight as float32 [O, I]."""
+
+    @abstractmethod
+    def product(self, x_TI: Tensor) -> Tensor:
+        """x times the weight, float32 [T, O]."""
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """[T, O] in the dtype of x."""
+        y_TO = self.product(x_TI.reshape(-1, x_TI.shape[-1]))
+        if self.bias_O is not None:
+            y_TO = y_TO + self.bias_O.float()
+        return y_TO.to(x_TI.dtype).view(*x_TI.shape[:-1], self.out_features)
+
+    def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` of the weight times ``scale``, for a quantized embedding table."""
+        return (self.dequantize()[ids_T] * scale).to(dtype)
+
+    def unpack(self) -> Tensor:
+        """The dequantized weight [O, I] in the checkpoint's dtype."""
+        return self.dequantize().to(self._dtype)
+
+
 class ReferenceQuantized(DequantLinear):
-    """Holds the integers."""
+    """Holds the integers of a format."""
 
     formats = FORMATS
 
     def __init__(
-        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
+        self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, scales: QuantScales | None = None
     ) -> None:
-        """With ``grid``, the weight holds the values already."""
+        """With ``scales``, the weight holds a checkpoint's values."""
         super().__init__(weight_OI, bias_O, fmt)
         kind, _, group = fmt.partition("-")
         self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
-        self._span = self._group if grid is not None else SPAN
+        self._span = self._group if scales is not None else SPAN
         self._offset: Tensor | None = None
-        if grid is not None:
+        if scales is not None:
             self._dtype, self._values = torch.bfloat16, weight_OI
-            self._scale, self._offset = grid
+            self._scale, self._offset = scales
         elif self._group:
             self._values, self._scale = quantize_4bit(weight_OI, fmt)
         else:
@@ -125,14 +177,14 @@ class ReferenceQuantized(DequantLinear):
     def product(self, x_TI: Tensor) -> Tensor:
         if self._group:
             x = fake_quantize_groups(x_TI, self._span) if self._is_dynamic else x_TI.float()
-            return x @ self.widened().T
+            return x @ self.dequantize().T
         if self._is_dynamic:
             x_whole, x_scale = quantize_rows(x_TI)
             sums_TO = (x_whole @ self._values.double().T).float()
             return sums_TO * (x_scale * self._scale)
-        return x_TI.float() @ self.widened().T
+        return x_TI.float() @ self.dequantize().T
 
-    def widened(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         if not self._group:
             return self._values.float() * self._scale[:, None]
         grouped = self._values.float().view(self.out_features, -1, self._group)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import quantized as reference
 from radixlm.kernels.ops.fp8 import is_fp8
-from radixlm.kernels.ops.given import QuantScales, is_symmetric
+from radixlm.kernels.ops.quantized import QuantScales, is_symmetric
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, int4_chunk
 from radixlm.kernels.triton.gemm_fp8 import is_native, quantize_experts
@@ -40,17 +40,17 @@ def pack(
     bias_EN: Tensor | None,
     fmt: str,
     act: str = "",
-    grid: QuantScales | None = None,
+    scales: QuantScales | None = None,
 ) -> Packed:
-    """Weights in ``fmt`` (of kernels/ops/quantized.py or fp8.py; "": as they are); ``act`` of gated
-    ones. w4a8-<group> keeps x as it is: with tensor cores rounding it would gain nothing. With
-    ``grid``, (scale, offset) [E, N] of int8 values or [E, N, G] of values 0..15, weights are these
-    values."""
+    """Weights in ``fmt`` of kernels/ops/quantized.py or fp8.py, or as they are (""); ``act`` of
+    gated ones. w4a8-<group> does not round x: with tensor cores that would gain nothing. With
+    ``scales``, (scale, offset) [E, N] of int8 or [E, N, G] of values 0..15, weights are a
+    checkpoint's integers."""
     num_out, num_in = weight_ENK.shape[1:]
     scale: Tensor | None = None
     kind, group = kinds.PLAIN, 0
-    if grid is not None:
-        kind, data, scale = _given(weight_ENK, grid, fmt, bool(act))
+    if scales is not None:
+        kind, data, scale = _stored(weight_ENK, scales, fmt, bool(act))
         group = int(fmt.partition("-")[2] or 0)
     elif not fmt:
         data = interleaved(weight_ENK) if act else owned(weight_ENK)
@@ -75,18 +75,18 @@ def pack(
     return Packed(kind, data, scale, bias, int(num_out), int(num_in), act, group)
 
 
-def _given(
-    values_ENK: Tensor, grid: QuantScales, fmt: str, is_gated: bool
+def _stored(
+    values_ENK: Tensor, scales: QuantScales, fmt: str, is_gated: bool
 ) -> tuple[int, Tensor, Tensor]:
-    """Kind, data and scale of integers that are given."""
-    scale, offset = grid
+    """Kind, data and scale of a checkpoint's integers."""
+    scale, offset = scales
     if values_ENK.dtype == torch.int8:
         kind = kinds.INT8 if fmt == "int8wo" else kinds.W8A8
         if is_gated:
             return kind, interleaved(values_ENK), interleaved(scale)
         return kind, owned(values_ENK), owned(scale)
     kind, lines_EN = kinds.INT4, scale
-    if offset is not None and not is_symmetric(grid):
+    if offset is not None and not is_symmetric(scales):
         kind = kinds.INT4_SHIFTED
         values_ENK, *parts = _zero_points(values_ENK, scale, offset)
         lines_EN = torch.cat(parts, 2)

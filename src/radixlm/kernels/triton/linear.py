@@ -20,8 +20,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import fp8 as reference_fp8
 from radixlm.kernels.ops import linear as reference
-from radixlm.kernels.ops.given import QuantScales
-from radixlm.kernels.ops.quantized import FORMATS
+from radixlm.kernels.ops.quantized import FORMATS, QuantScales
 from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import QUANTIZED_X, Packed, fits, product
@@ -215,11 +214,11 @@ def _takes(weight: Tensor, fmt: str) -> bool:
     return bool(fmt) and known and is_fit and runs_on(weight) and weight.dtype in POINTERS
 
 
-def _given(
-    values_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales, act: str = ""
+def _stored(
+    values_OI: Tensor, bias_O: Tensor | None, fmt: str, scales: QuantScales, act: str = ""
 ) -> QuantizedLinear:
     """Integers of a checkpoint."""
-    scale, offset = grid
+    scale, offset = scales
     bias = None if bias_O is None else bias_O[None]
     each = (scale[None], None if offset is None else offset[None])
     packed = pack(values_OI[None], bias, fmt, act, each)
@@ -227,13 +226,13 @@ def _given(
 
 
 def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, grid: QuantScales | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, scales: QuantScales | None = None
 ) -> reference.PackedLinear:
     """See kernels/ops/linear.py."""
-    if grid is not None:
+    if scales is not None:
         if not runs_on(weight_OI):
-            return reference.pack_linear(weight_OI, bias_O, fmt, grid)
-        return _given(weight_OI, bias_O, fmt, grid)
+            return reference.pack_linear(weight_OI, bias_O, fmt, scales)
+        return _stored(weight_OI, bias_O, fmt, scales)
     if not fmt:
         return PlainLinear(weight_OI, bias_O)
     if not _takes(weight_OI, fmt):
@@ -243,13 +242,13 @@ def pack_linear(
 
 
 def pack_gated(
-    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, grid: QuantScales | None = None
+    weight_OI: Tensor, bias_O: Tensor | None, fmt: str, act: str, scales: QuantScales | None = None
 ) -> reference.PackedLinear:
     """See kernels/ops/linear.py."""
-    if grid is not None:
+    if scales is not None:
         if not (runs_on(weight_OI) and act in activation.CODES):
-            return TritonGated(pack_linear(weight_OI, bias_O, fmt, grid), act)
-        return _given(weight_OI, bias_O, fmt, grid, act)
+            return TritonGated(pack_linear(weight_OI, bias_O, fmt, scales), act)
+        return _stored(weight_OI, bias_O, fmt, scales, act)
     # Interleaved blocks would shut out torch's blockwise product, which prompts need.
     if not _takes(weight_OI, fmt) or act not in activation.CODES or fmt == reference_fp8.FORMATS[1]:
         return TritonGated(pack_linear(weight_OI, bias_O, fmt), act)

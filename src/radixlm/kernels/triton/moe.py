@@ -172,20 +172,20 @@ def pack_experts(
     down_bias_ED: Tensor | None,
     act: str,
     fmts: tuple[str, str] = ("", ""),
-    grids: reference.Grids = (None, None),
+    scales: reference.ExpertScales = (None, None),
 ) -> reference.PackedExperts:
     """See kernels/ops/moe.py; formats of kernels/ops/quantized.py and fp8.py."""
     known = ("", *FORMATS, *FP8_FORMATS)
     weights = (up_E2ID, down_EDI)
     is_known = act in CODES and runs_on(up_E2ID) and set(fmts) <= set(known)
     is_fit = all(
-        grid is not None or (weight.dtype in POINTERS and fits(fmt, weight.dtype))
-        for weight, fmt, grid in zip(weights, fmts, grids, strict=True)
+        stored is not None or (weight.dtype in POINTERS and fits(fmt, weight.dtype))
+        for weight, fmt, stored in zip(weights, fmts, scales, strict=True)
     )
     if not (is_known and is_fit):
-        return reference.pack_experts(*weights, up_bias_E2I, down_bias_ED, act, fmts, grids)
-    up = pack(up_E2ID, up_bias_E2I, fmts[0], act, grids[0])
-    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", grids[1]))
+        return reference.pack_experts(*weights, up_bias_E2I, down_bias_ED, act, fmts, scales)
+    up = pack(up_E2ID, up_bias_E2I, fmts[0], act, scales[0])
+    return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", scales[1]))
 
 
 def variants() -> tuple[Variant, ...]:

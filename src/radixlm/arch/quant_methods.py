@@ -1,0 +1,91 @@
+"""The methods of quantization: one row for each ``quant_method`` that config.json may name.
+
+The check of config.json, the choices of ``--quantization``, the parser of ``quantization_config``
+and the loader read this table. A new method is a row here, a parser in ``quant/``, a TensorSource
+in ``weights/`` if tensors are stored in a new way, and a format in ``kernels/ops/`` if numbers are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class QuantMethod(NamedTuple):  # no Record: the options read this table before msgspec is imported
+    """``parse``: "module:function" that reads a ``quantization_config``. ``flags``: values of
+    ``--quantization`` for checkpoints of the method. ``tensors``: regular expression of the end of
+    the names of tensors that are read together with their weight (scales, zero points)."""
+
+    name: str
+    parse: str
+    flags: tuple[str, ...] = ()
+    tensors: str = ""
+
+
+FP8_FLAGS = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+_FP8_SCALES = (
+    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale)"
+    r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?"
+)
+_GPTQ_TENSORS = r"\.(qweight|qzeros|scales|g_idx)"
+_COMPRESSED_TENSORS = r"\.(weight_(packed|shape|zero_point|g_idx)|input_zero_point)"
+_QUANT = "radixlm.quant"
+
+METHODS = {
+    method.name: method
+    for method in (
+        QuantMethod("fp8", f"{_QUANT}.fp8:parse_fp8", FP8_FLAGS, _FP8_SCALES),
+        QuantMethod("fbgemm_fp8", f"{_QUANT}.fp8:parse_fbgemm", FP8_FLAGS),
+        QuantMethod("modelopt", f"{_QUANT}.fp8:parse_modelopt", FP8_FLAGS),
+        QuantMethod(
+            "compressed-tensors",
+            f"{_QUANT}.compressed_tensors:parse",
+            ("compressed-tensors",),
+            _COMPRESSED_TENSORS,
+        ),
+        QuantMethod(
+            "awq",
+            f"{_QUANT}.integers:parse_awq",
+            ("awq", "awq_marlin", "moe_wna16"),
+            _GPTQ_TENSORS,
+        ),
+        QuantMethod("gptq", f"{_QUANT}.integers:parse_gptq", ("gptq", "gptq_marlin", "moe_wna16")),
+        QuantMethod("w8a8_int8", f"{_QUANT}.integers:parse_w8a8", ("w8a8_int8",)),
+        QuantMethod("blockwise_int8", f"{_QUANT}.integers:parse_blockwise", ("blockwise_int8",)),
+        QuantMethod("gguf", f"{_QUANT}.prequantized:parse_gguf", ("gguf",)),
+    )
+}
+# methods of other engines; floats of such a checkpoint are served, other weights are refused
+_UNREAD = frozenset(
+    "aqlm auto-round awq_marlin bitnet bitsandbytes bitsandbytes_4bit bitsandbytes_8bit "
+    "deepspeedfp eetq exl2 exl3 experts_int8 fouroversix fp_quant gemma gptq_marlin "
+    "gptq_marlin_24 higgs hqq ipex marlin metal modelopt_fp4 modelopt_mixed moe_wna16 mxfp4 mxfp8 "
+    "nvfp4 petit_nvfp4 ptpc_fp8 qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8".split()
+)
+KNOWN_METHODS = _UNREAD | METHODS.keys()
+SCALE_TENSORS = re.compile(
+    "(?:" + "|".join(m.tensors for m in METHODS.values() if m.tensors) + ")$"
+)
+
+# Quantizing a float checkpoint while it loads: option -> format of kernels/ops. w4a8 sums integers,
+# which is several times faster than int4, and rounding activations to 8 bits adds little error to
+# that of 4 bit weights.
+ONLINE_INTEGERS = {
+    "w8a8_int8": "w8a8",
+    "int8wo": "int8wo",
+    "int8dq": "w8a8",
+    "int4wo-32": "w4a8-32",
+    "int4wo-64": "w4a8-64",
+    "int4wo-128": "w4a8-128",
+}
+TORCHAO_FP8 = {  # a scale for each row is finer than one for the tensor and costs nothing
+    "fp8dq-per_tensor": "fp8",
+    "fp8dq-per_row": "fp8",
+}
+ONLINE_FORMATS = {**ONLINE_INTEGERS, "fp8": "fp8", "w8a8_fp8": "fp8", **TORCHAO_FP8}
+CHECKPOINT_FLAGS = tuple(dict.fromkeys(flag for m in METHODS.values() for flag in m.flags))
+
+
+def methods_of_flag(flag: str) -> tuple[str, ...]:
+    """The methods whose checkpoints ``--quantization flag`` accepts."""
+    return tuple(method.name for method in METHODS.values() if flag in method.flags)

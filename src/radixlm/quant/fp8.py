@@ -1,0 +1,84 @@
+"""Checkpoints in 8 bit floats (e4m3) with a scale for each tensor, row or block: fp8, fbgemm_fp8,
+modelopt, and compressed-tensors of type float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from radixlm.arch.quant_methods import FP8_FLAGS
+from radixlm.base.record import Record
+from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.fp8 import BLOCK, FORMATS, fake_quantize_weight
+from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.quant.checkpoint import block_sizes
+from radixlm.quant.param import Param
+from radixlm.quant.scheme import OnlineQuantScheme, Scheme, UnquantizedScheme
+
+BY_ROW, BY_BLOCK = FORMATS
+_SAMPLE_ROWS = 64
+_MAX_CHANGE = 0.01  # relative, of weights that were 8 bit floats before; others change by 0.025
+
+
+class Fp8Quant(Record):
+    """``fmt``: the format of kernels/ops/fp8.py that keeps the numbers. ``block``: rows and inputs
+    that share a scale, if scales are a matrix."""
+
+    method: str
+    fmt: str = BY_ROW
+    block: tuple[int, int] = (BLOCK, BLOCK)
+    source: ClassVar[str] = "radixlm.weights.fp8_source:Fp8Source"
+
+    def matches_flag(self, flag: str) -> bool:
+        return flag in FP8_FLAGS
+
+    def scheme(self) -> Scheme:
+        return PrequantizedFp8Scheme(self.fmt)
+
+
+def parse_fp8(config: Mapping[str, Any]) -> Fp8Quant:
+    """Of FP8 as DeepSeek and Hugging Face write it; ``weight_block_size`` null: a scale each row
+    or tensor."""
+    return with_block("fp8", config.get("weight_block_size"))
+
+
+def parse_fbgemm(config: Mapping[str, Any]) -> Fp8Quant:
+    """Of fbgemm: a scale for each row."""
+    return Fp8Quant("fbgemm_fp8")
+
+
+def parse_modelopt(config: Mapping[str, Any]) -> Fp8Quant | None:
+    """Of NVIDIA ModelOpt; None for algorithms other than FP8."""
+    is_fp8 = str(config.get("quant_algo", "")).upper() == "FP8"
+    return Fp8Quant("modelopt") if is_fp8 else None
+
+
+def with_block(method: str, block: object) -> Fp8Quant:
+    """Scales by blocks of (rows, inputs), or by rows or tensors if ``block`` is None."""
+    if block is None:
+        return Fp8Quant(method)
+    sizes = block_sizes(block)
+    return Fp8Quant(method, BY_BLOCK if sizes == (BLOCK, BLOCK) else BY_ROW, sizes)
+
+
+class PrequantizedFp8Scheme(OnlineQuantScheme):
+    """Keeps the 8 bit floats of a checkpoint. Layers that it stores in more bits stay floats."""
+
+    def pack(
+        self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
+    ) -> PackedLinear:
+        value = params["weight"].value
+        assert value is not None, "a parameter was used before it was loaded"
+        if is_fp8_exact(value, self.fmt(value.shape[1])):
+            return super().pack(kernels, params, gate_act)
+        return UnquantizedScheme().pack(kernels, params, gate_act)
+
+
+def is_fp8_exact(weight_OI: Tensor, fmt: str) -> bool:
+    """Whether a weight holds numbers of ``fmt``, by a sample of its rows."""
+    rows = BLOCK if fmt == BY_BLOCK else _SAMPLE_ROWS
+    part = weight_OI[:rows].float()
+    change = (fake_quantize_weight(part, fmt) - part).norm()
+    return bool(change <= _MAX_CHANGE * part.norm())
