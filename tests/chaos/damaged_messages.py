@@ -1,5 +1,5 @@
-"""Messages as a broken or hostile peer might send them: spoiled copies of good ones, good ones
-with values that cannot be, and bytes that are nothing at all."""
+"""Messages that a broken or hostile peer might send: damaged copies of good messages, good ones
+with impossible values, and random bytes."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ class Fuzzer:
         return self._random.randbytes(self._random.randrange(300))
 
     def _pickled(self, data: bytes) -> bytes:
-        return pickle.dumps(eval, self._random.randrange(5))  # never called, never loaded
+        return pickle.dumps(eval, self._random.randrange(5))  # must never be called or loaded
 
     def _deep(self, data: bytes) -> bytes:
         return self._random.choice((b"\x91", b"\x81\xa1x")) * self._random.choice((99, 50_000))
 
     def _revalue(self, data: bytes) -> bytes:
-        """One value of a good message is another: often it still fits its type."""
+        """Change one value of a good message; the result often still fits its type."""
         tree = msgspec.msgpack.decode(data)
         places: list[tuple[Any, Any]] = []
 

@@ -1,4 +1,5 @@
-"""The table of hostile requests: each must be refused quickly, by its fault, at no lasting cost."""
+"""The table of hostile requests. Each must be refused quickly, by the name of its fault, at no
+lasting cost."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Attack:
-    """``make`` gives the body, or pieces of it to send without a length."""
+    """`make` returns the body, or chunks to send without a length."""
 
     name: str
     path: str
@@ -36,7 +37,7 @@ def native(name: str, **sampling: Any) -> None:
 
 
 def late(name: str, make: Callable[[], dict[str, Any]]) -> None:
-    """Sampling parameters too large to keep in the table."""
+    """Sampling parameters too large to be kept in the table."""
     made = {"text": "a"}
     raw(name, GENERATE, lambda: json.dumps(made | {"sampling_params": make()}).encode())
 
@@ -51,7 +52,7 @@ def part(name: str, kind: str, url: str) -> None:
 
 
 def doubling(keyword: str, last: Any, depth: int = 60) -> dict[str, Any]:
-    """A schema that names twice as much with each of its definitions."""
+    """A schema that doubles in size with each of its definitions."""
     defs: dict[str, Any] = {
         f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
         for i in range(depth)

@@ -1,6 +1,6 @@
-"""TokenizerManager, scheduler and a model in one thread, and a hand that breaks things at random.
+"""TokenizerManager, scheduler and a model in one thread, with faults at random.
 
-The engine may die anywhere in a tick; what it had sent by then arrives, what it had not is lost.
+The engine may die anywhere in a tick: messages that it sent before arrive, later ones are lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Death(Exception):
 
 
 class MortalExecutor(FakeExecutor):
-    """Asks before each part of a step whether it lives on."""
+    """An executor that may die before each part of a step."""
 
     def __init__(self, *args: Any, strike: Callable[[str, StepPlan], None]) -> None:
         super().__init__(*args)
@@ -45,7 +45,7 @@ class MortalExecutor(FakeExecutor):
 
 
 class Wire:
-    """The link of intake: straight into the inbox of the scheduler that lives now."""
+    """The link of intake: it puts messages into the inbox of the running scheduler."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -63,7 +63,7 @@ class Wire:
 
 
 class Client:
-    """One request and what its reader has got."""
+    """One request and the tokens that its reader received."""
 
     def __init__(
         self, state: RequestState, prompt: list[int], max_new: int, ignore_eos: bool
@@ -83,7 +83,7 @@ class Client:
 
 
 class World:
-    """Everything, with a seed."""
+    """The whole simulation, from one seed."""
 
     def __init__(self, seed: int, folder: Path, **limits: Any) -> None:
         self.rng = random.Random(seed)
@@ -94,7 +94,7 @@ class World:
         self.num_deaths = 0
         self.num_retracted = 0
         self.death_rate = 0.0
-        self.poison: int | None = None  # a prompt with this token kills what computes it
+        self.poison: int | None = None  # a prompt with this token kills the engine that computes it
         self.wire = Wire(self)
         self.intake = TokenizerManager(None, IntakeFacts(vocab=VOCAB, context_len=512), self.wire)
         self.intake.start()
@@ -123,17 +123,17 @@ class World:
         self.clients.append(Client(state, prompt, max_new, ignore_eos))
         return self.clients[-1]
 
-    def calm_down(self, most_ticks: int) -> None:
-        """No more deaths, until nothing runs or ``most_ticks`` are over."""
+    def calm_down(self, max_ticks: int) -> None:
+        """Run without deaths until no request runs, or for `max_ticks` ticks."""
         self.death_rate = 0.0
-        for _ in range(most_ticks):
+        for _ in range(max_ticks):
             self.control("continue")
             self.tick()
             if not self.intake.requests:
                 break
 
     def tick(self) -> None:
-        """One turn of the scheduler, then whatever it said reaches intake."""
+        """One tick of the scheduler; then its messages reach intake."""
         assert self.bench is not None
         try:
             self.bench.scheduler.tick(wait=False)
@@ -150,7 +150,8 @@ class World:
                 self.wire.handler(message)
 
     def die(self) -> None:
-        """As the supervisor sees it; now and then the next engine dies while it starts."""
+        """The engine dies as the supervisor sees it; sometimes the next one dies during its
+        start."""
         self.deliver()
         assert self.bench is not None
         self.num_deaths += 1
@@ -166,7 +167,7 @@ class World:
         self.wire.send(Control(f"chaos {verb}", verb, args))
 
     def check_invariants(self) -> None:
-        """Nothing runs any more: every slot and page is free or in the tree."""
+        """After all requests ended, every slot and page is free or in the radix tree."""
         assert self.bench is not None and not self.intake.requests
         for _ in range(3):
             self.tick()

@@ -1,6 +1,6 @@
-"""Everything at once: requests that ask for log-probabilities, hidden states, forced and masked
-tokens, stops, priorities and deadlines, in a small pool whose engine dies, pauses and retracts.
-What each is told equals what it would be told alone."""
+"""All features at once: log-probabilities, hidden states, forced and masked tokens, stops,
+priorities and deadlines, in a small pool whose engine dies, pauses and retracts. Each request must
+receive what it would receive alone."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ALL = np.array([(1 << VOCAB) - 1], np.int32)
 
 
 def score(prefix: Sequence[int], token: int) -> float:
-    """The log-probability that our model gives ``token`` behind ``prefix``."""
+    """The log-probability of `token` after `prefix` in the fake model."""
     return -float(zlib.crc32(np.array([*prefix, token], np.int32).tobytes()) % 1000)
 
 
 def allowed(kind: str, place: int) -> Mask:
-    """What the grammar ``kind`` lets stand at the n-th place of the output: now and then one token
-    only, for several places in a row."""
+    """Tokens that the grammar `kind` allows at the n-th position of the output; sometimes a single
+    one, for several positions in a row."""
     lot = zlib.crc32(f"{kind} {place // 4}".encode())
     if lot % 3 == 0:
         return np.array([1 << (1 + (lot >> 8) % (VOCAB - 1))], np.int32)
@@ -45,7 +45,7 @@ def allowed(kind: str, place: int) -> Mask:
 
 
 class Grammar(Feature):
-    """Masks and forced tokens as those of the real one."""
+    """Masks and forced tokens like those of the real grammar feature."""
 
     def __init__(self) -> None:
         self.states: dict[str, tuple[str, int, bool]] = {}
@@ -60,7 +60,7 @@ class Grammar(Feature):
         return True
 
     def ready(self, request: Request) -> bool:
-        """It is compiled when it has been asked for a second time."""
+        """Ready at the second call."""
         self.asked[request.rid] = self.asked.get(request.rid, 0) + 1
         return request.wire.grammar is None or self.asked[request.rid] > 1
 
@@ -91,8 +91,8 @@ class Grammar(Feature):
         self.asked.pop(request.rid, None)
 
 
-class TellingExecutor(MortalExecutor):
-    """Gives log-probabilities and hidden states with the tokens."""
+class DetailedExecutor(MortalExecutor):
+    """An executor that returns log-probabilities and hidden states with the tokens."""
 
     def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
         super().sample(step, masks)
@@ -118,8 +118,8 @@ class TellingExecutor(MortalExecutor):
             got.hidden_states = np.array(rows, np.float32).tobytes()
 
 
-class Everything(World):
-    """A world with a grammar, whose executor tells more."""
+class FeatureWorld(World):
+    """A world with a grammar and the detailed executor."""
 
     def start_engine(self) -> None:
         self.intake.facts = replace(self.intake.facts, hidden_states_enabled=True)
@@ -127,7 +127,7 @@ class Everything(World):
         self.flights = InflightLog(self.flight)
         self.bench = bench = SchedulerHarness(features=(self.flights, self.grammar), **self.limits)
         old = bench.executor
-        bench.executor = bench.scheduler.executor = TellingExecutor(
+        bench.executor = bench.scheduler.executor = DetailedExecutor(
             len(old.kv),
             old.page_size,
             len(old.table),
@@ -138,10 +138,10 @@ class Everything(World):
         self.intake.become_ready({"context_len": 512})
 
 
-class Told:
-    """A request of everything, its reader, and what it should be told."""
+class CheckedClient:
+    """A request with all features, its reader, and the expected output."""
 
-    def __init__(self, world: Everything) -> None:
+    def __init__(self, world: FeatureWorld) -> None:
         rng = world.rng
         self.prompt = [7] * rng.choice((0, 9, 21)) + rng.choices(
             range(1, VOCAB), k=rng.randint(1, 30)
@@ -183,7 +183,7 @@ class Told:
             self.out.absorb(found)
 
     def check(self) -> str:
-        """How it ended; what it was told is what it would have been told alone."""
+        """Check the finish reason, and that the output equals the request's output alone."""
         if self.has_left:
             return "left"
         finish, ids = self.out.finish, list(self.prompt)
@@ -232,13 +232,13 @@ class Told:
         ]
 
 
-def _disturb(world: Everything, all_told: list[Told], most: int) -> None:
+def _disturb(world: FeatureWorld, all_told: list[CheckedClient], most: int) -> None:
     rng = world.rng
     kinds = ("nothing", "submit", "leave", "abort", "pause", "continue", "flush_cache")
     kind = rng.choices(kinds, (8, 8, 1, 1, 1, 3, 1))[0]
     running = [t for t in all_told if t.out.finish is None and not t.has_left and not t.state.ended]
     if kind == "submit" and len(all_told) < most:
-        all_told.append(Told(world))
+        all_told.append(CheckedClient(world))
     elif kind in ("leave", "abort") and running:
         told = rng.choice(running)
         told.read()
@@ -257,9 +257,9 @@ def _disturb(world: Everything, all_told: list[Told], most: int) -> None:
 def _run(
     seed: int, folder: Path, death_rate: float, most: int = 40, **limits: Any
 ) -> dict[str, int]:
-    world = Everything(seed, folder, **limits)
+    world = FeatureWorld(seed, folder, **limits)
     world.death_rate = death_rate
-    all_told: list[Told] = []
+    all_told: list[CheckedClient] = []
     for _ in range(4 * most):
         _disturb(world, all_told, most)
         world.tick()
@@ -281,7 +281,7 @@ def _run(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_each_is_told_what_it_would_be_told_alone(seed: int, tmp_path: Path) -> None:
+async def test_each_request_gets_what_it_gets_alone(seed: int, tmp_path: Path) -> None:
     limits = {"depth": seed % 2, "page_size": (1, 4, 16)[seed % 3], "reserve": 0.0}
     if seed % 2:
         limits |= {"priorities": True, "policy": "lpm", "admit_every": 3}

@@ -1,4 +1,4 @@
-"""Attacks that worked on servers of this kind; SECURITY.md lists them with the test of each."""
+"""Attacks that worked on similar servers. SECURITY.md lists them with the test of each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_serialised_code_is_refused(
 
 @pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
 async def test_no_address_in_a_message_is_fetched(server: ScriptedServer, kind: str) -> None:
-    """A server that fetches what a client names can be sent to its neighbours."""
+    """A server that fetches client addresses can be directed at its network."""
     visits = 0
 
     async def visit(reader: Any, writer: Any) -> None:
@@ -208,7 +208,7 @@ async def test_wrong_keys_of_every_kind(toy_folder: Path) -> None:
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each key is compared by the library's own function, whether or not one before matched."""
+    """Every key is compared by `hmac.compare_digest`, even after a match."""
     compared: list[bytes] = []
 
     def spy(a: Any, b: Any) -> bool:
@@ -235,7 +235,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 async def test_requests_cannot_be_smuggled(server: ScriptedServer, head: bytes) -> None:
-    """Two readings of one length: the connection must end with the first answer."""
+    """With two possible lengths, the connection must end with the first answer."""
     smuggled = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     async with listening(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

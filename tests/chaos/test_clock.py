@@ -1,5 +1,5 @@
-"""The wall clock jumps a day forwards and backwards: deadlines, streams and health do not notice,
-because they look at the monotonic clock only."""
+"""The wall clock jumps a day forwards and backwards. Deadlines, streams and health do not change,
+because they use the monotonic clock only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.http_server import ScriptedServer
 
 DAY_S = 86_400.0
 SOURCE = Path(radixlm.__file__).parent
-# where a wall clock belongs: dates that clients and people read
+# the wall clock is right for dates that clients and people read
 DATES = frozenset(
     """
     engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
@@ -30,7 +30,7 @@ DATES = frozenset(
 
 
 class Jumping:
-    """A wall clock that is a day wrong in turn; whoever asks it gets another day."""
+    """A wall clock that is a day wrong, in another direction at each read."""
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -54,7 +54,7 @@ def test_only_dates_are_read_from_the_wall_clock() -> None:
     assert found <= DATES, found - DATES
 
 
-async def test_streams_and_deadlines_do_not_notice(
+async def test_streams_and_deadlines_do_not_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", Jumping())

@@ -1,8 +1,8 @@
-"""Thousands of damaged messages on the sockets between the processes, in both directions: they are
-dropped and counted, nothing dies, and what is sound still gets its answer.
+"""Thousands of damaged messages on the sockets between the processes, in both directions. They are
+dropped and counted, no process dies, and good messages are still answered.
 
-The quick form talks to a scheduler and an intake in this process, the long form (slow) also to a
-real engine process. ``CHAOS_MESSAGES`` is the number of messages a socket gets in the long form.
+The short form talks to a scheduler and an intake in this process, the long form (slow) also to a
+real engine process. `CHAOS_MESSAGES` is the number of messages for each socket in the long form.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def tokens_of(
     work: Callable[[], None] = lambda: None,
     most_s: float = 60.0,
 ) -> list[int]:
-    """What the engine makes of a sound request, read from the raw socket.
+    """The engine's tokens for a good request, read from the raw socket.
 
-    ``work`` lets an engine of this thread go on; the socket delivers when it likes, so no number
-    of turns is enough by itself.
+    `work` lets an engine of this thread run. The socket delivers asynchronously, so no fixed number
+    of ticks suffices.
     """
     codec, found = intake_codec(), []
     until_s = time.monotonic() + most_s
@@ -97,7 +97,7 @@ def tokens_of(
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
+def test_a_scheduler_drops_damaged_messages(count: int, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     flight = InflightLog()
     with raw_socket(address, bind=True) as peer:
@@ -146,7 +146,7 @@ def test_a_scheduler_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_an_intake_drops_what_is_damaged(count: int, tmp_path: Path) -> None:
+async def test_an_intake_drops_damaged_messages(count: int, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     channel = ZmqChannel(address, intake_codec(), bind=True)
     intake = TokenizerManager(None, IntakeFacts(vocab=1000, context_len=64), ZmqLink(channel))
@@ -179,7 +179,7 @@ async def test_an_intake_drops_what_is_damaged(count: int, tmp_path: Path) -> No
 
 @contextmanager
 def engine_process(address: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A real engine on a tiny model, as the supervisor would start it."""
+    """A real engine with a tiny model, started as the supervisor starts it."""
     given = {
         "model_path": str(cached_tiny("Qwen3ForCausalLM")),
         "cpu_threads": 1,

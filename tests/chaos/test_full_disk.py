@@ -1,5 +1,5 @@
-"""A disk without room: files, batches, responses and dumps fail with an honest status, generation
-goes on, and what waits for room goes on when there is some. The disk is a small tmpfs."""
+"""A full disk: files, batches, responses and dumps fail with an honest status, generation goes on,
+and waiting work resumes with free space. The disk is a small tmpfs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HONEST = (503, 507)
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Half a megabyte."""
+    """A disk of half a megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Until nothing fits; the file to delete for room."""
+    """Fill the disk; returns the file to delete to make room again."""
     path = disk / "filler"
     with path.open("wb", buffering=0) as file:
         try:
@@ -58,7 +58,7 @@ async def _upload(server: ScriptedServer, content: bytes) -> Any:
 
 
 async def _responses_until_full(server: ScriptedServer) -> Any:
-    """The store has pages of its own to fill first."""
+    """Post responses until the store's own pages are full too."""
     for _ in range(100):
         answer = await server.post("/v1/responses", input="hi" * 900)
         if answer.status_code != 200:
@@ -71,7 +71,7 @@ def _line(name: str) -> str:
     return json.dumps({"custom_id": name, "method": "POST", "url": CHAT, "body": body})
 
 
-async def test_files_dumps_and_responses_say_so(toy_folder: Path, disk: Path) -> None:
+async def test_files_dumps_and_responses_report_a_full_disk(toy_folder: Path, disk: Path) -> None:
     options = {"file_storage_path": str(disk / "files"), "crash_dump_folder": str(disk / "dumps")}
     async with scripted_server(toy_folder, {}, **options) as server:
         assert (await _upload(server, b"x")).status_code == 200
@@ -101,7 +101,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
     monkeypatch.setattr(runner, "FULL_DISK_S", 0.02)
     monkeypatch.setattr(
         "tests.fakes.http_server.SLOW_S", 0.05
-    )  # most of it is open when one is done
+    )  # most lines are open after the first answer
     async with scripted_server(toy_folder, {}, file_storage_path=str(disk)) as server:
         names = [f"line-{i}" for i in range(30)]
         text = "\n".join(map(_line, names)).encode()
@@ -118,7 +118,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
                 await asyncio.sleep(0.002)
             filler = fill(disk)
             server.engine.executor.is_slow = False
-            await asyncio.sleep(0.2)  # some answers come while nothing fits
+            await asyncio.sleep(0.2)  # some answers come while the disk is full
             assert (await state())["status"] == "in_progress" and await _answers(server)
             filler.unlink()
             while (await state())["status"] != "completed":
@@ -130,8 +130,8 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
         assert sorted(row["custom_id"] for row in rows) == sorted(names)
 
 
-def test_the_flight_record_does_without(disk: Path) -> None:
-    """A hole in a mapped file would be written to much later, and kill the engine (SIGBUS)."""
+def test_the_inflight_log_works_without_its_file(disk: Path) -> None:
+    """A sparse file would be written much later and kill the engine with SIGBUS."""
     fill(disk)
     flight = InflightLog(disk / "flight")
     flight._write("r")

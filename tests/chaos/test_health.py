@@ -1,5 +1,5 @@
-"""Health says the truth while a long prompt is computed, while the server drains and while its
-engine is away; what users ask for: no 503 during a long prefill, no 200 of a dead engine."""
+"""Health is correct while a long prompt is computed, while the server drains and while its engine
+is away: no 503 during a long prefill, no 200 with a dead engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_long_prefill_is_no_illness(
+async def test_a_long_prefill_stays_healthy(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine makes a step when the test allows it."""
@@ -35,14 +35,14 @@ async def test_a_long_prefill_is_no_illness(
     monkeypatch.setattr(executor, "sample", lambda *args: steps.acquire() and sample(*args))
     params = {"max_new_tokens": 2}
     call = server.post("/generate", input_ids=[5, 6] * 900, sampling_params=params)
-    long = asyncio.create_task(call)  # its prompt takes eight steps
+    long = asyncio.create_task(call)  # the prompt takes eight steps
     try:
         await _until(lambda: bool(server.engine.scheduler.planner.running))
         first_s = intake.beat_s
         assert await _statuses(server) == (200, 200)
         probe = asyncio.create_task(server.client.get("/health_generate"))
         await _until(lambda: len(intake.requests) == 2)
-        await asyncio.sleep(0.03)  # a beat is due
+        await asyncio.sleep(0.03)  # a heartbeat is due
         steps.release(8)
         assert (await asyncio.wait_for(probe, 60)).status_code == 200
         assert not long.done(), "the first token of anybody answers for the engine"
@@ -69,13 +69,13 @@ async def test_no_engine_is_not_ready_and_a_draining_server_is_not_healthy(
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-async def test_the_request_log_says_as_much_as_asked_for(
+async def test_the_request_log_has_the_configured_detail(
     server: ScriptedServer,
     level: int,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Metadata, sampling parameters, the start of the text, all of it; each line with its id."""
+    """Metadata, sampling parameters, the start of the text, or all text; each line with its id."""
     await server.post("/configure_logging", log_requests=True, log_requests_level=level)
     monkeypatch.setattr("radixlm.observe.requestlog.SHORT_CHARS", 200)
     prompt = "BEGIN" + "xy " * 99 + "MIDDLE" + " zw" * 99

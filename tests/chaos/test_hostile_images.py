@@ -1,5 +1,5 @@
-"""Images that were made to do harm: a refusal in our words, without addresses of memory, and
-before gigabytes are unpacked."""
+"""Malicious images: the refusal is in our words, without memory addresses, and comes before
+gigabytes are unpacked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal.image import MAX_PIXELS, open_image
 
 Image = pytest.importorskip("PIL.Image")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the library warns of what it refuses
+pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow warns about images that it refuses
 
 
 def _png(width: int, height: int) -> bytes:
-    """A header that promises so many pixels, and next to no data."""
+    """A PNG header that promises so many pixels, with little data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (

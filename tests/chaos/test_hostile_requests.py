@@ -1,5 +1,5 @@
-"""Every row of ``ATTACKS`` against one real server: refused with a 4xx within two seconds,
-the server answers the next one, and its memory is what it was."""
+"""Every row of `ATTACKS` against one real server: refused with a 4xx within two seconds. The server
+answers the next request, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(
     not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"
 )
 LIMIT_S = 2.0
-WORK_S = 0.04  # what ``slowness`` does took so long where the limit was set
+WORK_S = 0.04  # time of `slowness` on the machine where the limit was set
 
 
 def slowness() -> float:
-    """How much longer this machine works on the same at the moment."""
+    """How much slower this machine is at the moment."""
     began_s = time.thread_time()
     table: dict[int, int] = {}
     for number in range(300_000):
@@ -39,8 +39,8 @@ def server() -> Iterator[RunningServer]:
 
 
 def strike(server: RunningServer, attack: Attack) -> tuple[int, str, float]:
-    """Status, text and seconds of the answer. On a busy machine the seconds are those that the
-    server worked; what waits for nothing runs into the client's limit."""
+    """Status, text and seconds of the answer. On a busy machine the seconds are the server's CPU
+    time. A request that is never answered runs into the client's limit."""
     body = attack.make()
     began_s, worked_s = time.monotonic(), cpu_s(server)
     try:
@@ -48,7 +48,7 @@ def strike(server: RunningServer, attack: Attack) -> tuple[int, str, float]:
             attack.method, attack.path, content=body, headers=attack.headers
         )
         status, text = answer.status_code, answer.text
-    except httpx.WriteError:  # refused before all was sent, and the socket closed
+    except httpx.WriteError:  # refused before all was sent; the socket was closed
         status, text = 413, ""
     took_s = time.monotonic() - began_s
     return status, text, min(took_s, cpu_s(server) - worked_s)
@@ -88,12 +88,12 @@ def test_refused_at_once(server: RunningServer, attack: Attack) -> None:
 
 
 def test_memory_stays(server: RunningServer) -> None:
-    """What the first round leaves behind is all that is ever left. Both rounds are here, as the
-    tests above may have met the server of another worker."""
+    """Memory grows in the first round only. Both rounds are in this test, because the tests above
+    may use the server of another worker."""
     for attack in ATTACKS:
         strike(server, attack)
     growths: list[float] = []
-    # a leak grows in every round; what another thread of the pool keeps for itself comes once
+    # a leak grows in every round; memory kept by another thread of the pool appears once
     while len(growths) < 4 and (not growths or growths[-1] > 0.02):
         before = rss_bytes(server)
         slowest = max((strike(server, attack)[2], attack.name) for attack in ATTACKS)
@@ -103,7 +103,7 @@ def test_memory_stays(server: RunningServer) -> None:
     assert growths[-1] <= 0.02, growths
 
 
-def test_half_a_header_holds_nobody_up(server: RunningServer) -> None:
+def test_half_a_header_blocks_no_other_client(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
         for _ in range(100):
@@ -111,7 +111,7 @@ def test_half_a_header_holds_nobody_up(server: RunningServer) -> None:
             held.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nX-Slow: ")
         began_s = time.monotonic()
         assert answers(server)
-        assert time.monotonic() - began_s < 45  # a minute is what half a header may take
+        assert time.monotonic() - began_s < 45  # half a header may take up to a minute
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_half_a_header_holds_nobody_up(server: RunningServer) -> None:
     ],
     ids=["a header", "an address", "headers", "a body"],
 )
-def test_no_end_is_waited_for(server: RunningServer, head: bytes, status: bytes) -> None:
+def test_bodies_without_end_are_refused(server: RunningServer, head: bytes, status: bytes) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as held:
         try:
             held.sendall(head)
             answer = held.recv(40)
-        except (ConnectionResetError, BrokenPipeError):  # refused before all of it was sent
+        except (ConnectionResetError, BrokenPipeError):  # refused before all was sent
             answer = status
     assert status in answer
     assert answers(server)

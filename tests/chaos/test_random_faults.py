@@ -1,5 +1,5 @@
-"""Deaths, aborts, disconnects, retractions and pauses at random: every stream that ends as it
-should holds the tokens of the undisturbed run, and nothing is left behind."""
+"""Random deaths, aborts, disconnects, retractions and pauses. Every stream that ends normally has
+the tokens of the undisturbed run, and no resource leaks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_streams_equal_the_undisturbed_run(seed: int, depth: int, tmp_path
         kind = client.end.finish.kind
         kinds[kind] += 1
         assert client.ids == (want if kind in ("stop", "length") else want[: len(client.ids)])
-        # deaths that strike at random can strike twice where the same request is alone
+        # random deaths can hit the same single request twice
         assert kind != "error" or "died 2 times" in (client.end.finish.message or "")
     assert world.num_deaths >= 3 and kinds["length"] >= 10, (world.num_deaths, kinds)
     assert kinds["error"] <= 2
@@ -69,7 +69,7 @@ async def test_streams_equal_the_undisturbed_run(seed: int, depth: int, tmp_path
 async def test_one_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:
     world = World(1, tmp_path, num_pages=64)
     world.poison = 30
-    # the poison is a token: what the others produce must be free of it, for it may be recomputed
+    # the poison is a token; other outputs must not contain it, because they may be recomputed
     pure = [[i, j] for i in range(1, 30) for j in range(1, 30)]
     pure = [p for p in pure if 30 not in reference(p, 30, True)][:6]
     good = [world.submit(prompt, 30) for prompt in pure[:5]]
@@ -88,11 +88,11 @@ async def test_one_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:
         assert client.end is not None and client.ids == reference(
             client.prompt, client.max_new, True
         )
-    assert world.num_deaths == 3  # one with company, two alone
+    assert world.num_deaths == 3  # one in a batch, two alone
     world.check_invariants()
 
 
-async def test_a_full_queue_does_not_refuse_those_that_were_running(tmp_path: Path) -> None:
+async def test_a_full_queue_does_not_refuse_requests_that_ran(tmp_path: Path) -> None:
     world = World(2, tmp_path, num_pages=64, max_running=4, max_queued=3)
     clients = []
     for i in range(6):

@@ -1,4 +1,4 @@
-"""The long form, against the real server (`make chaos`)."""
+"""Long runs against the real server (`make chaos`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-# both can be made smaller for a quick look
+# both can be reduced for a short run
 NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 NUM_LEAVERS = int(os.environ.get("CHAOS_LEAVERS", "1000"))
 NUM_STREAMS = 64
@@ -61,14 +61,14 @@ async def _reference(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) ->
 
 
 async def test_kills_and_stops_during_64_streams() -> None:
-    """Streams go on in rounds until the engine has died NUM_KILLS times, now and then hung."""
+    """Rounds of streams until the engine has died NUM_KILLS times; sometimes it hangs."""
     bodies = [_body(seed, 150) for seed in range(NUM_STREAMS)]
     flags = ("--max-engine-restarts", "1000", "--watchdog-timeout", "3")
     rng = random.Random(20)
     pauses_s: list[float] = []
     model = str(cached_tiny("Qwen3ForCausalLM"))
     with RunningServer(*flags, model=model) as server:
-        # no idle connections: the server may close one just as it is used again
+        # no idle connections, because the server may close one at the moment of its reuse
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
         async with httpx.AsyncClient(base_url=server.url, timeout=1700, limits=limits) as client:
             want = await _reference(client, bodies)
@@ -108,7 +108,7 @@ async def test_kills_and_stops_during_64_streams() -> None:
 
 
 async def _leave(server: RunningServer, seed: int) -> None:
-    """Ask for a stream over a bare socket and vanish without a word, at any moment."""
+    """Request a stream over a bare socket and disconnect at a random moment."""
     rng = random.Random(seed)
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -119,7 +119,7 @@ async def _leave(server: RunningServer, seed: int) -> None:
     writer.write(message[: rng.randrange(len(message))] if kind == 0 else message)
     if kind > 1:
         await reader.read(rng.randint(1, 2000))
-    if kind == 3:  # what is under way is answered with a reset
+    if kind == 3:  # the kernel answers data in flight with a reset
         writer.transport.abort()
     writer.close()
     with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ async def test_a_storm_of_clients_that_leave() -> None:
             for at in range(first, first + count, 50):
                 await asyncio.gather(*(_leave(server, s) for s in range(at, at + 50)))
 
-        await storm(0, 200)  # what is allocated once is allocated now
+        await storm(0, 200)  # one-time allocations have happened by now
         _until_idle(server)
         before = (process.memory_info().rss, process.num_fds(), process.num_threads())
         await storm(1000, NUM_LEAVERS)

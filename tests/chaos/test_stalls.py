@@ -1,5 +1,5 @@
-"""Clients that stall, over real sockets: the slot is freed and the connection is closed, and
-neither happens to those that are only slow."""
+"""Stalling clients over real sockets: the slot is freed and the connection closed. Slow clients
+that make progress are served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixlm.entrypoints.http.app import make_uvicorn
 from radixlm.entrypoints.http.uvicorn_protocol import Server
 from tests.fakes.http_server import ScriptedServer
 
-LIMIT_S = 60.0  # the default of --stall-timeout-s
+LIMIT_S = 60.0  # default of --stall-timeout-s
 STEP_S = 5.0
 SMALL = 8192
 HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -30,7 +30,7 @@ def message(num_tokens: int) -> bytes:
 
 @asynccontextmanager
 async def serving(server: ScriptedServer) -> AsyncIterator[tuple[Server, int]]:
-    """With small buffers in the kernel, so that little has to be left unread."""
+    """A server with small socket buffers, so that little unread data fills them."""
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
     made = make_uvicorn(server.app, server.config)
@@ -60,7 +60,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 def pass_time(made: Server, seconds: float) -> None:
-    """As if the sweeps of ``seconds`` came one after another."""
+    """Run the sweeps of `seconds` seconds at once."""
     now_s = time.monotonic()
     for step in range(int(seconds / STEP_S) + 1):
         made.sweep(now_s + step * STEP_S)
@@ -87,7 +87,7 @@ async def test_half_a_request_is_not_waited_for_without_end(
         writer.write(sent)
         await until(lambda: len(made.server_state.connections) == 1)
         await asyncio.sleep(0)
-        pass_time(made, LIMIT_S - 4 * STEP_S)  # and what the machine takes by itself
+        pass_time(made, LIMIT_S - 4 * STEP_S)  # plus the time that the machine itself needs
         assert made.server_state.connections
         pass_time(made, LIMIT_S + STEP_S)
         assert await is_closed(reader)
@@ -117,7 +117,7 @@ async def test_an_answer_that_nobody_reads_costs_slot_and_connection(
 ) -> None:
     intake = server.engine.intake
     monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.001)
-    server.engine.executor.is_slow = True  # each event is sent as it comes
+    server.engine.executor.is_slow = True  # each event is sent at once
     async with serving(server) as (made, port):
         reader, writer = await connect(port)
         writer.write(message(1500))

@@ -1,4 +1,4 @@
-"""One server of the bundled model for all tests of clients."""
+"""One server of the bundled model for all client tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.end_to_end.server import RunningServer
 
 @pytest.fixture(scope="session")
 def client_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of the bundled model; it must not have logged a traceback."""
+    """Address of a server of the bundled model. Its log must not contain a traceback."""
     if not (ASSETS / DEFAULT_MODEL / "config.json").is_file():
         pytest.skip("the bundled model is not here")
     folder = tmp_path_factory.mktemp("clients")
@@ -28,7 +28,7 @@ def client_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def vector_url() -> Iterator[str]:
-    """The address of a server of the small model that gives vectors."""
+    """Address of a server of the bundled embedding model."""
     model = Path(__file__).parents[2] / "zoo" / "models" / "radix-tiny-embed"
     if not (model / "config.json").is_file():
         pytest.skip("the model that gives vectors is not here")
@@ -38,7 +38,7 @@ def vector_url() -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """Connections that foreign frameworks leave open are not ours to report."""
+    """Ignore connections that third-party frameworks leave open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(3):

@@ -17,7 +17,7 @@ import psutil
 
 
 class RunningServer:
-    """``radixlm serve`` on a checkpoint; leaving the context ends it and all its children."""
+    """`radixlm serve` on a checkpoint. Leaving the context ends it and all its children."""
 
     def __init__(self, *args: str, model: str | None = None, timeout_s: float = 600.0) -> None:
         model_args = ("--model-path", model) if model else ()
@@ -52,13 +52,13 @@ class RunningServer:
         return self.client.post(path, json=body)
 
     def engines(self) -> list[psutil.Process]:
-        """The engine processes that live."""
+        """The running engine processes."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 if "radixlm.engine.worker" in " ".join(child.cmdline()):
                     found.append(child)
-            except psutil.Error:  # it ended between the two looks
+            except psutil.Error:  # it ended between the two calls
                 continue
         return found
 
@@ -69,14 +69,14 @@ class RunningServer:
         return found[0]
 
     def wait_ready(self, timeout_s: float = 300.0) -> None:
-        """Until /ready says so."""
+        """Wait until /ready answers 200."""
         deadline_s = time.monotonic() + timeout_s
         while self.client.get("/ready").status_code != 200:
             assert time.monotonic() < deadline_s, "not ready:\n" + "".join(self.log)
             time.sleep(0.05)
 
     def info(self) -> dict[str, Any]:
-        """What the scheduler says of itself."""
+        """The scheduler's part of /get_server_info."""
         found: dict[str, Any] = self.client.get("/get_server_info").json()["internal_states"][0]
         return found
 

@@ -1,4 +1,4 @@
-"""``radixlm serve`` on checkpoints that cannot be served: exit 2, the file and the tensor named."""
+"""`radixlm serve` on unusable checkpoints: exit status 2, with the file and the tensor named."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _nan(folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS)
 
 
-# how it is broken, and what the message names
+# how it is damaged, and what the message names
 CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "unknown": (_unknown, ("config.json", "NoSuchForCausalLM")),
     "truncated": (_truncated, (WEIGHTS,)),
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "case",
     [pytest.param(name, marks=() if name == "nan" else pytest.mark.slow) for name in CASES],
 )
-def test_it_exits_2_and_says_what_is_wrong(case: str, tmp_path: Path) -> None:
+def test_it_exits_2_and_names_the_fault(case: str, tmp_path: Path) -> None:
     spoil, words = CASES[case]
     folder = copy_tiny(cached_tiny("LlamaForCausalLM"), tmp_path / "model")
     spoil(folder)

@@ -1,5 +1,5 @@
-"""Frameworks that people put in front of a server, unmodified: each runs where it is installed
-(``pip install 'radixlm[clients]'``)."""
+"""Unmodified client frameworks; each test runs if the framework is installed (`pip install
+'radixlm[clients]'`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Verdict(BaseModel):
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What the frameworks warn of is theirs."""
+    """Ignore warnings of the frameworks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -71,7 +71,7 @@ def test_langchain(client_url: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_langchain_vectors(vector_url: str) -> None:
+def test_langchain_embeddings(vector_url: str) -> None:
     openai = pytest.importorskip("langchain_openai")
     model = openai.OpenAIEmbeddings(
         model="default", base_url=f"{vector_url}/v1", api_key="x", check_embedding_ctx_length=False

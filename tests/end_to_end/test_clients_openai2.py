@@ -1,5 +1,5 @@
-"""Clients that want an older ``openai`` than ours, unmodified: ``scripts/test-clients`` makes an
-environment for them (``radixlm[clients-openai2]``); elsewhere they are skipped."""
+"""Unmodified clients that need an older `openai` package. `scripts/test-clients` makes an
+environment for them (`radixlm[clients-openai2]`); elsewhere they are skipped."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Verdict(BaseModel):
 
 
 class Loose(BaseModel):
-    """Whatever a tiny model makes up in JSON mode."""
+    """Any object that a tiny model writes in JSON mode."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def test_litellm(client_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the internet
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it accesses the internet
     litellm = pytest.importorskip("litellm")
     url = f"{client_url}/v1"
 
@@ -58,7 +58,7 @@ def test_litellm(client_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         complete("openai", max_tokens=10**9)
 
 
-def test_litellm_vectors(vector_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litellm_embeddings(vector_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = pytest.importorskip("litellm")
     got = litellm.embedding(
@@ -87,7 +87,7 @@ def test_instructor(client_url: str, mode: str, record: type[BaseModel]) -> None
         assert isinstance(got, record)
         if mode == "TOOLS":
             parts = list(client.chat.completions.create_partial(response_model=record, **body))
-            assert record.model_validate(parts[-1].model_dump())  # its prompt is another one
+            assert record.model_validate(parts[-1].model_dump())  # it uses another prompt
 
 
 def test_llama_index(client_url: str) -> None:

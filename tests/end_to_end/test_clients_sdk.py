@@ -1,5 +1,4 @@
-"""The makers' own clients, unmodified, against the real server: what test_openai_client.py
-leaves out."""
+"""The official SDKs, unmodified, against the real server: cases beyond test_openai_client.py."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from pydantic import BaseModel
 MODEL = "radix-tiny"
 ASK: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 SUM = "What is 17 + 25?"
-# finite fields: a tiny model never ends a text
+# bounded fields, because a tiny model never ends a text
 SHORT = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
@@ -34,7 +33,7 @@ class GetWeather(BaseModel):
 
 class Verdict(BaseModel):
     ok: bool
-    grade: Literal[1, 2, 3, 4, 5]  # bounded: a drawn number may have no end
+    grade: Literal[1, 2, 3, 4, 5]  # bounded, because a sampled number may have no end
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +213,7 @@ def test_ollama(client_url: str) -> None:
         client._client.close()
 
 
-def test_vectors(vector_url: str) -> None:
+def test_embeddings(vector_url: str) -> None:
     with openai.OpenAI(base_url=f"{vector_url}/v1", api_key="x", max_retries=0) as client:
         floats = client.embeddings.create(model="default", input=["a", "b"])
         texts: Any = client.embeddings.create(

@@ -1,4 +1,4 @@
-"""Every family through the engine's own path, against Hugging Face in float32."""
+"""Every model family through a whole engine, against Hugging Face in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _engine(folder: object, **options: object) -> radixlm.Engine:
 
 
 def _hugging_face(folder: object, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-    """Greedy continuation, token by token without a cache, and log-probabilities of all places."""
+    """Greedy continuation without a cache, and log-probabilities of all positions."""
     model = reference_model(folder)
     ids = list(prompt)
     with torch.no_grad():
@@ -31,7 +31,7 @@ def _hugging_face(folder: object, prompt: list[int]) -> tuple[list[int], torch.T
     return ids[len(prompt) :], logprobs
 
 
-# one of every mechanism; the others run with the slow tests
+# one of every mechanism; the others are slow tests
 QUICK = {
     *("LlamaForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM"),
     *("Qwen3MoeForCausalLM", "FalconForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel"),

@@ -1,4 +1,4 @@
-"""The zoo's model that sees, through a real server and every face."""
+"""The bundled vision-language model through a real server and every API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def image(colour: str, shape: str = "circle", seed: int = 1) -> str:
-    """PNG of one shape, base64."""
+    """A PNG of one shape, base64."""
     drawn = images.shapes(Random(seed), [(shape, colour)])
     data = io.BytesIO()
     Image.fromarray(drawn.pixels).save(data, "PNG")
@@ -88,7 +88,7 @@ def test_images_that_differ_share_nothing(server: RunningServer) -> None:
     assert details["cached_tokens"] < 64
 
 
-def test_the_openai_client_streams_it(server: RunningServer) -> None:
+def test_the_openai_client_streams_the_answer(server: RunningServer) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     messages: Any = [turn(url("yellow", seed=3), "What colour is the shape?")]
     stream = client.chat.completions.create(
@@ -98,7 +98,7 @@ def test_the_openai_client_streams_it(server: RunningServer) -> None:
     assert text == text_of(chat(server, messages))
 
 
-def test_every_face_reads_the_same(server: RunningServer) -> None:
+def test_every_api_reads_the_same(server: RunningServer) -> None:
     ask, data = "What colour is the shape?", image("red", seed=5)
     want = text_of(chat(server, [turn(url("red", seed=5), ask)]))
     source = {"type": "base64", "media_type": "image/png", "data": data}

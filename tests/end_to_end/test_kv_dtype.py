@@ -1,5 +1,5 @@
-"""--kv-cache-dtype: the same tokens however they were computed, near those of a full cache, and
-pages of the size that the memory is divided by."""
+"""--kv-cache-dtype: tokens do not depend on how they were computed, are near those of a
+full-precision cache, and pages have the size that the memory budget assumes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from radixlm.engine import assemble
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
-# bytes of a token in the cache: K and V of 3 layers of 2 heads of 24 channels
+# bytes of a token in the cache: K and V of 3 layers with 2 heads of 24 channels
 NBYTES = {"fp8_e4m3": 288, "fp8_e5m2": 288, "int8": 336, "bf16": 576, "fp16": 576, "float32": 1152}
-# most that a log-probability may move; the mantissas have 3, 2, 7, 7 and 10 bits
+# max change of a log-probability; the mantissas have 3, 2, 7, 7 and 10 bits
 MOVES = {"fp8_e4m3": 0.2, "fp8_e5m2": 0.4, "int8": 0.05, "bf16": 0.02, "fp16": 2e-3, "float32": 0}
 
 
@@ -67,7 +67,7 @@ def test_tokens_do_not_depend_on_how_they_were_computed(
 
 @pytest.mark.parametrize("backend", ["cpu", "torch_native"])
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3", "fp16"])
-def test_pages_take_the_bytes_that_memory_is_divided_by(
+def test_pages_have_the_size_of_the_memory_budget(
     kv_dtype: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from radixlm.engine import assemble

@@ -1,5 +1,5 @@
-"""Tiny models that see or hear, through a real server: a conversation with media is taken up again,
-and what cannot be read is refused by name."""
+"""Tiny models with image or audio input through a real server: a conversation with media continues,
+and unreadable media are refused by name."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ CASES = {"gemma3": (gemma3, image, audio, 4), "qwen2_audio": (qwen2_audio, audio
 
 @pytest.mark.slow  # two servers start
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_conversation_is_taken_up_again(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # Hugging Face models of tiny configs
+def test_a_conversation_continues_from_the_cache(name: str, tmp_path: Path) -> None:
     make, part, other, num_placeholders = CASES[name]
     tiny = make()
     save(tiny, tmp_path)
@@ -80,7 +80,7 @@ def test_a_conversation_is_taken_up_again(name: str, tmp_path: Path) -> None:
             cached > 2 * num_placeholders
             and cached >= answer["usage"]["prompt_tokens"] // 16 * 16 - 16
         )
-        assert ask(first).json()["choices"] == answer["choices"]  # now from the cache
+        assert ask(first).json()["choices"] == answer["choices"]  # this time from the cache
         differs = ask(turn(part(3), part(2), text="Here are two of them: ")).json()
         details = differs["usage"]["prompt_tokens_details"] or {"cached_tokens": 0}
         assert details["cached_tokens"] <= 32  # the text before them

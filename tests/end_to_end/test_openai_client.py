@@ -1,4 +1,4 @@
-"""The real server in a process of its own, the bundled model, the unmodified openai client."""
+"""The unmodified openai client against a real server of the bundled model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server on a free port; it must drain and leave with status 0."""
+    """A server on a free port; it must drain and exit with status 0."""
     command = [sys.executable, "-m", "radixlm", "serve", "--port", "0"]
     command += ["--max-total-tokens", "16384", "--enable-metrics", "--enable-cache-report"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -102,7 +102,7 @@ def test_a_seed_gives_the_same_samples(client: openai.OpenAI) -> None:
     assert first == sample(7) and len(set(first)) > 1
 
 
-def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
+def test_logprobs_belong_to_the_text(client: openai.OpenAI) -> None:
     got = client.chat.completions.create(
         model=DEFAULT_MODEL, messages=SUM, logprobs=True, top_logprobs=3, temperature=0
     )
@@ -168,7 +168,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 
 def used_tokens(url: str) -> int:
-    """Tokens that running requests hold, after the cache was emptied."""
+    """Tokens that running requests hold after a flush of the cache."""
     text = get(url, "/flush_cache")
     assert text.startswith("Cache flushed.")
     facts = json.loads(get(url, "/get_server_info"))["internal_states"][0]
@@ -206,7 +206,7 @@ async def test_a_mix_of_good_bad_and_leaving_clients_leaks_nothing(url: str) -> 
     assert used_tokens(url) == before
 
 
-def test_metrics_count_what_came(url: str) -> None:
+def test_metrics_count_the_requests(url: str) -> None:
     text = get(url, "/metrics")
     found = re.search(r"sglang:num_requests_total\{.*\} (\d+)", text)
     assert found and int(found.group(1)) > 10

@@ -1,5 +1,5 @@
-"""Served models that give vectors and scores: those of the zoo, and real weights of
-all-MiniLM-L6-v2 where the package that carries them is installed."""
+"""Embedding and reward models on a server: the bundled ones, and real weights of all-MiniLM-L6-v2
+if the package with them is installed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_reward_prefers_the_right_answer() -> None:
 
 
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
-def test_minilm_is_what_transformers_makes_of_it() -> None:
+def test_minilm_equals_transformers() -> None:
     spec: Any = find_spec(PACKAGE)
     folder = Path(spec.submodule_search_locations[0]) / "model"
     texts = ["A man is eating food.", "Someone has a meal.", "x", "Ünïcode naïve café", "go " * 300]

@@ -1,4 +1,4 @@
-"""The engine process dies, hangs, or will not start; what clients and operators see of it."""
+"""The engine process dies, hangs or does not start: what clients and operators see."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def wanted(server: RunningServer) -> list[list[int]]:
 
 
 class Crowd:
-    """Streams that run slowly while a test does harm."""
+    """Streams that run slowly while a test breaks something."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.client = client
@@ -71,7 +71,7 @@ class Crowd:
                     self.ids[index] = self.last[index].get("output_ids", [])
 
     async def until(self, count: int) -> None:
-        """Every stream has begun and has ``count`` tokens."""
+        """Wait until every stream has `count` tokens."""
         while min(len(self.ids.get(i, ())) for i in range(len(BODIES))) < count:
             await asyncio.sleep(0.01)
 
@@ -87,7 +87,7 @@ async def _crowd(server: RunningServer) -> AsyncIterator[Crowd]:
                 group.create_task(crowd.follow(index))
             await asyncio.wait_for(crowd.until(3), 60)
             yield crowd
-            # a new engine is quick by itself, and one that is away answers with a 503
+            # a new engine answers quickly, and an absent one gives a 503
             await client.post("/slow_down", json={"forward_sleep_time": 0})
         await client.post("/slow_down", json={"forward_sleep_time": 0})
 
@@ -104,7 +104,7 @@ def _check_idle(server: RunningServer) -> None:
 
 
 async def _until_engine(server: RunningServer, old: int) -> psutil.Process:
-    """The process that follows ``old``."""
+    """Wait for the process that replaces `old`."""
     while True:
         for found in server.engines():
             if found.pid != old:
@@ -119,7 +119,7 @@ async def test_two_deaths_in_a_row_the_second_while_starting(
         first = server.engine()
         first.kill()
         second = await _until_engine(server, first.pid)
-        second.suspend()  # it does not serve before we have looked
+        second.suspend()  # it cannot serve before this check
         assert (await crowd.client.get("/ready")).status_code == 503
         assert (await crowd.client.get("/health")).status_code == 200
         refused = await crowd.client.post("/flush_cache")
@@ -169,7 +169,7 @@ async def test_aborted_while_there_is_no_engine(server: RunningServer) -> None:
         old = server.engine()
         old.kill()
         new = await _until_engine(server, old.pid)
-        new.suspend()  # it does not serve before we have spoken
+        new.suspend()  # it cannot serve before the abort
         answer = await crowd.client.post("/abort_request", json={"rid": "crowd-0"})
         assert answer.json()["num_aborted"] == 1
         new.resume()
@@ -197,7 +197,7 @@ def test_names_that_the_engine_does_not_know_do_not_reach_it(server: RunningServ
 async def test_a_crash_dump_can_be_replayed(
     server: RunningServer, dumps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What ran when the engine died is in a file, and gives the same tokens again."""
+    """Requests that ran when the engine died are in a file, and give the same tokens again."""
     known = set(dumps.glob("*.jsonl"))
     async with _crowd(server) as crowd:
         server.engine().kill()

@@ -1,4 +1,5 @@
-"""Recurrent layers in an engine: whatever becomes of a request's states, its tokens stay."""
+"""Recurrent layers in an engine: retraction, chunks and prefix hits do not change a request's
+tokens."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def alone() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_tokens_are_those_of_a_request_alone(name: str, alone: list[list[int]]) -> None:
-    """All at once, then each again with half of its output as prompt."""
+def test_tokens_equal_those_of_a_single_request(name: str, alone: list[list[int]]) -> None:
+    """All at once; then each again with half of its output as prompt."""
     prompts = _prompts()
     with _engine(**SETTINGS[name]) as engine:
         first = engine.generate(input_ids=prompts, sampling_params=GREEDY)
@@ -55,12 +56,12 @@ def test_tokens_are_those_of_a_request_alone(name: str, alone: list[list[int]]) 
     assert [one["output_ids"] for one in second] == [ids[20:] for ids in alone]
     if name == "retracted":
         assert sum(one["meta_info"]["num_retractions"] for one in first) > 0
-    if name == "several":  # from the snapshot at the prompt's last whole page
+    if name == "several":  # from the snapshot at the prompt's last full page
         cached = [one["meta_info"]["cached_tokens"] for one in second]
         assert cached == [n // 16 * 16 for n in LENGTHS]
 
 
-def test_a_chat_goes_on_from_the_snapshot_at_its_end(alone: list[list[int]]) -> None:
+def test_a_chat_continues_from_the_last_snapshot(alone: list[list[int]]) -> None:
     prompt = _prompts()[0]
     with _engine() as engine:
         engine.generate(input_ids=prompt, sampling_params=GREEDY)

@@ -1,4 +1,4 @@
-"""--dp-size 2: two engine processes behind one server; one dies, hangs or goes for good."""
+"""--dp-size 2: two engine processes behind one server. One dies, hangs or exceeds its restarts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _answers(client: httpx.AsyncClient) -> list[list[int]]:
     return [answer.json()["output_ids"] for answer in await asyncio.gather(*calls)]
 
 
-def test_both_work_and_are_seen(server: RunningServer) -> None:
+def test_both_serve_and_are_listed(server: RunningServer) -> None:
     pids = {replica["pid"] for replica in _replicas(server)}
     assert pids == {engine.pid for engine in server.engines()} and len(pids) == 2
     assert [load["dp_rank"] for load in server.client.get("/get_load").json()] == [0, 1]
@@ -84,7 +84,7 @@ async def test_what_one_held_goes_on_with_the_other_at_once(
         if blow == signal.SIGKILL:
             while not (fresh := [e for e in server.engines() if e.pid not in known]):
                 await asyncio.sleep(0.01)
-            fresh[0].suspend()  # however long the answer takes, the restart takes longer
+            fresh[0].suspend()  # the restart takes longer than the answer
             assert (await client.get("/ready")).status_code == 200, "the other one serves"
             await client.post("/slow_down", json={"forward_sleep_time": 0})
             one = await client.post("/generate", json=_body(0))

@@ -1,4 +1,4 @@
-"""The real server as its operators and clients meet it: faults, signals, nonsense."""
+"""The real server for operators and clients: faults, signals, invalid requests."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_client_that_leaves_frees_its_slot(server: RunningServer) -> None:
     server.post("/slow_down", forward_sleep_time=0.5)
     try:
         with server.client.stream("POST", "/generate", json=body) as response:
-            lines = response.iter_lines()  # kept: a generator that is dropped closes its stream
+            lines = response.iter_lines()  # kept, because a dropped generator closes its stream
             next(lines)
             assert server.info()["num_running_reqs"] == 1
         left_s = time.monotonic()

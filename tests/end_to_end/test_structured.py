@@ -1,7 +1,8 @@
-"""Structured output of a real server, hot and hard to please: whatever a grammar ends must fit it.
+"""Structured output of a real server at a high temperature: every finished output must match its
+grammar.
 
-The bundled model at temperature 1.5, through every face, streamed and not. What was cut by its
-length is counted apart: it is a prefix, not an answer.
+The bundled model at temperature 1.5, through every API, streamed and not. Outputs cut by their
+length are counted apart, because they are prefixes.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ Checker = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Form:
-    """A constraint as sampling parameters, as ``response_format``, and what proves it kept."""
+    """A constraint as sampling parameters and as `response_format`, with a check of the output."""
 
     name: str
     native: dict[str, Any]
@@ -118,7 +119,7 @@ def by_regex(pattern: str) -> Checker:
 
 
 def check_tag(text: str) -> None:
-    """Free text may follow the first call; every whole call must fit."""
+    """Free text may follow the first call; every whole call must match."""
     calls = re.findall(r"<call>(.*?)</call>", text, re.DOTALL)
     assert calls and text.startswith("<call>"), text
     for call in calls:
@@ -154,7 +155,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def generate(client: httpx.Client, form: Form, seed: int, stream: bool) -> tuple[str, str]:
-    """Text and reason of the end, by /generate."""
+    """Text and finish reason by /generate."""
     params = {"temperature": 1.5, "max_new_tokens": MAX_TOKENS, "sampling_seed": seed}
     body = {"text": f"Item {seed}: ", "sampling_params": params | form.native, "stream": stream}
     answer = client.post("/generate", json=body)
@@ -201,14 +202,14 @@ FACES = (generate, complete, chat)
 
 
 def run_all(server: RunningServer, rounds: int) -> tuple[int, int]:
-    """Every form ``rounds`` times; how many ended by their grammar, and how many were cut."""
+    """Run every form `rounds` times; how many ended by their grammar, and how many were cut."""
     plan = [(form, number) for number in range(rounds) for form in FORMS]
     ways = list(itertools.product(FACES, (False, True)))
 
     def one(job: tuple[int, tuple[Form, int]]) -> bool:
         place, (form, number) = job
-        face, stream = ways[(place + number) % len(ways)]
-        text, reason = face(server.client, form, 1000 * number + place, stream)
+        api, stream = ways[(place + number) % len(ways)]
+        text, reason = api(server.client, form, 1000 * number + place, stream)
         if reason == "stop":
             form.check(text)
         else:
@@ -223,7 +224,7 @@ def run_all(server: RunningServer, rounds: int) -> tuple[int, int]:
 def test_every_form_once_and_more(server: RunningServer) -> None:
     ended, cut = run_all(server, 2)
     assert ended + cut == 2 * len(FORMS)
-    assert cut <= 4  # free text after a tag may go on and on
+    assert cut <= 4  # free text after a tag may never end
 
 
 @pytest.mark.slow
@@ -234,7 +235,7 @@ def test_three_hundred(server: RunningServer) -> None:
 
 
 def test_samples_logprobs_and_the_prefix_cache(server: RunningServer) -> None:
-    """n samples with log-probabilities, twice: the second time the prompt comes from the cache."""
+    """n samples with log-probabilities, twice; the second time the prompt is cached."""
     schema = SCHEMAS["limits"]
     params = {"temperature": 1.5, "max_new_tokens": 200, "n": 4, "json_schema": json.dumps(schema)}
     body = {"text": "Weather today. " * 20, "sampling_params": params, "return_logprob": True}
@@ -250,7 +251,7 @@ def test_samples_logprobs_and_the_prefix_cache(server: RunningServer) -> None:
 
 
 def test_more_than_the_cache_holds(server: RunningServer) -> None:
-    """Long answers in a cache for a few: the retracted ones go on where they were."""
+    """Long answers in a small cache: retracted requests continue where they were."""
     colours: dict[str, Any] = {"type": "array", "items": {"enum": ["red", "blue", 1, 2.5]}}
     schema = colours | {"minItems": 25, "maxItems": 25}
     before = server.info()["num_retracted_reqs"]
@@ -266,7 +267,7 @@ def test_more_than_the_cache_holds(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_then_the_grammar(server: RunningServer, stream: bool) -> None:
-    """The thinking is free, the answer is not; a budget ends the thinking."""
+    """Reasoning is free, the answer is not; a budget ends the reasoning."""
     form = Form("sum", {}, {"regex": "[0-9]{2}"}, by_regex("[0-9]{2}"))
     body = {
         "model": "radix-tiny",
@@ -305,8 +306,8 @@ def test_any_object(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"custom_logit_processor": "disallowed_tokens"}], ids=str)
-def test_a_killed_engine_changes_no_letter(server: RunningServer, extra: dict[str, Any]) -> None:
-    """The grammar goes on from the tokens that were sent, jumped ones among them."""
+def test_a_killed_engine_changes_no_character(server: RunningServer, extra: dict[str, Any]) -> None:
+    """The grammar continues from the tokens that were sent, including forced ones."""
     names = ["first_name", "family_name", "favourite_colour"]
     schema = record(**{f"{name}_{i}": {"enum": ["a", "b"]} for i in range(8) for name in names})
     params = {"temperature": 1.0, "sampling_seed": 7, "max_new_tokens": MAX_TOKENS}

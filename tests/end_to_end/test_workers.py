@@ -1,4 +1,4 @@
-"""--tokenizer-worker-num: several HTTP processes, one engine; a dead one is replaced."""
+"""--tokenizer-worker-num: several HTTP processes, one engine; a dead worker is replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 120
 
 
 def ask(url: str) -> str:
-    """One chat over a connection of its own."""
+    """One chat over its own connection."""
     body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 5}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
@@ -41,14 +41,14 @@ def workers_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = []
     for child in children:
-        with contextlib.suppress(OSError):  # it ended between the two looks
+        with contextlib.suppress(OSError):  # it ended between the two calls
             if b"radixlm.entrypoints.http.workers" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
 
 
 def until_ready(url: str, times: int) -> None:
-    """Wait until so many answers in a row say that the server is ready."""
+    """Wait until so many answers in a row report a ready server."""
     good, until_s = 0, time.monotonic() + WAIT_S
     while good < times:
         assert time.monotonic() < until_s
@@ -85,7 +85,7 @@ def test_workers_share_an_engine_and_are_replaced() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_stands_still_and_an_engine_that_dies() -> None:
-    """Two HTTP processes and two engines: whichever is struck, the others answer meanwhile."""
+    """Two HTTP processes and two engines; after any failure the others answer."""
     flags = ("--tokenizer-worker-num", "2", "--dp-size", "2", "--max-total-tokens", "8192")
     with RunningServer(*flags, "--watchdog-timeout", "4") as server:
         url, pid = server.url, server.process.pid
@@ -100,7 +100,7 @@ def test_a_worker_that_stands_still_and_an_engine_that_dies() -> None:
         until_ready(url, 10)
         engines = server.engines()
         assert len(engines) == 2
-        for engine in engines:  # one after the other: one of them is always there, or comes back
+        for engine in engines:  # one after the other, so that one of them always runs
             engine.kill()
             assert {ask(url) for _ in range(4)} == answers
         assert server.terminate() == 0, server.log
