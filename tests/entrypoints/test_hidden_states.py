@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 import radixlm
-from radixlm.entrypoints.native import hidden_rows, last_hidden
+from radixlm.entrypoints.native.response import hidden_rows, last_hidden
 from radixlm.intake.records import Output
 
 DIM = 64

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.media import sources_of
-from radixlm.entrypoints.native import MediaSource, read_generate
+from radixlm.entrypoints.media import MediaSource, sources_of
+from radixlm.entrypoints.native.request import read_generate
 
 
 class Reader:
@@ -76,9 +76,9 @@ def test_native_fields_name_media_for_each_prompt() -> None:
     batch = read_generate({"text": ["a", "b"], "audio_data": [["x", "y"], None], "image_data": "z"})
     one = MediaSource("z", "image_data")
     audios = [MediaSource(v, "audio_data", "audio") for v in "xy"]
-    assert batch.images == [[one, *audios], [one]]
+    assert batch.media == [[one, *audios], [one]]
     video = read_generate({"text": "a", "video_data": [["f1", "f2"]]})
-    assert video.images == [[MediaSource(("f1", "f2"), "video_data", "video")]]
+    assert video.media == [[MediaSource(("f1", "f2"), "video_data", "video")]]
     for bad in ({"audio_data": 3}, {"video_data": [[]]}, {"image_data": [["a"]]}):
         with pytest.raises(InvalidRequest, match="must hold URLs"):
             read_generate({"text": "a", **bad})

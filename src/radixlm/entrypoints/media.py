@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from radixlm.arch.media.spec import Modality
+from radixlm.arch.media.spec import MODALITIES, Modality
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
-from radixlm.entrypoints.native import Batch, MediaSource
 from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers
 from radixlm.multimodal.features import Features, is_features, read_features
@@ -22,13 +22,24 @@ from radixlm.multimodal.video import MAX_FRAMES
 
 MAX_MEDIA = 256
 # type of a part -> what it holds; None: nothing that any model reads
-KINDS: Mapping[str, Literal["image", "video", "audio"] | None] = {
+KINDS: Mapping[str, Modality | None] = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
     **dict.fromkeys(("file", "input_file")),
 }
 _TEXT_ONLY = "this model reads text only"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """An image, video or audio as the client names it; a tuple holds the frames of a video, an
+    object what a processor or an encoder made (``multimodal/features.py``). ``where`` is the field
+    that errors name."""
+
+    value: str | bytes | tuple[str | bytes, ...] | Mapping[str, Any]
+    where: str
+    kind: Modality = "image"
 
 
 class MediaReader:
@@ -206,8 +217,7 @@ def _source(
 
 def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:
     """A URL or base64; ``{"url": ...}``, and of an audio clip ``{"data": ..., "format": ...}``; of
-    a video
-    also a list of frames."""
+    a video also a list of frames."""
     if isinstance(held, Mapping):
         held = held.get("url", held.get("data"))
     if kind == "video" and isinstance(held, list) and 0 < len(held) <= MAX_FRAMES:
@@ -217,21 +227,35 @@ def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]
     return held
 
 
-def resolve(batch: Batch, reader: MediaReader | None) -> None:
-    """Give native requests with images their prompts; InvalidRequest for a text-only model.
-    Takes as long as the fetches."""
-    for request, sources in zip(batch.requests, batch.images, strict=True):
-        if not sources:
+def media_of(body: Any, i: int, is_list: bool) -> list[MediaSource]:
+    """The media of prompt i: ``image_data``, ``video_data`` and ``audio_data`` hold one or a list
+    for a single prompt, and for a list of prompts one or a list each: URLs, base64, paths or
+    bytes; a video may be a list of frames."""
+    sources = []
+    for kind in MODALITIES:
+        where = f"{kind}_data"
+        value = getattr(body, where)
+        if value is None:
             continue
-        where = sources[0].where
-        if reader is None:
-            raise InvalidRequest(f"{where}: {_TEXT_ONLY}", where)
-        for one in sources:
-            if one.kind not in reader.kinds:
-                raise InvalidRequest(f"{one.where}: this model does not read it", one.where)
-        given = request.input_ids if request.text is None else request.text
-        if given is None:
-            message = f"{where} needs a text or input_ids with its placeholders"
-            raise InvalidRequest(message, where)
-        request.prompt = reader.read(given, sources, request.add_special_tokens)
-        request.text = request.input_ids = None
+        if is_list and isinstance(value, list):
+            value = value[i] if i < len(value) else None
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and is_features(one):
+                sources.append(MediaSource(one, where, kind))
+                continue
+            content = one.get("url") if isinstance(one, Mapping) else one
+            if content is not None:
+                sources.append(MediaSource(_frames(content, kind, where), where, kind))
+    return sources
+
+
+def _frames(content: Any, kind: str, where: str) -> str | bytes | tuple[str | bytes, ...]:
+    if kind == "video" and isinstance(content, list) and content:
+        return tuple(_file(one, where) for one in content)
+    return _file(content, where)
+
+
+def _file(content: Any, where: str) -> str | bytes:
+    if not isinstance(content, str | bytes) or not content:
+        raise InvalidRequest(f"{where} must hold URLs, data URIs or base64", where)
+    return content

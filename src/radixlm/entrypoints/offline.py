@@ -21,8 +21,9 @@ from radixlm.config.flat_options import read_values
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
-from radixlm.entrypoints.media import make_reader, resolve
-from radixlm.entrypoints.native import Batch, Reply, read_generate
+from radixlm.entrypoints.media import make_reader
+from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
+from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class Engine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
         self._thread.start()
         self._media = make_reader(self.config, self.info)
+        is_model = self.config.serve.sampling_defaults == "model"
+        self._defaults = default_sampling(self.info.generation if is_model else {})
         self._engine = ThreadEngine(self.config, self.info, self.tokenizer)
         self._is_shut = False
         self._calls: Any = None
@@ -111,21 +114,17 @@ class Engine:
             body["text"] = prompt
         if sampling_params is not None:
             body["sampling_params"] = sampling_params
-        batch = read_generate(body, self.info.generation if self._uses_model_defaults else {})
-        resolve(batch, self._media)
+        batch = read_generate(body, self._defaults)
+        batch.read_media(self._media)
         return batch
 
-    @property
-    def _uses_model_defaults(self) -> bool:
-        return self.config.serve.sampling_defaults == "model"
-
-    def _reply(self, batch: Batch) -> Reply:
+    def _builder(self, batch: Batch) -> ResponseBuilder:
         dim = self._engine.intake.facts.embed_dim
-        return Reply(self.tokenizer, batch, self.config.model.weight_version, dim)
+        return ResponseBuilder(self.tokenizer, batch, self.config.model.weight_version, dim)
 
     async def _collect(self, batch: Batch, show_progress: bool) -> Any:
         intake = self._engine.intake
-        reply = self._reply(batch)
+        builder = self._builder(batch)
         bar = tqdm(total=len(batch.requests), disable=not show_progress, unit="prompt")
 
         async def one(index: int) -> list[dict[str, Any]]:
@@ -134,7 +133,7 @@ class Engine:
             for output in outputs:
                 if output.finish is not None and output.finish.kind == "error":
                     raise _error(output.finish)
-            return [reply.whole(index, output) for output in outputs]
+            return [builder.response(index, output) for output in outputs]
 
         try:
             answers = await asyncio.gather(*(one(i) for i in range(len(batch.requests))))
@@ -186,8 +185,8 @@ class Engine:
             future.cancel()
 
     async def _events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
-        reply = self._reply(batch)
-        async for event in reply.stream(self._engine.intake):
+        builder = self._builder(batch)
+        async for event in builder.stream(self._engine.intake):
             yield event
 
     # ---- vectors and scores ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The base of all request bodies, and how they are read.
+"""The base of all request bodies, how they are read, and their fields of ``wire/fields.py``.
 
 Bodies are parsed from their bytes in pydantic's strict JSON mode: no number is read from a string,
 NaN, lone surrogates, invalid UTF-8 and nesting beyond the parser's limit are refused.
@@ -7,18 +7,23 @@ NaN, lone surrogates, invalid UTF-8 and nesting beyond the parser's limit are re
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.wire import fields as wire
+from radixlm.wire.sampling_params import MAX_STOPS, SAMPLING_FIELDS
 
 M = TypeVar("M", bound="Body")
+T = TypeVar("T")
 MAX_SHOWN = 5
 # parts of a location that name a branch of a union, not a field
 _BRANCH = re.compile(
     r"(str|int|float|bool|none|nullable|dict|list|any)$|"
-    r"(list|dict|literal|function-|tagged-union|union|constrained|lax-or-strict)[\[\(\-].*|[A-Z]\w*$"
+    r"(list|dict|literal|function-\w+|tagged-union|union|constrained|lax-or-strict)[\[\(\-].*|[A-Z]\w*$"
 )
 
 
@@ -35,12 +40,77 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x20-\x7e]+$")]
 
 
+Stops = str | Annotated[Strings, Field(max_length=MAX_STOPS)]
+PerPrompt: TypeAlias = T | list[T | None] | None  # one value for all prompts, or a value a prompt
+
+
 class Body(BaseModel):
-    """Strict, finite, and closed: an unknown field is an error that names it."""
+    """Strict and finite. ``api``: the API whose fields of the wire tables it has."""
 
     model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+        strict=True, extra=wire.UNKNOWN_FIELDS, allow_inf_nan=False, protected_namespaces=()
     )
+    api: ClassVar[str] = ""
+
+
+@cache
+def table_fields(api: str) -> dict[str, wire.Field]:
+    """The fields of both wire tables that an API has, by their names there."""
+    return wire.fields_of(api, SAMPLING_FIELDS, wire.FIELDS)
+
+
+def with_fields(api: str, *, per_prompt: bool = False) -> Callable[[type[M]], type[M]]:
+    """Class decorator: adds the API's fields of the wire tables that the class does not declare.
+    ``per_prompt``: each may also be a list with a value for every prompt."""
+
+    def add(model: type[M]) -> type[M]:
+        fields = table_fields(api).items()
+        made = {
+            name: _definition(field, per_prompt)
+            for name, field in fields
+            if name not in model.model_fields
+        }
+        full = create_model(
+            model.__name__,
+            __base__=model,
+            __doc__=model.__doc__,
+            __module__=model.__module__,
+            **made,
+        )
+        full.api = api
+        return full
+
+    return add
+
+
+def _definition(field: wire.Field, per_prompt: bool) -> Any:
+    """(type, default) for pydantic. The bounds of sampling parameters are only documented here:
+    SamplingParams checks its own."""
+    kind = str | dict[str, Any] if field.is_json else _KINDS.get(field.kind, field.kind)
+    bounds = field.bounds
+    extra: dict[str, Any] = {}
+    if bounds is not None and "sampling_params" in field.names:
+        words = {"minimum": bounds.ge, "exclusiveMinimum": bounds.gt, "maximum": bounds.le}
+        extra = {name: value for name, value in words.items() if value is not None}
+    elif bounds is not None:
+        kind = Annotated[kind, Field(gt=bounds.gt, ge=bounds.ge, le=bounds.le)]
+    if kind is not Any:
+        kind = cast(Any, PerPrompt)[kind] if per_prompt else kind | None
+    return kind, Field(default=None, json_schema_extra=extra)
+
+
+_KINDS: dict[Any, Any] = {
+    int: Int,
+    tuple[str, ...]: Stops,
+    tuple[int, ...]: Ints,
+    dict[int, float]: dict[str, float],
+}
+
+
+def reject_unsupported(body: Body) -> None:
+    """InvalidRequest for a field that asks for what is not supported."""
+    values = {name: getattr(body, name) for name in body.model_fields_set}
+    wire.check_unsupported(table_fields(body.api), values)
 
 
 def read(model: type[M], data: bytes) -> M:
@@ -54,7 +124,7 @@ def read(model: type[M], data: bytes) -> M:
 def make(model: type[M], values: dict[str, Any]) -> M:
     """A record of values from another API's request; InvalidRequest as in ``read``."""
     try:
-        return model(**values)
+        return model.model_validate(values)
     except ValidationError as error:
         raise _invalid(error) from None
 

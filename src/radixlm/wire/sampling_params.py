@@ -1,62 +1,106 @@
 """SamplingParams: what a client asks of the sampler, the stop rules and the grammar of one request.
 
-The rows SP-01 .. SP-22 of the native API. ``from_dict`` reads a JSON object (unknown names are
-refused), ``validate`` checks every bound; both raise InvalidRequest naming the field.
+``from_dict`` reads a JSON object (unknown names are refused), ``validate`` checks every bound; both
+raise InvalidRequest naming the field.
 """
-
-from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Self, get_args
 
 import msgspec
+from msgspec import Meta
 
 from radixlm.base.errors import InvalidRequest, NotSupported
+from radixlm.wire.fields import (
+    FIELDS,
+    Field,
+    api_names,
+    check_unsupported,
+    fields_of,
+    renames,
+    unknown_field,
+)
 
 MAX_PARALLEL_SAMPLES = 1024
 MAX_STOPS = 1024
 MAX_STOP_CHARS = 16384  # of all items together: a matcher is built of them
 MAX_GRAMMAR_CHARS = 4 << 20
+MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 GREEDY_BELOW = 1e-6  # a temperature below this is greedy: dividing by it would overflow
 ANY_JSON_OBJECT = "$$ANY$$"
-_INT64 = (-(1 << 63), (1 << 63) - 1)
+
+# APIs that have most parameters under the same name (``wire/fields.py``)
+COMMON = "openai responses ollama_options speech"
+EVERY = f"{COMMON} messages checkpoint"
+
+
+def param(apis: str, **bounds: Any) -> Meta:
+    """The bounds of a parameter, and the APIs that have it besides ``sampling_params``. A string
+    with the title "JSON" may also be sent as a JSON object."""
+    return Meta(extra={"apis": f"sampling_params {apis}"}, **bounds)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a client may set. ``max_new_tokens`` None means "until the context is full"."""
+    """Everything a client may set. ``max_new_tokens`` None means "until the context is full".
 
-    max_new_tokens: int | None = 128
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    stop_regex: tuple[str, ...] = ()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_new_tokens: int = 0
-    n: int = 1
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    no_stop_trim: bool = False
-    stream_interval: int | None = None
-    logit_bias: dict[int, float] | None = None
-    custom_params: dict[str, Any] | None = None
-    sampling_seed: int | None = None
+    A line here is all that the APIs need for a new parameter: type, APIs, bounds and default.
+    """
+
+    max_new_tokens: (
+        Annotated[
+            int,
+            param(
+                "completions:max_tokens chat:max_completion_tokens responses:max_output_tokens "
+                "messages:max_tokens ollama_options:num_predict speech:max_completion_tokens",
+                ge=0,
+                le=MAX_INT,
+            ),
+        ]
+        | None
+    ) = 128
+    stop: Annotated[
+        tuple[str, ...], param("openai responses messages:stop_sequences ollama_options")
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], param("openai")] = ()
+    stop_regex: Annotated[tuple[str, ...], param("openai")] = ()
+    temperature: Annotated[float, param(EVERY, ge=0)] = 1.0
+    top_p: Annotated[float, param(EVERY, gt=0, le=1)] = 1.0
+    top_k: Annotated[int, param(EVERY, ge=-1, le=MAX_INT)] = -1
+    min_p: Annotated[float, param(f"{COMMON} checkpoint", ge=0, le=1)] = 0.0
+    frequency_penalty: Annotated[float, param(COMMON, ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, param(COMMON, ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[
+        float, param(f"{COMMON} ollama_options:repeat_penalty checkpoint", ge=0, le=2)
+    ] = 1.0
+    min_new_tokens: Annotated[int, param("openai:min_tokens", ge=0, le=MAX_INT)] = 0
+    n: Annotated[int, param("openai", ge=1, le=MAX_PARALLEL_SAMPLES)] = 1
+    json_schema: Annotated[str, param("openai", title="JSON")] | None = None
+    regex: Annotated[str, param("openai")] | None = None
+    ebnf: Annotated[str, param("openai")] | None = None
+    structural_tag: Annotated[str, param("openai", title="JSON")] | None = None
+    ignore_eos: Annotated[bool, param("openai")] = False
+    skip_special_tokens: Annotated[bool, param("openai")] = True
+    spaces_between_special_tokens: Annotated[bool, param("openai")] = True
+    no_stop_trim: Annotated[bool, param("openai")] = False
+    stream_interval: Annotated[int, param("openai", ge=1, le=MAX_INT)] | None = None
+    logit_bias: Annotated[dict[int, float], param("openai")] | None = None
+    custom_params: Annotated[dict[str, Any], param("openai")] | None = None
+    sampling_seed: (
+        Annotated[
+            int,
+            param(
+                "openai:seed responses:seed ollama_options:seed speech:seed", ge=MIN_INT, le=MAX_INT
+            ),
+        ]
+        | None
+    ) = None
 
     @classmethod
-    def from_dict(
-        cls, mapping: Mapping[str, Any], base: SamplingParams | None = None
-    ) -> SamplingParams:
+    def from_dict(cls, mapping: Mapping[str, Any], base: Self | None = None) -> Self:
         """Read a JSON object over ``base`` (the defaults). A null keeps the default.
 
         Accepts the shapes clients send: one string or a list for the stops, string keys in
@@ -64,13 +108,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """
         values = {}
         for name, value in mapping.items():
-            if name in _UNSUPPORTED:
-                _UNSUPPORTED[name](value)
-            elif name not in cls.__struct_fields__:
-                raise InvalidRequest(f"unknown sampling parameter {name!r}", param=str(name))
+            read = _READERS.get(name)
+            if read is None:
+                check_unsupported(_UNSUPPORTED, {name: value}, NotSupported)
+                if name not in _UNSUPPORTED:
+                    raise unknown_field(str(name), "sampling parameter")
             elif value is not None:
-                values[name] = _READERS[name](name, value)
-        return msgspec.structs.replace(base or _DEFAULTS, **values)
+                values[name] = read(name, value)
+        return msgspec.structs.replace(base or cls(), **values)
 
     @property
     def is_greedy(self) -> bool:
@@ -88,12 +133,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequest(param=...) for the first value that cannot be served."""
-        for name, (low, high, open_low) in _BOUNDS.items():
-            _check_bounds(name, getattr(self, name), low, high, open_low)
-        for name in _FLAGS:
-            _read_bool(name, getattr(self, name))
-        if self.top_k != -1 and self.top_k < 1:
-            raise InvalidRequest(f"top_k must be -1 or at least 1, got {self.top_k}", "top_k")
+        for name, read, bounds in _CHECKS:
+            value = getattr(self, name)
+            if value is not None:
+                _check_bounds(name, read(name, value), bounds)
+        if self.top_k == 0:
+            raise InvalidRequest("top_k must be -1 or at least 1, got 0", "top_k")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InvalidRequest(
                 f"min_new_tokens ({self.min_new_tokens}) must not exceed "
@@ -128,18 +173,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(f"logit_bias of token {token} must be finite", "logit_bias")
 
     def _check_grammars(self) -> None:
-        given = [name for name in _GRAMMARS if getattr(self, name) is not None]
-        if len(given) > 1:
+        names = [name for name in _GRAMMARS if getattr(self, name) is not None]
+        if len(names) > 1:
             message = "Only one of regex, json_schema, or ebnf can be set."
-            if "structural_tag" in given:
-                message = f"Only one of {' and '.join(given)} can be set."
-            raise InvalidRequest(message, given[-1])
-        for name in given:
+            if "structural_tag" in names:
+                message = f"Only one of {' and '.join(names)} can be set."
+            raise InvalidRequest(message, names[-1])
+        for name in names:
             text = _read_str(name, getattr(self, name))
             if len(text) > MAX_GRAMMAR_CHARS:
                 raise InvalidRequest(
                     f"{name} has {len(text)} characters, at most {MAX_GRAMMAR_CHARS}", name
                 )
+
+
+@cache
+def parameter_names(source: str, target: str) -> Mapping[str, str]:
+    """Names of parameters in one API -> their names in another, for those that both have."""
+    return renames(source, target, SAMPLING_FIELDS)
 
 
 def parallel_seed(seed: int, index: int) -> int:
@@ -157,47 +208,16 @@ def parallel_seed(seed: int, index: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-_DEFAULTS = SamplingParams()
-_GRAMMARS = ("regex", "json_schema", "ebnf", "structural_tag")
-_FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
-# name -> (lowest, highest, whether the lowest itself is excluded); None is "no bound"
-_BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
-    "max_new_tokens": (0, _INT64[1], False),
-    "min_new_tokens": (0, _INT64[1], False),
-    "temperature": (0.0, None, False),
-    "top_p": (0.0, 1.0, True),
-    "top_k": (-1, _INT64[1], False),
-    "min_p": (0.0, 1.0, False),
-    "frequency_penalty": (-2.0, 2.0, False),
-    "presence_penalty": (-2.0, 2.0, False),
-    "repetition_penalty": (0.0, 2.0, False),
-    "n": (1, MAX_PARALLEL_SAMPLES, False),
-    "stream_interval": (1, _INT64[1], False),
-    "sampling_seed": (*_INT64, False),
-}
-_NULLABLE = ("max_new_tokens", "stream_interval", "sampling_seed")
-_FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
-
-
-def _check_bounds(
-    name: str, value: Any, low: float | None, high: float | None, open_low: bool
-) -> None:
-    if value is None and name in _NULLABLE:
-        return
-    number = _read_float(name, value) if name in _FLOATS else _read_int(name, value)
+def _check_bounds(name: str, number: float, bounds: Meta) -> None:
     if not isinstance(number, int) and not math.isfinite(number):
         raise InvalidRequest(f"{name} must be a finite number, got {number}", name)
-    too_low = low is not None and (number <= low if open_low else number < low)
-    if too_low or (high is not None and number > high):
-        left = "(" if open_low else "["
-        right = "inf)" if high is None else f"{high}]"
+    low = bounds.ge if bounds.gt is None else bounds.gt
+    if low is None:
+        return  # a bool
+    is_low = number < low or number == bounds.gt
+    if is_low or (bounds.le is not None and number > bounds.le):
+        left = "[" if bounds.gt is None else "("
+        right = "inf)" if bounds.le is None else f"{bounds.le}]"
         raise InvalidRequest(f"{name} must be in {left}{low}, {right}, got {number}", name)
 
 
@@ -287,28 +307,34 @@ def _read_object(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _refuse_beam(value: Any) -> None:
-    if value is not None and value != 1:
-        raise NotSupported("beam search is not built: leave beam_width unset", param="beam_width")
+def _field(name: str, default: Any) -> Field:
+    type_ = SamplingParams.__annotations__[name]
+    if not hasattr(type_, "__metadata__"):  # Annotated[...] | None
+        type_ = next(one for one in get_args(type_) if one is not NoneType)
+    return Field(name, type_, api_names(name, type_.__metadata__[0].extra["apis"]), default=default)
 
 
-def _refuse_watermark(value: Any) -> None:
-    if value:
-        raise NotSupported("watermarking is not built: leave watermark unset", param="watermark")
-
-
-_UNSUPPORTED: dict[str, Callable[[Any], None]] = {
-    "beam_width": _refuse_beam,
-    "watermark": _refuse_watermark,
+SAMPLING_FIELDS: tuple[Field, ...] = tuple(
+    _field(name, getattr(SamplingParams(), name)) for name in SamplingParams.__struct_fields__
+)
+_READS: dict[Any, Callable[[str, Any], Any]] = {
+    int: _read_int,
+    float: _read_float,
+    bool: _read_bool,
+    str: _read_str,
+    tuple[str, ...]: _read_strings,
+    tuple[int, ...]: _read_ints,
+    dict[int, float]: _read_logit_bias,
+    dict[str, Any]: _read_object,
 }
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(_BOUNDS, _read_int),
-    **dict.fromkeys(_FLOATS, _read_float),
-    **dict.fromkeys(_FLAGS, _read_bool),
-    **dict.fromkeys(("regex", "ebnf"), _read_str),
-    **dict.fromkeys(("json_schema", "structural_tag"), _read_json_text),
-    **dict.fromkeys(("stop", "stop_regex"), _read_strings),
-    "stop_token_ids": _read_ints,
-    "logit_bias": _read_logit_bias,
-    "custom_params": _read_object,
+_READERS = {
+    field.name: _read_json_text if field.is_json else _READS[field.kind]
+    for field in SAMPLING_FIELDS
 }
+_CHECKS = [
+    (field.name, _READS[field.kind], field.bounds)
+    for field in SAMPLING_FIELDS
+    if field.bounds is not None and field.kind in (int, float, bool)
+]
+_GRAMMARS = ("regex", "json_schema", "ebnf", "structural_tag")
+_UNSUPPORTED = fields_of("sampling_params", FIELDS)

@@ -31,8 +31,16 @@ from radixlm.entrypoints.http.transport import (
     read_body,
     stream_response,
 )
-from radixlm.entrypoints.request_model import Body, Int, Objects, Strings, make
+from radixlm.entrypoints.request_model import (
+    Body,
+    Int,
+    Objects,
+    make,
+    reject_unsupported,
+    with_fields,
+)
 from radixlm.intake.records import Output
+from radixlm.wire.sampling_params import parameter_names
 
 router = APIRouter(tags=["anthropic"])
 
@@ -41,6 +49,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
 
 
+@with_fields("count_tokens")
 class CountRequest(Body):
     """POST /v1/messages/count_tokens."""
 
@@ -52,46 +61,16 @@ class CountRequest(Body):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
-    speed: Any = None
-    cache_control: Any = None
     context_management: Any = None
-    mcp_servers: Any = None
-    billing_policy: Any = None
-    compaction: Any = None
 
 
+@with_fields("messages")
 class MessagesRequest(CountRequest):
     """POST /v1/messages."""
 
     max_tokens: Annotated[Int, Field(ge=1)]
-    stop_sequences: Strings | None = None
     stream: bool | None = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    container: Any = None
-    inference_geo: Any = None
-    diagnostics: Any = None
-    fallbacks: Any = None
-    fallback_credit_token: Any = None
     thread: Any = None
-
-
-# what only Anthropic's own service has; null and empty values mean nothing
-REFUSED = {
-    "container": "this server runs no tools itself",
-    "mcp_servers": "this route calls no tools itself",
-    "compaction": "this server does not summarise conversations",
-}
-
-
-IGNORED = frozenset(
-    "metadata service_tier cache_control speed billing_policy inference_geo diagnostics fallbacks "
-    "fallback_credit_token".split()
-)
-"""Accepted, and without effect on the answer by their meaning."""
 
 
 class ThreadRefused(InvalidRequest):
@@ -107,12 +86,10 @@ class ThreadRefused(InvalidRequest):
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
-    for name, why in REFUSED.items():
-        if getattr(body, name):
-            raise InvalidRequest(f"{name}: {why}", name)
-    _check_edits(body.context_management)
     if body.thread:
         raise ThreadRefused("thread: this server holds no threads: send all messages", "thread")
+    reject_unsupported(body)
+    _check_edits(body.context_management)
     session = await make_chat_session(state_of(request), _chat(body))
     message = Message(session, body)
     if body.stream:
@@ -142,14 +119,9 @@ def _chat(body: CountRequest) -> ChatRequest:
     }
     chat |= _choice(body.tool_choice) | _output(body)
     if isinstance(body, MessagesRequest):
-        chat |= {
-            "max_completion_tokens": body.max_tokens,
-            "stop": body.stop_sequences,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-            "stream": body.stream,
-        }
+        chat["stream"] = body.stream
+        for name, alias in parameter_names("chat", "messages").items():
+            chat[name] = getattr(body, alias)
     return make(ChatRequest, {name: v for name, v in chat.items() if v is not None})
 
 

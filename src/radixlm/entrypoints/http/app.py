@@ -39,7 +39,7 @@ from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.uvicorn_protocol import Http
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.media import make_reader
-from radixlm.entrypoints.native import default_sampling
+from radixlm.entrypoints.native.request import default_sampling
 from radixlm.intake.sessions import Sessions
 from radixlm.text.chat import ChatTemplate, load_chat_template
 from radixlm.text.fim import load_fim_template

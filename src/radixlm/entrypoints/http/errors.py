@@ -18,7 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from radixlm.base.errors import EngineError, RadixError, RequestError
+from radixlm.wire.fields import FIELDS, renames
 from radixlm.wire.replies import Finish
+from radixlm.wire.sampling_params import SAMPLING_FIELDS
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,11 @@ _ANTHROPIC = {
 _CODES = {405: "method_not_supported"}
 # what is checked under chat's names, in those of the routes that are made into chats
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    "/v1/responses": {"max_completion_tokens": "max_output_tokens", "messages": "input"},
-    ANTHROPIC_PATH: {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"},
-    "/api/": {"max_completion_tokens": "num_predict", "max_tokens": "num_predict"}
-    | {"reasoning_effort": "think"},
+    "/v1/responses": renames("chat", "responses", SAMPLING_FIELDS, FIELDS),
+    ANTHROPIC_PATH: renames("chat", "messages", SAMPLING_FIELDS, FIELDS),
+    "/api/": renames("chat", "ollama", FIELDS)
+    | renames("chat", "ollama_options", SAMPLING_FIELDS)
+    | {"max_tokens": "num_predict"},
 }
 
 

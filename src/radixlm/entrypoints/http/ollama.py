@@ -26,35 +26,24 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.pool import as_prompts, cut, pool
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, stream_response
-from radixlm.entrypoints.request_model import Body, Int, Ints, Objects, Strings, make
+from radixlm.entrypoints.request_model import (
+    Body,
+    Int,
+    Objects,
+    Strings,
+    make,
+    reject_unsupported,
+    table_fields,
+    with_fields,
+)
 from radixlm.intake.records import Output
+from radixlm.wire.fields import check_unsupported, unknown_field
 
 router = APIRouter(tags=["ollama"])
 
 NDJSON = "application/x-ndjson"
 _REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "abort"}
-# Ollama's option -> ours
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-# how its own engine is run: nothing that this one could follow
-_IDLE_OPTIONS = frozenset(
-    "num_ctx num_batch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap use_mlock "
-    "embedding_only num_thread num_keep numa repeat_last_n penalize_newline".split()
-)
-
-
-# samplers that are not built, and the values by which clients say "off"
-_OFF_OPTIONS: dict[str, float] = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
-_MIROSTAT = ("mirostat_eta", "mirostat_tau")  # mean nothing while it is off
+_OPTIONS = table_fields("ollama_options")
 
 
 class OllamaBase(Body):
@@ -64,14 +53,12 @@ class OllamaBase(Body):
     stream: bool | None = True
     options: dict[str, Any] | None = None
     format: str | dict[str, Any] | None = None
-    keep_alive: str | float | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    shift: bool | None = None
-    truncate: bool | None = None
 
 
+@with_fields("ollama")
 class OllamaChat(OllamaBase):
     """POST /api/chat."""
 
@@ -79,27 +66,23 @@ class OllamaChat(OllamaBase):
     tools: Objects | None = None
 
 
+@with_fields("ollama_generate")
 class OllamaGenerate(OllamaBase):
     """POST /api/generate."""
 
     prompt: str | None = ""
-    suffix: str | None = None
     system: str | None = None
-    template: str | None = None
-    context: Ints | None = None
     raw: bool | None = False
     images: list[Any] | None = None
 
 
+@with_fields("ollama_embed")
 class OllamaEmbed(Body):
     """POST /api/embed and /api/embeddings (which has ``prompt``)."""
 
     model: str
     input: str | Strings | None = None
     prompt: str | None = None
-    truncate: bool | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: str | float | None = None
     dimensions: Int | None = None
 
 
@@ -186,9 +169,7 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerate, any_type=True)
     state = state_of(request)
     _own_name(state, body.model)
-    for name in ("template", "context", "suffix"):
-        if getattr(body, name):
-            raise InvalidRequest(f"{name}: not supported on this route", name)
+    reject_unsupported(body)
     if not body.prompt:
         return json_response(_loaded(body.model) | {"response": ""})
     content = _with_images(body.prompt, body.images)
@@ -234,20 +215,19 @@ def _chat(
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Chat's sampling parameters, of Ollama's options."""
+    check_unsupported(_OPTIONS, options)
     values: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in _IDLE_OPTIONS or name in _MIROSTAT:
-            continue
-        if name in _OFF_OPTIONS and value == _OFF_OPTIONS[name]:
-            continue
-        if name == "num_predict":
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidRequest("options.num_predict must be an integer", "num_predict")
-            values["max_completion_tokens"] = None if value < 0 else value
-        elif name in _OPTIONS:
-            values[_OPTIONS[name]] = value
-        else:
-            raise InvalidRequest(f"unknown option {name!r:.80}", f"options.{name:.80}")
+        if name not in _OPTIONS:
+            raise unknown_field(name, "option", "options.")
+        if value is not None and _OPTIONS[name].state == "works":
+            values[_OPTIONS[name].names["chat"]] = value
+    limit = values.get("max_completion_tokens", 0)
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise InvalidRequest("options.num_predict must be an integer", "num_predict")
+    if limit < 0:
+        del values["max_completion_tokens"]  # until the context is full
     return values
 
 

@@ -14,7 +14,6 @@ from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.entrypoints.http.errors import FinishError, json_response
 from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openapi.document import documented
-from radixlm.entrypoints.http.openapi.response_schemas import GENERATE_EXAMPLE
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import LONG_TEXT_CHARS, encode
 from radixlm.entrypoints.http.transport import (
@@ -25,8 +24,8 @@ from radixlm.entrypoints.http.transport import (
     read_json,
     stream_response,
 )
-from radixlm.entrypoints.media import resolve
-from radixlm.entrypoints.native import FIELDS, IGNORED, UNBUILT, Batch, Reply, read_generate
+from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generate
+from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.records import Output
 from radixlm.wire.requests import AbortRequest
@@ -34,25 +33,8 @@ from radixlm.wire.requests import AbortRequest
 router = APIRouter(tags=["native"])
 
 
-_SCHEMA: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {name: {} for name in sorted(FIELDS | IGNORED | set(UNBUILT))},
-                    "example": GENERATE_EXAMPLE,
-                }
-            }
-        },
-    }
-}
-
-
-@router.post("/generate", openapi_extra=_SCHEMA, operation_id="post_generate")
-@router.put("/generate", openapi_extra=_SCHEMA, operation_id="put_generate")
+@router.post("/generate", openapi_extra=documented(GenerateBody), operation_id="post_generate")
+@router.put("/generate", openapi_extra=documented(GenerateBody), operation_id="put_generate")
 async def generate(request: Request) -> Response:
     """Continue a prompt, or a list of prompts."""
     return await answer_generate(request, await read_json(request))
@@ -61,17 +43,17 @@ async def generate(request: Request) -> Response:
 async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     """The native answer to a native body."""
     state = state_of(request)
-    batch = read_generate(body, _defaults(state))
+    batch = read_generate(body, state.defaults)
     batch.stream_disjoint = state.config.serve.stream_output
-    if any(batch.images):
-        await asyncio.to_thread(resolve, batch, state.media)
+    if any(batch.media):
+        await asyncio.to_thread(batch.read_media, state.media)
     dim = state.intake.facts.embed_dim
-    reply = Reply(state.tokenizer, batch, state.weight_version, dim)
+    builder = ResponseBuilder(state.tokenizer, batch, state.weight_version, dim)
     await _prepare(state, batch)
     try:
         if batch.stream:
-            return await stream_response(request, _events(state, reply))
-        answers = await cancel_on_disconnect(request, _collect(state, batch, reply))
+            return await stream_response(request, _events(state, builder))
+        answers = await cancel_on_disconnect(request, _collect(state, batch, builder))
     except RequestError:
         for refused in batch.requests:
             state.sessions.forget(refused)
@@ -89,16 +71,14 @@ async def _prepare(state: ServerState, batch: Batch) -> None:
         state.sessions.extend(request)
 
 
-def _defaults(state: ServerState) -> dict[str, Any]:
-    return state.info.generation if state.config.serve.sampling_defaults == "model" else {}
-
-
-async def _collect(state: ServerState, batch: Batch, reply: Reply) -> list[dict[str, Any]]:
+async def _collect(
+    state: ServerState, batch: Batch, builder: ResponseBuilder
+) -> list[dict[str, Any]]:
     async def one(index: int) -> list[dict[str, Any]]:
         outputs = await state.intake.collect(batch.requests[index])
         for output in outputs:
             raise_failed(output)
-        return [reply.whole(index, output) for output in outputs]
+        return [builder.response(index, output) for output in outputs]
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(i)) for i in range(len(batch.requests))]
@@ -112,12 +92,12 @@ def raise_failed(output: Output) -> None:
         raise FinishError(finish)
 
 
-async def _events(state: ServerState, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def _events(state: ServerState, builder: ResponseBuilder) -> AsyncGenerator[bytes, None]:
     is_first = True
-    async for answer in reply.stream(state.intake):
+    async for answer in builder.stream(state.intake):
         reason = answer["meta_info"]["finish_reason"]
         if reason and reason["type"] == "abort" and reason["err_type"] and is_first:
-            raise FinishError(reply.last_finish)
+            raise FinishError(builder.last_finish)
         is_first = False
         yield event(answer)
     yield DONE

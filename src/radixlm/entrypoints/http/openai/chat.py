@@ -32,8 +32,8 @@ from radixlm.entrypoints.http.transport import (
     read_body,
     stream_response,
 )
-from radixlm.entrypoints.native import finish_reason as native_reason
-from radixlm.entrypoints.native import last_hidden
+from radixlm.entrypoints.native.response import finish_reason as native_reason
+from radixlm.entrypoints.native.response import last_hidden
 from radixlm.intake.records import Output
 from radixlm.text.tools.base import ToolCallDelta
 

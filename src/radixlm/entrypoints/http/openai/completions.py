@@ -20,9 +20,14 @@ from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_PROMPTS,
     CompletionRequest,
-    refuse_unbuilt,
+    check_request,
 )
-from radixlm.entrypoints.http.openai.sampling import check, request_of, sampling_of
+from radixlm.entrypoints.http.openai.sampling import (
+    check_sampling,
+    client_names,
+    request_of,
+    sampling_of,
+)
 from radixlm.entrypoints.http.openai.usage import usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -34,7 +39,7 @@ from radixlm.entrypoints.http.transport import (
     read_body,
     stream_response,
 )
-from radixlm.entrypoints.native import last_hidden
+from radixlm.entrypoints.native.response import last_hidden
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.wire.requests import LogprobParams
 
@@ -90,13 +95,13 @@ async def answer_completion(request: Request, body: CompletionRequest) -> Respon
 
 async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     """Check the request and tokenise its prompts."""
-    refuse_unbuilt(body)
+    check_request(body)
     model = state.check_model(body.model)
     n, best_of = _counts(body)
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_of(body, state.defaults, most)
     sampling = msgspec.structs.replace(sampling, n=best_of)
-    check(state, sampling)
+    check_sampling(state, sampling, client_names(body))
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
     call = Call(state, body, model, [], [], best_of, n)

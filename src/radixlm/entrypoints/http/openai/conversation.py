@@ -19,13 +19,17 @@ from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDe
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
-    refuse_unbuilt,
+    check_request,
 )
-from radixlm.entrypoints.http.openai.sampling import check, request_of, sampling_of
+from radixlm.entrypoints.http.openai.sampling import (
+    check_sampling,
+    client_names,
+    request_of,
+    sampling_of,
+)
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
-from radixlm.entrypoints.media import sources_of
-from radixlm.entrypoints.native import MediaSource
+from radixlm.entrypoints.media import MediaSource, sources_of
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.tokenizer_manager import grammar_of
 from radixlm.text.reasoning import registry as reasoning
@@ -112,7 +116,7 @@ class Answer:
 
 async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSession:
     """Check a chat request and write its prompt. Errors name the field."""
-    refuse_unbuilt(body)
+    check_request(body)
     model = state.check_model(body.model)
     check_messages(body.messages)
     sources = sources_of(body.messages, state.media)
@@ -309,7 +313,7 @@ async def _request(
         stop=(*sampling.stop, *template.stops),
         skip_special_tokens=sampling.skip_special_tokens and not keeps,
     )
-    check(state, sampling)
+    check_sampling(state, sampling, client_names(body))
     if isinstance(body.rid, list):
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
     request = request_of(state, body, sampling, body.rid)

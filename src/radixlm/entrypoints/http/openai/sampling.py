@@ -12,56 +12,48 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.native import prefix_key, replica_of
+from radixlm.entrypoints.request_options import request_options
 from radixlm.intake.records import GenerateRequest, in_client_words
-from radixlm.intake.validation import processor_name
-from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams
-
-# OpenAI's name -> ours; the others have one name
-_RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
-_SAME = (
-    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
-    *("repetition_penalty", "logit_bias", "n", "stop", "stop_token_ids", "stop_regex"),
-    *("no_stop_trim", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
-    *("stream_interval", "json_schema", "regex", "ebnf", "structural_tag", "custom_params"),
-)
-_OPENAI_NAMES = {ours: theirs for theirs, ours in _RENAMED.items()} | {
-    "max_new_tokens": "max_tokens"
-}
+from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams, parameter_names
 
 
 def sampling_of(
-    request: Generation, defaults: SamplingParams, max_tokens: int | None
+    body: Generation, defaults: SamplingParams, max_tokens: int | None
 ) -> SamplingParams:
     """The sampling parameters; errors name the field as the client wrote it."""
-    values = {name: getattr(request, name) for name in _SAME}
-    values |= {ours: getattr(request, theirs) for theirs, ours in _RENAMED.items()}
-    if values["top_k"] == 0:
+    names = parameter_names("sampling_params", body.api)
+    sent = body.model_fields_set
+    values = {name: getattr(body, alias) for name, alias in names.items() if alias in sent}
+    values["max_new_tokens"] = max_tokens
+    if values.get("top_k") == 0:
         values["top_k"] = -1  # "off" in other servers
-    values |= _format(request.response_format)
-    given = {name: value for name, value in values.items() if value is not None}
-    if max_tokens is not None:
-        given["max_new_tokens"] = max_tokens
+    values |= _format(body.response_format)
     try:
-        base = SamplingParams.from_dict(given, defaults)
-        if max_tokens is None:
-            base = msgspec.structs.replace(base, max_new_tokens=None)
-        return base
+        sampling = SamplingParams.from_dict(values, defaults)
     except InvalidRequest as error:
-        raise renamed(error) from None
+        raise in_client_words(error, client_names(body)) from None
+    if max_tokens is None:
+        sampling = msgspec.structs.replace(sampling, max_new_tokens=None)
+    return sampling
 
 
-def renamed(error: InvalidRequest) -> InvalidRequest:
-    """The error with OpenAI's name of the field."""
-    return in_client_words(error, _OPENAI_NAMES)
-
-
-def check(state: ServerState, sampling: SamplingParams) -> None:
-    """InvalidRequest, with OpenAI's names, for a value out of bounds."""
+def check_sampling(state: ServerState, sampling: SamplingParams, names: Mapping[str, str]) -> None:
+    """InvalidRequest for a value out of bounds. ``names``: of the parameters, for the client."""
     try:
         sampling.validate(state.intake.facts.vocab)
     except InvalidRequest as error:
-        raise renamed(error) from None
+        raise in_client_words(error, names) from None
+
+
+def client_names(body: Generation) -> dict[str, str]:
+    """Names of sampling parameters and of intake -> the names that the client has used."""
+    names = dict(parameter_names("sampling_params", body.api))
+    if getattr(body, "max_completion_tokens", None) is None:
+        names["max_new_tokens"] = "max_tokens"
+    names |= {"text": "prompt", "max_tokens": names["max_new_tokens"]}
+    if getattr(body, "input_ids", None) is not None:
+        names |= {"prompt": "input_ids", "text": "input_ids"}
+    return names
 
 
 def _format(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -106,33 +98,12 @@ def request_of(
     state: ServerState, body: Generation, sampling: SamplingParams, rid: str | None
 ) -> GenerateRequest:
     """All of intake's request but the prompt and the log-probabilities."""
-    if body.return_hidden_states and not state.intake.facts.hidden_states_enabled:
-        raise InvalidRequest(
-            "return_hidden_states needs --enable-return-hidden-states", "return_hidden_states"
-        )
+    options = request_options(lambda name: getattr(body, name))
+    options["names"] |= client_names(body)
     return GenerateRequest(
         sampling=sampling,
         rid=rid,
         stream=bool(body.stream),
-        return_hidden_states=bool(body.return_hidden_states),
-        extra_key=prefix_key(body.extra_key, body.cache_salt),
-        priority=body.priority or 0,
-        replica=replica_of(body.data_parallel_rank, body.routed_dp_rank),
-        timeout_s=body.timeout,
-        session=body.session_params,
-        processor=processor_name(body.custom_logit_processor, body.logit_processor),
         fair_key=fair_share_key(),
-        names=_client_names(body),
+        **options,
     )
-
-
-def _client_names(body: Generation) -> dict[str, str]:
-    """Which of several names of one thing the client has used."""
-    names = {"text": "prompt"}
-    if getattr(body, "input_ids", None) is not None:
-        names |= {"prompt": "input_ids", "text": "input_ids"}
-    if getattr(body, "max_completion_tokens", None) is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    if body.routed_dp_rank is not None:
-        names["data_parallel_rank"] = "routed_dp_rank"
-    return names

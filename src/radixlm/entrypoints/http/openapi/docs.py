@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from radixlm.entrypoints import native
-from radixlm.entrypoints.http import anthropic
 from radixlm.entrypoints.http.app import bare_app
 from radixlm.entrypoints.http.middleware import ADMIN_PATHS, OPEN_PATHS
 from radixlm.entrypoints.http.not_implemented import UNBUILT
-from radixlm.entrypoints.http.openai import protocol
-from radixlm.entrypoints.http.responses import schemas
+from radixlm.entrypoints.http.openapi.document import MODELS
+from radixlm.entrypoints.request_model import Body, table_fields, with_fields
+from radixlm.wire.fields import Field
+from radixlm.wire.sampling_params import MAX_INT
 
 HEAD = """# HTTP API
 
@@ -51,6 +51,8 @@ _TITLES = {
     "ollama": "Ollama",
     "admin": "Administration",
 }
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+SAMPLING = with_fields("sampling_params")(Body)
 _METHODS = ("get", "post", "put", "delete", "head")
 
 
@@ -64,7 +66,7 @@ def render() -> str:
     parts.append("## Routes whose feature is not built\n\nThey answer 501 and say why.\n")
     parts.append("\n".join(_unbuilt()) + "\n")
     parts.append("## Fields\n")
-    parts.append("\n".join(_native_fields()) + "\n")
+    parts.append("\n".join(_parameters()) + "\n")
     for name in sorted(_models(document)):
         parts.append("\n".join(_fields(document, name)) + "\n")
     return "\n".join(parts).rstrip() + "\n"
@@ -96,7 +98,7 @@ def _body_name(operation: Mapping[str, Any]) -> str:
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     name: str = schema.get("$ref", "").rpartition("/")[2]
-    return name or ("Generate" if schema else "")
+    return name
 
 
 def _line(text: str) -> str:
@@ -118,14 +120,25 @@ def _models(document: Mapping[str, Any]) -> set[str]:
     return names & set(document["components"]["schemas"])
 
 
-def _native_fields() -> Iterator[str]:
-    yield "### Generate\n\n`POST /generate`.\n\n| field | state |\n|---|---|"
-    for name in sorted(native.FIELDS):
-        yield f"| `{name}` | works |"
-    for name in sorted(native.IGNORED):
-        yield f"| `{name}` | accepted, without effect |"
-    for name, (why, _) in sorted(native.UNBUILT.items()):
-        yield f"| `{name}` | refused: {_line(why)} |"
+def _parameters() -> Iterator[str]:
+    """``sampling_params`` of /generate, and the names of the parameters in the other APIs."""
+    yield "### Sampling parameters\n\n`sampling_params` of `/generate`, and where else they are.\n"
+    yield "| parameter | type | default | other APIs |\n|---|---|---|---|"
+    for name, field in table_fields("sampling_params").items():
+        if field.state != "works":
+            yield f"| `{name}` |  |  | refused: {_line(field.reason)} |"
+            continue
+        described: Any = SAMPLING.model_json_schema()["properties"][name]
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        yield f"| `{name}` | {_type(described)} | `{default}` | {_other_names(field)} |"
+
+
+def _other_names(field: Field) -> str:
+    """The APIs that have a parameter, with its name there if it differs."""
+    apis = (api for api in field.names if api not in ("sampling_params", "checkpoint"))
+    return ", ".join(
+        api if field.names[api] == field.name else f"{api} `{field.names[api]}`" for api in apis
+    )
 
 
 def _fields(document: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -139,35 +152,26 @@ def _fields(document: Mapping[str, Any], name: str) -> Iterator[str]:
         yield f"| `{field}` | {_type(described)} | {default} | {state} |"
 
 
-_IGNORED: Mapping[str, frozenset[str]] = {
-    "ChatRequest": protocol.IGNORED,
-    "CompletionRequest": protocol.IGNORED,
-    "MessagesRequest": anthropic.IGNORED,
-    "CountRequest": anthropic.IGNORED,
-    "ResponsesRequest": schemas.IGNORED,
-    "OllamaChat": frozenset(("keep_alive", "shift", "truncate")),
-    "OllamaGenerate": frozenset(("keep_alive", "shift", "truncate")),
-}
-_REFUSED: Mapping[str, Mapping[str, str]] = {
-    "ChatRequest": protocol.UNBUILT,
-    "CompletionRequest": protocol.UNBUILT,
-    "MessagesRequest": anthropic.REFUSED | {"thread": "this server holds no threads"},
-    "ResponsesRequest": dict.fromkeys(schemas.REFUSED, "send the input itself"),
-    "OllamaGenerate": dict.fromkeys(
-        ("template", "images", "context", "suffix"), "not supported on this route"
-    ),
-}
-
-
-def _state(record: str, field: str) -> str:
-    if field in _IGNORED.get(record, ()):
+def _state(record: str, name: str) -> str:
+    model = MODELS.get(record)
+    field = table_fields(model.api).get(name) if model is not None else None
+    if field is None or field.state == "works":
+        return "works"
+    if field.state == "ignored":
         return "accepted, without effect"
-    why = _REFUSED.get(record, {}).get(field)
-    return f"refused: {_line(why)}" if why else "works"
+    return f"refused: {_line(field.reason)}"
 
 
 def _type(described: Mapping[str, Any]) -> str:
-    """One JSON type, or several."""
+    """One JSON type, or several, with the bounds of a number."""
+    if any(key in described for key in _BOUNDS):
+        plain = {key: value for key, value in described.items() if key not in _BOUNDS}
+        bounds = [
+            f"{sign} {described[key]:g}"
+            for key, sign in _BOUNDS.items()
+            if abs(described.get(key, MAX_INT)) < MAX_INT
+        ]
+        return " ".join([_type(plain), ", ".join(bounds)]).rstrip()
     if "$ref" in described:
         return str(described["$ref"]).rpartition("/")[2]
     for key in ("anyOf", "oneOf"):

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from radixlm.entrypoints.http.openapi.response_schemas import (
@@ -15,14 +14,15 @@ from radixlm.entrypoints.http.openapi.response_schemas import (
     error_name,
     error_schemas,
 )
+from radixlm.entrypoints.request_model import Body
 
 _REF = "#/components/schemas/{model}"
-_MODELS: dict[str, type[BaseModel]] = {}
+MODELS: dict[str, type[Body]] = {}
 
 
-def documented(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+def documented(model: type[Body], *, required: bool = True) -> dict[str, Any]:
     """``openapi_extra`` of a route whose body is ``model``."""
-    _MODELS[model.__name__] = model
+    MODELS[model.__name__] = model
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
     return {"requestBody": {"required": required, "content": content}}
 
@@ -34,7 +34,7 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
-    pairs = [(model, "validation") for model in _MODELS.values()]
+    pairs = [(model, "validation") for model in MODELS.values()]
     _, definitions = models_json_schema(pairs, ref_template=_REF)  # type: ignore[arg-type]
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.update(definitions.get("$defs", {}))

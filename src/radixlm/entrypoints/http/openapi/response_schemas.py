@@ -232,6 +232,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
 _USER = [{"role": "user", "content": "What is 17 + 25?"}]
 # the name of a body's record -> a request that is answered
 EXAMPLES: Mapping[str, Any] = {
+    "GenerateBody": {"text": "The", "sampling_params": {"max_new_tokens": 4}},
     "ChatRequest": {"messages": _USER, "max_completion_tokens": 8},
     "CompletionRequest": {"prompt": "The", "max_tokens": 4},
     "MessagesRequest": {"messages": _USER, "max_tokens": 8},
@@ -270,7 +271,6 @@ EXAMPLES: Mapping[str, Any] = {
     "ConfigureLogging": {"log_requests": False},
     "ClassifyRequest": {"input": "hi"},
 }
-GENERATE_EXAMPLE = {"text": "The", "sampling_params": {"max_new_tokens": 4}}
 
 
 def error_schemas() -> dict[str, Schema]:

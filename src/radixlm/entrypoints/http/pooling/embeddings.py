@@ -31,7 +31,8 @@ from radixlm.entrypoints.http.pooling.pool import (
 )
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
-from radixlm.entrypoints.native import MediaSource, finish_reason, media_of
+from radixlm.entrypoints.media import MediaSource, media_of
+from radixlm.entrypoints.native.response import finish_reason
 from radixlm.entrypoints.request_model import Body, Int, Ints, Priority, Rid, Strings
 
 router = APIRouter(tags=["pooled"])
@@ -184,10 +185,9 @@ _native("/classify", has_scores=True)
 
 def _with_media(body: EncodeRequest, prompts: list[Prompt], is_list: bool) -> list[Prompt]:
     """The prompts, each with its media if there are some: those of /generate."""
-    fields = {name: getattr(body, name) for name in ("image_data", "video_data", "audio_data")}
     made = []
     for index, prompt in enumerate(prompts):
-        sources = tuple(media_of(fields, index, is_list))
+        sources = tuple(media_of(body, index, is_list))
         if sources and not isinstance(prompt, str):
             raise InvalidRequest(f"{sources[0].where} needs texts", sources[0].where)
         made.append(MultimodalPrompt(str(prompt), sources, True) if sources else prompt)

@@ -15,7 +15,7 @@ from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
-from radixlm.entrypoints.native import MediaSource
+from radixlm.entrypoints.media import MediaSource
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.processor import Prompt as SeenPrompt
 from radixlm.wire.requests import PoolingParams

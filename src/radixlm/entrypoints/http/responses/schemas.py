@@ -8,9 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest, Stops
+from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
 from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
-from radixlm.entrypoints.request_model import Body, Int, Objects, Priority, make
+from radixlm.entrypoints.request_model import (
+    Body,
+    Int,
+    Objects,
+    Priority,
+    make,
+    reject_unsupported,
+    with_fields,
+)
+from radixlm.wire.sampling_params import parameter_names
 
 _INCLUDE = frozenset(
     (
@@ -29,6 +38,7 @@ _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reaso
 Message = dict[str, Any]
 
 
+@with_fields("responses")
 class ResponsesRequest(Body):
     """What OpenAI has, and the sampling parameters that chat has besides."""
 
@@ -45,54 +55,20 @@ class ResponsesRequest(Body):
     reasoning: dict[str, Any] | None = None
     store: bool | None = True
     stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-    temperature: float | None = None
     text: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: Objects | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    top_p: float | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
-    service_tier: str | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
-    access_programs: Any = None
-    background_options: Any = None
-
-    top_k: Int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: Stops | None = None
-    seed: Int | None = None
     priority: Priority | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
-    image: Any = None
 
-
-IGNORED = frozenset(
-    "user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
-    "service_tier access_programs background_options stream_options".split()
-)
-"""Accepted, and without effect on the answer by their meaning."""
-REFUSED = ("conversation", "prompt", "context_management", "moderation", "image")
-
-
-def refuse_unbuilt(body: ResponsesRequest) -> None:
-    """InvalidRequest for what would change the answer and cannot."""
-    for name in REFUSED:
-        if getattr(body, name) is not None:
-            raise InvalidRequest(f"{name}: not built; send the input itself", name)
+def check_request(body: ResponsesRequest) -> None:
+    """InvalidRequest for what would change the answer and is not supported."""
+    reject_unsupported(body)
     unknown = set(body.include or ()) - _INCLUDE
     if unknown:
         raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is unknown", "include")
@@ -117,18 +93,16 @@ def chat_of(
         "tools": _tools(body, served or []) or None,
         "tool_choice": choice_of(body.tool_choice) if may_call else "none",
         "parallel_tool_calls": body.parallel_tool_calls,
-        "max_completion_tokens": body.max_output_tokens,
         "reasoning_effort": effort,
         "response_format": format_of(body.text),
         "logprobs": wants_logprobs or None,
         "top_logprobs": body.top_logprobs,
         "stream": body.stream,
+        "priority": body.priority,
+        "chat_template_kwargs": body.chat_template_kwargs,
     }
-    same = (
-        *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
-        *("repetition_penalty", "stop", "seed", "priority", "chat_template_kwargs"),
-    )
-    values |= {name: getattr(body, name) for name in same}
+    for name, alias in parameter_names("chat", "responses").items():
+        values[name] = getattr(body, alias)
     return make(ChatRequest, {name: v for name, v in values.items() if v is not None})
 
 

@@ -15,8 +15,8 @@ from radixlm.entrypoints.http.responses.events import Event, Writer
 from radixlm.entrypoints.http.responses.schemas import (
     ResponsesRequest,
     chat_of,
+    check_request,
     messages_of,
-    refuse_unbuilt,
 )
 from radixlm.entrypoints.http.responses.store import Stored
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
@@ -65,7 +65,7 @@ async def make_turn(
     state: ServerState, body: ResponsesRequest, servers: ToolServers, before: Stored | None
 ) -> Turn:
     """Check a request and write its prompt, what came before it included."""
-    refuse_unbuilt(body)
+    check_request(body)
     assert body.input is not None
     messages = list(before.messages) if before else []
     messages += messages_of(body.input)

@@ -12,24 +12,15 @@ from starlette.datastructures import UploadFile
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.speech.languages import code_of
+from radixlm.wire.fields import fields_of, unknown_field
+from radixlm.wire.sampling_params import SAMPLING_FIELDS
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 TIMED = ("srt", "verbose_json", "vtt")
 MAX_PROMPT_CHARS = 20_000
 _GRANULARITIES = "timestamp_granularities"
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
-# fields of sampling: name in the form -> (ours, its type)
-_SAMPLING: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "temperature": ("temperature", float),
-    "top_p": ("top_p", float),
-    "top_k": ("top_k", int),
-    "min_p": ("min_p", float),
-    "repetition_penalty": ("repetition_penalty", float),
-    "frequency_penalty": ("frequency_penalty", float),
-    "presence_penalty": ("presence_penalty", float),
-    "seed": ("sampling_seed", int),
-    "max_completion_tokens": ("max_new_tokens", int),
-}
+_SAMPLING = fields_of("speech", SAMPLING_FIELDS)
 
 
 @dataclass(slots=True)
@@ -77,14 +68,12 @@ def _take(form: Form, name: str, value: str) -> None:
     name = name.removesuffix("[]")
     if name in _SAMPLING:
         if value != "":
-            ours, kind = _SAMPLING[name]
-            form.sampling[ours] = _number(name, value, kind)
+            parameter = _SAMPLING[name]
+            form.sampling[parameter.name] = _number(name, value, parameter.kind)
     elif name in _TAKEN:
         _TAKEN[name](form, value)
     elif name != "user":
-        error = InvalidRequest(f"unknown field {name!r:.80}", name)
-        error.code = "unknown_parameter"
-        raise error
+        raise unknown_field(name)
 
 
 def _number(name: str, value: str, kind: Callable[[str], Any]) -> Any:

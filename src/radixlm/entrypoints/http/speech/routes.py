@@ -16,7 +16,7 @@ from fastapi.responses import PlainTextResponse, Response
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
-from radixlm.entrypoints.http.openai.sampling import check
+from radixlm.entrypoints.http.openai.sampling import check_sampling
 from radixlm.entrypoints.http.speech import formats
 from radixlm.entrypoints.http.speech.form import FORMATS, Form, read_form
 from radixlm.entrypoints.http.speech.formats import Span, Transcript
@@ -32,7 +32,7 @@ from radixlm.entrypoints.media import MediaReader
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.audio import Samples, cut
 from radixlm.wire.requests import LogprobParams
-from radixlm.wire.sampling_params import SamplingParams
+from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
 router = APIRouter(tags=["openai"])
 
@@ -135,7 +135,7 @@ async def _call(state: ServerState, transcriber: Transcriber, form: Form) -> Cal
     transcriber.check(form)
     base = SamplingParams(temperature=0.0, max_new_tokens=None)
     sampling = SamplingParams.from_dict(form.sampling, base)
-    check(state, sampling)
+    check_sampling(state, sampling, parameter_names("sampling_params", "speech"))
     await state.media.ready()
     samples = await state.media.audio(form.data, "file")
     longest_s = state.media.window_s or math.inf

@@ -1,0 +1,229 @@
+"""The request of ``/generate``, over HTTP and to the offline engine: a JSON object in,
+GenerateRequests out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, WithJsonSchema
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.media import MediaReader, MediaSource, media_of
+from radixlm.entrypoints.request_model import (
+    Body,
+    Int,
+    Ints,
+    PerPrompt,
+    Rid,
+    Strings,
+    make,
+    reject_unsupported,
+    with_fields,
+)
+from radixlm.entrypoints.request_options import request_options
+from radixlm.intake.records import GenerateRequest
+from radixlm.wire.requests import LogprobParams
+from radixlm.wire.sampling_params import SamplingParams, parameter_names
+
+MAX_BATCH = 4096
+_ROW = {"type": "array", "items": {"type": "number"}}
+_EMBEDS = {"type": "array", "items": {"anyOf": [_ROW, {"type": "array", "items": _ROW}]}}
+Rows = Annotated[list[Any], WithJsonSchema(_EMBEDS)]  # numpy checks the numbers
+
+
+class _SamplingSchema:
+    """Shows ``sampling_params`` in the OpenAPI document; SamplingParams.from_dict reads them."""
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        schema = with_fields("sampling_params")(Body).model_json_schema()
+        return schema | {"title": "SamplingParams", "description": "All are optional."}
+
+
+Sampling = Annotated[dict[str, Any], _SamplingSchema()]
+
+
+@with_fields("generate", per_prompt=True)
+class GenerateBody(Body):
+    """POST /generate: exactly one of ``text``, ``input_ids`` and ``input_embeds``, each one prompt
+    or a list. Other fields hold one value for all prompts, or a list with a value a prompt."""
+
+    text: str | Strings | None = None
+    input_ids: Ints | list[Ints] | None = None
+    input_embeds: Rows | None = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    sampling_params: PerPrompt[Sampling] = None
+    rid: PerPrompt[Rid] = None
+    stream: bool | None = None
+    timeout: PerPrompt[Annotated[float, Field(ge=0, le=1e9)]] = None
+    return_logprob: PerPrompt[bool] = None
+    logprob_start_len: PerPrompt[Int] = None
+    top_logprobs_num: PerPrompt[Annotated[Int, Field(ge=0)]] = None
+    token_ids_logprob: list[Annotated[int, Field(ge=0)] | Ints | None] | None = None
+    return_text_in_logprobs: bool | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """The requests of one call, and what their answers must look like."""
+
+    requests: list[GenerateRequest]
+    is_list: bool
+    stream: bool
+    wants_logprobs: list[bool] = field(default_factory=list)
+    logprob_text: bool = False
+    media: list[list[MediaSource]] = field(default_factory=list)
+    stream_disjoint: bool = False
+
+    def read_media(self, reader: MediaReader | None) -> None:
+        """Give requests with media their prompts; InvalidRequest for a model that cannot read them.
+        Takes as long as the fetches."""
+        for request, sources in zip(self.requests, self.media, strict=True):
+            if sources:
+                _read_media(request, sources, reader)
+
+
+def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = None) -> Batch:
+    """Check a ``/generate`` body; InvalidRequest names the field. ``defaults``: what a request that
+    sets nothing has."""
+    if not isinstance(body, Mapping):
+        raise InvalidRequest("the body must be a JSON object")
+    try:
+        checked = make(GenerateBody, dict(body))
+    except InvalidRequest as error:
+        error.param = re.split(r"[\[.]", error.param or "")[0] or None  # the field, not its items
+        raise
+    reject_unsupported(checked)
+    kind, prompts, is_list = _prompts(checked)
+    count = len(prompts)
+    requests = [
+        _request(_values(checked, i, count), kind, prompt, defaults or SamplingParams())
+        for i, prompt in enumerate(prompts)
+    ]
+    counts = {r.sampling.n for r in requests}
+    if len(counts) > 1:
+        raise InvalidRequest("sampling_params.n must be the same in a batch", param="n")
+    return Batch(
+        requests=requests,
+        is_list=is_list or counts != {1},
+        stream=bool(checked.stream),
+        wants_logprobs=[request.logprobs is not None for request in requests],
+        media=[media_of(checked, i, is_list) for i in range(count)],
+        logprob_text=bool(checked.return_text_in_logprobs),
+    )
+
+
+def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:
+    """What generation_config.json says about sampling, over our defaults."""
+    names = parameter_names("checkpoint", "sampling_params")
+    values = {name: generation[name] for name in names if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
+    if values.get("top_k") == 0:
+        values["top_k"] = -1
+    return SamplingParams.from_dict(values)
+
+
+def _prompts(body: GenerateBody) -> tuple[str, list[Any], bool]:
+    """(the field, its prompts, whether it holds a list of them)."""
+    kinds = [k for k in ("text", "input_ids", "input_embeds") if getattr(body, k) is not None]
+    if len(kinds) != 1:
+        raise InvalidRequest(
+            "exactly one of text, input_ids and input_embeds must be given", param="text"
+        )
+    kind = kinds[0]
+    value = getattr(body, kind)
+    if kind == "text" and isinstance(value, str):
+        return kind, [value], False
+    if not value:
+        raise InvalidRequest(f"{kind} must be a prompt or a list of prompts", param=kind)
+    is_list = kind == "text" or (
+        isinstance(value[0], list)
+        and (kind == "input_ids" or (bool(value[0]) and isinstance(value[0][0], list)))
+    )
+    prompts = value if is_list else [value]
+    if len(prompts) > MAX_BATCH:
+        raise InvalidRequest(f"{kind}: at most {MAX_BATCH} prompts a call", param=kind)
+    return kind, prompts, is_list
+
+
+def _values(body: GenerateBody, i: int, count: int) -> dict[str, Any]:
+    """The fields of prompt i: a field holds one value for all prompts, or a list with ``count``."""
+    values = {}
+    for name in body.model_fields_set - _OF_ALL:
+        value = getattr(body, name)
+        is_each = isinstance(value, list)
+        if is_each and name == "token_ids_logprob":
+            is_each = any(isinstance(one, list | None) for one in value)
+        if is_each and len(value) != count:
+            raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
+        values[name] = value[i] if is_each else value
+    rid = values.get("rid")
+    if rid is not None and count > 1 and not isinstance(body.rid, list):
+        values["rid"] = f"{rid}_{i}"
+    return values
+
+
+_OF_ALL = {"text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data"}
+
+
+def _request(
+    values: dict[str, Any], kind: str, prompt: Any, defaults: SamplingParams
+) -> GenerateRequest:
+    """The request of one prompt. ``values``: its fields."""
+    sampling = SamplingParams.from_dict(values.get("sampling_params") or {}, defaults)
+    options = request_options(values.get)
+    options["names"] |= {"max_tokens": "max_new_tokens", "prompt": kind, "text": kind}
+    options["names"] |= {"top_logprobs": "top_logprobs_num"}
+    request = GenerateRequest(
+        sampling=sampling, rid=values.get("rid"), stream=bool(values.get("stream")), **options
+    )
+    if values.get("return_logprob"):
+        request.logprobs = _logprobs(values, sampling.max_new_tokens == 0)
+    if kind == "text":
+        request.text = prompt
+    elif kind == "input_ids":
+        request.input_ids = prompt
+    else:
+        request.embeds, request.num_embeds = _embeds(prompt)
+    return request
+
+
+def _logprobs(values: dict[str, Any], is_only_prompt: bool) -> LogprobParams:
+    """``is_only_prompt``: no token comes, so the prompt's are what is wanted."""
+    start = values.get("logprob_start_len")
+    if start in (None, -1):
+        start = 0 if is_only_prompt else -1
+    token_ids = values.get("token_ids_logprob") or ()
+    return LogprobParams(start, values.get("top_logprobs_num") or 0, tuple(token_ids))
+
+
+def _embeds(rows: list[Any]) -> tuple[bytes, int]:
+    try:
+        array = np.asarray(rows, dtype="<f4")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest("input_embeds must be rows of numbers", "input_embeds") from error
+    if array.ndim != 2 or not np.isfinite(array).all():
+        raise InvalidRequest("input_embeds must be finite rows of one length", "input_embeds")
+    return array.tobytes(), len(array)
+
+
+def _read_media(
+    request: GenerateRequest, sources: list[MediaSource], reader: MediaReader | None
+) -> None:
+    where = sources[0].where
+    if reader is None:
+        raise InvalidRequest(f"{where}: this model reads text only", where)
+    for one in sources:
+        if one.kind not in reader.kinds:
+            raise InvalidRequest(f"{one.where}: this model does not read it", one.where)
+    prompt = request.input_ids if request.text is None else request.text
+    if prompt is None:
+        raise InvalidRequest(f"{where} needs a text or input_ids with its placeholders", where)
+    request.prompt = reader.read(prompt, sources, request.add_special_tokens)
+    request.text = request.input_ids = None

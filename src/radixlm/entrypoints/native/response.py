@@ -1,0 +1,160 @@
+"""The answers of ``/generate``, over HTTP and from the offline engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from radixlm.entrypoints.native.request import Batch
+from radixlm.intake.records import Output
+from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.replies import Finish, Logprob, TopLogprobs
+from radixlm.wire.requests import LogprobParams
+
+
+class ResponseBuilder:
+    """Makes the answers of one call from Outputs."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, batch: Batch, weight_version: str, dim: int = 0
+    ) -> None:
+        """``dim``: numbers of a hidden state."""
+        self._tokenizer, self._batch, self._version = tokenizer, batch, weight_version
+        self._dim = dim
+        self._began_s = time.monotonic()
+        self.last_finish = Finish("abort")  # of the sample that ended last
+
+    def response(self, index: int, output: Output) -> dict[str, Any]:
+        """The finished answer of sample ``output`` of prompt ``index``."""
+        answer: dict[str, Any] = {}
+        if self._tokenizer is not None:
+            answer["text"] = output.text
+        answer["output_ids"] = output.token_ids
+        answer["meta_info"] = self._meta(index, output)
+        return answer
+
+    def _meta(self, index: int, output: Output) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": output.rid,
+            "finish_reason": finish_reason(output.finish, output.completion_tokens),
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+            "weight_version": self._version,
+            "num_retractions": output.retractions,
+            "queue_time": output.queue_time_s,
+        }
+        if output.finish is not None:
+            self.last_finish = output.finish
+            meta["e2e_latency"] = time.monotonic() - self._began_s
+        if self._batch.wants_logprobs[index]:
+            self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
+        if output.hidden_states is not None:
+            meta["hidden_states"] = hidden_rows(output, self._dim)
+        if output.pooled is not None:
+            meta["pooled"] = output.pooled
+        return meta
+
+    def _add_logprobs(
+        self, need: LogprobParams | None, output: Output, meta: dict[str, Any]
+    ) -> None:
+        assert need is not None
+        for side, got in (("input", output.prompt_logprobs), ("output", output.logprobs)):
+            chosen = got.chosen if got else []
+            meta[f"{side}_token_logprobs"] = [self._chosen(c) for c in chosen]
+            if need.top:
+                meta[f"{side}_top_logprobs"] = [self._top(t) for t in (got.top if got else [])]
+            if need.token_ids:
+                asked = got.asked if got else []
+                meta[f"{side}_token_ids_logprobs"] = [self._top(t) for t in asked]
+
+    def _chosen(self, chosen: Logprob) -> list[Any]:
+        return [chosen[0], chosen[1], self._text_of(chosen[1])]
+
+    def _top(self, top: TopLogprobs | None) -> list[Any] | None:
+        return None if top is None else [[lp, t, self._text_of(t)] for lp, t in top]
+
+    def _text_of(self, token_id: int) -> str | None:
+        if not self._batch.logprob_text or self._tokenizer is None:
+            return None
+        return self._tokenizer.token_text(token_id)
+
+    async def stream(self, intake: TokenizerManager) -> AsyncIterator[dict[str, Any]]:
+        """Answers so far, one as often as something is new; cumulative unless disjoint."""
+        queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
+
+        async def pump(index: int) -> None:
+            try:
+                async for output in intake.stream(self._batch.requests[index]):
+                    await queue.put((index, output))
+                await queue.put(None)
+            except Exception as error:  # handed to the reader, who raises it
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(pump(i)) for i in range(len(self._batch.requests))]
+        total: dict[tuple[int, int], Output] = {}
+        left = len(tasks)
+        try:
+            while left:
+                event = await queue.get()
+                if isinstance(event, Exception):
+                    raise event
+                if event is None:
+                    left -= 1
+                    continue
+                yield self._event(event[0], event[1], total)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _event(
+        self, index: int, output: Output, total: dict[tuple[int, int], Output]
+    ) -> dict[str, Any]:
+        key = (index, output.index)
+        if key in total and not self._batch.stream_disjoint:
+            total[key].absorb(output)
+        else:
+            total[key] = output
+        answer = self.response(index, total[key])
+        answer["output_ids"] = list(answer["output_ids"])
+        if self._batch.is_list:
+            answer["index"] = index * self._batch.requests[index].sampling.n + output.index
+        return answer
+
+
+def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
+    """``meta_info.finish_reason``: null while the sample runs."""
+    if finish is None:
+        return None
+    if finish.kind == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.kind == "length":
+        return {"type": "length", "length": length}
+    return {
+        "type": "abort",
+        "message": finish.message or "aborted",
+        "status_code": finish.status or None,
+        "err_type": None if finish.kind == "abort" else "EngineError",
+    }
+
+
+def hidden_rows(output: Output, dim: int) -> list[Any]:
+    """Hidden states as the reference gives them, an entry a step: the rows of the prompt together,
+    then one row a token. ``dim`` numbers a row; what has come last is at the end of ``output``."""
+    rows = np.frombuffer(b"".join(output.hidden_states or ()), np.float32)
+    rows = rows.reshape(-1, dim if dim and not len(rows) % dim else max(1, len(rows)))
+    num_placeholders = output.prompt_tokens + max(output.completion_tokens - 1, 0)
+    num_prompt = min(len(rows), max(0, output.prompt_tokens - (num_placeholders - len(rows))))
+    prompt = [rows[:num_prompt].tolist()] if num_prompt else []
+    return [*prompt, *rows[num_prompt:].tolist()]
+
+
+def last_hidden(output: Output, dim: int) -> list[float]:
+    """The hidden state of the last place, all that OpenAI's routes give."""
+    rows = np.frombuffer((output.hidden_states or [b""])[-1], np.float32)
+    return list(rows[-dim:].tolist())

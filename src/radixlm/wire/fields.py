@@ -1,0 +1,252 @@
+"""The fields of request bodies: which API takes them, under which name, and what becomes of them.
+
+Two tables list every field that is not part of one API's own structure: ``SAMPLING_FIELDS``
+(``sampling_params.py``) and ``FIELDS`` here. Request models, checks, the names in error messages
+and docs/api.md are made of them.
+
+The APIs: ``generate`` and its ``sampling_params``; OpenAI's ``completions``, ``chat`` ("openai" is
+both) and ``responses``; Anthropic's ``messages`` and ``count_tokens``; ``ollama`` and its
+``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``speech`` (the form of a
+transcription); ``checkpoint`` (generation_config.json, which holds defaults).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from msgspec import Meta
+
+from radixlm.base.errors import InvalidRequest, RequestError
+
+# works        the field does what its documentation says
+# ignored      it is accepted and has no effect on the answer
+# unsupported  it is accepted while it asks for nothing; any other value is an error with a reason
+State = Literal["works", "ignored", "unsupported"]
+
+# what becomes of a field that no table and no request model names: "forbid" answers with an error
+UNKNOWN_FIELDS: Literal["forbid", "ignore"] = "forbid"
+# values by which clients say that they do not use a field; many send all fields of the reference
+EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+
+class Field(NamedTuple):
+    """One field. ``type``: a Python type, with ``msgspec.Meta`` where it has bounds. ``names``: API
+    -> the field's name there. ``off``: the values of an unsupported field that ask for nothing."""
+
+    name: str
+    type: Any
+    names: Mapping[str, str]
+    state: State = "works"
+    reason: str = ""
+    default: Any = None
+    off: tuple[Any, ...] = EMPTY
+
+    @property
+    def kind(self) -> Any:
+        """The type without its bounds."""
+        return get_args(self.type)[0] if self.bounds else self.type
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the string may also be sent as a JSON object."""
+        return self.bounds is not None and self.bounds.title == "JSON"
+
+    @property
+    def bounds(self) -> Meta | None:
+        """The bounds, None where the type has none."""
+        return next(iter(getattr(self.type, "__metadata__", ())), None)
+
+
+def api_names(name: str, apis: str) -> dict[str, str]:
+    """API -> the field's name there, of a list such as "openai ollama_options:repeat_penalty"."""
+    names = {}
+    for entry in apis.split():
+        api, _, alias = entry.partition(":")
+        for each in ("completions", "chat") if api == "openai" else (api,):
+            names[each] = alias or name
+    return names
+
+
+def fields_of(api: str, *tables: Iterable[Field]) -> dict[str, Field]:
+    """The fields of an API by their names there."""
+    return {field.names[api]: field for table in tables for field in table if api in field.names}
+
+
+def renames(source: str, target: str, *tables: Iterable[Field]) -> dict[str, str]:
+    """Names of ``source`` -> names of ``target``, for the fields that both APIs have."""
+    fields = fields_of(source, *tables)
+    return {name: field.names[target] for name, field in fields.items() if target in field.names}
+
+
+def unknown_field(name: str, what: str = "field", where: str = "") -> InvalidRequest:
+    """The error for a field that no table names. ``where``: what the name stands in."""
+    error = InvalidRequest(f"unknown {what} {name!r:.80}", f"{where}{name:.80}")
+    error.code = "unknown_parameter"
+    return error
+
+
+def check_unsupported(
+    fields: Mapping[str, Field],
+    values: Mapping[str, Any],
+    error: type[RequestError] = InvalidRequest,
+) -> None:
+    """Raise ``error`` for the first value that asks for what is not supported."""
+    for name, value in values.items():
+        field = fields.get(name)
+        if field is not None and field.state == "unsupported" and value not in field.off:
+            raise error(f"{name}: {field.reason}", param=name)
+
+
+def _works(*rows: tuple[str, Any, str]) -> tuple[Field, ...]:
+    return tuple(Field(name, type_, api_names(name, apis)) for name, type_, apis in rows)
+
+
+def _ignored(apis: str, type_: Any, names: str) -> tuple[Field, ...]:
+    return tuple(Field(name, type_, api_names(name, apis), "ignored") for name in names.split())
+
+
+def _unsupported(
+    apis: str, reason: str, names: str, off: tuple[Any, ...] = EMPTY
+) -> tuple[Field, ...]:
+    return tuple(
+        Field(name, Any, api_names(name, apis), "unsupported", reason, off=off)
+        for name in names.split()
+    )
+
+
+_NO_ADAPTERS = "adapters are not supported yet (--enable-lora)"
+_NO_DISAGGREGATION = "disaggregation is not supported yet (--disaggregation-mode)"
+_NO_EXPERTS = "routed experts are not recorded"
+_NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
+_ANTHROPIC = "messages count_tokens"
+
+FIELDS: tuple[Field, ...] = (
+    # request options that several APIs share
+    *_works(
+        ("messages", list[dict[str, Any]], "chat messages responses:input"),
+        ("reasoning_effort", str | float, "chat ollama:think"),
+        ("return_hidden_states", bool, "generate openai"),
+        ("extra_key", str, "generate openai"),
+        ("cache_salt", str, "generate openai"),
+        (
+            "priority",
+            Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)],
+            "generate openai responses",
+        ),
+        ("data_parallel_rank", int, "generate openai"),
+        ("routed_dp_rank", int, "generate openai"),
+        ("session_params", dict[str, Any], "generate openai"),
+        ("logit_processor", str, "generate openai"),
+        ("custom_logit_processor", Any, "generate openai"),
+    ),
+    # ignored: they have no effect on the answer by their meaning
+    *_ignored("openai responses", str, "user service_tier safety_identifier prompt_cache_key"),
+    *_ignored("openai responses", str, "prompt_cache_retention"),
+    *_ignored("openai responses", Any, "prompt_cache_options"),
+    *_ignored("openai", bool, "store return_spec_tokens_details"),
+    *_ignored("openai messages", dict[str, Any], "metadata"),
+    *_ignored("openai", dict[str, str], "custom_labels"),
+    *_ignored("chat", Literal["low", "medium", "high"], "verbosity"),
+    *_ignored("chat", dict[str, Any], "prediction"),  # makes an answer faster, never another
+    *_ignored("responses", Any, "access_programs background_options"),
+    *_ignored("responses", dict[str, Any], "stream_options"),
+    *_ignored(_ANTHROPIC, Any, "cache_control speed billing_policy"),
+    *_ignored("count_tokens", Any, "mcp_servers compaction"),
+    *_ignored("messages", str, "service_tier"),
+    *_ignored("messages", Any, "inference_geo diagnostics fallbacks fallback_credit_token"),
+    *_ignored("ollama ollama_generate ollama_embed", str | float, "keep_alive"),
+    *_ignored("ollama ollama_generate", bool, "shift"),
+    *_ignored("ollama ollama_generate ollama_embed", bool, "truncate"),
+    *_ignored("ollama_embed", dict[str, Any], "options"),
+    *_ignored(
+        "ollama_options",  # how Ollama's own engine is run
+        Any,
+        "num_ctx num_batch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap "
+        "use_mlock embedding_only num_thread num_keep numa repeat_last_n penalize_newline "
+        "mirostat_eta mirostat_tau",
+    ),
+    *_ignored(
+        "generate",
+        Any,
+        "log_metrics modalities background conversation_id label return_bytes no_logs "
+        "custom_labels routing_key bootstrap_pair_key external_trace_header received_time",
+    ),
+    *_ignored("encode", bool, "log_metrics background"),
+    *_ignored("encode", Any, "sampling_params modalities"),
+    # unsupported
+    *_unsupported("generate openai", _NO_ADAPTERS, "lora_path"),
+    *_unsupported("generate", _NO_ADAPTERS, "lora_id"),
+    *_unsupported("encode", "a model that gives vectors has no adapters", "lora_path"),
+    *_unsupported(
+        "generate openai", _NO_DISAGGREGATION, "bootstrap_host bootstrap_port bootstrap_room"
+    ),
+    *_unsupported(
+        "generate", _NO_DISAGGREGATION, "encoder_urls decode_tp_size disagg_prefill_dp_rank"
+    ),
+    *_unsupported("generate openai", _NO_EXPERTS, "return_routed_experts routed_experts_start_len"),
+    *_unsupported("generate", "indexers are not recorded", "return_indexer_topk"),
+    *_unsupported("generate openai", "watermarking is not supported", "watermark"),
+    *_unsupported("sampling_params", "watermarking is not supported", "watermark"),
+    *_unsupported(
+        "sampling_params",
+        "beam search is not supported: leave beam_width unset",
+        "beam_width",
+        (*EMPTY, 1),
+    ),
+    *_unsupported(
+        "generate openai", "send session_params with the id of an open session", "session_id"
+    ),
+    *_unsupported("generate chat", "sampling masks are not returned", "return_sampling_mask"),
+    *_unsupported(
+        "generate chat",
+        "log-probabilities are computed as the server was started",
+        "sampling_logprobs_mode",
+    ),
+    *_unsupported(
+        "generate", "prompt ids are not returned; POST /tokenize", "return_prompt_token_ids"
+    ),
+    *_unsupported("generate", "entropies are not returned", "return_entropy"),
+    *_unsupported(
+        "generate", "the length of the thinking is not bounded", "max_thinking_tokens", (None,)
+    ),
+    *_unsupported("generate openai", _NO_PROCESSOR_OPTIONS, "images_config mm_processor_kwargs"),
+    *_unsupported(
+        "generate chat",
+        _NO_PROCESSOR_OPTIONS,
+        "video_config use_audio_in_video max_dynamic_patch min_dynamic_patch",
+    ),
+    *_unsupported(
+        "generate chat",
+        "log-probabilities are not returned as flat arrays",
+        "return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64",
+    ),
+    *_unsupported(
+        "generate",
+        "not supported",
+        "image_max_dynamic_patch video_max_dynamic_patch mm_hashes mm_content_hashes "
+        "need_wait_for_mm_inputs num_items_assigned positional_embed_overrides "
+        "multi_item_delimiter_indices token_indices_to_pool kv_hints require_reasoning "
+        "return_flat_raw_top_logprobs http_worker_ipc",
+    ),
+    *_unsupported("chat", "send return_prompt_token_ids", "return_input_ids_in_sglext"),
+    *_unsupported("chat", "send return_token_ids", "return_output_ids_in_sglext"),
+    *_unsupported("chat", "task prompts are not supported: write the task in a message", "task"),
+    *_unsupported("chat", "the old form of tools: send tools", "functions"),
+    *_unsupported("chat", "the old form of tool_choice: send tool_choice", "function_call"),
+    *_unsupported("chat", "this server answers with text only", "audio"),
+    *_unsupported("chat", "this server does not search the web", "web_search_options"),
+    *_unsupported("chat responses", "this server does not moderate", "moderation"),
+    *_unsupported("chat", "templates are the operator's (--chat-template)", "chat_template"),
+    *_unsupported("responses", "not supported: send the input itself", "conversation prompt image"),
+    *_unsupported("responses", "this server does not edit conversations", "context_management"),
+    *_unsupported("messages", "this server runs no tools itself", "container"),
+    *_unsupported("messages", "this route calls no tools itself", "mcp_servers"),
+    *_unsupported("messages", "this server does not summarise conversations", "compaction"),
+    *_unsupported("messages", "this server holds no threads: send all messages", "thread"),
+    *_unsupported("ollama_generate", "not supported on this route", "template context suffix"),
+    *_unsupported("ollama_options", "mirostat is not supported", "mirostat"),
+    *_unsupported(
+        "ollama_options", "this sampler is not supported", "tfs_z typical_p", (*EMPTY, 1)
+    ),
+)
