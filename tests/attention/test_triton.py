@@ -295,12 +295,12 @@ def test_what_comes_before_attention_is_one_launch(
         q, k, v = new_rows(case, SITE, torch.float32)
         assert q is not None and k is not None and v is not None
         if name == "triton":
-            assert batch.preparing is backend
+            assert batch.fused_attn is backend
             if cache != torch.int8:
                 monkeypatch.setattr(backend_module, "store", None)
             outs.append(backend.prepare_and_run(q, k, v, SITE, *asked))
         else:
-            assert batch.preparing is None
+            assert batch.fused_attn is None
             prepare_qk(q, k, *asked)
             outs.append(backend.run(q, k, v, SITE))
         caches.append(backend.pools[0].load(SITE.layer, batch.store_GT[0], torch.float32)[0])

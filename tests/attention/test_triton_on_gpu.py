@@ -107,7 +107,7 @@ def test_one_launch_before_attention_stores_what_two_do(cache: torch.dtype) -> N
             backend._stored = stored_at_once
         batch = make_batch(case, table, backend)
         backend.begin(batch)
-        assert batch.preparing is backend
+        assert batch.fused_attn is backend
         rows = new_rows(case, SITE, torch.bfloat16, GPU)
         outs.append(backend.prepare_and_run(*rows, SITE, None, turn, False))
     assert torch.equal(*outs)

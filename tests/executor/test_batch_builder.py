@@ -70,7 +70,7 @@ def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed:
     width = -(-batch.max_kv_len // PAGE)
     for s, item in enumerate(items):
         assert batch.page_table_GSP[1][s].tolist() == tables.pages[1][item.slot, :width].tolist()
-    assert batch.embeds_TD is None
+    assert batch.embeds is None
 
 
 def test_embeds_replace_prompt_rows_chunk_by_chunk() -> None:
@@ -84,8 +84,8 @@ def test_embeds_replace_prompt_rows_chunk_by_chunk() -> None:
         zeros = np.zeros(count, np.int32)
         mine = Item("r0", 0, start, count, zeros, False)
         batch = prepare(StepPlan(0, (other, mine)), tables, (0,), PAGE, FakeAttention())
-        assert batch.embeds_TD is not None and batch.embeds_mask_T is not None
-        return batch.embeds_TD, batch.embeds_mask_T.tolist()
+        assert batch.embeds is not None and batch.embeds.mask_T is not None
+        return batch.embeds.rows_TD, batch.embeds.mask_T.tolist()
 
     embeds, mask = step(0, 2)
     assert mask == [False, False, True, True] and embeds[2:].tolist() == rows[:2].tolist()
@@ -96,4 +96,4 @@ def test_embeds_replace_prompt_rows_chunk_by_chunk() -> None:
     tables.next_token[0] = 11
     decode = Item("r0", 0, 5, 1, None, True)
     batch = prepare(StepPlan(0, (decode,)), tables, (0,), PAGE, FakeAttention())
-    assert batch.embeds_TD is None and batch.token_ids_T.tolist() == [11]
+    assert batch.embeds is None and batch.token_ids_T.tolist() == [11]

@@ -65,10 +65,18 @@ def step(
 
 def test_a_chunk_gets_the_rows_of_its_places() -> None:
     batch = step(MediaRows(MultimodalEncoder()), (media(1, (2, 3), (8, 2)),), (4, 6))
-    assert batch.embeds_mask_T is not None and batch.embeds_TD is not None
-    assert batch.embeds_mask_T.tolist() == [True, False, False, False, True, True]
-    assert batch.embeds_TD[batch.embeds_mask_T, 1].tolist() == [2.0, 3.0, 4.0]
-    assert batch.deep_LTD is not None and batch.deep_LTD[0, :, 2].tolist() == [1, 0, 0, 0, 1, 1]
+    embeds, inputs = batch.embeds, batch.media
+    assert embeds is not None and embeds.mask_T is not None and inputs is not None
+    assert embeds.mask_T.tolist() == [True, False, False, False, True, True]
+    assert embeds.rows_TD[embeds.mask_T, 1].tolist() == [2.0, 3.0, 4.0]
+    assert inputs.deepstack_LTD is not None and inputs.deepstack_LTD[0, :, 2].tolist() == [
+        1,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_content_is_read_once_and_the_oldest_goes_first() -> None:

@@ -30,7 +30,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.attn = Recorder()
-        self.preparing = None
+        self.fused_attn = None
 
 
 def make(spec: Attention) -> tuple[AttentionLayer, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope, S
 from radixlm.kernels.dispatch import bind
 from radixlm.layers.block import JOINED, BlockLayer, joined
 from radixlm.models.build import build_model
+from radixlm.step.batch import MediaInputs
 from radixlm.weights.load import load_weights
 
 IDS: dict[int, Sequence[int]] = {0: [3, 9, 4, 1, 5, 9, 2, 6], 1: [8, 7]}
@@ -93,9 +94,9 @@ def test_what_is_read_between_blocks_is_whole(tmp_path: Any) -> None:
                 x_TD = block.run(x_TD, batch, angles)
                 if layer == 0:
                     x_TD = x_TD + deep_TD
-            batch.deep_LTD = deep_TD[None]
+            batch.media = MediaInputs(deepstack_LTD=deep_TD[None])
             assert torch.equal(model.forward(batch), model.norm.run(x_TD))
-            batch.deep_LTD = None
+            batch.media = None
 
 
 class Counted(TorchDispatchMode):

@@ -12,6 +12,7 @@ from radixlm.arch.spec import Rope, RopeScaling
 from radixlm.kernels.dispatch import bind
 from radixlm.layers import rope as rope_layer
 from radixlm.layers.rope import RopeTables, StaticRope
+from radixlm.step.batch import MRopeIds
 
 CPU = torch.device("cpu")
 KERNELS = bind("cpu", {"all": "reference"})
@@ -27,7 +28,7 @@ class Batch:
     def __init__(self, positions: list[int], lengths: list[int]) -> None:
         self.positions_T, self.rope_len_T = torch.tensor(positions), torch.tensor(lengths)
         self.max_kv_len = max(lengths)
-        self.rope_ids_3T = None
+        self.mrope = None
 
 
 def angles_of(rope: Rope, position: int, length: int) -> torch.Tensor:
@@ -68,7 +69,8 @@ def test_tables_stand_in_the_order_of_the_ropes() -> None:
 def test_channels_of_a_pair_turn_by_axes_of_their_own() -> None:
     rope = Rope(8, 10000.0, mrope_sections=(1, 1, 1, 1), mrope_by_channel=True)
     batch: Any = Batch([5], [6])
-    batch.rope_ids_3T = torch.tensor([[2], [7], [9]])  # number, row, column
+    ids_3T = torch.tensor([[2], [7], [9]])  # number, row, column
+    batch.mrope = MRopeIds(ids_3T, lambda index: None)
     (table,) = RopeTables([rope], KERNELS, CPU).angles(batch)
     place, column, row, number = (angles_of(rope, at, 0).view(2, 4) for at in (5, 9, 7, 2))
     first = torch.cat((place[:, :2], column[:, 2:]), 1)

@@ -16,6 +16,7 @@ from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model
 from radixlm.models.program.step import StepProgram
 from radixlm.models.program_writer import is_covered
+from radixlm.step.batch import InputEmbeds
 from radixlm.weights.load import load_weights
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
@@ -150,9 +151,9 @@ def test_given_embeddings_in_a_program(with_mask: bool) -> None:
     embeds = model.embed.run(torch.tensor(swapped))
     mask = torch.zeros(14, dtype=torch.bool)
     mask[5:8] = True
-    extra = {"embeds_TD": embeds, "embeds_mask_T": mask if with_mask else None}
+    inputs = InputEmbeds(embeds, mask if with_mask else None)
     plain = PagedRunner(model, "cpu", 16).step({0: swapped})[0]
-    given = PagedRunner(model, "cpu", 16).step({0: ids}, **extra)[0]
+    given = PagedRunner(model, "cpu", 16).step({0: ids}, embeds=inputs)[0]
     assert torch.equal(given, plain)
 
 

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny, copy_tiny, reference_model
 
+from radixlm.step.batch import InputEmbeds
+
 LENGTHS = (29, 12, 17)
 
 
@@ -133,10 +135,10 @@ def test_given_embeddings_replace_those_of_the_table(arch: str) -> None:
     mask = torch.zeros(14, dtype=torch.bool)
     mask[5:8] = True
     plain = PagedRunner(model).step({0: swapped})[0]
-    given = PagedRunner(model).step({0: ids}, embeds_TD=embeds, embeds_mask_T=mask)[0]
+    given = PagedRunner(model).step({0: ids}, embeds=InputEmbeds(embeds, mask))[0]
     torch.testing.assert_close(given, plain)
     before = embeds.clone()
-    whole = PagedRunner(model).step({0: ids}, embeds_TD=embeds)[0]
+    whole = PagedRunner(model).step({0: ids}, embeds=InputEmbeds(embeds))[0]
     torch.testing.assert_close(whole, plain)
     assert torch.equal(embeds, before), "the caller's tensor must not change"
 

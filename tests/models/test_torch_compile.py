@@ -21,7 +21,7 @@ from radixlm.kernels import cpu
 from radixlm.models import compiled
 from radixlm.models.compiled import CompiledSteps
 from radixlm.models.decoder import DecoderModel
-from radixlm.step.batch import ForwardBatch
+from radixlm.step.batch import ForwardBatch, InputEmbeds
 
 PROMPTS = [[*range(5, 27)], [*range(5, 20), 7, 8, 9], [3, 4, 5, 6]]
 WARNING = "--enable-torch-compile: "
@@ -144,7 +144,11 @@ def test_steps_of_more_rows_and_rare_ones_run_as_they_are(monkeypatch: pytest.Mo
         embeds = torch.zeros(1, 4, 64).tolist()
         one.generate(input_embeds=embeds, sampling_params=params)
         assert seen == [1]
-    field = {"embeds_TD": torch.zeros(1, 64), "bidirectional_spans": ((0, 1),), "extras": {"x": 1}}
+    field = {
+        "embeds": InputEmbeds(torch.zeros(1, 64)),
+        "bidirectional_spans": ((0, 1),),
+        "feature_data": {"x": 1},
+    }
     for name, value in field.items():
         batch = decode_batch()
         assert steps._takes(batch)

@@ -17,6 +17,7 @@ from radixlm.entrypoints.offline import Engine
 from radixlm.kernels.dispatch import bind
 from radixlm.layers.modality_moe import ModalityMoeLayer
 from radixlm.models.build import build_model
+from radixlm.step.batch import MediaInputs
 from radixlm.weights.load import load_weights
 
 pytest.importorskip("PIL")
@@ -106,7 +107,9 @@ def test_each_token_passes_the_experts_of_its_kind(tmp_path: Path) -> None:
         is_seen_T = (ids_T >= 257) if held is None else (ids_T >= 257) | held
         with torch.no_grad():
             want_TD = theirs(x_TD[None], is_seen_T[None].int())[0][0]
-        batch: Any = SimpleNamespace(token_ids_T=ids_T, media_T=held, is_decode=False)
+        batch: Any = SimpleNamespace(
+            token_ids_T=ids_T, media=MediaInputs(mask_T=held), is_decode=False
+        )
         torch.testing.assert_close(layer.run(x_TD, None, batch), want_TD, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(
             layer.run_both(x_TD, is_seen_T), want_TD, atol=1e-5, rtol=1e-5

@@ -48,7 +48,7 @@ from radixlm.kernels.triton.attention_store import kind_of, store
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import PagedPool
-from radixlm.step.batch import AttentionSite, ForwardBatch, PreparingRunner
+from radixlm.step.batch import AttentionSite, ForwardBatch, FusedAttentionRunner
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class TritonBackend(PagedBackend):
         self._launches = {}
         self._tree = tree_mask_of_runs(batch) if batch.bidirectional_spans else None
         self._has_runs = bool(batch.bidirectional_spans)
-        batch.preparing = cast(PreparingRunner, self) if self._prepares else None
+        batch.fused_attn = cast(FusedAttentionRunner, self) if self._prepares else None
 
     def set_tree_mask(self, tree: TreeMask | None) -> None:
         """What the step's own tokens see of one another instead of all before them, for

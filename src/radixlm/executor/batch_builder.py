@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.executor import step_layout as n
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker, StepShape
-from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.batch import AttentionRunner, ForwardBatch, MRopeIds
 from radixlm.step.plan import Item, Items, StepPlan
 
 
@@ -139,78 +138,71 @@ def prepare(
 
 
 def add_optional_inputs(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
-    """What few steps have: rows of embeddings, second texts, positions of images."""
-    batch.extras = plan.extras
+    """Add what few steps have: input embeddings, M-RoPE ids, token types."""
+    batch.feature_data = plan.feature_data
     if tables.num_with_extras:
-        starts_S = np.cumsum([0, *(item.count for item in plan.items)])
-        _put_embeds(plan, tables, batch, starts_S)
-        _put_rope_ids(plan, tables, batch)
-    if any(map(_first_len, Items.of(plan.items).prefills)):
-        _put_pairs(plan, batch)
+        _add_embeds(plan, tables, batch)
+        _add_rope_ids(plan, tables, batch)
+    if any(map(_first_text_len, Items.of(plan.items).prefills)):
+        _add_token_types(plan, batch)
 
 
-def _put_pairs(plan: StepPlan, batch: ForwardBatch) -> None:
-    """Which tokens are of the second text of a pair."""
-    second_T, at = np.zeros(batch.num_tokens, np.bool_), 0
+def _add_embeds(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
+    """Input embeddings that the client sent instead of token ids."""
+    first = 0
     for item in plan.items:
-        first = _first_len(item)
-        if first:
-            second_T[at + max(0, first - item.start) : at + item.count] = True
-        at += item.count
-    batch.second_T = torch.from_numpy(second_T).to(batch.device)
+        embeds = tables.state(item.slot).embeds
+        if embeds is not None and item.start < len(embeds):
+            inputs = batch.add_embeds(embeds.shape[1])
+            assert inputs.mask_T is not None
+            rows = np.array(embeds[item.start : item.start + item.count])
+            inputs.rows_TD[first : first + len(rows)] = torch.from_numpy(rows).to(tables.device)
+            inputs.mask_T[first : first + len(rows)] = True
+        first += item.count
 
 
-def _first_len(item: Item) -> int:
+def _add_token_types(plan: StepPlan, batch: ForwardBatch) -> None:
+    """Mark the tokens of the second text of a pair."""
+    token_types_T, first = np.zeros(batch.num_tokens, np.bool_), 0
+    for item in plan.items:
+        first_len = _first_text_len(item)
+        if first_len:
+            token_types_T[first + max(0, first_len - item.start) : first + item.count] = True
+        first += item.count
+    batch.token_types_T = torch.from_numpy(token_types_T).to(batch.device)
+
+
+def _first_text_len(item: Item) -> int:
+    """Tokens of the first text of a pair, 0 for a single text."""
     return item.pooling.first_len if item.pooling is not None else 0
 
 
-def _put_rope_ids(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
-    """What ropes with sections turn by, where a prompt of the step has media. Tokens behind the
-    prompt go on one by one from its largest."""
+def _add_rope_ids(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
+    """M-RoPE ids of the step, if a prompt has some. Ids of output tokens continue one by one from
+    the largest id of the prompt."""
     if all(tables.state(item.slot).rope_ids is None for item in plan.items):
         return
-    places = [np.arange(item.start, item.start + item.count) for item in plan.items]
-    ids_3T, at = np.tile(np.concatenate(places), (3, 1)), 0
+    positions = [np.arange(item.start, item.start + item.count) for item in plan.items]
+    ids_3T, first = np.tile(np.concatenate(positions), (3, 1)), 0
     for item in plan.items:
-        given = tables.state(item.slot).rope_ids
-        if given is not None:
-            num_prompt = given.shape[1]
-            part = ids_3T[:, at : at + item.count]
-            part += int(given.max()) + 1 - num_prompt
-            inside = given[:, item.start : item.start + item.count]
-            part[:, : inside.shape[1]] = inside
-        at += item.count
-    batch.rope_ids_3T = torch.from_numpy(ids_3T).to(batch.device)
-    batch.whole_rope_ids = lambda index: _whole_rope_ids(plan, tables, batch.device, index)
+        prompt_ids = tables.state(item.slot).rope_ids
+        if prompt_ids is not None:
+            part = ids_3T[:, first : first + item.count]
+            part += int(prompt_ids.max()) + 1 - prompt_ids.shape[1]
+            in_prompt = prompt_ids[:, item.start : item.start + item.count]
+            part[:, : in_prompt.shape[1]] = in_prompt
+        first += item.count
+    batch.mrope = MRopeIds(
+        torch.from_numpy(ids_3T).to(batch.device),
+        lambda index: _sequence_rope_ids(plan.items[index], tables, batch.device),
+    )
 
 
-def _whole_rope_ids(
-    plan: StepPlan, tables: DeviceTables, device: torch.device, index: int
-) -> Tensor | None:
+def _sequence_rope_ids(item: Item, tables: DeviceTables, device: torch.device) -> Tensor | None:
     """int64 [3, N] of an item's sequence up to its last token; None without media."""
-    item = plan.items[index]
-    given = tables.state(item.slot).rope_ids
-    if given is None:
+    prompt_ids = tables.state(item.slot).rope_ids
+    if prompt_ids is None:
         return None
-    behind = max(0, item.start + item.count - given.shape[1])
-    tail = np.tile(int(given.max()) + 1 + np.arange(behind), (3, 1))
-    return torch.from_numpy(np.concatenate((given.astype(np.int64), tail), 1)).to(device)
-
-
-def _put_embeds(
-    plan: StepPlan, tables: DeviceTables, batch: ForwardBatch, starts_S1: NDArray[np.int64]
-) -> None:
-    """Rows of the input embeddings that the client gave instead of token ids."""
-    for item, at in zip(plan.items, starts_S1, strict=False):
-        embeds = tables.state(item.slot).embeds
-        if embeds is None or item.start >= len(embeds):
-            continue
-        if batch.embeds_TD is None:
-            batch.embeds_TD = torch.zeros(batch.num_tokens, embeds.shape[1], device=tables.device)
-            batch.embeds_mask_T = torch.zeros(
-                batch.num_tokens, dtype=torch.bool, device=tables.device
-            )
-        assert batch.embeds_mask_T is not None
-        rows = np.array(embeds[item.start : item.start + item.count])
-        batch.embeds_TD[at : at + len(rows)] = torch.from_numpy(rows).to(tables.device)
-        batch.embeds_mask_T[at : at + len(rows)] = True
+    num_output = max(0, item.start + item.count - prompt_ids.shape[1])
+    output_ids = np.tile(int(prompt_ids.max()) + 1 + np.arange(num_output), (3, 1))
+    return torch.from_numpy(np.concatenate((prompt_ids.astype(np.int64), output_ids), 1)).to(device)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.encoder_outputs import EncoderOutputs
-from radixlm.step.batch import ForwardBatch
+from radixlm.step.batch import ForwardBatch, MediaInputs
 from radixlm.step.plan import Item, StepPlan
 from radixlm.wire.media import ROWS, Media
 
@@ -100,9 +100,9 @@ class MediaRows:
             at += item.count
         batch.bidirectional_spans = tuple(bidirectional_spans)
         if self._crossed_token is not None:
-            batch.cross_attention_spans = self._encoder_outputs.cross_attention_spans(
-                plan, tables, failed
-            )
+            spans = self._encoder_outputs.cross_attention_spans(plan, tables, failed)
+            if spans:
+                _add_media(batch).cross_attention_spans = spans
         return failed
 
     def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
@@ -140,16 +140,22 @@ def caught(media: Media, rid: str, failed: dict[str, str]) -> Iterator[None]:
 def _write(batch: ForwardBatch, at: int, made: Tensor) -> None:
     """Rows [1 + L, n, D] for the tokens from ``at`` on."""
     num_layers, count, dim = made.shape[0] - 1, made.shape[1], made.shape[2]
-    if batch.embeds_TD is None:
-        batch.embeds_TD = torch.zeros(batch.num_tokens, dim, device=batch.device)
-        batch.embeds_mask_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
-    if batch.media_T is None:
-        batch.media_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
-    batch.media_T[at : at + count] = True
-    assert batch.embeds_mask_T is not None
-    batch.embeds_TD[at : at + count] = made[0].to(batch.device)
-    batch.embeds_mask_T[at : at + count] = True
+    rows = slice(at, at + count)
+    embeds, media = batch.add_embeds(dim), _add_media(batch)
+    assert embeds.mask_T is not None
+    embeds.rows_TD[rows], embeds.mask_T[rows] = made[0].to(batch.device), True
+    if media.mask_T is None:
+        media.mask_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
+    media.mask_T[rows] = True
     if num_layers:
-        if batch.deep_LTD is None:
-            batch.deep_LTD = torch.zeros(num_layers, batch.num_tokens, dim, device=batch.device)
-        batch.deep_LTD[:, at : at + count] = made[1:].to(batch.device)
+        if media.deepstack_LTD is None:
+            media.deepstack_LTD = torch.zeros(
+                num_layers, batch.num_tokens, dim, device=batch.device
+            )
+        media.deepstack_LTD[:, rows] = made[1:].to(batch.device)
+
+
+def _add_media(batch: ForwardBatch) -> MediaInputs:
+    if batch.media is None:
+        batch.media = MediaInputs()
+    return batch.media

@@ -162,7 +162,7 @@ class Runner:
         need_hidden = bool(items.decodes.hidden) or any(
             i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
         )
-        size = self._graph_for(items, plan.extras, need_hidden)
+        size = self._graph_for(items, plan.feature_data, need_hidden)
         host = self._ring.take()
         shape, num = self.packer.pack(items, host, size)
         self.device.upload(host[:num], self.numbers.ints[:num])

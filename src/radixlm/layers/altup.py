@@ -127,7 +127,8 @@ class AltUpBlock(BlockLayer):
         share = (self.correct.run(self._routed(out)) + 1.0).T[..., None]
         x_NTD = x_NTD + (out - active) * share
         first = x_NTD[0] if self._correct_scale is None else x_NTD[0] * self._correct_scale
-        assert batch.per_layer_TLP is not None
+        assert batch.scratch.per_layer_TLP is not None
         own = self._activate(self.layer_gate.run(first.contiguous()), self.altup.act)
-        own = self.layer_norm.run(self.layer_out.run(own * batch.per_layer_TLP[:, self._index]))
+        own = own * batch.scratch.per_layer_TLP[:, self._index]
+        own = self.layer_norm.run(self.layer_out.run(own))
         return torch.cat((x_NTD[:1], x_NTD[1:] + own))

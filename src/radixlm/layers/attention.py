@@ -100,8 +100,8 @@ class AttentionLayer(Module):
         q, k, v, gate = self._project(x_TD)
         turn = angles[self.rope_index] if self.rope_index >= 0 else None
         asked = (self.qk_norm, turn, self._interleaved)
-        if batch.preparing is not None:
-            out = batch.preparing.prepare_and_run(q, k, v, self.site, *asked)
+        if batch.fused_attn is not None:
+            out = batch.fused_attn.prepare_and_run(q, k, v, self.site, *asked)
         else:
             self._prepare(q, k, *asked)
             out = batch.attn.run(q, k, v, self.site)

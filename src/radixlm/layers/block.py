@@ -139,9 +139,9 @@ class PerLayerInputLayer(Module):
 
     def run(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
         """x with the input joined."""
-        assert batch.per_layer_TLP is not None
+        assert batch.scratch.per_layer_TLP is not None
         own = self._activate(self.gate.run(x_TD), self._spec.act)
-        x_TD += self.norm.run(self.out.run(own * batch.per_layer_TLP[:, self._index]))
+        x_TD += self.norm.run(self.out.run(own * batch.scratch.per_layer_TLP[:, self._index]))
         return x_TD
 
 
@@ -365,7 +365,7 @@ class BlockLayer(Module):
         """As pre; the side experts' sum waits in the batch for the end of the next block."""
         mixed = self._mix(self.norm1.run(x_TD), batch, angles)
         h = self.norm2.run(x_TD := x_TD + mixed)
-        before, batch.side_TD = batch.side_TD, self.deferred_moe.run(h)
+        before, batch.scratch.deferred_TD = batch.scratch.deferred_TD, self.deferred_moe.run(h)
         x_TD += self._feed(h)
         return x_TD if before is None else x_TD + before
 
@@ -374,9 +374,9 @@ class BlockLayer(Module):
     ) -> Joining:
         mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
         fed = self._feed(self.norm2.add_run(x_TD, mixed), batch)
-        if batch.side_TD is not None:
+        if batch.scratch.deferred_TD is not None:
             x_TD += fed
-            fed, batch.side_TD = batch.side_TD, None
+            fed, batch.scratch.deferred_TD = batch.scratch.deferred_TD, None
         return x_TD, fed
 
     def _run_post(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:

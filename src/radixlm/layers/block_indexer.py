@@ -116,8 +116,10 @@ class MeanBlockIndexer(BlockIndexerLayer):
         def choose(piece: QueryChunk) -> Tensor:
             key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
             complete_Q1 = (piece.place_Q[:, None] + 1) // index.size
-            whole = batch.whole_rope_ids
-            keys_BI = self._means(key_NI, whole(piece.sequence) if whole is not None else None)
+            mrope = batch.mrope
+            keys_BI = self._means(
+                key_NI, mrope.of_sequence(piece.sequence) if mrope is not None else None
+            )
             scores = (q_TGI[piece.rows].float() @ keys_BI.float().T).clamp(min=0).sum(1)
             block_B = torch.arange(keys_BI.shape[0], device=key_NI.device)
             is_whole_QB = block_B < complete_Q1

@@ -46,12 +46,12 @@ class IndexerLayer(Module):
         q_THI = self.q.run(low_TQ).view(-1, index.heads, index.dim)
         self._turn(q_THI, turn)
         weights_TH = self.weights.run(x_TD).float() * self._scale
-        batch.chosen = {}
+        batch.scratch.chosen_tokens = {}
 
         def choose(piece: QueryChunk) -> Tensor:
             kept_NR = piece.k_NKC[:, 0, -index.row :].float()
             chosen = self._choice(q_THI[piece.rows], weights_TH[piece.rows], kept_NR, piece)
-            batch.chosen[piece.rows.start] = chosen
+            batch.scratch.chosen_tokens[piece.rows.start] = chosen
             return chosen
 
         return choose
@@ -122,7 +122,7 @@ def top_k_mask(scores_QN: Tensor, count: int) -> Tensor:
 
 def shared_choice(batch: ForwardBatch) -> Choose:
     """The choice that an earlier layer has left in the batch."""
-    chosen: dict[int, Tensor] = batch.chosen
+    chosen: dict[int, Tensor] = batch.scratch.chosen_tokens
 
     def choose(piece: QueryChunk) -> Tensor:
         return chosen[piece.rows.start]

@@ -34,8 +34,8 @@ class ModalityMoeLayer(MoeLayer):
         assert batch is not None and routed_by_TD is None
         ids_T = batch.token_ids_T
         is_seen_T = torch.isin(ids_T, self._marks)
-        if batch.media_T is not None:
-            is_seen_T = is_seen_T | batch.media_T
+        if batch.media is not None and batch.media.mask_T is not None:
+            is_seen_T = is_seen_T | batch.media.mask_T
         if batch.is_decode and x_TD.device.type != "cpu":  # a graph holds no choice by value
             return self.run_both(x_TD, is_seen_T)
         seen_S = is_seen_T.nonzero()[:, 0]

@@ -247,9 +247,9 @@ class DeepRouterLayer(Module):
         """Logits [T, E]."""
         h_TR = self.narrow.run(x_TD)
         if self._before_R is not None:
-            assert batch.routed_TR is not None, "the first layer's router is not chained"
-            h_TR = (h_TR + batch.routed_TR * self._before_R).to(h_TR.dtype)
-        batch.routed_TR = h_TR
+            assert batch.scratch.router_TR is not None, "the first layer's router is not chained"
+            h_TR = (h_TR + batch.scratch.router_TR * self._before_R).to(h_TR.dtype)
+        batch.scratch.router_TR = h_TR
         h_TR = F.gelu(self.first.run(self.norm.run(h_TR)))
         return self.out.run(F.gelu(self.second.run(h_TR)))
 

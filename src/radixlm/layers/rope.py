@@ -60,8 +60,8 @@ class StaticRope:
             self.table_N2R = self._kernels.rope_angles(positions, self._inv_freq_R, self._factor)
 
     def angles(self, batch: ForwardBatch) -> Angles:
-        if batch.rope_ids_3T is not None and self._axis_A is not None:
-            return self._section_angles(batch.rope_ids_3T, batch.positions_T, self._axis_A)
+        if batch.mrope is not None and self._axis_A is not None:
+            return self._section_angles(batch.mrope.ids_3T, batch.positions_T, self._axis_A)
         self.reserve(batch.max_kv_len)
         return self.table_N2R[batch.positions_T]
 

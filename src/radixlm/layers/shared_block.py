@@ -122,9 +122,9 @@ class SharedBlockCall:
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """What the layer gives: [T, D]."""
-        assert batch.first_TD is not None
+        assert batch.scratch.embeds_TD is not None
         bank = self._bank
-        both_T2D = torch.cat((x_TD, batch.first_TD), -1)
+        both_T2D = torch.cat((x_TD, batch.scratch.embeds_TD), -1)
         h_TD = self._attention.run(bank.norm1.run(both_T2D), batch, angles)
         return bank.feed(bank.norm2.run(h_TD), self._changes)
 

@@ -58,7 +58,7 @@ _FAILURES = (
     GuardOnDataDependentSymNode,
 )
 # a step in which any other of a batch's optional parts is given is rare and runs as it is
-_USUAL = ("is_decode", "preparing")
+_USUAL = ("is_decode", "fused_attn", "scratch")
 _RARE = tuple(
     one.name
     for one in fields(ForwardBatch)
@@ -114,7 +114,7 @@ class OpaqueAttention:
         cos_sin_T2R: Tensor | None,
         interleaved: bool,
     ) -> Tensor:
-        """See step/batch.py: PreparingRunner."""
+        """See step/batch.py: FusedAttentionRunner."""
         number, width = self._numbers[id(site)] + 1, site.heads * site.v_dim
         asked = (*flat_norm(norm), cos_sin_T2R, interleaved)
         return cast(Tensor, OPS["prepare_and_attend"](number, q_THD, k_TKD, v_TKV, *asked, width))
@@ -182,7 +182,7 @@ class CompiledSteps:
         values = {one.name: getattr(batch, one.name) for one in fields(batch)}
         seen = TracedBatch(**values)
         seen.attn, seen.angles = hidden, self._model.ropes.angles(batch)
-        seen.preparing = None if batch.preparing is None else hidden
+        seen.fused_attn = None if batch.fused_attn is None else hidden
         if batch.num_tokens > 1:
             for tensor in (seen.token_ids_T, seen.positions_T, *seen.angles):
                 mark_dynamic(tensor, 0)

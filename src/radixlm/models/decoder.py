@@ -33,7 +33,7 @@ from radixlm.models.kv_groups import entry_places, kv_groups, pool_places, state
 from radixlm.models.plain import is_plain
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
-from radixlm.step.batch import AttentionSite, ForwardBatch
+from radixlm.step.batch import AttentionSite, ForwardBatch, InputEmbeds, MediaInputs
 
 
 def sinusoids(rows_T: Tensor, dim: int, steps: int = 0) -> Tensor:
@@ -225,14 +225,15 @@ class DecoderModel(Module):
         """The step layer by layer."""
         x_TD = self._embed(batch)
         angles = self.ropes.angles(batch)
-        batch.first_TD = x_TD.clone() if self.banks else None  # blocks change x in place
-        deep_LTD = batch.deep_LTD if batch.deep_LTD is not None else ()
+        batch.scratch.embeds_TD = x_TD.clone() if self.banks else None  # blocks change x in place
+        media = batch.media
+        deep_LTD = () if media is None or media.deepstack_LTD is None else media.deepstack_LTD
         deep = dict(zip(self.decoder.deep_layers or range(len(deep_LTD)), deep_LTD, strict=False))
         is_altup = self.decoder.altup is not None
         if self.decoder.layer_inputs is not None:
-            batch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
+            batch.scratch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
         if is_altup:
-            batch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
+            batch.scratch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
             x_TD = self.altup.begin(x_TD)
         has_streams = (self.decoder.streams or self.decoder.gated_streams) is not None
         if has_streams:
@@ -266,19 +267,25 @@ class DecoderModel(Module):
             x_TD = self.embed_norm.run(x_TD)
         if self.decoder.embed_dim:
             x_TD = self.embed_in.run(x_TD)
-        if batch.embeds_TD is not None:
-            given = batch.embeds_TD.to(x_TD.dtype)
-            if self.decoder.add_media_embeds and batch.media_T is not None:
-                given = torch.where(batch.media_T[:, None], given + x_TD, given)
-            if batch.embeds_mask_T is not None:
-                given = torch.where(batch.embeds_mask_T[:, None], given, x_TD)
-            x_TD = given.clone() if given is batch.embeds_TD else given
+        if batch.embeds is not None:
+            x_TD = self._replace_embeds(x_TD, batch.embeds, batch.media)
         if self.decoder.positions is not None:
             x_TD += self._positions(batch.positions_T + self.decoder.positions[1])
         if self.decoder.embed_affine:
             x_TD = self.embed_affine.run(x_TD)
         norm_comes = self.decoder.embed_norm is not None and not self.decoder.embed_norm_text_only
         return self.embed_norm.run(x_TD) if norm_comes else x_TD
+
+    def _replace_embeds(
+        self, x_TD: Tensor, embeds: InputEmbeds, media: MediaInputs | None
+    ) -> Tensor:
+        """The embeddings with the given rows put in; a new tensor."""
+        rows_TD = embeds.rows_TD.to(x_TD.dtype)
+        if self.decoder.add_media_embeds and media is not None and media.mask_T is not None:
+            rows_TD = torch.where(media.mask_T[:, None], rows_TD + x_TD, rows_TD)
+        if embeds.mask_T is not None:
+            return torch.where(embeds.mask_T[:, None], rows_TD, x_TD)
+        return rows_TD.clone() if rows_TD is embeds.rows_TD else rows_TD
 
     def _positions(self, rows_T: Tensor) -> Tensor:
         if self.decoder.sinusoidal_positions:

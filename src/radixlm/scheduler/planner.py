@@ -79,7 +79,7 @@ class Planner:
             admissions=tuple(self._admissions),
             releases=tuple(self.releases),
             pages=tuple(self.kv_manager.updates),
-            extras=self.hooks.extend(items),
+            feature_data=self.hooks.extend(items),
             new_pages=self.kv_manager.new_pages,
         )
         self._index += 1

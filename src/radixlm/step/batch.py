@@ -1,5 +1,5 @@
-"""ForwardBatch: the tensors of one step, made from a StepPlan by the executor. The only tensors
-that cross a floor.
+"""ForwardBatch: the tensors of one step. The executor makes them from a StepPlan; layers, attention
+backends and models read them.
 
 Legend: T packed tokens of the step, S sequences, P pages a sequence at most, G KV groups,
 R rows whose logits are wanted.
@@ -59,9 +59,9 @@ class AttentionRunner(Protocol):
         ...
 
 
-class PreparingRunner(AttentionRunner, Protocol):
-    """One that also does what comes before: norms and rotation of q and k and the store of K and V
-    in one launch."""
+class FusedAttentionRunner(AttentionRunner, Protocol):
+    """A runner that also applies the norms and the rotation of q and k and stores K and V, in one
+    launch."""
 
     def prepare_and_run(
         self,
@@ -80,10 +80,9 @@ class PreparingRunner(AttentionRunner, Protocol):
 
 @dataclass(slots=True, eq=False)
 class EncoderOutput:
-    """What layers that attend to an image need of it: ``rows()`` of its encoder, float32 [N, D], in
-    ``num_tiles`` equal parts of which the first ``num_used_tiles`` show something; and what each
-    layer
-    has made of them."""
+    """An encoded image that cross-attention layers read: ``rows()`` gives its float32 rows [N, D],
+    in ``num_tiles`` equal tiles of which the first ``num_used_tiles`` show something; ``made``
+    holds what each layer has computed from them."""
 
     rows: Callable[[], Tensor]
     num_used_tiles: int
@@ -92,8 +91,8 @@ class EncoderOutput:
 
 
 class CrossAttentionSpan(Record):
-    """Tokens [first, first + count) of the step and the images that they see: their true rows, or
-    all rows where the tokens stand ``before`` them."""
+    """Tokens [first, first + count) of the step and the images that they attend to: the used tiles,
+    or all tiles where the tokens come before the images (``is_before``)."""
 
     first: int
     count: int
@@ -102,49 +101,99 @@ class CrossAttentionSpan(Record):
 
 
 @dataclass(slots=True)
-class ForwardBatch:
-    """One step for the model. Sequences are packed one after another along T.
+class InputEmbeds:
+    """Rows that replace the embedding table's for the tokens of ``mask_T`` (None: for all)."""
 
-    ``kv_len_S`` counts the sequence's tokens including those of this step; token t of sequence s
-    has position ``positions_T[t]``; its K and V go to flat index ``store_GT[g, t]`` =
-    page * page_size + offset of group g.
-    ``rope_len_T`` is the sequence length that a length-dependent rope must use for the token.
+    rows_TD: Tensor
+    mask_T: Tensor | None = None  # bool
+
+
+@dataclass(slots=True)
+class MediaInputs:
+    """What the media of a step bring besides input embeddings.
+
+    mask_T                 bool: the placeholder tokens of media
+    deepstack_LTD          rows that are added to the hidden states behind the first L layers
+    cross_attention_spans  tokens with images that their cross-attention layers read
     """
 
-    token_ids_T: Tensor  # int64
-    positions_T: Tensor  # int64
-    rope_len_T: Tensor  # int64
-    query_start_S1: Tensor  # int32, [S + 1]
-    kv_len_S: Tensor  # int32
-    page_table_GSP: tuple[Tensor, ...]  # a group each: int32 [S, P]
-    store_GT: tuple[Tensor, ...]  # a group each: int64 [T]
-    logits_rows_R: Tensor  # int64, indices into T
+    mask_T: Tensor | None = None
+    deepstack_LTD: Tensor | None = None
+    cross_attention_spans: tuple[CrossAttentionSpan, ...] = ()
+
+
+class MRopeIds(Record):
+    """Position ids of ropes with sections (M-RoPE), int64: time, row and column.
+
+    ``of_sequence(n)``: the ids of all tokens of the step's n-th sequence, [3, N]; None without
+    media in its prompt."""
+
+    ids_3T: Tensor
+    of_sequence: Callable[[int], Tensor | None]
+
+
+@dataclass(slots=True)
+class LayerScratch:
+    """What layers leave for later layers of the same step; nobody else reads or writes it.
+
+    per_layer_TLP   every layer's own input
+    embeds_TD       the embeddings, for blocks that read them again
+    router_TR       the hidden state of the last router, for the next of a chain
+    deferred_TD     the output of a mixture of experts that is added a block later
+    chosen_tokens   tokens that the last indexer has chosen, by first row of a query chunk
+    """
+
+    per_layer_TLP: Tensor | None = None
+    embeds_TD: Tensor | None = None
+    router_TR: Tensor | None = None
+    deferred_TD: Tensor | None = None
+    chosen_tokens: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step for the model. The sequences are packed one after another along T; parts that few
+    steps have are records of their own, None otherwise.
+
+    token_ids_T          int64
+    positions_T          int64: position of the token in its sequence
+    rope_len_T           int64: sequence length that a length-dependent rope uses for the token
+    query_start_S1       int32 [S + 1]: first token of each sequence in the step
+    kv_len_S             int32: tokens of the sequence, those of this step included
+    page_table_GSP       int32 [S, P] for each group
+    store_GT             int64 [T] for each group: where K and V of the token are stored, as
+                         page * page_size + offset
+    logits_rows_R        int64: indices into T
+    is_decode            one token a sequence; ``max_kv_len`` is only an upper bound then
+    bidirectional_spans  (first token in T, count) of spans whose tokens attend to each other, in
+                         order; a step never ends inside a span
+    token_types_T        bool: tokens of the second text of a pair
+    states               pools.state.StateStep of models with recurrent layers
+    feature_data         what features have put into the plan (``extend`` hook)
+    fused_attn           ``attn``, where it can prepare q and k in its own launch
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    rope_len_T: Tensor
+    query_start_S1: Tensor
+    kv_len_S: Tensor
+    page_table_GSP: tuple[Tensor, ...]
+    store_GT: tuple[Tensor, ...]
+    logits_rows_R: Tensor
     attn: AttentionRunner
     max_query_len: int
     max_kv_len: int
-    embeds_TD: Tensor | None = None  # input embeddings that replace the table's where given
-    embeds_mask_T: Tensor | None = None  # bool: rows of embeds_TD that count
-    media_T: Tensor | None = None  # bool: the places of media, if the step has some
-    second_T: Tensor | None = None  # bool: tokens of the second text of a pair, if there is one
-    per_layer_TLP: Tensor | None = None  # each layer's own input, where models have some
-    chosen: Any = None  # tokens that the last layer with an index has chosen, by sequence piece
-    routed_TR: Tensor | None = None  # what a router of several layers hands to the next block's
-    first_TD: Tensor | None = None  # the embeddings, where later blocks read them again
-    side_TD: Tensor | None = None  # what one block leaves for the end of the next
-    states: Any = None  # pools.state.StateStep of models with recurrent layers
-    rope_ids_3T: Tensor | None = None  # int64: time, row and column for ropes with sections
-    # of the n-th sequence of the step, if its prompt has media: those of all its tokens, [3, N]
-    whole_rope_ids: Callable[[int], Tensor | None] | None = None
-    deep_LTD: Tensor | None = None  # joins the stream behind L layers
-    # runs (first token in T, count) whose tokens see one another forwards too (in the layers that
-    # look ahead), in order; a run is never cut by the end of a step
+    is_decode: bool = False
     bidirectional_spans: tuple[tuple[int, int], ...] = ()
-    cross_attention_spans: tuple[
-        CrossAttentionSpan, ...
-    ] = ()  # of the tokens whose prompts have images to attend to
-    extras: dict[str, Any] = field(default_factory=dict)  # by slot, from the `extend` hook
-    preparing: PreparingRunner | None = None  # ``attn``, where it is one
-    is_decode: bool = False  # one token a sequence; the host knows no more than an upper length
+    embeds: InputEmbeds | None = None
+    media: MediaInputs | None = None
+    mrope: MRopeIds | None = None
+    token_types_T: Tensor | None = None
+    states: Any = None
+    feature_data: dict[str, Any] = field(default_factory=dict)
+    fused_attn: FusedAttentionRunner | None = None
+    scratch: LayerScratch = field(default_factory=LayerScratch)
 
     @property
     def num_tokens(self) -> int:
@@ -155,5 +204,18 @@ class ForwardBatch:
         return int(self.kv_len_S.shape[0])
 
     @property
+    def cross_attention_spans(self) -> tuple[CrossAttentionSpan, ...]:
+        """Tokens with images to attend to, in the layers that do."""
+        return self.media.cross_attention_spans if self.media is not None else ()
+
+    @property
     def device(self) -> torch.device:
         return self.token_ids_T.device
+
+    def add_embeds(self, dim: int) -> InputEmbeds:
+        """``embeds``, made with rows of zeros and an empty mask if there are none yet."""
+        if self.embeds is None:
+            mask_T = torch.zeros(self.num_tokens, dtype=torch.bool, device=self.device)
+            rows_TD = torch.zeros(self.num_tokens, dim, device=self.device)
+            self.embeds = InputEmbeds(rows_TD, mask_T)
+        return self.embeds

@@ -167,7 +167,7 @@ class StepPlan(Record):
     admissions: tuple[Admission, ...] = ()
     releases: tuple[int, ...] = ()
     pages: tuple[PageUpdate, ...] = ()
-    extras: dict[str, Any] = field(default_factory=dict)
+    feature_data: dict[str, Any] = field(default_factory=dict)
     new_pages: NewPages | None = None
 
     @property

@@ -129,7 +129,7 @@ class EncoderModel(Module):
             x_TD = self._embed(batch)
             angles = self.ropes.angles(batch)
             if self.decoder.layer_inputs is not None:
-                batch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
+                batch.scratch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
             repeats = len(self.decoder.blocks) // len(self.blocks)
             for block in self.blocks * repeats:
                 x_TD = block.run(x_TD, batch, angles)
@@ -146,7 +146,7 @@ class EncoderModel(Module):
         if self.decoder.positions is not None:
             x_TE += self.positions.run(batch.positions_T + self.decoder.positions[1])
         if self.spec.token_types:
-            second_T = batch.second_T
+            second_T = batch.token_types_T
             rows_T = torch.zeros_like(batch.token_ids_T) if second_T is None else second_T.long()
             x_TE += self.types.run(rows_T.clamp(max=self.spec.token_types - 1))
         if self.decoder.embed_norm is not None:

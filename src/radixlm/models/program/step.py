@@ -73,11 +73,12 @@ class StepProgram:
 
     def accepts(self, batch: ForwardBatch) -> bool:
         """Whether the step asks for nothing that the program cannot do."""
-        is_plain = batch.rope_ids_3T is None and batch.deep_LTD is None and not batch.extras
-        is_plain = (
-            is_plain and not batch.bidirectional_spans and batch.max_kv_len <= self._num_positions
-        )
-        return is_plain and (batch.embeds_TD is None or self._takes_embeds)
+        is_plain = batch.mrope is None and not batch.feature_data and not batch.bidirectional_spans
+        if not is_plain or batch.max_kv_len > self._num_positions:
+            return False
+        if batch.media is not None and batch.media.deepstack_LTD is not None:
+            return False
+        return batch.embeds is None or self._takes_embeds
 
     def hidden(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of all tokens after the final norm: [T, D] float32."""
@@ -98,10 +99,10 @@ class StepProgram:
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
     ) -> None:
-        backend, embeds = self.backend, batch.embeds_TD
+        backend, embeds, mask_T = self.backend, None, None
+        if batch.embeds is not None:
+            embeds, mask_T = batch.embeds.rows_TD.float().contiguous(), batch.embeds.mask_T
         ids, positions = batch.token_ids_T.int(), batch.positions_T.int()
-        if embeds is not None:
-            embeds = embeds.float().contiguous()
         angles = [_angles(maker, batch) for maker in self._ropes.makers]
         runs = None if batch.states is None else runs_of(batch.states)
         groups = zip(backend.tables, backend.slots, strict=True)
@@ -121,7 +122,7 @@ class StepProgram:
             address(hidden),
             0 if hidden is None else hidden.stride(0),
             address(embeds),
-            0 if embeds is None else address(batch.embeds_mask_T),
+            address(mask_T),
             0,
             0,
             address(runs),

@@ -112,10 +112,10 @@ class TransformersModel:
         """Hidden states of the step's tokens [T, D]; logits already where the model runs whole."""
         self._batch, self._at = batch, 0
         ids: dict[str, Tensor] = {"input_ids": batch.token_ids_T[None]}
-        if batch.embeds_TD is not None and batch.embeds_mask_T is not None:
+        if batch.embeds is not None and batch.embeds.mask_T is not None:
             table = self._hf.get_input_embeddings()(batch.token_ids_T)
-            given = batch.embeds_TD.to(table.dtype)
-            rows = torch.where(batch.embeds_mask_T[:, None], given, table)
+            given = batch.embeds.rows_TD.to(table.dtype)
+            rows = torch.where(batch.embeds.mask_T[:, None], given, table)
             ids = {"inputs_embeds": rows[None]}
         try:
             run = self._hf if self._is_whole else self._body
