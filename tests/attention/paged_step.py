@@ -1,7 +1,8 @@
-"""One step of a backend over pages that already hold what came before, shuffled among NaN.
+"""One step of a backend over pages that already hold the earlier tokens, shuffled among pages of
+NaN.
 
-``run_case`` of tests/fakes computes the tokens before a step in a step of their own, for which the
-interpreter is too slow.
+`run_case` of tests/fakes computes the earlier tokens in a step of their own, which is too slow in
+Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def open_backend(
     device: torch.device = CPU,
     kernels: Kernels | None = None,
 ) -> tuple[Any, Tensor]:
-    """A backend whose pool holds all tokens but the step's, and its page table."""
+    """A backend whose pool holds all tokens before the step, and its page table."""
     layers = tuple(range(site.layer + 1))
     group = KvGroup(
         0, "full", layers, site.kv_heads, site.head_dim, site.v_dim, site.latent, site.window
@@ -60,7 +61,7 @@ def open_backend(
 
 
 def slots_of(table: Tensor, row: Tensor, position: Tensor, page_size: int) -> Tensor:
-    """int64: where tokens are stored."""
+    """int64 slots where tokens are stored."""
     return table[row, position // page_size].long() * page_size + position % page_size
 
 
@@ -113,7 +114,7 @@ def run_step(
     bidirectional_spans: tuple[tuple[int, int], ...] = (),
     device: torch.device = CPU,
 ) -> Tensor:
-    """[T, heads * v_dim] of the case's step. ``prepare(backend)`` runs behind ``begin``."""
+    """[T, heads * v_dim] of the case's step. `prepare(backend)` runs after `begin`."""
     backend, table = open_backend(name, case, site, device)
     backend.begin(make_batch(case, table, backend, bidirectional_spans))
     if prepare is not None:

@@ -1,4 +1,4 @@
-"""Tokens that see one another forwards, against a mask written out for each query."""
+"""Tokens of a bidirectional span, against a mask written out for each query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SITES = {
     "latent": replace(SITE, kv_heads=1, v_dim=8, latent=True),
     "causal": replace(SITE, looks_ahead=False),
 }
-# (queries, known before): a chunk with two runs, a decode, a run to the chunk's end, a plain one
+# (queries, tokens before): a chunk with two spans, a decode, a span at the chunk's end, no span
 SHAPES = [(30, 21), (1, 40), (12, 0), (7, 9)]
 MUTUAL = ((2, 9), (14, 16), (35, 8))
 CACHES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
@@ -57,13 +57,13 @@ def _one(case: Case, site: AttentionSite, index: int, start: int) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["torch_native", NATIVE])
 @pytest.mark.parametrize("name", SITES)
-def test_runs_see_forwards_and_nothing_else_does(
+def test_only_spans_attend_forwards(
     name: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = SITES[name]
     case = Case.random(site, SHAPES, 16, 1)
     expected = written_out(case, site)
-    for max_scores in (reference.MAX_SCORES, 4 * 51 * 3):  # whole, and in pieces of queries
+    for max_scores in (reference.MAX_SCORES, 4 * 51 * 3):  # at once, and in chunks of queries
         monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
         found = run_case(case, site, backend, poison=True, bidirectional_spans=MUTUAL)
         for got, want in zip(found, expected, strict=True):
@@ -72,7 +72,7 @@ def test_runs_see_forwards_and_nothing_else_does(
 
 @pytest.mark.parametrize("dtype", CACHES, ids=str)
 @pytest.mark.skipif(not cpu.available, reason="not built")
-def test_every_cache_is_read_alike(dtype: torch.dtype) -> None:
+def test_every_cache_type(dtype: torch.dtype) -> None:
     case = Case.random(SITE, SHAPES, 16, 1, dtype)
     ours, theirs = (
         run_case(case, SITE, backend, bidirectional_spans=MUTUAL)
@@ -80,6 +80,6 @@ def test_every_cache_is_read_alike(dtype: torch.dtype) -> None:
     )
     limit = (
         1e-2 if cpu.isa == "amx" and dtype.itemsize < 4 else 2e-3
-    )  # tiles round as bfloat16 does
+    )  # matrix tiles round to bfloat16
     for got, want in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, want, rtol=limit, atol=limit)

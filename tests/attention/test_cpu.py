@@ -1,4 +1,4 @@
-"""The C++ backend against the definition, on the cases of the reference backend."""
+"""The C++ backend against the definition of attention, on the cases of the reference backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_equals_the_definition(
 
 
 @pytest.mark.parametrize("name", ["plain", "window", "sinks", "latent"])
-def test_pages_of_others_cannot_leak(name: str) -> None:
+def test_pages_of_other_sequences_do_not_leak(name: str) -> None:
     site = VARIANTS[name]
     case = Case.random(site, [(2, 9), (1, 30), (1, 3)], 16, 1)
     clean, poisoned = (run_case(case, site, "cpu", poison=p) for p in (False, True))
@@ -54,7 +54,7 @@ def test_eight_bit_caches_agree_with_the_reference_backend(name: str, dtype: tor
     site = VARIANTS[name]
     case = Case.random(site, [(2, 60), (1, 90), (1, 3), (40, 33)], 16, 1, cache_dtype=dtype)
     ours, theirs = (run_case(case, site, backend) for backend in ("cpu", "torch_native"))
-    # matrix tiles round queries and weights to bfloat16, as the values of these caches are
+    # matrix tiles round queries and weights to bfloat16, like the values of these caches
     rtol, atol = (0.0, 1e-2) if cpu.isa == "amx" else (1e-4, 1e-5)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
@@ -62,7 +62,9 @@ def test_eight_bit_caches_agree_with_the_reference_backend(name: str, dtype: tor
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", [PLAIN, LATENT], ids=["plain", "latent"])
-def test_pool_reads_and_copies_like_the_plain_one(group: KvGroup, dtype: torch.dtype) -> None:
+def test_the_pool_reads_and_copies_like_the_reference_pool(
+    group: KvGroup, dtype: torch.dtype
+) -> None:
     ours, plain = CpuPool(group, 6, 16, dtype), PagedPool(group, 6, 16, dtype, CPU)
     for layer in range(len(group.layers)):
         k = torch.randn(6 * 16, group.kv_heads, group.head_dim)
@@ -76,7 +78,7 @@ def test_pool_reads_and_copies_like_the_plain_one(group: KvGroup, dtype: torch.d
         assert torch.equal(k.float(), other_k.float())
         assert (v is None) == (other_v is None)
         assert v is None or other_v is None or torch.equal(v.float(), other_v.float())
-        ours.write(layer, [0, 3, 4], k, v)  # what was read is stored again without a change
+        ours.write(layer, [0, 3, 4], k, v)  # values that were read are stored again unchanged
         again_k, again_v = ours.read(layer, [0, 3, 4])
         assert torch.equal(again_k.float(), k.float())
         assert v is None or again_v is None or torch.equal(again_v.float(), v.float())
@@ -103,7 +105,7 @@ def test_other_devices_are_refused() -> None:
         make_backend("cpu", (PLAIN,), bind("cpu"), torch.device("cuda"))
 
 
-def test_pages_behind_the_window_are_not_even_looked_up() -> None:
+def test_pages_outside_the_window_are_not_looked_up() -> None:
     site = VARIANTS["window"]
     case = Case.random(site, [(2, 60), (1, 90), (1, 3), (40, 33)], 16, 1)
     whole, forgotten = (run_case(case, site, "cpu", forget=f) for f in (False, True))

@@ -1,5 +1,5 @@
-"""Prompts without a prefix: which steps take the way past the pages, and that it computes the same.
-torch's plain implementation stands in for cuDNN's, which runs on GPUs alone."""
+"""Prompts without a prefix: which steps bypass the pages, and that their result is the same.
+torch's reference implementation stands in for cuDNN's, which runs on GPUs only."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def test_takes_new_sequences_of_one_length() -> None:
     assert not takes([(9, 1)])  # a prefix
     assert not takes([(9, 0), (9, 2)]) and not takes([(9, 0), (8, 1)])
     assert not takes([(9, 0), (8, 0)])  # two lengths
-    assert not takes([(7, 0)])  # too short to be worth it
+    assert not takes([(7, 0)])  # too short to pay off
     assert not takes([(1, 0), (1, 8)])
     assert not takes([(9, 0)], bidirectional_spans=((2, 3),))
 
 
-def test_takes_lengths_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takes_repeated_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "STEP", 4)
     assert takes([(12, 0)]) and not takes([(13, 0)])
 
 
-def test_a_failure_of_cudnn_leaves_the_step_to_our_kernels(
+def test_after_a_cudnn_error_other_kernels_run_the_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("triton")
@@ -66,8 +66,8 @@ def test_a_failure_of_cudnn_leaves_the_step_to_our_kernels(
     assert asked and "no attention by cuDNN: No available kernel." in caplog.text
 
 
-def test_takes_plain_sites_only() -> None:
-    assert takes([(9, 0)], window=9) and takes([(9, 0)], chunk=20)  # nothing is out of reach
+def test_takes_plain_attention_only() -> None:
+    assert takes([(9, 0)], window=9) and takes([(9, 0)], chunk=20)  # the window covers all tokens
     for changes in (
         {"window": 8}, {"chunk": 8}, {"softcap": 1.0}, {"sinks": ONES}, {"slopes": ONES},
         {"latent": True}, {"stores": False}, {"v_dim": 8}, {"head_dim": 256, "v_dim": 256},
@@ -76,11 +76,13 @@ def test_takes_plain_sites_only() -> None:
         assert not takes([(9, 0)], **changes), changes
 
 
-def test_computes_what_the_pages_give() -> None:
+def test_equals_attention_over_the_pages() -> None:
     case = Case.random(SITE, [(19, 0), (19, 0)], 4, 2)
     q, k, v = new_rows(case, SITE, torch.float32)
     assert q is not None and k is not None and v is not None
-    packed = torch.cat([x.flatten(1) for x in (q, k, v)], 1)  # rows as a joined product leaves them
+    packed = torch.cat(
+        [x.flatten(1) for x in (q, k, v)], 1
+    )  # rows with the stride of a fused projection
     q, k, v = (x.view(len(packed), -1, 16) for x in packed.split([4 * 16, 2 * 16, 2 * 16], 1))
     out = cudnn.attend(q, k, v, SITE, 2, SDPBackend.MATH)
     torch.testing.assert_close(out, run_step("torch_native", case, SITE), rtol=1e-4, atol=1e-6)

@@ -1,4 +1,5 @@
-"""Backends by phase: who runs which step, over which pool; and which pairs cannot be."""
+"""Different backends for prefill and decode: which one runs a step, over which pool, and which
+pairs are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ GROUPS = (KvGroup(0, "full", (0,), 2, 16, 16),)
 
 
 class Named(TorchNativeBackend):
-    """A torch_native that notes its steps."""
+    """A torch_native backend that records its steps."""
 
     steps: list[tuple[str, int]]
 
@@ -41,14 +42,14 @@ def pair() -> tuple[HybridBackend, list[tuple[str, int]]]:
     return HybridBackend(*parts), steps
 
 
-def test_steps_go_by_their_longest_query_and_share_a_pool() -> None:
+def test_the_longest_query_picks_the_backend_of_a_step() -> None:
     mixed, steps = pair()
     whole = Case.random(SITE, [(12, 0), (5, 0)], 4, 1)
     plain, table = open_backend("torch_native", whole, SITE)
     num_pages = plain.pools[0].num_pages
     pool = mixed.make_pool(GROUPS[0], num_pages, 4, torch.float32)
     assert mixed.prefill.pools[0] is mixed.decode.pools[0] is mixed.pools[0] is pool
-    # all but the last tokens as prompts, then one token each
+    # all but the last tokens as prompts, then one token for each
     first = Case(
         [q[:-1] for q in whole.q], [k[:-1] for k in whole.k], [v[:-1] for v in whole.v], 4, 1
     )
@@ -63,7 +64,7 @@ def test_steps_go_by_their_longest_query_and_share_a_pool() -> None:
     torch.testing.assert_close(outs[0], torch.cat([x[:-1] for x in expected]))
 
 
-def test_its_name_is_the_decoding_ones() -> None:
+def test_its_name_is_the_decode_backends() -> None:
     assert pair()[0].name == "of decodes"
 
 
@@ -85,7 +86,7 @@ def test_phases_override_the_common_name() -> None:
 
 
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)
-def test_layouts_that_differ_are_refused() -> None:
+def test_different_cache_layouts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--decode-attention-backend cpu .*cpu for both works"):
         select.make_backend("torch_native", GROUPS, bind("cpu"), CPU, decode="cpu")
 

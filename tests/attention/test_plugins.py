@@ -1,5 +1,5 @@
-"""flashinfer, fa3 and fa4: what they are asked, held to the packages' published signatures by
-stand-ins that compute the answer in torch. Nothing here runs the packages themselves."""
+"""Calls to flashinfer, fa3 and fa4, checked against the packages' published signatures by stand-ins
+that compute in torch. The packages themselves do not run here."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ SUPPORTED = {
 @pytest.mark.parametrize(
     ("name", "backend"), [(name, b) for name, (_, own) in SUPPORTED.items() for b in own]
 )
-def test_asks_for_what_the_site_says(name: str, backend: str, shapes: Any) -> None:
+def test_calls_follow_the_attention_site(name: str, backend: str, shapes: Any) -> None:
     site = SUPPORTED[name][0]
     case = Case.random(site, shapes, PAGE[backend], 1, cache_dtype=HALF)
     ours = run_step(backend, case, site, HALF)
@@ -192,7 +192,7 @@ def test_asks_for_what_the_site_says(name: str, backend: str, shapes: Any) -> No
     ("backend", "field"),
     [("fa3", "sinks"), ("fa3", "slopes"), ("fa4", "chunk"), ("flashinfer", "sinks")],
 )
-def test_what_a_package_lacks_is_said_with_what_works(backend: str, field: str) -> None:
+def test_missing_features_are_named_with_an_alternative(backend: str, field: str) -> None:
     site = replace(SITE, **{field: 7 if field == "chunk" else SINKS})
     case = Case.random(site, [(1, 9)], PAGE[backend], 1, cache_dtype=HALF)
     pattern = rf"--attention-backend {backend} has no kernel for {field}.*triton works"
@@ -210,7 +210,7 @@ def test_a_missing_package_is_named(backend: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("backend", ["fa3", "fa4", "flashinfer"])
-def test_latents_and_foreign_caches_are_refused(backend: str) -> None:
+def test_latents_and_other_cache_types_are_refused(backend: str) -> None:
     kernels = bind("cpu", {"all": "reference"})
     latent = KvGroup(0, "full", (0,), 1, 24, 16, latent=True)
     with pytest.raises(ConfigError, match="no kernel for latent attention"):
@@ -223,7 +223,7 @@ def test_latents_and_foreign_caches_are_refused(backend: str) -> None:
         run_step(backend, case, SITE, torch.bfloat16)
 
 
-def test_flashinfer_plans_once_a_step_and_keeps_its_wrappers() -> None:
+def test_flashinfer_plans_once_a_step_and_reuses_its_wrappers() -> None:
     case = Case.random(SITE, [(1, 9), (1, 30)], 4, 1, cache_dtype=HALF)
     backend, table = open_backend("flashinfer", case, SITE)
     for _ in range(2):
@@ -234,7 +234,7 @@ def test_flashinfer_plans_once_a_step_and_keeps_its_wrappers() -> None:
     assert inspect.signature(_Wrapper.run).parameters.keys() >= {"q", "paged_kv_cache"}
 
 
-def test_runs_that_see_forwards_are_refused() -> None:
+def test_bidirectional_spans_are_refused() -> None:
     case = Case.random(SITE, [(5, 0)], 4, 1, cache_dtype=HALF)
     with pytest.raises(ConfigError, match="see one another forwards"):
         run_step("fa3", case, SITE, HALF, bidirectional_spans=((0, 3),))

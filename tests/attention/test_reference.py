@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def written_out(case: Case, site: AttentionSite, sequence: int) -> Tensor:
-    """[queries, heads * v_dim] of the last ``queries`` tokens, straight from the definition."""
+    """[queries, heads * v_dim] of the last `queries` tokens, from the definition."""
     q, k, v = case.q[sequence], case.k[sequence], case.v[sequence]
     if site.latent:
         v = k[..., : site.v_dim]
@@ -93,8 +93,8 @@ def test_sixteen_bit_cache_rounds_keys_and_values_only(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("name", ["plain", "window", "sinks"])
-def test_pages_of_others_cannot_leak(name: str) -> None:
-    """NaN everywhere but in the sequence's own tokens: masked numbers must not be summed."""
+def test_pages_of_other_sequences_do_not_leak(name: str) -> None:
+    """NaN everywhere but in the sequence's own tokens; masked values must not be summed."""
     site = VARIANTS[name]
     case = Case.random(site, [(2, 9), (1, 30), (1, 3)], 4, 1)
     for sequence, out in enumerate(run_case(case, site, "torch_native", poison=True)):
@@ -127,7 +127,7 @@ def test_unknown_backend_names_the_flag_and_the_choices() -> None:
         make_backend("magic", (group,), bind("cpu", {"all": "reference"}), CPU)
 
 
-def test_pages_behind_the_window_are_not_even_looked_up() -> None:
+def test_pages_outside_the_window_are_not_looked_up() -> None:
     site = VARIANTS["window"]
     case = Case.random(site, [(2, 60), (1, 90), (1, 3), (40, 33)], 16, 1)
     whole, forgotten = (run_case(case, site, "torch_native", forget=f) for f in (False, True))

@@ -1,4 +1,5 @@
-"""The Triton backend, interpreted, against torch_native: all kinds of sites, caches and steps."""
+"""The Triton backend in the interpreter against torch_native: all kinds of sites, caches and
+steps."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ STEPS = {  # (query tokens, tokens before) of each sequence
     "guesses": [(3, 80), (5, 0)],
     "mixed": [(1, 30), (33, 50), (1, 0)],
 }
-# the smallest tile is enough: shapes, and parts of what "everything" has on the largest one
+# the smallest tile suffices: shapes, and parts of "everything", which uses the largest tile
 SMALL = (
     *("gemma2", "gpt-oss", "alibi", "one head each", "one for 4", "one for 8", "one for 20"),
     *("small latent", "narrow values", "wide values", "80 channels", "112 channels"),
@@ -92,7 +93,8 @@ def test_any_page_size(page_size: int) -> None:
 @pytest.mark.parametrize("name", ["plain", "deepseek"])
 @pytest.mark.parametrize("cache", DTYPES, ids=str)
 def test_every_kind_of_cache(cache: torch.dtype, name: str) -> None:
-    """K and V that the cache holds exactly: the interpreter rounds to 16 and 8 bits wrongly."""
+    """K and V that the cache represents exactly, because the interpreter rounds to 16 and 8 bits
+    wrongly."""
     case = Case.random(SITES[name], [(1, 40), (9, 33)], 4, 3, cache_dtype=cache)
     if cache != torch.int8:
         k, v = ([x.to(cache).float() for x in rows] for rows in (case.k, case.v))
@@ -111,7 +113,7 @@ def test_halves_are_near_single_precision(dtype: torch.dtype) -> None:
 
 
 def test_a_group_of_64_heads_shares_its_latents() -> None:
-    """More heads than a tile has rows; the published shape of a latent: 512 + 64 channels."""
+    """More heads than rows in a tile; latents of the published shape, 512 + 64 channels."""
     site = replace(SITE, heads=64, kv_heads=1, head_dim=576, v_dim=512, latent=True, scale=0.04)
     case = Case.random(site, [(1, 70)], 16, 5)
     ours, theirs = (run_step(b, case, site) for b in ("triton", "torch_native"))
@@ -130,7 +132,7 @@ def test_a_long_sequence_in_a_batch_of_short_ones_is_cut() -> None:
     assert splits[0] > 1 and splits[1:] == [1] * 3
 
 
-def test_layers_that_store_nothing_read_what_others_stored() -> None:
+def test_layers_without_kv_read_those_of_other_layers() -> None:
     case = Case.random(SITE, [(5, 11), (1, 30)], 4, 7)
     reader = replace(SITE, heads=8, window=6, stores=False)
     wide = [torch.randn(len(q), 8, 16) for q in case.q]
@@ -144,8 +146,8 @@ def test_layers_that_store_nothing_read_what_others_stored() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "window", "alibi", "deepseek"])
-def test_guesses_in_a_tree_see_their_branch(name: str) -> None:
-    """Each branch computed as a sequence of its own gives the same."""
+def test_draft_tokens_in_a_tree_attend_to_their_branch(name: str) -> None:
+    """Each branch as a sequence of its own gives the same result."""
     site = SITES[name]
     parents = [-1, 0, 0, 1, 1, 2, 5]
     before, num_new = 21, len(parents)
@@ -173,7 +175,7 @@ def test_guesses_in_a_tree_see_their_branch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "window"])
 @pytest.mark.parametrize("looks_ahead", [True, False])
-def test_runs_of_tokens_that_see_one_another(name: str, looks_ahead: bool) -> None:
+def test_bidirectional_spans(name: str, looks_ahead: bool) -> None:
     site = replace(SITES[name], looks_ahead=looks_ahead)
     case = Case.random(site, [(40, 12), (1, 9), (37, 0)], 4, 10)
     bidirectional_spans = ((3, 20), (43, 34))
@@ -184,8 +186,8 @@ def test_runs_of_tokens_that_see_one_another(name: str, looks_ahead: bool) -> No
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_rows_change_nobodys_numbers() -> None:
-    """As in a graph: rows of no tokens and store slots of -1 behind the batch."""
+def test_padding_rows_change_no_other_row() -> None:
+    """Padding as in a graph: rows without tokens and store slots of -1 after the batch."""
     case = Case.random(SITE, [(1, 149), (1, 40)], 4, 11)
     alone = run_step("triton", case, SITE)
     backend, table = open_backend("triton", case, SITE)
@@ -210,8 +212,8 @@ def test_padding_rows_change_nobodys_numbers() -> None:
     assert int(changed.any(-1).any(-1).sum()) == 2
 
 
-def test_what_a_graph_would_replay_follows_the_lengths() -> None:
-    """Same launches, same memory, other lengths in it: only what the device holds may count."""
+def test_replayed_launches_follow_the_lengths() -> None:
+    """Same launches and memory with other lengths in it: only values on the device may count."""
     case = Case.random(SITE, [(1, 139), (1, 40)], 4, 12)
     backend, table = open_backend("triton", case, SITE)
     batch = make_batch(case, table, backend)
@@ -229,7 +231,7 @@ def test_what_a_graph_would_replay_follows_the_lengths() -> None:
     torch.testing.assert_close(out, run_step("torch_native", short, SITE), rtol=1e-4, atol=1e-5)
 
 
-def test_cut_alone_gives_a_row_the_same_bits_in_every_batch() -> None:
+def test_a_row_has_the_same_bits_in_every_batch() -> None:
     case = Case.random(SITE, [(1, 139), (1, 3), (1, 70)], 16, 13)
     cut: Any = lambda backend: backend.set_batch_invariant(True)  # noqa: E731
     whole = run_step("triton", case, SITE, prepare=cut)
@@ -255,7 +257,7 @@ def test_a_step_takes_the_smallest_tile_that_holds_its_sequences() -> None:
     assert [tile.rows for tile in tiles_of(576, torch.bfloat16)] == [16, 32]
 
 
-def test_memory_that_a_graph_may_read_is_never_given_back() -> None:
+def test_memory_that_a_graph_may_read_is_never_freed() -> None:
     memory = backend_module.Workspace(CPU)
     first = memory.take("x", 4, torch.int32)
     assert memory.take("x", 3, torch.int32).data_ptr() == first.data_ptr()
@@ -278,10 +280,11 @@ def test_without_the_interpreter_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("cache", [torch.float32, torch.float8_e4m3fn, torch.int8], ids=str)
 @pytest.mark.parametrize("kind", ["head", "row", ""])
-def test_what_comes_before_attention_is_one_launch(
+def test_norms_rotation_and_store_are_one_launch(
     kind: str, cache: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Norms, rotation and store in one, where the cache has no scales, are those of each alone."""
+    """Norms, rotation and store in one launch, for caches without scales, equal the separate
+    steps."""
     case = Case.random(SITE, [(1, 21), (4, 9)], 4, 15, cache_dtype=cache)
     weights = [torch.rand(n) + 0.5 for n in ((64, 32) if kind == "row" else (16, 16))]
     norm = QkNorm(kind, False, 1e-6, *weights) if kind else None  # type: ignore[arg-type]
@@ -309,7 +312,7 @@ def test_what_comes_before_attention_is_one_launch(
 
 
 @pytest.mark.parametrize("source", [[2, 0, 5], [1, 4, 2]])
-def test_pages_are_copied_as_indexing_would(source: list[int]) -> None:
+def test_pages_are_copied_as_by_indexing(source: list[int]) -> None:
     group = KvGroup(0, "full", (0, 1), 2, 16, 8)
     pools = []
     for name in ("triton", "torch_native"):

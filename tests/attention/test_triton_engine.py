@@ -1,5 +1,5 @@
-"""Whole engines on the Triton backend, interpreted: greedy tokens are torch_native's, with prompts
-in chunks, a batch of two and a prefix that is found again."""
+"""Whole engines with the Triton backend in the interpreter: greedy tokens equal torch_native's,
+with chunked prompts, a batch of two and a cached prefix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answers(folder: object, backend: str, **options: Any) -> list[Any]:
     return [answer["output_ids"] for answer in (*both, again)]
 
 
-# a window and a softcap, sinks, and latents come with these
+# these models have a window and a softcap, sinks, and latents
 @pytest.mark.parametrize(
     "arch", ["Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV2ForCausalLM"]
 )
@@ -41,7 +41,7 @@ def test_the_same_tokens_as_torch_native(arch: str) -> None:
 
 
 def test_the_same_tokens_with_all_kernels() -> None:
-    """Norms of q and k, rotation and store in one launch before attention."""
+    """Norms of q and k, rotation and store are one launch before attention."""
     folder = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
     expected = answers(folder, "torch_native")
     assert answers(folder, "triton", kernel=["all=triton"]) == expected

@@ -1,4 +1,4 @@
-"""The Triton backend on a real GPU, at sizes of real models, against torch_native there:
+"""The Triton backend on a real GPU, at sizes of real models, against torch_native there.
 
 TRITON_INTERPRET=0 python -m pytest tests/attention/test_triton_on_gpu.py -m gpu
 """
@@ -97,7 +97,7 @@ def test_a_graph_follows_the_lengths() -> None:
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_one_launch_before_attention_stores_what_two_do(cache: torch.dtype) -> None:
+def test_one_fused_launch_stores_the_same_as_two(cache: torch.dtype) -> None:
     case, angle = Case.random(SITE, STEPS["mixed"], 16, 1, cache_dtype=cache), torch.rand(371, 64)
     turn = torch.cat((angle.cos(), angle.sin()), -1).to(GPU)
     outs = []

@@ -1,5 +1,5 @@
-"""The operations that hide kernels from torch.compile: schema and fake of each agree with what
-runs, and plain calls are those of the kernels."""
+"""The custom ops that hide kernels from torch.compile: schema and fake implementation agree with
+the real one, and plain calls equal the kernels."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def test_every_operation_is_tried() -> None:
+def test_every_custom_op_has_a_case() -> None:
     assert CALLS.keys() == OPS.keys()
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_schema_and_fake_agree_with_what_runs(name: str) -> None:
+def test_schema_and_fake_agree_with_the_op(name: str) -> None:
     function, args = CALLS[name]
     held = FunctionHandle(function)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")

@@ -1,4 +1,4 @@
-"""Choosing implementations: defaults, overrides, a missing extension."""
+"""Choice of implementations: defaults, overrides, a missing extension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixlm.kernels.dispatch import OPS, REFERENCES, bind, implements
 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device type of its own, so that real backends do not matter."""
+    """A device type for the test, so that real backends do not matter."""
     monkeypatch.setattr(dispatch, "_ANNOUNCED", {})
 
     @implements("rms_norm", name="doubling", device="toy")
@@ -29,7 +29,7 @@ def test_without_a_backend_everything_is_the_reference() -> None:
 
 
 @pytest.mark.usefixtures("announced")
-def test_an_announced_implementation_wins_unless_overridden() -> None:
+def test_a_registered_implementation_is_used_unless_overridden() -> None:
     assert bind("toy").chosen["rms_norm"] == "doubling"
     assert bind("toy").chosen["layer_norm"] == "reference"
     assert bind("toy", {"rms_norm": "reference"}).chosen["rms_norm"] == "reference"
@@ -64,13 +64,13 @@ def test_a_missing_extension_warns_once_and_runs_the_reference(
     assert "radixlm.no_such_extension" in caplog.text
 
 
-def test_only_ops_can_be_announced() -> None:
+def test_only_ops_can_be_registered() -> None:
     with pytest.raises(KeyError, match="no op is called 'rms'"):
         implements("rms", name="x", device="cpu")
 
 
 @pytest.mark.usefixtures("announced")
-def test_all_takes_those_that_have_the_name_and_leaves_the_rest() -> None:
+def test_all_selects_the_ops_that_have_the_implementation() -> None:
     chosen = bind("toy", {"all": "doubling"}).chosen
     assert chosen["rms_norm"] == "doubling" and chosen["layer_norm"] == "reference"
     with pytest.raises(ConfigError, match="--kernel all=tripling: unknown on toy"):
@@ -78,7 +78,7 @@ def test_all_takes_those_that_have_the_name_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.usefixtures("announced")
-def test_what_is_no_default_must_be_asked_for() -> None:
+def test_optional_implementations_must_be_requested() -> None:
     @implements("layer_norm", name="slow", device="toy", is_default=False)
     def slow(*_: object) -> None: ...
 

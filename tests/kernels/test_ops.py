@@ -26,12 +26,12 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rows(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Activations that the weights' dtype holds exactly: a kernel may round to it."""
+    """Activations that the weights' dtype represents exactly, because a kernel may round to it."""
     return rand(*shape).to(dtype).float()
 
 
 def norm_cases(op: str) -> list[Run]:
-    """T = 1, a batch, heads of a strided projection, and weights a head."""
+    """One token, a batch, heads of a strided projection, and weights for each head."""
     is_layer, is_add = "layer" in op, op.startswith("add")
 
     def case(x: Tensor, shape: tuple[int, ...], with_bias: bool) -> Run:
@@ -189,7 +189,7 @@ def route_cases() -> list[Run]:
 
         def run(op: Callable[..., Any]) -> Tensor:
             weights, ids = op(rand(tokens, spec.experts), correction, spec)
-            # Ties and order among the chosen do not matter: compare a dense table.
+            # Ties and order among the chosen experts do not matter: compare a dense table.
             return torch.zeros(tokens, spec.experts).scatter_(1, ids.long(), weights)
 
         return run
@@ -213,7 +213,7 @@ def expert_cases() -> list[Run]:
         )
 
     kinds = [("silu", False), ("swiglu_oai", True), ("gelu_tanh", False)]
-    dtypes = (torch.float32, torch.float16)  # of bfloat16 see tests/kernels/cpu/test_moe.py
+    dtypes = (torch.float32, torch.float16)  # bfloat16: see tests/kernels/cpu/test_moe.py
     return [case(a, t, b, d) for a, b in kinds for t in (1, 5, 40) for d in dtypes]
 
 
@@ -232,7 +232,7 @@ def embedding_cases() -> list[Run]:
 
 
 def state_cases(op: str) -> list[Run]:
-    """One token of many sequences and many tokens of one; heads that share what they read."""
+    """One token of many sequences and many tokens of one; heads that share inputs."""
 
     def case(b: int, t: int) -> Run:
         x, log, beta = rand(b, t, 3, 20), -rand(b, t, 3).abs(), rand(b, t, 3).sigmoid()
@@ -248,7 +248,7 @@ def state_cases(op: str) -> list[Run]:
 
 
 def lora_cases(op: str) -> list[Run]:
-    """Sequences with one of two adapters or none; joined outputs; several types of weights."""
+    """Sequences with one of two adapters or none; fused outputs; several dtypes of weights."""
 
     def case(dtype: torch.dtype) -> Run:
         starts = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
@@ -298,7 +298,7 @@ def test_every_op_has_cases() -> None:
 
 @pytest.mark.parametrize("implementation", implementations("cpu"), ids=lambda i: f"{i.op}-{i.name}")
 def test_equals_the_reference(implementation: Implementation) -> None:
-    # Inputs of int8wo may be rounded to 16 bits of their row's largest.
+    # int8wo may round inputs to 16 bits relative to their row's largest.
     bound = 1e-4 if implementation.op == "pack_linear" else 2e-5
     for number, run in enumerate(CASES[implementation.op]):
         got, want = run(implementation.function), run(REFERENCES[implementation.op])
@@ -317,7 +317,7 @@ def test_norms_are_torch_norms() -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_is_a_rotation_by_the_angle(interleaved: bool) -> None:
-    """As complex numbers: each pair is multiplied by exp(i * angle)."""
+    """As complex numbers, each pair is multiplied by exp(i * angle)."""
     angles = rand(5, 6)
     x = rand(5, 3, 16)
     got = x.clone()
@@ -343,7 +343,7 @@ def test_experts_are_the_weighted_sum_of_small_networks() -> None:
     torch.testing.assert_close(got, want)
 
 
-def test_correction_takes_part_in_the_choice_only() -> None:
+def test_the_score_correction_changes_the_choice_only() -> None:
     spec = Moe(4, 1, 8, "silu", score="sigmoid", correction=True)
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     weights, ids = moe.route(logits, torch.tensor([0.0, 0.0, 0.0, 5.0]), spec)
@@ -351,9 +351,9 @@ def test_correction_takes_part_in_the_choice_only() -> None:
     assert float(weights) == pytest.approx(float(torch.sigmoid(torch.tensor(-1.0))))
 
 
-def test_groups_that_are_out_cannot_be_chosen_even_by_their_best_expert() -> None:
+def test_experts_of_unchosen_groups_are_never_picked() -> None:
     spec = Moe(6, 2, 8, "silu", score="sigmoid", groups=(3, 1))
-    logits = torch.tensor([[9.0, -9.0, 2.0, 2.0, 0.0, 0.0]])  # best single in group 0
+    logits = torch.tensor([[9.0, -9.0, 2.0, 2.0, 0.0, 0.0]])  # the best single expert is in group 0
     _, ids = moe.route(logits, None, spec)
     assert sorted(ids.tolist()[0]) == [2, 3]
 
@@ -364,7 +364,7 @@ def test_quantized_weights_are_within_half_a_step(fmt: str, step: float) -> None
     group = 32 if "-" in fmt else 64
     largest = weight.view(12, -1, group).abs().amax(-1, keepdim=True)
     error = (ReferenceQuantized(weight, None, fmt).unpack() - weight).view(12, -1, group).abs()
-    # The end of the int4 range that is one step short may clip by a whole step.
+    # The int4 range is one step shorter on one side, where a value may be clipped by a step.
     slack = 1.0 if fmt.startswith("int4") else 0.5
     assert bool((error <= largest * step * slack * 1.0001).all())
     assert float(error.mean()) < float(largest.mean()) * step * 0.3

@@ -64,7 +64,7 @@ KINDS = {
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(length=st.integers(1, 150), cut=st.integers(0, 150), batch=st.integers(1, 3))
 def test_chunks_equal_single_steps(kind: str, length: int, cut: int, batch: int) -> None:
-    """Whole, in two parts, and one token at a time; the last state too."""
+    """At once, in two chunks, and token by token; the last state too."""
     generator = torch.Generator().manual_seed(length)
     run, (*inputs, state) = KINDS[kind](generator, batch, length)
     whole, last = run(*inputs, state)
@@ -92,7 +92,7 @@ def test_a_delta_step_is_its_definition() -> None:
     torch.testing.assert_close(out[0, 0, 0], q[0, 0, 0] @ expected)
 
 
-def test_a_convolution_sees_the_tokens_before() -> None:
+def test_a_convolution_reads_the_tokens_before() -> None:
     generator = torch.Generator().manual_seed(4)
     x, weight = _random(generator, 2, 9, 3), _random(generator, 3, 4)
     start = torch.zeros(2, 3, 3)

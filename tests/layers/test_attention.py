@@ -1,4 +1,4 @@
-"""The attention layer: what reaches the backend, and the gate on what comes back."""
+"""The attention layer: inputs of the backend, and the gate on its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEC = Attention(heads=2, kv_heads=1, head_dim=4, rope=None, gate="head", scale=
 
 
 class Recorder:
-    """A backend that answers twos."""
+    """A backend that returns twos."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor | None, site: Any) -> Tensor:
         self.q, self.k, self.v, self.site = q, k, v, site
@@ -26,7 +26,7 @@ class Recorder:
 
 
 class Batch:
-    """The fields that the layer reads."""
+    """The batch fields that the layer reads."""
 
     def __init__(self) -> None:
         self.attn = Recorder()
@@ -61,7 +61,7 @@ def test_gate_rows_follow_each_head_and_multiply_its_output() -> None:
     torch.testing.assert_close(out, (2.0 * torch.sigmoid(gate)) @ o.T)
 
 
-def test_site_says_what_the_record_says() -> None:
+def test_the_site_follows_the_record() -> None:
     layer, _, _ = make(replace(SPEC, gate=""))
     site = layer.site
     assert (site.group, site.layer, site.scale, site.window) == (1, 7, 0.5, 3)

@@ -1,4 +1,4 @@
-"""Rotary tables: static ones grow, length-dependent ones follow each token's own length."""
+"""Rotary tables: static ones grow, length-dependent ones follow the length of each token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DYNAMIC = Rope(
 
 
 class Batch:
-    """The three fields that tables read."""
+    """The three batch fields that tables read."""
 
     def __init__(self, positions: list[int], lengths: list[int]) -> None:
         self.positions_T, self.rope_len_T = torch.tensor(positions), torch.tensor(lengths)
@@ -38,7 +38,7 @@ def angles_of(rope: Rope, position: int, length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rope", [PLAIN, DYNAMIC], ids=["static", "dynamic"])
-def test_each_token_turns_by_its_position_and_length(rope: Rope) -> None:
+def test_each_token_rotates_by_its_position_and_length(rope: Rope) -> None:
     positions, lengths = [0, 15, 40, 3, 3], [1, 16, 41, 41, 12]
     batch: Any = Batch(positions, lengths)
     (table,) = RopeTables([rope], KERNELS, CPU).angles(batch)
@@ -47,7 +47,7 @@ def test_each_token_turns_by_its_position_and_length(rope: Rope) -> None:
     assert torch.equal(table[3], table[4]) == (rope is PLAIN)
 
 
-def test_static_tables_grow_and_keep_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_static_tables_grow_and_keep_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rope_layer, "FIRST_ROWS", 4)
     maker = StaticRope(PLAIN, KERNELS, CPU)
     first = maker.angles(Batch([0, 3], [4, 4]))  # type: ignore[arg-type]
@@ -59,14 +59,14 @@ def test_static_tables_grow_and_keep_what_they_held(monkeypatch: pytest.MonkeyPa
     assert maker.table_N2R is table
 
 
-def test_tables_stand_in_the_order_of_the_ropes() -> None:
+def test_tables_are_in_the_order_of_the_ropes() -> None:
     other = Rope(4, 100.0)
     batch: Any = Batch([5], [6])
     tables = RopeTables([PLAIN, other], KERNELS, CPU).angles(batch)
     assert [t.shape[1] for t in tables] == [8, 4]
 
 
-def test_channels_of_a_pair_turn_by_axes_of_their_own() -> None:
+def test_both_channels_of_a_pair_rotate_by_their_axes() -> None:
     rope = Rope(8, 10000.0, mrope_sections=(1, 1, 1, 1), mrope_by_channel=True)
     batch: Any = Batch([5], [6])
     ids_3T = torch.tensor([[2], [7], [9]])  # number, row, column

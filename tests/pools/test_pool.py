@@ -1,4 +1,4 @@
-"""Pools: pages move whole, over all layers, and come back as they were written."""
+"""KV pools: pages move over all layers, and read back as written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def filled(group: KvGroup, dtype: torch.dtype = torch.float32) -> PagedPool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", [PLAIN, LATENT], ids=["plain", "latent"])
-def test_bytes_of_a_page_are_what_the_tensors_take(group: KvGroup, dtype: torch.dtype) -> None:
+def test_page_bytes_equal_those_of_the_tensors(group: KvGroup, dtype: torch.dtype) -> None:
     pool = filled(group, dtype)
     taken = pool.k_LPBKC.nbytes + (0 if pool.v_LPBKV is None else pool.v_LPBKV.nbytes)
     taken += sum(scale.nbytes for scale in pool.scales)
@@ -40,7 +40,7 @@ def test_copied_pages_hold_the_old_content_even_when_chains_overlap(
     before = [pool.read(layer, range(7)) for layer in range(len(group.layers))]
     pool.copy_pages([0, 1, 4], [1, 2, 6])
     for layer, (k, v) in enumerate(before):
-        order = [0, 0, 1, 3, 4, 5, 4]  # page 1 took 0, page 2 took the old 1, page 6 took 4
+        order = [0, 0, 1, 3, 4, 5, 4]  # page 1 got 0, page 2 got the old 1, page 6 got 4
         rows = (torch.tensor(order)[:, None] * 3 + torch.arange(3)).flatten()
         got_k, got_v = pool.read(layer, range(7))
         assert torch.equal(got_k.float(), k[rows].float())
@@ -58,7 +58,7 @@ def test_read_after_write_in_any_order() -> None:
     assert torch.equal(got_v, torch.cat((v[3:], v[:3])))
 
 
-def test_values_of_a_latent_pool_are_the_front_of_its_keys() -> None:
+def test_values_of_a_latent_pool_are_its_first_key_channels() -> None:
     pool = filled(LATENT)
     k, v = pool.load(1, torch.tensor([[3, 20], [0, 3]]), torch.float64)
     assert k.shape == (2, 2, 1, 10) and k.dtype == torch.float64

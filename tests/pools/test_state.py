@@ -1,4 +1,4 @@
-"""Which rows of the state pool a step reads and writes."""
+"""The rows of the state pool that a step reads and writes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_rows_come_back_as_they_were_written() -> None:
 def test_segments_lead_from_the_last_token_to_the_new_one(
     spans: list[tuple[int, int]], page_size: int
 ) -> None:
-    """Followed in order they cover every token once, each from the page where the state behind
-    the token before lies; the state at the last page boundary gets a page of its own."""
+    """In order, the segments cover every token once, each from the page with the state before its
+    first token. The state at the last page boundary gets a page of its own."""
     starts, counts = (np.array(column) for column in zip(*spans, strict=True))
     width = int((starts + counts).max() - 1) // page_size + 1
     table = np.arange(1, len(spans) * width + 1).reshape(len(spans), width)

@@ -1,5 +1,5 @@
-"""Checkpoints in 8 bit floats, in every published layout of scales: the model computes with the
-numbers that they hold."""
+"""fp8 checkpoints in every published layout of scales: the model computes with the stored
+numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def stored(weight: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """(e4m3, scale) as the layout's own tools write them."""
+    """(e4m3, scale) as the tools of the layout write them."""
     if layout == "tensor":
         scale = weight.float().abs().max() / 448
         return fp8.e4m3(weight.float() / scale), scale
@@ -71,7 +71,7 @@ def stored(weight: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def make(arch: str, layout: str, tmp_path: Path) -> tuple[Path, Path]:
-    """(the checkpoint in 8 bits, one with the same numbers in float32)."""
+    """(the fp8 checkpoint, a float32 checkpoint with the same numbers)."""
     source = cached_tiny(arch, dtype=torch.float32)
     narrow, wide = tmp_path / "narrow", tmp_path / "wide"
     for folder in (narrow, wide):
@@ -119,13 +119,13 @@ def test_the_numbers_are_those_of_the_checkpoint(arch: str, layout: str, tmp_pat
     spread = float(want[0].std())
     for sequence in IDS:
         assert float((plain[sequence] - want[sequence]).abs().max()) < 1e-4 * spread
-        if native is not None:  # weights exactly; activations stay wide
+        if native is not None:  # exact weights; activations stay in 16 or 32 bits
             assert float((native[sequence] - want[sequence]).abs().max()) < 1e-3 * spread
         error_T = (coarse[sequence] - want[sequence]).pow(2).mean(1).sqrt()
         assert 1e-4 < float(error_T.median()) / spread < 0.15  # activations in 8 bits
 
 
-def test_what_configs_say() -> None:
+def test_quantization_configs_are_read() -> None:
     assert parse({"quant_method": "fp8"}) == Fp8Quant("fp8", "fp8")
     block = parse({"quant_method": "fp8", "weight_block_size": [128, 128]})
     assert block == Fp8Quant("fp8", "fp8-128")
@@ -161,7 +161,7 @@ def test_a_bad_block_size_names_its_file(size: object, tmp_path: Path) -> None:
         ({}, ""),
     ],
 )
-def test_a_layout_that_is_not_read_is_named_once(
+def test_an_unsupported_layout_is_named_once(
     stated: object, word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated}))
@@ -170,7 +170,7 @@ def test_a_layout_that_is_not_read_is_named_once(
     assert [word in record.message for record in caplog.records] == [True] * bool(word)
 
 
-def test_options_with_a_checkpoint_that_is_quantized() -> None:
+def test_options_with_a_quantized_checkpoint() -> None:
     quant = Fp8Quant("fp8", "fp8-128")
     for name in (None, "fp8", "compressed-tensors"):
         scheme = make_scheme(name, "", quant)
@@ -182,7 +182,7 @@ def test_options_with_a_checkpoint_that_is_quantized() -> None:
         make_scheme("compressed-tensors")
 
 
-def test_layers_that_were_kept_in_more_bits_are_told_apart() -> None:
+def test_unquantized_layers_are_recognised() -> None:
     torch.manual_seed(4)
     weight = torch.randn(300, 256).bfloat16()
     for fmt in fp8.FORMATS:

@@ -1,4 +1,4 @@
-"""What configs say of weights in integers, and what ``--quantization`` may say beside them."""
+"""Quantization configs with integer weights, and the `--quantization` values that fit them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_weights(**changes: object) -> dict[str, Any]:
     return PACKED | {"config_groups": {"group_0": {"weights": weights}}}
 
 
-def test_what_configs_say() -> None:
+def test_quantization_configs_are_read() -> None:
     assert parse(AWQ) == IntegerQuant("awq", "awq", 4, (128,))
     assert parse(AWQ | {"version": "GEMM", "group_size": -1}) == IntegerQuant("awq", "awq", 4)
     assert parse(GPTQ) == IntegerQuant("gptq", "gptq", 4, (64,), zero_shift=1)
@@ -84,7 +84,7 @@ def test_what_configs_say() -> None:
         ({"quant_method": "blockwise_int8", "weight_block_size": [128, 0]}, "two sizes"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_file(
+def test_unsupported_configs_are_refused_with_their_file(
     stated: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -111,7 +111,9 @@ _JSON = st.recursive(
         _JSON,
     ),
 )  # fmt: skip
-def test_lies_are_refused_or_read(stated: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_inconsistent_configs_are_refused_or_read(
+    stated: dict[str, Any], changes: dict[str, Any]
+) -> None:
     try:
         quant = parse(stated | changes)
     except ConfigError as error:
@@ -130,7 +132,7 @@ def test_lies_are_refused_or_read(stated: dict[str, Any], changes: dict[str, Any
         ({"quant_method": "w8a8_int8"}, {"w8a8_int8"}),
     ],
 )
-def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) -> None:
+def test_options_with_a_quantized_checkpoint(stated: dict[str, Any], fitting: set[str]) -> None:
     quant = parse(stated)
     assert quant is not None
     assert isinstance(make_scheme(None, "", quant), PrequantizedScheme)
@@ -138,7 +140,7 @@ def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) 
                  "blockwise_int8", "w8a8_int8"):  # fmt: skip
         if name in fitting:
             assert isinstance(make_scheme(name, "", quant), PrequantizedScheme)
-        elif name == "w8a8_int8":  # packs what the checkpoint has anew
+        elif name == "w8a8_int8":  # repacks the weights of the checkpoint
             assert isinstance(make_scheme(name, "", quant), OnlineQuantScheme)
         else:
             said = f"--quantization {name}: .* with {quant.method}, which is read without --quant"
@@ -146,7 +148,7 @@ def test_options_beside_a_checkpoint(stated: dict[str, Any], fitting: set[str]) 
                 make_scheme(name, "", quant)
 
 
-def test_options_beside_floats() -> None:
+def test_options_with_a_float_checkpoint() -> None:
     for name, method in (("awq", "awq"), ("gptq_marlin", "gptq"), ("moe_wna16", "awq or gptq")):
         with pytest.raises(
             ConfigError, match=f"is not quantized with {method}; .* choose one of: w8a8_int8, "
@@ -175,7 +177,7 @@ def test_unpacking_undoes_packing(rows: int, count: int, bits: int, seed: int) -
 def test_grids_are_the_same_numbers(
     rows: int, inputs: int, group: int, bits: int, has_order: bool, seed: int
 ) -> None:
-    """Groups that are cut, inputs in an order of their own, a last group that is short."""
+    """Groups that are cut, permuted inputs, a last group that is short."""
     num_in, rng = 32 * inputs, torch.manual_seed(seed)
     num_groups = -(-num_in // group)
     index = torch.arange(num_in) // group
@@ -227,8 +229,8 @@ def test_parts_of_one_layer() -> None:
     assert stack_experts([[grid(2, 64)], [grid(2, 32)]]) is None
 
 
-def test_eight_bits_that_are_no_int8() -> None:
-    """Zero points too far from the middle leave a range that int8 does not have."""
+def test_eight_bits_that_do_not_fit_int8() -> None:
+    """Zero points far from the middle give a range beyond int8."""
     values = torch.tensor([[0, 255] * 16], dtype=torch.uint8)
     scale = torch.ones(1, 1)
     for zero, fmt in ((128, "int8wo"), (127, "w4a8-32"), (0, "w4a8-32")):
@@ -242,7 +244,7 @@ def test_eight_bits_that_are_no_int8() -> None:
 
 
 @pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
-def test_minus_128_where_products_of_bytes_turn_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minus_128_with_signed_byte_products(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.full((32, 64), -128, dtype=torch.int8)
     x, scale = torch.full((2, 64), -1.0), torch.ones(32)
     here = cpu_linear.multiplies_minus_128()

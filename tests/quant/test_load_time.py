@@ -1,4 +1,5 @@
-"""Quantizing at load: names, formats that fit, and models that still say nearly the same."""
+"""Quantization at load time: names, formats that fit the shapes, and models whose logits stay
+near."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_options() -> None:
         make_scheme(None, "fp8wo")
 
 
-# Of the spread of the logits; unrelated logits would be off by 1.4.
+# Relative to the spread of the logits; unrelated logits would differ by 1.4.
 BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5, "fp8": 0.15}
 
 
@@ -59,7 +60,7 @@ def test_logits_stay_near(arch: str, name: str) -> None:
     spread = float(plain[0].std())
     for sequence in IDS:
         error_T = (coarse[sequence] - plain[sequence]).pow(2).mean(1).sqrt()
-        error = float(error_T.median()) / spread  # a token may have got other experts
+        error = float(error_T.median()) / spread  # a token may be routed to other experts
         assert 1e-4 < error < BOUNDS[name]
 
 
@@ -75,7 +76,7 @@ def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     alone = PagedRunner(model, "cpu", 16, seed=1)
     stepped = torch.cat([alone.step({0: [token]})[0] for token in IDS[0]])
     assert torch.equal(stepped, together[0])
-    # Rounding of activations may fall to the other side where the last bits differ.
-    # 8 bit floats: the kernels round weights only, the reference activations too.
+    # Activations may round to the other side if their last bits differ.
+    # fp8: the kernels round weights only, the reference rounds activations too.
     bound = {"int8wo": 1e-3, "fp8": 0.15}.get(name, 3e-2)
     assert float((together[0] - want[0]).abs().max() / want[0].abs().max()) < bound

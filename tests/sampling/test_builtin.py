@@ -1,4 +1,4 @@
-"""The logit processors that come with the server, one row at a time by hand."""
+"""The built-in logit processors, one row at a time by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_disallowed_tokens(known: LogitProcessors) -> None:
         ({"ngram_size": 1}, [1, 2, 2], [1, 2]),
         ({"ngram_size": 3}, [1, 2], []),
         ({"ngram_size": 3}, [1, 2, 3, 1, 2], [3]),
-        ({"ngram_size": 1}, list(range(VOCAB)), []),  # something must be left
+        ({"ngram_size": 1}, list(range(VOCAB)), []),  # at least one token must stay allowed
     ],
 )
 def test_no_repeat_ngram(
@@ -64,7 +64,7 @@ def test_no_repeat_ngram(
 @pytest.mark.parametrize(
     ("prompt", "output", "forced"),
     [
-        ([5], [], None),  # does not think
+        ([5], [], None),  # no reasoning
         ([5, 8], [6], None),
         ([5, 8], [6, 6], 1),
         ([5, 8], [6, 6, 1], 2),
@@ -73,8 +73,8 @@ def test_no_repeat_ngram(
         ([5, 8, 7, 7, 7], [6], None),  # tokens of the prompt do not count
         ([5], [3, 8, 6], None),
         ([5], [3, 8, 6, 6], 1),
-        ([5, 8], [9, 6, 6, 6], None),  # ended by itself
-        ([8, 9, 5], [6, 6, 6], None),  # thought in an earlier turn
+        ([5, 8], [9, 6, 6, 6], None),  # the reasoning ended by itself
+        ([8, 9, 5], [6, 6, 6], None),  # reasoning in an earlier turn
     ],
 )
 def test_thinking_budget(

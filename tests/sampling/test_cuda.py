@@ -1,4 +1,4 @@
-"""The draw by Triton kernels, interpreted on CPU tensors, against the sampler's own steps."""
+"""Sampling by Triton kernels, interpreted on CPU tensors, against the sampler's torch steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCAB = 2500
 
 
 class Pair:
-    """The same requests in two tables: one drawn from by torch, one by the kernels."""
+    """The same requests in two tables: one sampled by torch, one by the kernels."""
 
     def __init__(
         self, requests: list[dict[str, Any]], vocab: int, monkeypatch: pytest.MonkeyPatch
@@ -73,15 +73,15 @@ REQUESTS = [
 
 def test_steps_of_all_kinds_of_rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(REQUESTS, VOCAB, monkeypatch)
-    for step in range(3):  # what was drawn counts for the penalties of the next step
+    for step in range(3):  # sampled tokens count for the penalties of the next step
         logits = logits_of(len(REQUESTS), seed=step)
-        logits[:, [0, 7, 11]] += 12.0  # EOS and a stop would win
+        logits[:, [0, 7, 11]] += 12.0  # EOS and a stop token would be picked
         pair.check(logits, 7 + step)
     counts = [table.penalties._counts_NV for table in pair.tables]
     assert torch.equal(*counts) and int(counts[0].sum()) == 2 * (4 + 3)
 
 
-def test_masks_and_tokens_held_back_unless_nothing_else_is_allowed(
+def test_masks_and_tokens_forbidden_by_min_new_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests: list[dict[str, Any]] = [{"min_new_tokens": 9}] * 2 + REQUESTS[:5]
@@ -92,10 +92,10 @@ def test_masks_and_tokens_held_back_unless_nothing_else_is_allowed(
     bits[2:, 3:70] = 0x5555AAAA
     mask = torch.from_numpy(bits.view(np.int32))
     pair.check(logits_of(len(requests)), 5, mask_RW=mask)
-    pair.check(logits_of(len(requests)), 12, mask_RW=mask)  # no longer early
+    pair.check(logits_of(len(requests)), 12, mask_RW=mask)  # min_new_tokens is reached
 
 
-def test_rows_that_cannot_be_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_a_valid_token(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(REQUESTS[:4], VOCAB, monkeypatch)
     logits = logits_of(4)
     logits[1, 2222] = float("nan")
@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None
 def test_logprobs_are_of_the_raw_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(REQUESTS, VOCAB, monkeypatch)
     logits = logits_of(len(REQUESTS))
-    logits[:, 100:110] = 20.0  # equal ones: by id
+    logits[:, 100:110] = 20.0  # ties by id
     wanted: list[LogprobRequest | None] = [LogprobRequest(5), None, LogprobRequest(0, (4, 2499))]
     wanted += [LogprobRequest(2, (9,))] * 4
     pair.check(logits, 7, wanted=wanted)

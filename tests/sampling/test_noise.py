@@ -1,4 +1,4 @@
-"""The generator is fixed, depends on its three keys only, and looks random."""
+"""The noise generator is fixed, depends on its three keys only, and passes as random."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_equal_to_plain_integers() -> None:
         assert cpu.random_bits(key, np.arange(50, dtype=np.uint32)).tolist() == expected
 
 
-def test_a_token_has_its_noise_whatever_else_is_asked() -> None:
+def test_the_noise_of_a_token_depends_on_nothing_else() -> None:
     keys = draw_keys(torch.tensor([5, 6, 7]), torch.tensor([1, 2, 3]))
     whole = gumbel_noise(keys, ids(1000))
     some = torch.tensor([[7, 999, 0]], dtype=torch.int32)
     assert torch.equal(gumbel_noise(keys[1:2], some)[0], whole[1, some[0].long()])
 
 
-def test_the_noise_is_gumbels() -> None:
+def test_the_noise_is_gumbel_distributed() -> None:
     keys = draw_keys(torch.full((64,), 3), torch.arange(64))
     noise = gumbel_noise(keys, ids(20000)).flatten().double()
     assert noise.isfinite().all()
@@ -63,13 +63,13 @@ def test_the_noise_is_gumbels() -> None:
         assert abs(share - math.exp(-math.exp(-x))) < 0.002
 
 
-def test_both_ways_give_the_same_noise() -> None:
+def test_both_implementations_give_the_same_noise() -> None:
     for seed in range(5):
         first = gumbel_noise(draw_keys(torch.tensor([seed]), torch.tensor([9])), ids(3000))[0]
         key = int(cpu.draw_keys([seed], [9])[0])
         second = cpu.gumbel_noise(key, np.arange(3000, dtype=np.uint32))
         close = np.abs(first.numpy() - second) < 1e-4
-        assert (close | (second < -2)).all()  # single precision is coarse where nothing wins
+        assert (close | (second < -2)).all()  # single precision is coarse for very small values
 
 
 def test_steps_tokens_and_seeds_are_not_correlated() -> None:

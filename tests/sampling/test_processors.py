@@ -1,4 +1,4 @@
-"""Only installed processors can be named, and what they do wrong costs nobody else."""
+"""Only installed processors can be named, and an error in one fails only its own request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW = RowInfo("r", [1, 2], [3])
 
 
 class Toy:
-    """Forbids everything but the token that its request names."""
+    """Forbids all tokens but the one that its request names."""
 
     def bind(self, facts: ServerFacts) -> None:
         self.facts = facts
@@ -56,7 +56,7 @@ def test_processors_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             processors(monkeypatch, toy=bad)
 
 
-def test_operators_name_goes_before_a_builtin_one() -> None:
+def test_a_processor_of_the_operator_overrides_a_builtin_one() -> None:
     config = GrammarConfig(logit_processor=("mine=a.b:C", "thinking_budget=a.b:D"))
     targets = processor_targets(config)
     assert targets["mine"] == "a.b:C" and targets["thinking_budget"] == "a.b:D"
@@ -114,7 +114,7 @@ def test_sampler_calls_a_processor_once_for_all_its_rows() -> None:
         ("r0", [0], [9]),
         ("r2", [2], [9]),
     ]
-    # two candidates of a draft for one slot: each row sees its own past, nothing is recorded
+    # two draft candidates of one slot: each row has its own history, nothing is recorded
     rows = sampler.sample(torch.zeros(2, VOCAB), [0, 0], [3, 4], drafts=[[], [7]], record=False)
     assert rows.tokens_R.tolist() == [3, 3]
     assert [r.output_ids for r in calls[1]] == [[9, 3], [9, 3, 7]]

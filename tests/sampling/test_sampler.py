@@ -1,4 +1,4 @@
-"""Tokens follow the distribution the parameters ask for, and a row does not know its batch."""
+"""Tokens follow the distribution of the parameters, and a row does not depend on its batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(
 
 
 def kept_tokens(logits: list[float], params: SamplingParams) -> dict[int, float]:
-    """token -> probability, by the textbook."""
+    """token -> probability, written out plainly."""
     scaled = [x / params.temperature for x in logits]
     top = max(scaled)
     weights = [math.exp(x - top) for x in scaled]
@@ -71,7 +71,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+def test_samples_follow_the_distribution(params: SamplingParams) -> None:
     logits = [2.0, 1.0, 0.5, 0.5, 0.0, -0.5, -1.0, -3.0]
     num = 5000
     table = SamplingTable(1, 8)
@@ -102,13 +102,13 @@ MANY = st.builds(
 
 @QUICK
 @given(st.lists(MANY, min_size=2, max_size=6), st.integers(0, 100), st.booleans())
-def test_a_row_does_not_know_its_batch(
+def test_a_row_does_not_depend_on_its_batch(
     params: list[SamplingParams], seed: int, with_mask: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     vocab_size = 70
     logits = torch.randn(len(params), vocab_size, generator=generator) * 4
-    logits = logits.bfloat16().float()  # equal values are common then
+    logits = logits.bfloat16().float()  # ties are common here
     mask = None
     if with_mask:
         mask = torch.randint(-(2**31), 2**31, (len(params), 3), generator=generator)
@@ -137,7 +137,7 @@ def test_a_row_does_not_know_its_batch(
 
 @QUICK
 @given(MANY, st.integers(0, 1000))
-def test_a_draw_is_always_allowed(params: SamplingParams, seed: int) -> None:
+def test_a_sample_is_always_allowed(params: SamplingParams, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     vocab_size = 40
     logits = (torch.randn(1, vocab_size, generator=generator) * 3).bfloat16().float()
@@ -229,7 +229,7 @@ def test_counting_as_it_goes_equals_counting_at_once(prompt: list[int], output: 
     assert torch.allclose(rows[0], rows[2])
 
 
-def test_slots_come_and_go() -> None:
+def test_slots_are_reused() -> None:
     params = SamplingParams(frequency_penalty=2.0, temperature=0.0)
     table = SamplingTable(12, 3)
     for slot in range(12):
@@ -259,7 +259,7 @@ def test_eos_waits_for_min_new_tokens() -> None:
     assert found == [3, 3, 0]
 
 
-def test_eos_does_not_wait_where_the_grammar_wants_it() -> None:
+def test_eos_does_not_wait_if_the_grammar_requires_it() -> None:
     params = SamplingParams(temperature=0.0, min_new_tokens=9)
     only_eos, eos_or_two = (pack(np.array([bits], dtype=bool)) for bits in ([1, 0, 0], [1, 0, 1]))
     sampler = make([params], 3)
@@ -317,7 +317,7 @@ def test_logprobs_equal_log_softmax() -> None:
     assert processed.logprobs.chosen[2] == pytest.approx(expected)
 
 
-def test_logprobs_of_equals_and_of_the_impossible() -> None:
+def test_logprobs_of_ties_and_of_impossible_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0, 1.0, float("-inf")]])
     found = compute_logprobs(logits, torch.tensor([3]), [LogprobRequest(4, (3,))])
     assert found.chosen == [LOWEST]
@@ -338,8 +338,8 @@ def test_rows_of_nan_are_found_and_harmless(temperature: float, top_p: float) ->
     assert all(0 <= token < 10 for token in result.tokens_R.tolist())
 
 
-def test_a_large_vocabulary_draws_what_the_whole_noise_says() -> None:
-    """The shortcut that leaves out hopeless tokens never changes a draw."""
+def test_the_shortcut_for_large_vocabularies_changes_no_sample() -> None:
+    """The shortcut that skips unlikely tokens never changes a sample."""
     from radixlm.sampling.noise import draw_keys, gumbel_noise
 
     vocab_size, num = 3000, 40
@@ -353,7 +353,7 @@ def test_a_large_vocabulary_draws_what_the_whole_noise_says() -> None:
 
 @QUICK
 @given(st.lists(MANY, min_size=1, max_size=5), st.integers(0, 1000))
-def test_the_way_of_a_gpu_draws_the_same_tokens(params: list[SamplingParams], seed: int) -> None:
+def test_the_gpu_path_samples_the_same_tokens(params: list[SamplingParams], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(len(params), 300, generator=generator) * 4).bfloat16().float()
     slots = list(range(len(params)))
@@ -384,11 +384,11 @@ WILD = st.builds(
 @given(
     params=st.lists(WILD, min_size=1, max_size=6),
     vocab_size=st.sampled_from([2, 15, 16, 17, 64, 1001]),
-    coarse=st.sampled_from([0.0, 0.5, 4.0]),  # steps of the logits: many equal ones
+    coarse=st.sampled_from([0.0, 0.5, 4.0]),  # rounded logits give many ties
     has_mask=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_the_kernel_does_what_torch_does(
+def test_the_kernel_equals_torch(
     params: list[SamplingParams], vocab_size: int, coarse: float, has_mask: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -405,7 +405,7 @@ def test_the_kernel_does_what_torch_does(
     for is_native in (True, False):
         sampler, at = make(params, vocab_size, prompt=(0, 1, 1)), [3] * len(params)
         sampler._is_native = is_native
-        for step in range(3):  # penalties count what was drawn
+        for step in range(3):  # penalties count sampled tokens
             now, at = logits.clone(), [3 + step] * len(params)
             tokens = sampler.sample(now, rows, at, mask).tokens_R
             found.append((tokens, now))

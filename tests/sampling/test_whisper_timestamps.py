@@ -1,4 +1,4 @@
-"""The rules of transcripts, beside Hugging Face's processors of the same rules."""
+"""Whisper's timestamp rules against Hugging Face's processors of the same rules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ token = st.integers(0, VOCAB - 1)
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(token, max_size=8), st.integers(0, 2**31), st.sampled_from([None, 0, 3]))
-def test_marks_of_time_are_those_of_the_oracle(
-    ids: list[int], seed: int, latest: int | None
-) -> None:
+def test_timestamps_equal_the_oracle(ids: list[int], seed: int, latest: int | None) -> None:
     held = SimpleNamespace(
         no_timestamps_token_id=TIMES - 1, eos_token_id=END, max_initial_timestamp_index=latest
     )
@@ -34,7 +32,7 @@ def test_marks_of_time_are_those_of_the_oracle(
     assert torch.equal(got, want)
 
 
-def test_the_first_token_has_rules_of_its_own() -> None:
+def test_the_first_token_has_its_own_rules() -> None:
     made = WhisperTimestamps()
     params = {"suppress": [1], "first_suppress": [2, 3]}
     first, later = made(

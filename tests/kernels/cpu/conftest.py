@@ -1,4 +1,4 @@
-"""The kernels are optional: without the extension these tests are skipped."""
+"""The C++ kernels are optional; without the extension these tests are skipped."""
 
 import pytest
 
@@ -13,4 +13,4 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def _threads() -> None:
-    """Tests pass num_threads where it matters."""
+    """One thread; tests pass num_threads if it matters."""

@@ -1,4 +1,5 @@
-"""Paged attention against fp64, and a token's result against the same token computed otherwise."""
+"""Paged attention against fp64, and a token's result against the same token computed in other
+batches and chunks."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from radixlm.kernels.ops import kv
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences (new tokens, tokens in all) over one kind of layer."""
+    """Sequences (new tokens, all tokens) over one kind of layer."""
 
     lens: tuple[tuple[int, int], ...]
     heads: int = 4
@@ -29,29 +30,29 @@ class Case:
     chunk: int = 0
     has_slopes: bool = False
     scale: float = 0.2
-    is_latent: bool = False  # values are the first numbers of the keys
+    is_latent: bool = False  # values are the first channels of the keys
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a cache keeps of rows."""
+    """Rows as the cache stores them."""
     if dtype == torch.int8:
         return kv.dequantize_int8(*kv.quantize_int8(x))
     return kv.to_kv(x, dtype).float()
 
 
 def limit(dtype: torch.dtype) -> float:
-    """The largest error, of the largest number. Matrix tiles round weights to bfloat16."""
+    """Error limit relative to the largest value. Matrix tiles round weights to bfloat16."""
     return 5e-3 if is_tiled(dtype) else 1e-5
 
 
 def is_tiled(dtype: torch.dtype) -> bool:
-    """Whether a cache of this type is read by matrix tiles, which round queries to bfloat16."""
+    """Whether matrix tiles read a cache of this type; they round queries to bfloat16."""
     return native().isa() == "amx" and dtype not in (torch.float32, torch.float16)
 
 
 class World:
-    """Random sequences in a paged cache whose pages are dealt in random order; what no sequence
-    owns is NaN, so that a stray read shows."""
+    """Random sequences in a paged cache with pages in random order. Unowned memory is NaN, so a
+    stray read shows."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         self.case = case
@@ -89,7 +90,7 @@ class World:
         )  # fmt: skip
 
     def run(self, lens: list[tuple[int, int]], threads: int = 1) -> list[Tensor]:
-        """Outputs of the last ``new`` of the first ``total`` tokens of each sequence."""
+        """Outputs of the last `new` of the first `total` tokens of each sequence."""
         q = [self.q[s][total - new : total] for s, (new, total) in enumerate(lens)]
         starts = torch.tensor([0, *[new for new, _ in lens]], dtype=torch.int32).cumsum(0)
         out = self.layer.run(

@@ -1,4 +1,4 @@
-"""Sequences that read a common prefix together get what each of them gets alone, bit for bit."""
+"""Sequences that read a common prefix together get the same bits as each of them alone."""
 
 from dataclasses import replace
 
@@ -22,8 +22,8 @@ SHAPES = [
 
 
 def forked(case: Case, forks: list[tuple[int, int, int]], seed: int) -> World:
-    """A world where sequence i has the first pages of an earlier one: ``forks`` are (total tokens,
-    which of the earlier, tokens of it in percent)."""
+    """A world where sequence i starts with pages of an earlier one. `forks`: (total tokens, the
+    earlier sequence, percent of its tokens)."""
     world = World(replace(case, lens=tuple((1, total) for total, _, _ in forks)), seed)
     for s, (total, earlier, percent) in enumerate(forks):
         if s == 0:
@@ -49,13 +49,13 @@ def assert_same(world: World, lens: list[tuple[int, int]], threads: int) -> None
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_prefix_for_all(case: Case, threads: int) -> None:
-    """A long prefix, 20 readers: whole splits, a split halfway, tails of several splits."""
+    """A long prefix and 20 readers: whole splits, a partial split, tails of several splits."""
     forks = [(1300, 0, 0), *((700 + 40 * s, 0, 80 + s % 3 * 7) for s in range(1, 20))]
     world = forked(case, forks, seed=1)
     assert_same(world, list(world.case.lens), threads)
 
 
-def test_readers_beside_chunks_of_prompts() -> None:
+def test_shared_prefixes_next_to_chunks_of_prompts() -> None:
     world = forked(
         Case((), dtype=torch.bfloat16), [(900, 0, 0), (900, 0, 99), (900, 0, 99)], seed=2
     )

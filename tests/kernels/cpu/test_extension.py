@@ -1,4 +1,4 @@
-"""What is said of the extension, with it and without."""
+"""Status of the C++ extension, with it and without."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_the_best_supported_instruction_set_runs() -> None:
         native().select_isa("abacus")
 
 
-def test_a_missing_extension_is_told_not_raised() -> None:
+def test_a_missing_extension_is_reported_without_an_error() -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert run.stdout.strip() == "refused", run.stderr
 

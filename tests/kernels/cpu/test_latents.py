@@ -1,5 +1,6 @@
-"""Attention to latents: one row of the cache is key and value of every query head. On every
-instruction set of this processor against fp64, and to the same bits however it is asked."""
+"""Attention to latents, where one row of the cache is key and value of every query head: against
+fp64 on every instruction set of this processor, and the same bits in prompts, chunks and
+decodes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from radixlm.kernels.cpu.heads import HeadLinear
 LENS = ((1, 1), (1, 70), (5, 5), (3, 130), (40, 100), (1, 600))
 FLOATS = (torch.float32, torch.float16)
 DTYPES = (*FLOATS, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-SHAPES = [  # heads, numbers of a row, of a value
+SHAPES = [  # heads, channels of a row, channels of a value
     (16, 576, 512),
     (40, 288, 256),
     (4, 40, 24),
@@ -44,7 +45,9 @@ def latents(shape: tuple[int, int, int], **kind: object) -> Case:
 def test_rows_match_fp64(isa: str, shape: tuple[int, int, int]) -> None:
     for dtype in DTYPES if shape[1] == 50 else DTYPES[::2]:
         world = World(latents(shape, dtype=dtype))
-        is_exact = isa != "amx" or dtype in FLOATS  # tiles round queries and weights to bfloat16
+        is_exact = (
+            isa != "amx" or dtype in FLOATS
+        )  # matrix tiles round queries and weights to bfloat16
         for s, got in enumerate(world.run(list(LENS), threads=2)):
             want = world.reference(s, *LENS[s])
             error = float((got - want).abs().max() / want.abs().max())
@@ -105,8 +108,8 @@ def test_any_shape(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads", [1, 2, 5])
-def test_a_map_a_head(isa: str, dtype: torch.dtype, heads: int) -> None:
-    """Fewer heads than threads and more; rows of x that stand apart; a row alone and among 300."""
+def test_a_projection_for_each_head(isa: str, dtype: torch.dtype, heads: int) -> None:
+    """Fewer and more heads than threads; strided rows of x; a row alone and among 300."""
     g = torch.Generator().manual_seed(heads)
     weight = torch.randn(heads, 70, 40, generator=g).to(dtype)
     packed = HeadLinear([linear.pack(one, None) for one in weight])

@@ -1,4 +1,4 @@
-"""Linear layers against fp64, and a row's result against its own in other company."""
+"""Linear layers against fp64, and a row's result in different batches."""
 
 import pytest
 import torch
@@ -82,7 +82,8 @@ def test_random_shapes(num_rows: int, num_out: int, num_in: int, fmt: str, threa
 
 
 def check_shape(shape: tuple[int, int, int], fmt: str, threads: int, seed: int) -> None:
-    """Against fp64 on what the kernel holds and sees, and one row against itself alone."""
+    """A product against fp64 on the kernel's weights and activations, and one row against itself
+    alone."""
     num_rows, num_out, num_in = shape
     weight, bias = make(num_out, num_in, seed)
     packed = linear.pack(weight, bias, fmt)
@@ -126,7 +127,7 @@ def test_two_thousand_random_shapes(shape: tuple[int, int, int], fmt: str, threa
 @pytest.mark.parametrize("fmt", ["bf16", "int8wo", "w8a8", "w4a8-32", "w4a8-64", "w4a8-128"])
 @pytest.mark.parametrize("num_in", [128, 640, 1408])
 def test_rows_chunks_and_threads_change_no_bit(fmt: str, num_in: int) -> None:
-    """Across the borders of blocks and slices, and of kernels for few and for many rows."""
+    """Across the borders of blocks, slices, and kernels for few and many rows."""
     weight, bias = make(300, num_in)
     packed = linear.pack(weight, bias, fmt)
     x = rows(1100, num_in)
@@ -136,7 +137,7 @@ def test_rows_chunks_and_threads_change_no_bit(fmt: str, num_in: int) -> None:
         assert torch.equal(part, whole[first : first + count]), (first, count, threads)
 
 
-def test_zero_points_of_eight_are_none() -> None:
+def test_zero_points_of_eight_equal_no_zero_points() -> None:
     generator = torch.Generator().manual_seed(3)
     x = rows(20, 128)
     q = torch.randint(0, 16, (50, 128), dtype=torch.uint8, generator=generator)
@@ -224,8 +225,8 @@ def test_given_int8_and_int4_values() -> None:
 
 
 def quantized(x: Tensor, group: int, most: int = 127) -> Tensor:
-    """What integer products make of activations: whole numbers up to ``most`` with a scale for each
-    row and group (the last one may be shorter)."""
+    """Activations as integer products use them: integers up to `most` with a scale for each row and
+    group (the last group may be shorter)."""
     done = []
     for part in x.split(group, 1):
         scale = part.abs().amax(-1, keepdim=True) / most
@@ -235,7 +236,7 @@ def quantized(x: Tensor, group: int, most: int = 127) -> Tensor:
 
 
 def span_of(fmt: str, num_in: int) -> int:
-    """Inputs whose activations share a scale."""
+    """Number of inputs whose activations share a scale."""
     return num_in if fmt == "w8a8" else SPAN
 
 
@@ -247,7 +248,9 @@ def test_quantized_activations(fmt: str, num_in: int, num_rows: int) -> None:
     packed = linear.pack(weight, bias, fmt)
     x = rows(num_rows, num_in)
     want = quantized(x, span_of(fmt, num_in)) @ packed.unpack().double().T + bias.double()
-    assert error(packed.run(x), want) < 2e-3  # a value halfway between steps may round either way
+    assert (
+        error(packed.run(x), want) < 2e-3
+    )  # a value halfway between two steps may round either way
     exact = x.double() @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), exact) < 2e-2
 
@@ -268,7 +271,7 @@ def test_multiples_are_those_of_the_reference(group: int, num_in: int) -> None:
     assert torch.equal(held[3], weight[3]) and torch.equal(held[4, :group], weight[4, :group])
 
 
-def test_whole_sums_are_exact_at_the_extremes() -> None:
+def test_integer_sums_are_exact_at_the_extremes() -> None:
     weight = torch.full((64, 2048), 3.0)
     weight[1::2] *= -1
     packed = linear.pack(weight, None, "w4a8-128")

@@ -1,4 +1,4 @@
-"""Adapters against float64, alone and in company, and what is refused."""
+"""LoRA kernels against float64, in different batches, and refused inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Case:
-    """Adapters of different ranks, and tokens that each sequence's adapter changes."""
+    """Adapters of different ranks, and tokens that the adapter of each sequence changes."""
 
     def __init__(
         self, seed: int, lengths: list[int], num_in: int, widths: list[int], ranks: list[int],
@@ -51,7 +51,7 @@ class Case:
         return [h, y]
 
     def exact(self) -> list[Tensor]:
-        """As ``run``, in float64, token by token."""
+        """The same as `run`, in float64, token by token."""
         a, b, x, y = (t.double() for t in (self.a, self.b, self.x, self.y))
         h = torch.zeros(len(x), *a.shape[1:3], dtype=torch.float64)
         owners = [
@@ -95,7 +95,7 @@ def test_equals_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
-    """A prompt, several rows and single ones, over inputs that are cut into slices."""
+    """A prompt, several rows and single rows, over inputs that are cut into slices."""
     case = Case(3, [70, 1, 5, 1, 30], 2500, [70, 20], [16, 5, 33], dtype)
     adapters = [2, 0, 2, 1, 0]
     together = case.run(case.rows(adapters, case.lengths), threads=2)
@@ -110,7 +110,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
         first += length
 
 
-def test_other_types_are_the_references() -> None:
+def test_other_dtypes_run_the_reference() -> None:
     case = Case(1, [3, 2], 40, [24], [8], torch.bfloat16)
     rows = case.rows([0, -1], case.lengths)
     h = lora.lora_shrink(case.x.bfloat16(), case.a, rows)
@@ -131,7 +131,7 @@ def test_other_types_are_the_references() -> None:
         ([0, 1], [0, 2, 4], [8], "expected 2 numbers"),
     ],
 )
-def test_steps_that_reach_beyond_are_refused(
+def test_steps_out_of_bounds_are_refused(
     adapters: list[int], starts: list[int], ranks: list[int], message: str
 ) -> None:
     case = Case(1, [2, 2], 40, [24], [8, 8], torch.float32)

@@ -34,7 +34,7 @@ def choice(tokens: int, top_k: int, seed: int = 1) -> tuple[Tensor, Tensor, Tens
 
 
 def in_a_loop(made, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """What the experts of ``make`` give, one by one, in fp64."""
+    """The output of the experts of `make`, one by one, in fp64."""
     _, up, down, up_bias, down_bias = made
     total = torch.zeros(len(x), DIM, dtype=torch.float64)
     for t in range(len(x)):
@@ -59,8 +59,8 @@ def test_experts_match_a_loop(tokens: int, top_k: int, has_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_one_expert_may_come_twice_for_a_token(tokens: int) -> None:
-    """It has more rows than there are tokens: under the sanitizer a workspace for those is seen."""
+def test_a_token_may_pick_an_expert_twice(tokens: int) -> None:
+    """Such an expert has more rows than there are tokens; the sanitizer checks its workspace."""
     made = make()
     x, weights, _ = choice(tokens, 3)
     ids = torch.tensor([5, 5, 2]).expand(tokens, 3).contiguous()

@@ -1,4 +1,5 @@
-"""Random shapes against fp64 and against the same row computed alone; 2,000 of each when slow."""
+"""Random shapes against fp64 and against the same row computed alone; 2,000 of each in the slow
+form."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def check_store(
     tokens: int, kv_heads: int, dim: int, v_dim: int, page_size: int, dtype: torch.dtype,
     size: float, seed: int,
 ) -> None:  # fmt: skip
-    """Rows at random slots read back as the reference rounds them; other slots stay."""
+    """Rows at random slots read back as the reference rounds them; other slots do not change."""
     g = torch.Generator().manual_seed(seed)
     k = torch.randn(tokens, kv_heads, dim, generator=g) * size
     v = torch.randn(tokens, kv_heads, v_dim, generator=g) * size

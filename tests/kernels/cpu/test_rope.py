@@ -1,4 +1,4 @@
-"""Rotary embedding, q/k norm and the cache store against plain torch."""
+"""Rotary embedding, q/k norm and the KV store against plain torch."""
 
 import pytest
 import torch
@@ -88,7 +88,7 @@ def test_norm_rope_store(kind: str, dtype: torch.dtype, page_size: int) -> None:
 @pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
 @pytest.mark.parametrize("is_latent", [False, True])
 def test_stored_rows_are_those_of_the_reference(dtype: torch.dtype, is_latent: bool) -> None:
-    """Rows of every size, with what the dtype cannot hold: bytes are compared."""
+    """Rows of every size, with values that the dtype cannot represent; bytes are compared."""
     generator = torch.Generator().manual_seed(4)
     k, v = torch.randn(32, 2, 40, generator=generator), torch.randn(32, 2, 24, generator=generator)
     size = torch.logspace(-12, 6, 32)[:, None, None]
@@ -106,7 +106,7 @@ def test_stored_rows_are_those_of_the_reference(dtype: torch.dtype, is_latent: b
 
 
 def runs_of_slots(num_tokens: int, num_pages: int) -> Tensor:
-    """Whole tiles, parts of tiles, single slots and tokens that go nowhere, as batches have."""
+    """Whole tiles, parts of tiles, single slots and tokens without a slot, as in batches."""
     draw = torch.Generator().manual_seed(7)
     free = (torch.randperm(num_pages, generator=draw) * 16).tolist()
     slots: list[int] = []
@@ -141,7 +141,7 @@ def test_tokens_are_stored_the_same_in_any_order(dtype: torch.dtype, dim: int, r
         return rows[order.argsort()], *(tensor.view(torch.uint8) for tensor in caches)
 
     together = stored(torch.arange(num_tokens))
-    apart = stored(torch.randperm(num_tokens, generator=draw))  # hardly any tile at once
+    apart = stored(torch.randperm(num_tokens, generator=draw))  # few whole tiles
     assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
     q = qkv[:, : heads * dim].view(num_tokens, heads, dim)
     want = rotated(normed(q, weight, 0.0, 1), table(rotary), positions, False)

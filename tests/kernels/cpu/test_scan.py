@@ -1,4 +1,4 @@
-"""Recurrences of the extension against those of torch, and against themselves cut in pieces."""
+"""Recurrences of the extension against those of torch, and against themselves in chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Case = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...], tuple[int
 
 
 def selective(g: torch.Generator, b: int, length: int, h: int, k: int, p: int) -> Case:
-    """The op, its arguments, and which of them have tokens."""
+    """The op, its arguments, and which of them have a token axis."""
     channels, a = h * p, -torch.rand(h * p, k, generator=g) * 4
     x, dt = (torch.randn(b, length, channels, generator=g) for _ in range(2))
     into, out = torch.randn(b, length, 2 * k, generator=g).chunk(2, -1)
@@ -54,7 +54,7 @@ SIZES = {"b": 2, "length": 70, "h": 3, "k": 24, "p": 40}
 
 
 def part(case: Case, piece: slice, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The op on some of the tokens, from a copy of a state."""
+    """The op on some of the tokens, starting from a copy of a state."""
     run, given_, with_tokens = case
     cut = [x[:, piece] if i in with_tokens else x for i, x in enumerate(given_[:-1])]
     return run(*cut, state.clone())
@@ -76,7 +76,7 @@ def test_equals_torch(kind: str, seed: int, **sizes: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_bits_however_it_is_cut(kind: str) -> None:
+def test_chunks_give_the_same_bits(kind: str) -> None:
     case = KINDS[kind](torch.Generator().manual_seed(1), **SIZES)
     run, given_, with_tokens = case
     whole, after = part(case, slice(None), given_[-1])

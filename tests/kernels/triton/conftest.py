@@ -1,4 +1,4 @@
-"""Nothing here runs where triton is not installed."""
+"""These tests are skipped where triton is not installed."""
 
 from __future__ import annotations
 

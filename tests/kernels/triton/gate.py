@@ -42,8 +42,8 @@ def variants_of(module: str) -> tuple[Variant, ...]:
 
 
 def key_of(variant: Variant, arch: int) -> str:
-    """Of all that decides what comes out: the compiler, the source of the kernel and of what it
-    calls, types, constants."""
+    """A hash of everything that decides the result: compiler, source of the kernel and of the
+    functions it calls, types, constants."""
     parts = (variant.signature, variant.constants, variant.options)
     texts = [triton.__version__, arch, variant.num_warps, variant.num_stages]
     texts += [sorted(part.items()) for part in parts]
@@ -66,7 +66,7 @@ def source_of(function: Any) -> tuple[str, ...]:
 
 
 def read_record() -> dict[str, Row]:
-    """What was compiled before, by key."""
+    """Earlier results, by key."""
     if not RECORD.exists():
         return {}
     with RECORD.open(newline="") as file:
@@ -87,7 +87,7 @@ def write_record(rows: Iterable[Row]) -> None:
 
 
 def is_chosen(variant: Variant, arch: int) -> bool:
-    """Whether the product picks the variant on such a GPU."""
+    """Whether the product uses the variant on such a GPU."""
     return variant.min_arch <= arch <= variant.max_arch
 
 
@@ -108,7 +108,7 @@ def representative(module: str) -> list[Job]:
 
 
 def every(module: str) -> list[Job]:
-    """All variants, for sm_90 and for sm_80; of those that compile to the same, one."""
+    """All variants for sm_90 and sm_80, without duplicates that compile to the same code."""
     seen, jobs = set(), []
     for index, variant in enumerate(variants_of(module)):
         parts = (variant.signature, variant.constants, variant.options)
@@ -127,7 +127,7 @@ def compile_one(job: Job) -> Row:
     start = time.monotonic()
     try:
         result = compiled(variant, arch)
-    except Exception as error:  # the other variants go on; the row fails the test
+    except Exception as error:  # the other variants still compile; the row fails the test
         reason = str(error).strip().splitlines() or [""]
         return {
             "name": variant.name,
@@ -149,7 +149,7 @@ def compile_one(job: Job) -> Row:
 
 
 def compile_all(jobs: list[Job], num_processes: int) -> Iterator[Row]:
-    """Rows as they come."""
+    """Rows in the order in which they finish."""
     if num_processes == 1:
         yield from map(compile_one, jobs)
         return
@@ -160,7 +160,7 @@ def compile_all(jobs: list[Job], num_processes: int) -> Iterator[Row]:
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
-    """A line for each kernel and architecture: its worst numbers."""
+    """A line for each kernel and architecture with its worst numbers."""
     kinds: dict[tuple[Any, int], list[Row]] = {}
     for row in rows:
         kinds.setdefault((row.get("kernel", row["name"]), row["arch"]), []).append(row)
@@ -218,7 +218,7 @@ def main() -> None:
 
 
 def unrecorded(jobs: list[Job], forgets: bool) -> list[Job]:
-    """Jobs whose outcome is not known. ``forgets``: rows of what no longer exists are dropped."""
+    """Jobs without a record. `forgets`: drop records of variants that no longer exist."""
     known = read_record()
     keys = {job: key_of(variants_of(job[0])[job[1]], job[2]) for job in jobs}
     if forgets:

@@ -1,9 +1,9 @@
-"""Looks for numbers of 32 bits that may overflow in kernels, without running them: bounds of what
-comes in are carried through a kernel's intermediate code. Run as a program: a line of JSON each
-operation whose result may be too large. See test_int32_overflow.py.
+"""Finds 32-bit integers that may overflow in kernels, without running them: it propagates the
+bounds of parameters through a kernel's intermediate code. Run as a program, it prints a line of
+JSON for each operation whose result may be too large. See test_int32_overflow.py.
 
-A pool of 60 GB has more than 2^31 elements, a step's tokens times their channels may have: what
-reaches so far must be computed in 64 bits.
+A pool of 60 GB has more than 2^31 elements, and so may tokens times channels of a step. Such
+offsets must be computed in 64 bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from triton.compiler import make_backend
 from radixlm.kernels.triton.variant import Variant, _source
 
 LARGEST = 2**31 - 1
-TOKENS = 2**20  # of a step, times chosen experts
+TOKENS = 2**20  # of a step, times experts per token
 WIDTH = 2**18  # channels, strides of rows, vocabularies
 SMALL = 2**12
 CONTEXT = 2**21
-CARRIED = 2**22  # counts that loops and sums carry: rows, blocks, places of a context
-# What is larger or smaller than a width, by the name of the parameter, in one kernel or in all. Of
-# pointers: what is loaded from there.
+CARRIED = 2**22  # counts in loops and sums: rows, blocks, positions of a context
+# Bounds of parameters that are not widths, by name, in one kernel or in all. For
+# pointers: bounds of the loaded values.
 BOUNDS = {
     **dict.fromkeys(("num_rows", "num_slots", "num_tokens", "slots_ptr", "num_blocks"), TOKENS),
     **dict.fromkeys(("query_start", "start_ptr", "num_units", "unit_row", "unit_number"), TOKENS),
@@ -51,9 +51,9 @@ BOUNDS = {
     "shrink_kernel.num_rows": SMALL,
 }
 LEAST = {"group": 32}
-# whose numbers the host has made room for: units of work
+# indices of work units, for which the host allocated memory
 BOUNDED = ("plan_kernel",)
-# Programs along x, y, z where they are others than (TOKENS, SMALL, SMALL)
+# programs along x, y, z if not (TOKENS, SMALL, SMALL)
 GRIDS = {
     "gemm_kernel": (2**20, 1, 1),
     "pointwise_kernel": (2**31 - 1, 1, 1),
@@ -89,20 +89,20 @@ def intermediate(variant: Variant) -> str:
 
 
 class Ranges:
-    """Least and largest value of each name, and what may pass 32 bits on its way to an address."""
+    """Bounds of each value, and values that may exceed 32 bits on the way to an address."""
 
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
         self._grid = GRIDS.get(kernel, (TOKENS, SMALL, SMALL))
         self._of: dict[str, Range] = {}
-        self._pointer: dict[str, str] = {}  # a name -> the parameter that it points into
+        self._pointer: dict[str, str] = {}  # value -> the parameter that it points into
         self._made_of: dict[str, list[str]] = {}
         self._quotients: set[str] = set()
         self._offsets: list[str] = []
         self._large: dict[str, str] = {}
 
     def read(self, code: str) -> list[str]:
-        """All that may overflow."""
+        """All operations that may overflow."""
         for line in code.splitlines():
             text = line.split(" loc(")[0].rstrip()
             if "tt.func" in line:
@@ -153,7 +153,7 @@ class Ranges:
         return None
 
     def _region(self, operation: str, results: list[str], names: list[str]) -> None:
-        """A loop: its counter has the range of its ends, what it carries that of counts."""
+        """A loop: its counter has the range of its bounds, carried values have that of counts."""
         if operation == "scf.for":
             counter, *ends = names[:3]
             (low, first), (_, last) = map(self._get, ends)
@@ -217,27 +217,27 @@ class Ranges:
 
 @triton.jit
 def careless_kernel(x_ptr, x_stride, BLOCK: tl.constexpr):
-    """Rows times stride in 32 bits."""
+    """Row times stride in 32 bits."""
     row = tl.program_id(0)
     tl.store(x_ptr + row * x_stride + tl.arange(0, BLOCK), 0.0)
 
 
 @triton.jit
 def careful_kernel(x_ptr, x_stride, BLOCK: tl.constexpr):
-    """The same in 64."""
+    """Row times stride in 64 bits."""
     row = tl.program_id(0).to(tl.int64)
     tl.store(x_ptr + row * x_stride + tl.arange(0, BLOCK), 0.0)
 
 
 def examples() -> Iterator[Variant]:
-    """One that is caught, one that is not."""
+    """One kernel that is reported and one that is not."""
     types = {"x_ptr": "*fp32", "x_stride": "i32"}
     for kernel in (careless_kernel, careful_kernel):
         yield Variant(kernel.fn.__name__, kernel, types, {"BLOCK": 64}, 4, 3)
 
 
 def chosen(modules: Iterable[str], is_all: bool) -> Iterator[Variant]:
-    """Variants of some modules: all for sm_90, or those of ``gate.representative``."""
+    """Variants of some modules: all for sm_90, or those of `gate.representative`."""
     for module in modules:
         jobs = gate.every(module) if is_all else gate.representative(module)
         for index in dict.fromkeys(index for _, index, arch in jobs if arch == 90):

@@ -42,7 +42,7 @@ def test_clamped_gate_sigmoid_and_cap(dtype: torch.dtype) -> None:
     close(activation.softcap(x, 30.0), reference.softcap(x, 30.0), 8)
 
 
-def test_small_numbers_keep_their_digits_through_tanh() -> None:
+def test_small_numbers_stay_precise_through_tanh() -> None:
     x = torch.logspace(-12, 0, 400).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(400)
     torch.testing.assert_close(activation.activate(x, "tanh"), x.tanh(), rtol=1e-6, atol=0)
 
@@ -51,7 +51,7 @@ def test_small_numbers_keep_their_digits_through_tanh() -> None:
 @pytest.mark.parametrize("scale", [1.0, 55.4256])
 def test_rows_of_a_table(dtype: torch.dtype, scale: float) -> None:
     table = numbers((20, 1030), torch.bfloat16)
-    table[0] = 0  # the special numbers
+    table[0] = 0  # infinities and NaN
     ids = torch.tensor([3, 19, 0, 3])
     for given in (ids, ids.int()):
         got = embedding(given, table, scale, dtype)

@@ -1,5 +1,5 @@
-"""The attention kernels by themselves: what is stored, how a step is cut, and that the tiles which
-carry the load compile as promised. What they compute: tests/attention/test_triton.py."""
+"""The attention kernels alone: stored values, the plan of splits, and that the most used tiles
+compile without spills. Their results: tests/attention/test_triton.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def representable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x as the cache holds it: the interpreter does not round to 16 and 8 bits as a GPU does."""
+    """x as the cache stores it; the interpreter does not round to 16 and 8 bits as a GPU does."""
     return x if dtype == torch.int8 else x.to(dtype).float()
 
 
@@ -49,7 +49,7 @@ def test_stores_what_the_pool_would_store(dtype: torch.dtype, latent: bool) -> N
         assert torch.equal(a, b)
 
 
-def test_what_8_bits_cannot_hold_becomes_their_largest_number() -> None:
+def test_values_beyond_8_bits_saturate() -> None:
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         cache, most = torch.zeros(2, 1, 16, dtype=dtype), torch.finfo(dtype).max
         row = torch.tensor([1e6, -1e6]).repeat(8).view(1, 1, 16)
@@ -57,7 +57,7 @@ def test_what_8_bits_cannot_hold_becomes_their_largest_number() -> None:
         assert cache[1].float().unique().tolist() == [-most, most]
 
 
-def test_a_row_that_is_no_number_stays_none_in_int8() -> None:
+def test_a_row_of_nan_stays_nan_in_int8() -> None:
     cache, scales = torch.zeros(1, 1, 16, dtype=torch.int8), torch.zeros(1, 1)
     row = torch.ones(1, 1, 16)
     row[0, 0, 3] = torch.inf
@@ -124,7 +124,7 @@ def test_every_head_and_token_has_a_row(group: int, kv_heads: int) -> None:
         assert 1 <= shape.tokens * shape.group_block <= tile.rows
 
 
-def test_channels_in_one_or_two_pieces() -> None:
+def test_channels_in_one_or_two_blocks() -> None:
     pieces = {}
     for dim in (5, 64, 80, 96, 112, 128, 192, 256):
         pieces[dim] = channel_blocks(AttentionSite(0, 0, 1, 1, dim, dim, 1.0))
@@ -138,6 +138,6 @@ def test_channels_in_one_or_two_pieces() -> None:
 
 
 @pytest.mark.parametrize("name", ["16-bf16-same-128", "16-bf16-same-576"])
-def test_what_carries_the_load_compiles(name: str) -> None:
+def test_the_most_used_tiles_compile(name: str) -> None:
     rows = compile_in_process("attention_run", "--all", "--only", f"attention-{name}-sm_90")
     assert len(rows) == 1 and is_good(rows[0])

@@ -1,4 +1,5 @@
-"""Every configuration of every kernel compiles for sm_90 and sm_80 as it should; see README.md."""
+"""Every configuration of every kernel compiles for sm_90 and sm_80 without spills; see
+README.md."""
 
 from __future__ import annotations
 
@@ -48,16 +49,16 @@ def test_representative_variants_compile(module: str) -> None:
     assert [row for row in rows if not is_good(row)] == []
 
 
-def test_what_was_compiled_is_good() -> None:
-    """The record holds the outcome of each variant by all that decides it."""
+def test_recorded_variants_are_good() -> None:
+    """The record holds the result of each variant by a hash of its source."""
     rows = list(read_record().values())
     assert len(rows) > 500
     assert [row for row in rows if not is_good(row)] == []
 
 
-def test_what_is_not_on_record_compiles() -> None:
-    """Changed kernels and variants, or another compiler: some of them, from all over. All, and for
-    good: ``gate.py --all --record``."""
+def test_unrecorded_variants_compile() -> None:
+    """A sample of changed kernels and variants, or with another compiler. All of them: `gate.py
+    --all --record`."""
     rows = compile_in_process("--all", "--missing", "--sample", str(SAMPLE), "--jobs", "1")
     assert len(rows) <= SAMPLE
     assert [row for row in rows if not is_good(row)] == []
@@ -66,7 +67,7 @@ def test_what_is_not_on_record_compiles() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_all_variants_compile(capsys: pytest.CaptureFixture[str]) -> None:
-    """Half an hour of one core the first time; Triton keeps what it has compiled."""
+    """Half an hour of one core the first time; Triton caches its results."""
     rows = compile_in_process("--all")
     with capsys.disabled():
         print("", *table(rows), sep="\n")

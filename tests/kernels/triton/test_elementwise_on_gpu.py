@@ -1,4 +1,5 @@
-"""Elementwise kernels and draws on a real GPU, at sizes of real models, against the references:
+"""Elementwise kernels and sampling on a real GPU, at sizes of real models, against the
+references.
 
 TRITON_INTERPRET=0 python -m pytest tests/kernels/triton/test_elementwise_on_gpu.py -m gpu
 """
@@ -34,7 +35,7 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> t
 
 
 def near(a: torch.Tensor, b: torch.Tensor, limit: float = 1e-2) -> None:
-    """The norm of the difference, relative."""
+    """The relative norm of the difference."""
     error = (a.float() - b.float()).norm() / b.float().norm().clamp(min=1e-20)
     assert error < limit, float(error)
 
@@ -52,7 +53,7 @@ def test_norms(tokens: int, dim: int) -> None:
 
 @pytest.mark.parametrize("tokens", [*BATCHES, 1000])
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
-def test_q_k_and_their_store(tokens: int, cache: torch.dtype) -> None:
+def test_q_k_norms_and_the_kv_store(tokens: int, cache: torch.dtype) -> None:
     if cache == torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs sm_89")
     heads, kv_heads, dim = 16, 8, 128
@@ -82,7 +83,7 @@ def test_gates(act: str) -> None:
 
 
 @pytest.mark.parametrize("rows", BATCHES)
-def test_draws_are_those_of_the_steps_in_torch(rows: int) -> None:
+def test_sampled_tokens_equal_those_of_torch(rows: int) -> None:
     kinds = [
         {"temperature": 0.0},
         {},
@@ -108,11 +109,11 @@ def test_draws_are_those_of_the_steps_in_torch(rows: int) -> None:
             s.sample(logits.clone(), range(rows), torch.full((rows,), 5 + step)) for s in samplers
         )
         equal += int((wanted.tokens_R == got.tokens_R).sum())
-    assert equal >= 4 * rows - max(1, rows // 16)  # last digits may decide between two tokens
+    assert equal >= 4 * rows - max(1, rows // 16)  # rounding may decide between two tokens
 
 
 def test_supports_at_full_size() -> None:
-    """Everything drawn lies in the set that sorting gives."""
+    """Every sampled token lies in the set that sorting gives."""
     logits = random(1, VOCAB, dtype=torch.float32).repeat(512, 1) * 2.5
     floats = torch.tensor([1.0, 0.8, 0.0], device=GPU).repeat(512, 1)
     top_k = torch.full((512,), 200, device=GPU)
@@ -124,7 +125,7 @@ def test_supports_at_full_size() -> None:
     assert len(tokens.unique()) > 20
 
 
-def test_frequencies_of_a_hundred_thousand_draws() -> None:
+def test_frequencies_of_a_hundred_thousand_samples() -> None:
     probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01], device=GPU)
     count = 100_000
     floats = torch.tensor([1.0, 1.0, 0.0], device=GPU).repeat(count, 1)
@@ -140,7 +141,7 @@ def test_frequencies_of_a_hundred_thousand_draws() -> None:
     assert int((scores.argmax(-1) != tokens).sum()) <= 3
 
 
-def test_a_graph_replays_a_draw_with_new_numbers() -> None:
+def test_a_graph_replays_sampling_with_new_numbers() -> None:
     logits = random(8, VOCAB, dtype=torch.float32)
     floats = torch.tensor([1.0, 0.9, 0.0], device=GPU).repeat(8, 1)
     top_k = torch.full((8,), 40, device=GPU)

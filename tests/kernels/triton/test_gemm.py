@@ -1,4 +1,4 @@
-"""Products of every kind of packed weights against their widened weights."""
+"""Products of every kind of packed weights against their dequantized weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDE = {kinds.FP8: kinds.FP8_WIDE, kinds.FP8_BLOCK: kinds.FP8_BLOCK_WIDE}
 
 
 def as_wide(packed: Packed) -> Packed:
-    """The same e4m3 weights for a GPU that does not know e4m3."""
+    """The same e4m3 weights for a GPU without e4m3."""
     return Packed(
         WIDE[packed.kind], packed.data.view(torch.uint8), packed.scale, packed.bias,
         packed.num_out, packed.num_in, packed.act,
@@ -25,7 +25,7 @@ def as_wide(packed: Packed) -> Packed:
 
 
 def run(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
-    """(the kernel's product, x as the kernel saw it)."""
+    """(the kernel's product, x as the kernel rounds it)."""
     if packed.kind == kinds.W8A8:
         values, scale = quantize_rows(x, torch.int8)
     elif packed.kind == kinds.FP8:

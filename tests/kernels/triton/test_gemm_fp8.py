@@ -1,4 +1,4 @@
-"""e4m3 in kernels against kernels/ops/fp8.py, and what that file promises."""
+"""e4m3 in kernels against kernels/ops/fp8.py, and the guarantees of that module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_activations_are_rounded_as_the_reference_does(
         want_values, want_scale = fp8.quantize_x(x, group)
         torch.testing.assert_close(scale.view(want_scale.shape), want_scale)
         steps = values.view(torch.uint8).int() - want_values.contiguous().view(torch.uint8).int()
-        # 1 / scale may differ in its last bit, and then the neighbour is taken.
+        # 1 / scale may differ in its last bit, which may give the adjacent number
         assert int(steps.abs().max()) <= 1 and float((steps != 0).float().mean()) < 1e-2
 
 
@@ -37,7 +37,9 @@ def test_activations_as_integers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scales", ["tensor", "rows", "power of two"])
-def test_widened_checkpoints_become_what_they_were(scales: str, dtype: torch.dtype) -> None:
+def test_dequantized_checkpoints_quantize_back_to_the_same_numbers(
+    scales: str, dtype: torch.dtype
+) -> None:
     torch.manual_seed(2)
     values = fp8.e4m3(torch.randn(64, 200) * 100)
     scale = {

@@ -1,4 +1,4 @@
-"""Whole numbers that a checkpoint gives, on these kernels: the weights are those numbers."""
+"""Integer weights of a checkpoint on Triton kernels: the products use exactly those numbers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from radixlm.kernels.triton.moe import TritonExperts, pack_experts
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 
-ROWS = (3, 65)  # products of few rows, and widened weights
+ROWS = (3, 65)  # products of few rows, and dequantized weights
 FMTS = ["w4a8-32", "w4a8-64", "w4a8-128", "int8wo", "w8a8"]
 
 
 def given(
     shape: tuple[int, ...], fmt: str, is_shifted: bool, is_whole: bool = True
 ) -> tuple[Tensor, QuantScales, Tensor]:
-    """(values, scales, the numbers that they are). Zero points that are not ``is_whole`` are
-    anything, and some groups have one number only."""
+    """(values, scales, the represented numbers). Zero points are integers if `is_whole`, otherwise
+    any number; some groups hold a single value."""
     torch.manual_seed(len(shape) + is_shifted)
     group = int(fmt.partition("-")[2] or 0)
     if not group:
@@ -89,8 +89,8 @@ def test_experts(fmt: str, zeros: str) -> None:
         )
 
 
-def test_whole_zero_points_stay_whole() -> None:
-    """Differences of whole numbers are exact in 16 bits, so no weight is rounded."""
+def test_integer_zero_points_stay_exact() -> None:
+    """Differences of integers are exact in 16 bits, so no weight is rounded."""
     values, grid, _ = given((64, 128), "w4a8-32", True)
     packed = pack_linear(values, None, "w4a8-32", grid)
     assert isinstance(packed, QuantizedLinear) and packed.packed.scale is not None

@@ -17,7 +17,7 @@ Found = list[tuple[str, list[str]]]
 
 
 def look(*arguments: str) -> Found:
-    """What the program says of each variant, in a process whose kernels are compiled."""
+    """The program's findings for each variant, in a process that compiles kernels."""
     root = Path(radixlm.kernels.triton.__file__).parents[4]
     paths = [str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")]
     run = subprocess.run(
@@ -30,7 +30,7 @@ def look(*arguments: str) -> Found:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_a_careless_kernel_is_found() -> None:
+def test_a_kernel_with_an_overflow_is_found() -> None:
     (careless, (why,)), (careful, nothing) = look("--examples")
     assert "arith.muli %row, %x_stride" in why and "2.75e+11" in why
     assert (careless, careful, nothing) == ("careless_kernel", "careful_kernel", [])

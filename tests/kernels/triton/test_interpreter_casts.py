@@ -1,4 +1,4 @@
-"""Narrowing in the interpreter, and e5m2 everywhere, against torch: every digit."""
+"""Casts to narrow types in the interpreter, and e5m2 everywhere, against torch bit by bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def narrow_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr, AS_BYTES: tl.conste
 def _numbers() -> torch.Tensor:
     g = torch.Generator().manual_seed(0)
     spread = torch.randn(1500, generator=g) * 2.0 ** torch.randint(-22, 8, (1500,), generator=g)
-    halves = torch.arange(1, 400) / 64  # halfway between two numbers of 8 bits
+    halves = torch.arange(1, 400) / 64  # halfway between two 8-bit numbers
     return torch.cat((spread, halves, -halves, torch.tensor([0.0, 448.0, -448.0]))).clamp(-448, 448)
 
 
@@ -38,8 +38,8 @@ def test_numbers_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
 
 
 def test_bytes_of_e4m3_are_those_of_the_type() -> None:
-    """What older GPUs write to a cache, NaN and the smallest numbers included."""
-    small = torch.arange(-40, 41) / 4096  # halves of the last digit below the normal numbers
+    """The conversion of older GPUs, NaN and the smallest numbers included."""
+    small = torch.arange(-40, 41) / 4096  # halfway between subnormal numbers
     x = torch.cat((_numbers(), small, torch.tensor([-0.0, torch.nan])))
     out = torch.zeros(len(x), dtype=torch.uint8)
     narrow_kernel[(1,)](x, out, len(x), BLOCK=4096, AS_BYTES=True)

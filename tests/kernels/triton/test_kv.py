@@ -1,4 +1,4 @@
-"""Pages moved by the kernel against indexing."""
+"""Page copies by the kernel against indexing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_copies_read_before_they_write(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pages_go_out_and_come_back(dtype: torch.dtype) -> None:
-    pool, pages = pool_of(dtype, 700), [8, 0, 3]  # more than a block of words
+def test_pages_are_read_and_written_back(dtype: torch.dtype) -> None:
+    pool, pages = pool_of(dtype, 700), [8, 0, 3]  # more than one block of words
     rows = kv.gather_pages(pool, pages)
     assert torch.equal(indexable_view(rows), indexable_view(pool)[:, pages])
     other = torch.zeros_like(pool)

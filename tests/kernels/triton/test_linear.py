@@ -1,4 +1,4 @@
-"""Linear maps of the GPU against the reference of the same format, few rows and many."""
+"""Linear layers on the GPU against the reference of the same format, few rows and many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bound(fmt: str, dtype: torch.dtype) -> float:
     if fmt.startswith("w4a8"):
         return 0.02  # the reference rounds activations too
     if fmt in ("w8a8", "fp8", "fp8-128"):
-        return 0.01  # a rounding may fall to the other side
+        return 0.01  # one value may round to the other side
     return 1e-5 if dtype == torch.float32 else 1e-2
 
 
@@ -68,7 +68,7 @@ def test_tied_tables(fmt: str) -> None:
     assert error(got.run(x), want.run(x)) < 1e-5
 
 
-def test_packing_takes_no_hold_of_lent_memory() -> None:
+def test_packing_keeps_no_reference_to_borrowed_memory() -> None:
     weight = torch.randn(32, 32)
     packed = linear.pack_linear(weight, None, "")
     want = packed.run(weight)
@@ -77,7 +77,7 @@ def test_packing_takes_no_hold_of_lent_memory() -> None:
     assert torch.equal(packed.run(weight_then), want)
 
 
-def test_torchs_product_by_rows() -> None:
+def test_torchs_row_scaled_product() -> None:
     torch.manual_seed(4)
     weight, x = torch.randn(64, 128).bfloat16(), torch.randn(80, 128).bfloat16()
     packed = linear.pack_linear(weight, None, "fp8")
@@ -98,7 +98,7 @@ def test_skinny_products(dtype: torch.dtype, rows: int, num_in: int, splits: int
     assert error(skinny(x, weight, bias, splits), want) < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
-def test_a_shape_of_the_table_takes_the_skinny_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_of_the_table_uses_the_skinny_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPLITS, (48, 256), 2)
     seen: list[int] = []
 

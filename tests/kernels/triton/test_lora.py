@@ -1,4 +1,4 @@
-"""Adapters: the reference against dense weights, the kernels against the reference."""
+"""LoRA: the reference against dense weights, the kernels against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts against the reference: every way, kind of weights, and unpleasant choices."""
+"""Experts against the reference: every method, every kind of weights, and unbalanced choices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights(
 
 
 def choices(tokens: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """Weights and ids; expert 3 gets nothing."""
+    """Weights and ids; expert 3 gets no token."""
     ids = torch.stack([torch.randperm(EXPERTS - 1)[:top_k] for _ in range(tokens)])
     return torch.rand(tokens, top_k), ids + (ids >= 3)
 
@@ -59,7 +59,7 @@ def test_quantized_experts(fmt: str, tokens: int) -> None:
     up, down, *_ = weights(torch.float32, False)
     x = torch.randn(tokens, DIM)
     chosen = choices(tokens, 2)
-    fmts = (fmt, "int4-32" if "4" in fmt else fmt)  # 96 inputs have no larger groups
+    fmts = (fmt, "int4-32" if "4" in fmt else fmt)  # 96 inputs allow no larger groups
     exact = reference.pack_experts(up, down, None, None, "silu").run(x, *chosen)
     got = pack_experts(up, down, None, None, "silu", fmts).run(x, *chosen)
     bound = 0.08 if is_fp8(fmt) else 0.25 if "4" in fmt else 0.03
@@ -87,7 +87,7 @@ def test_torchs_grouped_product_gives_the_same() -> None:
     assert error(got, want.run(x.float(), *chosen)) < 1e-2
 
 
-def test_a_token_does_not_feel_its_neighbours() -> None:
+def test_a_token_does_not_depend_on_the_batch() -> None:
     experts = pack_experts(*weights(torch.float16, True), "silu")
     x, chosen = torch.randn(12, DIM).half(), choices(12, 2)
     together = experts.run(x, *chosen)
@@ -99,6 +99,6 @@ def test_a_token_does_not_feel_its_neighbours() -> None:
     assert error(few, together[:3]) < 1e-3
 
 
-def test_unknown_activations_take_the_reference() -> None:
+def test_unknown_activations_use_the_reference() -> None:
     params = weights(torch.float64, False)
     assert isinstance(pack_experts(*params, "silu"), reference.ReferenceExperts)

@@ -1,4 +1,4 @@
-"""Slots grouped by expert: every slot once, in order, blocks owned by their expert."""
+"""Slots grouped by expert: every slot once, in order, in blocks of one expert."""
 
 from __future__ import annotations
 

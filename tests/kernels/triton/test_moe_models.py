@@ -1,4 +1,4 @@
-"""Whole small models of experts on these kernels, beside the reference."""
+"""Small mixture-of-experts models on the Triton kernels, against the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_logits_and_a_decode_step(arch: str, quantization: str | None) -> None:
     model = load_model(folder, kernels, scheme=make_scheme(quantization))
     reference = load_model(folder, scheme=make_scheme(quantization))
     got, want = PagedRunner(model), PagedRunner(reference)
-    bound = 0.05 if quantization == "fp8" else 1e-3  # a rounding may fall to the other side
+    bound = 0.05 if quantization == "fp8" else 1e-3  # one value may round to the other side
     steps = [(got.prefill(IDS), want.prefill(IDS))]
     steps.append((got.step({0: [3], 1: [4]}), want.step({0: [3], 1: [4]})))
     for ours, theirs in steps:

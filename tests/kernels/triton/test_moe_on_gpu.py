@@ -1,4 +1,4 @@
-"""Products and experts on a real GPU, at sizes of real models, against the references:
+"""Linear layers and experts on a real GPU, at sizes of real models, against the references.
 
 TRITON_INTERPRET=0 python -m pytest tests/kernels/triton/test_moe_on_gpu.py -m gpu
 """
@@ -72,7 +72,7 @@ def test_experts(fmt: str, tokens: int) -> None:
     near(packed.run_sorted(x, *chosen), got, 0.05 if fmt else 1e-2)
 
 
-def test_a_graph_routes_anew() -> None:
+def test_a_replayed_graph_routes_again() -> None:
     experts, top_k, dim, inner = 16, 2, 512, 256
     up, down = random(experts, 2 * inner, dim) / 22, random(experts, dim, inner, seed=1) / 16
     packed = pack_experts(up, down, None, None, "silu")

@@ -1,4 +1,4 @@
-"""The router's kernel against the reference, every kind of score."""
+"""The router's kernel against the reference, for every kind of score."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECS = {
 def test_equals_the_reference(name: str, dtype: torch.dtype) -> None:
     spec = SPECS[name]
     torch.manual_seed(3)
-    # no two logits of a row are equal, so that there is one right choice
+    # no two logits of a row are equal, so that only one choice is right
     logits = torch.stack([torch.randperm(spec.experts) for _ in range(17)]).to(dtype) / 16 - 2
     correction = torch.randn(spec.experts) / 64 if spec.correction else None
     weights, ids = route(logits, correction, spec)
@@ -46,13 +46,13 @@ def test_rows_with_a_stride_and_no_rows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_ids_stay_inside_when_scores_are_no_numbers() -> None:
+def test_ids_stay_in_range_with_nan_scores() -> None:
     logits = torch.full((2, 60), float("nan"))
     ids = route(logits, None, SPECS["softmax"])[1]
     assert int(ids.min()) >= 0 and int(ids.max()) < 60
 
 
-def test_rare_routers_take_the_reference() -> None:
+def test_rare_routers_use_the_reference() -> None:
     spec = Moe(16, 2, 8, "silu", "sparsemixer", jitter=0.01)
     logits = torch.randn(3, 16)
     assert not takes(logits, spec)

@@ -1,4 +1,4 @@
-"""Norm kernels against their references: dtypes, odd widths, views, weights a head."""
+"""Norm kernels against their references: dtypes, odd widths, views, weights for each head."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_the_residual_is_summed_in_place_bit_for_bit(dtype: torch.dtype, kind: s
     close(got, wanted)
 
 
-def test_each_head_may_have_weights_of_its_own() -> None:
+def test_each_head_may_have_its_own_weights() -> None:
     x, weight = rows((6, 5, 32), torch.float32), rows((5, 32), torch.float32, 1)
     close(ops.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
 
 
-def test_strided_rows_and_what_no_kernel_takes() -> None:
+def test_strided_rows_and_unsupported_inputs() -> None:
     joined, weight = rows((4, 300), torch.float32), rows((100,), torch.float32, 1)
     view = joined[:, 100:200]
     close(ops.rms_norm(view, weight, 1e-6), reference.rms_norm(view, weight, 1e-6))

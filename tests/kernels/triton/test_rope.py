@@ -1,4 +1,4 @@
-"""q/k norms, rotation and the store of K and V against the reference steps one after another."""
+"""q/k norms, rotation and the store of K and V against the separate reference steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 def case(
     tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Views of one row, as the projection leaves them."""
+    """Views of one row, as the projection returns them."""
     qkv = random((tokens, (heads + 2 * kv_heads) * dim), dtype, 1)
     q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
     return q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
@@ -70,9 +70,9 @@ def test_prepare_matches_the_reference(
     "cache", [torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
 )
 @pytest.mark.parametrize("kind", ["", "head", "row"])
-def test_store_keeps_what_attention_will_read(cache: torch.dtype, kind: str) -> None:
+def test_stored_rows_equal_the_returned_rows(cache: torch.dtype, kind: str) -> None:
     q, k, v = case(5, 6, 3, 40, torch.float16)
-    v[0, 0, 0] = 60000.0  # beyond an 8-bit float
+    v[0, 0, 0] = 60000.0  # beyond the range of an 8-bit float
     twins = [x.clone() for x in (q, k)]
     cos_sin = random((5, 40), torch.float32, 3)
     norm = norm_of(kind, 6, 3, 40, False)
@@ -89,7 +89,7 @@ def test_store_keeps_what_attention_will_read(cache: torch.dtype, kind: str) -> 
         assert not pool[0].float().any()
 
 
-def test_a_part_of_the_channels_turns_where_it_lies() -> None:
+def test_some_channels_rotate_in_place() -> None:
     whole = random((4, 3, 56), torch.float32, 1)
     twin = whole.clone()
     cos_sin = random((4, 16), torch.float32, 2)
@@ -99,7 +99,7 @@ def test_a_part_of_the_channels_turns_where_it_lies() -> None:
     torch.testing.assert_close(whole, twin, rtol=3e-6, atol=3e-6)
 
 
-def test_other_dtypes_take_the_reference() -> None:
+def test_other_dtypes_use_the_reference() -> None:
     x = random((4, 3, 16), torch.float64, 1)
     twin, cos_sin = x.clone(), random((4, 16), torch.float32, 2)
     rope.rope(x, cos_sin, False)

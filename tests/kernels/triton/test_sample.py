@@ -1,4 +1,4 @@
-"""Tokens of the draw kernels: those of the sampler's plain steps, given the same noise."""
+"""Tokens of the sampling kernels equal those of the sampler's torch steps with the same noise."""
 
 from __future__ import annotations
 
@@ -154,13 +154,13 @@ def test_masks_nan_and_token_table() -> None:
     assert table[slots].tolist() == tokens and (table >= 0).sum() == 4
 
 
-def test_draws_follow_the_distribution() -> None:
-    """Chi-square over many positions, a vocabulary of 12."""
+def test_samples_follow_the_distribution() -> None:
+    """Chi-square over many positions, with a vocabulary of 12."""
     probs = torch.tensor([0.3, 0.2, 0.1, 0.1, 0.08, 0.07, 0.05, 0.04, 0.03, 0.02, 0.008, 0.002])
     keys = noise.draw_keys(torch.full((40000,), 7), torch.arange(40000))
     scores = noise.gumbel_noise(keys, torch.arange(12, dtype=torch.int32)[None]) + probs.log()
     counts = torch.bincount(scores.argmax(-1), minlength=12).float()
-    rows = 32  # of which the kernel must give the same
+    rows = 32  # a subset that the kernel must reproduce
     tokens, _ = draw(
         probs.log().repeat(rows, 1), [(1.0, 12, 1.0, 0.0)] * rows, [7] * rows, list(range(rows))
     )
