@@ -100,7 +100,7 @@ async def test_deaths_out_of_the_window_are_forgotten(monkeypatch: pytest.Monkey
     supervisor = Case(monkeypatch, SLEEP, max_engine_restarts=1, restart_window_s=100).supervisor
     deaths_s = iter((0.0, 101.0, 202.0, 250.0))
     with monkeypatch.context() as patch:
-        patch.setattr(supervisor.time, "monotonic", lambda: next(deaths_s))
+        patch.setattr(module.time, "monotonic", lambda: next(deaths_s))
         found = [supervisor._may_restart() for _ in range(4)]
     assert found == [True, True, True, False]
     await supervisor.stop()
