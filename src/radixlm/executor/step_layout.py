@@ -82,7 +82,7 @@ class SamplingParamTable:
 
     def set(self, slot: int, state: SlotState, has_penalties: bool) -> None:
         """Take over what the sampler knows of a slot."""
-        floats = np.array([state.temperature, state.top_p, state.min_p], np.float32)
+        floats = np.array(state.floats, np.float32)
         seed = np.array([state.seed], np.int64).view(np.int32)
         numbers = [state.top_k, int(seed[0]), int(seed[1]), int(state.is_greedy)]
         self.params_PS[:, slot] = [*floats.view(np.int32).tolist(), *numbers]

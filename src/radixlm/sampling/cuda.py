@@ -149,7 +149,7 @@ class GpuSampler:
 
 def _params(states: Sequence[SlotState]) -> np.ndarray[Any, np.dtype[np.int32]]:
     """int32 [P, R], as kernels/triton/sample.py names its rows."""
-    floats = np.array([(s.temperature, s.top_p, s.min_p) for s in states], np.float32)
+    floats = np.array([s.floats for s in states], np.float32)
     seeds = np.array([s.seed for s in states], np.int64).view(np.int32).reshape(-1, 2)
     table = np.empty((7, len(states)), np.int32)
     table[:3], table[4:6] = floats.view(np.int32).T, seeds.T

@@ -50,6 +50,11 @@ class SlotState:
     output_ids: list[int] = field(default_factory=list)
 
     @property
+    def floats(self) -> tuple[float, ...]:
+        """The real-valued parameters, in the order of the kernels' rows."""
+        return self.temperature, self.top_p, self.min_p
+
+    @property
     def changes_logits(self) -> bool:
         """Whether a step before the draw concerns the slot (penalties are asked for apart)."""
         return (
