@@ -21,7 +21,7 @@ def holding(term: str) -> dict[str, Any]:
     name, _, wanted = term.partition("=")
     option = options()[name]
     sample = wanted.split("|")[0] or next(
-        (choice for choice in option.flag.choices if choice != option.default),
+        (choice for choice in option.flag.allowed if choice != option.default),
         SAMPLES[option.kind],
     )
     return {name: sample}
@@ -46,7 +46,7 @@ def test_every_term_names_options_and_choices() -> None:
     for pair in CONFLICTS:
         for term in (pair.first, pair.second):
             name, _, wanted = term.partition("=")
-            assert set(wanted.split("|")) - {""} <= set(options()[name].flag.choices)
+            assert set(wanted.split("|")) - {""} <= set(options()[name].flag.allowed)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_two_options_cannot_share_an_alias(monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_option_is_well_formed(one: Option) -> None:
     flag = one.flag
     assert one.help.strip().endswith((".", "}.", ":"))
-    assert set(flag.built or ()) <= set(flag.choices)
+    assert set(flag.built or ()) <= set(flag.allowed)
     assert (flag.state == "no-op") == bool(flag.why)
     if flag.state == "planned" or flag.built is not None:
         assert flag.needs

@@ -44,8 +44,8 @@ def numbers(option: Option) -> st.SearchStrategy[Any]:
 
 def items(option: Option) -> st.SearchStrategy[Any]:
     """Values of the option, or of each item of its tuple."""
-    if option.flag.choices:
-        return st.sampled_from(option.flag.choices)
+    if option.flag.allowed:
+        return st.sampled_from(option.flag.allowed)
     if option.flag.is_json:
         return st.sampled_from(['{"a": 1}', "{}", '{"b": ["c", null]}'])
     if option.kind is bool:

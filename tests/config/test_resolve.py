@@ -135,7 +135,7 @@ def test_a_gpu_without_an_executor_falls_back(caplog: pytest.LogCaptureFixture) 
 
 def test_a_built_gpu_gets_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     old = options()["device"]
-    flag = Flag(choices=old.flag.choices, built=("auto", "cpu", "cuda"), needs="x")
+    flag = Flag(choices=old.flag.allowed, built=("auto", "cpu", "cuda"), needs="x")
     new = Option(old.name, old.group, old.kind, old.is_many, old.default, old.help, flag)
     table = {**options(), "device": new}
     monkeypatch.setattr(resolving, "options", lambda: table)

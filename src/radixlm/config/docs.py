@@ -61,8 +61,8 @@ def _state(option: Option) -> str:
 
 def _description(option: Option) -> str:
     text = option.help
-    if option.flag.choices:
-        text += f" One of {', '.join(f'`{choice}`' for choice in option.flag.choices)}."
+    if option.flag.allowed:
+        text += f" One of {', '.join(f'`{choice}`' for choice in option.flag.allowed)}."
     if option.flag.within:
         text += f" Range {option.flag.within}."
     return text

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from radixlm.base.lazy import load
+
 State = Literal["works", "no-op", "planned"]
 
 AUTO: Any = None
@@ -28,9 +30,10 @@ class Flag:
     state: State = "works"
     needs: str = ""
     why: str = ""
-    choices: tuple[str | int, ...] = ()
+    choices: tuple[str | int, ...] | str = ()
+    """The values that are allowed, or the "module:attr" that holds them; read ``allowed``."""
     built: tuple[str | int, ...] | None = None
-    """The ``choices`` that work today; None means all. The others are ``planned``."""
+    """The choices that work today; None means all. The others are ``planned``."""
     within: str = ""
     """Interval of a number, such as "[1, inf)" or "(0, 1)"."""
     const: Any = None
@@ -45,6 +48,11 @@ class Flag:
     """Device on which the option has an effect; elsewhere a log line says that it has none."""
     old_values: tuple[tuple[str, str], ...] = ()
     """(old, new) pairs of values that were renamed; the old one is accepted with a warning."""
+
+    @property
+    def allowed(self) -> tuple[str | int, ...]:
+        """The choices; () where any value is allowed."""
+        return load(self.choices) if isinstance(self.choices, str) else self.choices
 
 
 NON_NEGATIVE = "[0, inf)"

@@ -62,8 +62,8 @@ def _argument_error(error: argparse.ArgumentError) -> ConfigError:
 def _help_text(option: Option) -> str:
     flag = option.flag
     text = option.help
-    if flag.choices:
-        text += f" One of: {', '.join(map(str, flag.choices))}."
+    if flag.allowed:
+        text += f" One of: {', '.join(map(str, flag.allowed))}."
     if option.default not in (None, (), "") and option.default is not False:
         text += f" [{show(option, option.default)}]"
     if flag.state != "works":

@@ -5,21 +5,6 @@ from typing import Annotated
 
 from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
-# those of text/tools and text/reasoning, which this floor may not import; a test holds them equal
-TOOL_CALL_PARSERS = tuple(
-    "auto none response_template gpt-oss kimi_k3 kimi_k2 deepseekv41 deepseekv32 deepseekv4 "
-    "gigachat35 step3 deepseekv3 deepseekv31 minimax-m3 minimax-m2 dots muse interns1 "
-    "k2_horizon iquest_q1 hunyuan lfm2 cohere_command4 apertus2509 inkling gemma4 gigachat3 "
-    "minicpm5 olmo3 seed_oss phi4 granite mistral qwen3_coder glm45 qwen25 hermes pythonic "
-    "llama3 qwen trinity glm glm47 ling3 spark25 poolside_v1 step3p5 nanbeige mimo json".split()
-)
-REASONING_PARSERS = tuple(
-    "auto none response_template gpt-oss kimi kimi_k3 minimax-m3 gemma4 apertus2509 "
-    "cohere_command4 inkling muse k2_horizon mistral kimi_k2 deepseek-v4 deepseek-v3 "
-    "deepseek-r1 step3 hunyuan granite glm45 interns1 minimax seed_oss qwen3 qwen3-thinking "
-    "step3p5 gigachat35 deepseek-v41 nemotron_3 nemotron granite_thinking_parser mimo "
-    "poolside_v1 dots nanbeige ling3 iquest_q1 minimax-append-think".split()
-)
 _BATCHED = "texts that arrive together are always tokenized together"
 
 
@@ -71,12 +56,12 @@ class ServeConfig(Group):
     tool_call_parser: Annotated[
         str,
         "Format of tool calls; 'auto' (and 'response_template') reads it from the chat template.",
-        Flag(choices=TOOL_CALL_PARSERS),
+        Flag(choices="radixlm.text.tools.table:CHOICES"),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         "Format of reasoning; 'auto' (and 'response_template') reads it from the chat template.",
-        Flag(choices=REASONING_PARSERS),
+        Flag(choices="radixlm.text.reasoning.table:CHOICES"),
     ] = "auto"
     drop_unknown_tools: Annotated[
         bool, "Drop calls of tools that the request does not list; else they are passed on."

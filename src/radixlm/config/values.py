@@ -47,7 +47,7 @@ def is_within(value: float, interval: str) -> bool:
 def example(option: Option) -> str:
     """A value that works, as text."""
     flag = option.flag
-    choices = flag.built or flag.choices
+    choices = flag.built or flag.allowed
     if option.default not in (None, "", ()):
         return show(option, option.default)
     if choices:
@@ -124,9 +124,9 @@ def _choose(option: Option, value: Any) -> Any:
         logger.warning("%s %s is now called %s", option.dashed, value, new)
         return new
     if isinstance(value, str):
-        value = {str(choice).lower(): choice for choice in flag.choices}.get(value.lower(), value)
-    if value not in flag.choices:
-        known = [str(choice) for choice in flag.choices]
+        value = {str(choice).lower(): choice for choice in flag.allowed}.get(value.lower(), value)
+    if value not in flag.allowed:
+        known = [str(choice) for choice in flag.allowed]
         near = suggestion(str(value), known)
         raise ConfigError(f"{option.dashed}: {value!r} is not one of {', '.join(known)}{near}")
     return value
@@ -141,7 +141,7 @@ def _one(option: Option, value: Any) -> Any:
         read = _READERS[option.kind](value)
     except (ValueError, TypeError, KeyError, OverflowError):
         raise invalid_value(option, f"{shown} is not {_KIND_NAMES[option.kind]}") from None
-    if option.flag.choices:
+    if option.flag.allowed:
         read = _choose(option, read)
     if option.flag.within and not is_within(read, option.flag.within):
         raise invalid_value(option, f"{shown} is not in {option.flag.within}")
@@ -152,7 +152,7 @@ def _one(option: Option, value: Any) -> Any:
 
 def _is_unset(option: Option, value: Any) -> bool:
     """Whether ``value`` means "unset": None, or "none", "null", "auto" for nullable options."""
-    if value is None or not option.is_nullable or "none" in option.flag.choices:
+    if value is None or not option.is_nullable or "none" in option.flag.allowed:
         return value is None
     words = {"None"} if option.kind is str else {"None", "none", "null", "auto"}
     return isinstance(value, str) and value in words

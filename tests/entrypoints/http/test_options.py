@@ -10,7 +10,7 @@ from tests.entrypoints.http.conftest import SCRIPT
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError
-from radixlm.config.serve import REASONING_PARSERS, TOOL_CALL_PARSERS
+from radixlm.config.option import options
 from radixlm.intake.request_state import RequestState
 from radixlm.intake.tokenizer_manager import Observer
 from radixlm.text.reasoning import registry as reasoning
@@ -18,8 +18,9 @@ from radixlm.text.tools import registry as tools
 
 
 def test_the_names_of_parsers_are_those_of_the_options() -> None:
-    assert set(TOOL_CALL_PARSERS) == {"auto", "none", "response_template", *tools.NAMES}
-    assert set(REASONING_PARSERS) == {"auto", "none", "response_template", *reasoning.NAMES}
+    for option, names in (("tool_call_parser", tools.NAMES), ("reasoning_parser", reasoning.NAMES)):
+        allowed = options()[option].flag.allowed
+        assert set(allowed) == {"auto", "none", "response_template", *names}
 
 
 async def test_parsers_are_found_named_or_off(toy_folder: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from radixlm.base.record import Record
+from typing import NamedTuple
 
 _TOOL_CALL = ("<tool_call>",)
 
 
-class Markers(Record):
+class Markers(NamedTuple):
     """``starts`` and ``ends``: the first of each is the one templates use.
 
     ``breaks`` end the reasoning too but stay in the text (a tool call begins); the reasoning
@@ -217,3 +217,6 @@ MARKERS: dict[str, Markers] = {
         is_inside=True, target="radixlm.text.reasoning.markup:AppendThink"
     ),
 }
+
+# values of --reasoning-parser
+CHOICES = ("auto", "none", "response_template", *MARKERS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from radixlm.base.record import Record
+from typing import NamedTuple
 
 _PACKAGE = "radixlm.text.tools.formats"
 
 
-class Structure(Record):
+class Structure(NamedTuple):
     """The text around a call's JSON arguments, with ``{name}`` for the function's name."""
 
     begin: str
@@ -15,7 +15,7 @@ class Structure(Record):
     trigger: str
 
 
-class Format(Record):
+class Format(NamedTuple):
     """``target`` is "module:class", ``example`` one call. ``is_special``: the markers are special
     tokens, which the detokenizer must keep. ``hints``: a chat template that contains all strings of
     one of these tuples uses this format."""
@@ -302,3 +302,6 @@ FORMATS: dict[str, Format] = {
         "llama3:BareJson", '[{"name": "f", "parameters": {…}}]: forced calls', is_special=False
     ),
 }
+
+# values of --tool-call-parser
+CHOICES = ("auto", "none", "response_template", *FORMATS)
