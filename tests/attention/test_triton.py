@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from radixlm.attention import triton as backend_module
 from radixlm.attention.select import make_backend
-from radixlm.attention.tree import pack_tree_masks
+from radixlm.attention.triton import pack_tree_masks
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES

@@ -1,5 +1,5 @@
-"""AttentionBackend: what runs attention over the paged cache. Stateful: it owns the pools and,
-from ``begin`` on, the metadata of the step."""
+"""AttentionBackend: runs attention over the paged KV cache. It owns the pools and, from ``begin``
+on, the metadata of the step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class AttentionBackend(Protocol):
-    """One implementation of paged attention; it is also the batch's AttentionRunner."""
+    """One implementation of paged attention, which is also the batch's AttentionRunner."""
 
     name: str
     required_page_size: int | None  # None: any
-    pools: Sequence[KvPool | None]  # a KV group each; None until it is made
+    pools: Sequence[KvPool | None]  # one for each KV group; None until it is made
 
     def supports(self, page_size: int) -> bool:
-        """Whether pages of this many tokens work."""
+        """Whether pages of ``page_size`` tokens work."""
         ...
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
@@ -30,7 +30,7 @@ class AttentionBackend(Protocol):
         ...
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
-        """Bytes that one page of the group will take, before any pool exists."""
+        """Bytes of one page over the group's layers; needs no pool."""
         ...
 
     def make_pool(
@@ -40,7 +40,7 @@ class AttentionBackend(Protocol):
         ...
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Prepare a step: called once, before the first layer."""
+        """Prepare a step; called once, before the first layer."""
         ...
 
     def run(

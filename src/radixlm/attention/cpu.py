@@ -1,6 +1,6 @@
-"""cpu: paged attention by the C++ kernels. K stands transposed in tiles of 16 tokens, so pages hold
-a multiple of 16; every result is the same bit for bit whatever else is in the batch and however
-a prompt was cut into chunks.
+"""cpu: paged attention by the C++ kernels. K is stored transposed in tiles of 16 tokens, so pages
+hold a multiple of 16. Every result is bit for bit the same in any batch and for any chunks of a
+prompt.
 
 Legend: T packed tokens, H query heads, K KV heads, C channels of K, V of V, L layers, P pages, B
 tokens a page.
@@ -27,8 +27,8 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class CpuPool:
-    """K [L, P, K, B / 16, C, 16] and V [L, P, K, B, V], or for a latent group rows of C numbers
-    alone; see kernels/cpu/cache.py for caches with scales."""
+    """K [L, P, K, B / 16, C, 16] and V [L, P, K, B, V]; a latent group has only rows of C numbers.
+    See kernels/cpu/cache.py for caches with scales."""
 
     def __init__(self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
         self.group, self.num_pages, self.page_size = group, num_pages, page_size
@@ -39,7 +39,7 @@ class CpuPool:
         num_layers = len(group.layers)
         self.k = torch.empty(num_layers, *self.shape.k_shape(num_pages), dtype=dtype)
         self.v = torch.empty(num_layers, *self.shape.v_shape(num_pages), dtype=dtype)
-        for tensor in (self.k, self.v):  # pages of 16 tokens are far apart for the TLB
+        for tensor in (self.k, self.v):  # spares the TLB: layers of a page are far apart
             native().advise_huge(tensor.data_ptr(), tensor.nbytes)
 
     @property
@@ -63,8 +63,8 @@ class CpuPool:
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         index = torch.as_tensor(pages)
-        picked = (self._pick(self.k, layer, index), self._pick(self.v, layer, index))
-        k, v = self.shape.tokens(*picked)
+        stored = (self._pick(self.k, layer, index), self._pick(self.v, layer, index))
+        k, v = self.shape.tokens(*stored)
         return k, None if self.group.latent else v
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
@@ -86,7 +86,7 @@ class _Layer:
     attention: PagedAttention
     k_cache: Tensor
     v_cache: Tensor
-    fields: tuple[int, ...]  # of the caches, for the store
+    fields: tuple[int, ...]  # of the caches, for the store kernel
     shape: tuple[int, int]  # of a query: heads, channels
 
 
@@ -99,8 +99,8 @@ class CpuBackend:
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.pools: list[CpuPool | PagedPool | None] = [None] * len(groups)
         self._layers: list[dict[int, _Layer]] = [{} for _ in groups]
-        self._readers: dict[int, _Layer] = {}  # of sites that store nothing, by identity
-        self.slots: list[Tensor] = []  # int32, of the step, a group each
+        self._readers: dict[int, _Layer] = {}  # of sites that store nothing, by id(site)
+        self.slots: list[Tensor] = []  # int32 slots of the step's tokens, for each group
         self.tables: list[Tensor] = []
         self._native_store = native().store
 
@@ -119,8 +119,8 @@ class CpuBackend:
     def make_pool(
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
     ) -> CpuPool | PagedPool:
-        """Allocate and keep the group's pool; memory is taken as pages are first written."""
-        if group.compress_ratio:  # layers read it themselves
+        """Allocate the group's pool; the system commits memory as pages are first written."""
+        if group.compress_ratio:  # the layers read it themselves
             plain = PagedPool(group, num_pages, page_size, dtype, torch.device("cpu"))
             self.pools[group.index] = plain
             return plain
@@ -131,7 +131,7 @@ class CpuBackend:
         return pool
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Bring the step's tables to the kernels' integers."""
+        """Convert the step's tables to int32 for the kernels."""
         self.slots = [slots.int().contiguous() for slots in batch.store_GT]
         self.tables = [table.int().contiguous() for table in batch.page_table_GSP]
         self.starts = batch.query_start_S1.int().contiguous()
@@ -150,19 +150,19 @@ class CpuBackend:
         """Store K and V, attend."""
         group = site.group
         if site.stores:
-            layer = self._layers[group].get(site.layer) or self._open(site)
+            layer = self._layers[group].get(site.layer) or self._make_layer(site)
         else:
-            layer = self._readers.get(id(site)) or self._open_reader(site)
+            layer = self._readers.get(id(site)) or self._make_reader(site)
         if k_TKD is not None:
             self._store(k_TKD, v_TKV, layer, group)
         q = _dense(q_THD)
         out = self._attend(q, layer, group)
         if self._mutual and site.looks_ahead:
-            self._look_ahead(q, out, site)
+            self._attend_bidirectional(q, out, site)
         return out.flatten(1)
 
     def _store(self, k_TKD: Tensor, v_TKV: Tensor | None, layer: _Layer, group: int) -> None:
-        """Rows to the step's slots; V of a latent cache is part of K."""
+        """Write rows to the step's slots; V of a latent cache is part of K."""
         k, v = _dense(k_TKD), None if v_TKV is None else _dense(v_TKV)
         tokens, kv_heads, dim = k.shape
         at, v_dim = (0, 0), layer.attention.cache.v_dim
@@ -174,7 +174,8 @@ class CpuBackend:
         )  # fmt: skip
 
     def _attend(self, q: Tensor, layer: _Layer, group: int) -> Tensor:
-        """``PagedAttention.run`` whose caches and tables were checked before."""
+        """``PagedAttention.run`` without its checks of caches and tables, which were made
+        before."""
         if q.shape[1:] != layer.shape:
             raise ValueError(f"q: {tuple(q.shape)} for heads of {layer.shape}")
         tokens, heads, _ = q.shape
@@ -185,27 +186,27 @@ class CpuBackend:
         )  # fmt: skip
         return out
 
-    def _look_ahead(self, q_THD: Tensor, out_THV: Tensor, site: AttentionSite) -> None:
-        """Again, in plain torch, tokens that see one another forwards: the kernels are causal."""
+    def _attend_bidirectional(self, q_THD: Tensor, out_THV: Tensor, site: AttentionSite) -> None:
+        """Recompute tokens of bidirectional spans in plain torch: the kernels are causal."""
         pool = self.pools[site.group]
         assert pool is not None
         table_SP = self.tables[site.group].long()
         for spans in split_spans(self._mutual, site):
-            piece = make_block(spans, table_SP, pool.page_size, site.window, site.chunk)
-            pages, at = torch.unique(piece.tokens_SN // pool.page_size, return_inverse=True)
+            block = make_block(spans, table_SP, pool.page_size, site.window, site.chunk)
+            pages, at = torch.unique(block.tokens_SN // pool.page_size, return_inverse=True)
             k, v = pool.read(site.layer, pages.tolist())
-            rows = at * pool.page_size + piece.tokens_SN % pool.page_size
+            rows = at * pool.page_size + block.tokens_SN % pool.page_size
             k = k.float()[rows]
             v = v.float()[rows] if v is not None else k[..., : site.v_dim]
-            out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece, site)
+            out_THV[block.rows_SQ] = attend(q_THD[block.rows_SQ], k, v, block, site)
 
-    def _open(self, site: AttentionSite) -> _Layer:
+    def _make_layer(self, site: AttentionSite) -> _Layer:
         layer = self._make(site)
         self._layers[site.group][site.layer] = layer
         return layer
 
-    def _open_reader(self, site: AttentionSite) -> _Layer:
-        """A layer that reads the cache of another one, with heads and window of its own."""
+    def _make_reader(self, site: AttentionSite) -> _Layer:
+        """A layer that reads another layer's cache, with its own heads and window."""
         layer = self._readers[id(site)] = self._make(site)
         return layer
 
@@ -228,7 +229,7 @@ class CpuBackend:
 
 
 def _dense(x_THC: Tensor) -> Tensor:
-    """Float32 with each token's heads in one row, as the kernels want it."""
+    """Float32 with each token's heads contiguous, as the kernels need it."""
     if x_THC.dtype == torch.float32 and x_THC.stride(2) == 1:
         if x_THC.stride(1) == x_THC.shape[2] or x_THC.shape[1] == 1:
             return x_THC

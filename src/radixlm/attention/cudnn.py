@@ -1,7 +1,7 @@
-"""Prompts without a prefix, by cuDNN: their K and V are at hand and need not be read from pages.
+"""cuDNN attention for prompts without a prefix, whose K and V need not be read from pages.
 
-scaled_dot_product_attention prefers other kernels to cuDNN's, which on Hopper is the fastest that
-torch brings, so it is asked for by name.
+scaled_dot_product_attention prefers other kernels, but on Hopper cuDNN's is the fastest one in
+torch, so it is selected by name.
 
 Legend: T packed tokens, S sequences, L tokens of each, H query heads, K KV heads, C channels.
 """
@@ -16,16 +16,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-MIN_TOKENS = 512  # of a sequence; shorter ones are not worth another kernel
-# torch has cuDNN plan each shape anew, which takes longer than most prompts: only lengths that come
-# again, whole chunks before all
+MIN_TOKENS = 512  # of a sequence; for shorter ones another kernel does not pay
+# cuDNN plans each new shape, which takes longer than most prompts: only lengths that recur, above
+# all whole chunks, are worth it
 STEP = 512
 MAX_DIM = 128
 
 
 def takes(batch: ForwardBatch, site: AttentionSite) -> bool:
-    """Whether the step is plain causal attention over sequences of one length, all of them new.
-    Looks at nothing on the device."""
+    """Whether the step is plain causal attention over new sequences of one length. Reads nothing
+    from the device."""
     length = batch.max_query_len
     is_even = batch.num_tokens == batch.num_sequences * length
     is_new = batch.max_kv_len == length  # the longest has no prefix, so none has
@@ -48,7 +48,7 @@ def takes(batch: ForwardBatch, site: AttentionSite) -> bool:
 
 
 def is_available(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> bool:
-    """Whether cuDNN takes such tensors here."""
+    """Whether cuDNN supports such tensors here."""
     if not q_THC.is_cuda or q_THC.dtype == torch.float32:
         return False
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THC, k_TKC, v_TKC))

@@ -1,6 +1,6 @@
-"""fa3 and fa4: FlashAttention's own kernels, where its packages are installed.
+"""fa3 and fa4: the kernels of FlashAttention, if its packages are installed.
 
-Not run on hardware: tests hold the calls to the packages' published signatures.
+Not run on hardware: tests check the calls against the packages' published signatures.
 
 Legend: T packed tokens, H query heads, K KV heads, C channels.
 """
@@ -48,8 +48,8 @@ class Fa3Backend(PluginBackend):
 
 
 class Fa4Backend(PluginBackend):
-    """FlashAttention 4: ``flash_attn.cute`` of the package flash-attn-4. Pages have its tile's
-    length."""
+    """FlashAttention 4: ``flash_attn.cute`` of the package flash-attn-4. A page is one of its
+    tiles."""
 
     name = "fa4"
     module = "flash_attn.cute"

@@ -1,4 +1,4 @@
-"""What backends over the plain pool (pools/pool.py: PagedPool) have in common."""
+"""Base classes of backends over PagedPool (pools/pool.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class PagedBackend(ABC):
-    """Pools of the plain layout; two such backends can share them."""
+    """A backend over PagedPool; two such backends can share their pools."""
 
     name = ""
     required_page_size: int | None = None
@@ -63,8 +63,8 @@ class PagedBackend(ABC):
 
 
 class PluginBackend(PagedBackend):
-    """A backend whose kernels are another package's. ``module`` must import; ``lacks`` are the
-    fields of a site that it has no kernel for."""
+    """A backend whose kernels come from another package: ``module``, in the package ``install``.
+    ``lacks``: fields of AttentionSite that have no kernel."""
 
     module = ""
     install = ""
@@ -74,7 +74,7 @@ class PluginBackend(PagedBackend):
         super().__init__(groups, kernels, device)
         self.package: ModuleType = self._import()
         if any(group.latent for group in groups):
-            raise self._refuse("latent attention")
+            raise self._unsupported("latent attention")
         self._checked: set[int] = set()
 
     def _import(self) -> ModuleType:
@@ -86,30 +86,30 @@ class PluginBackend(PagedBackend):
                 "--attention-backend triton works without"
             ) from error
 
-    def _refuse(self, what: str) -> ConfigError:
+    def _unsupported(self, what: str) -> ConfigError:
         return ConfigError(
             f"--attention-backend {self.name} has no kernel for {what}, which the model needs; "
             "--attention-backend triton works"
         )
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Remember the batch."""
+        """Keep the batch."""
         if batch.bidirectional_spans:
-            raise self._refuse("tokens that see one another forwards")
+            raise self._unsupported("tokens that see one another forwards")
         self._batch = batch
 
     def open_layer(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> tuple[ForwardBatch, PagedPool, Tensor, Tensor]:
-        """Check the site, store K and V: the batch, the pool and its layer [P, B, K, C] and
-        [P, B, K, V]."""
+        """Check the site and store K and V. Returns the batch, the pool, and the layer's K [P, B,
+        K, C] and V [P, B, K, V]."""
         batch, pool = self._batch, self.pools[site.group]
         assert batch is not None and pool is not None, "begin() and make_pool() come first"
         if id(site) not in self._checked:
             for field in self.lacks:
                 value = getattr(site, field)
                 if isinstance(value, Tensor) or value:
-                    raise self._refuse(field)
+                    raise self._unsupported(field)
             if pool.dtype != q_THD.dtype:
                 raise ConfigError(
                     f"--kv-cache-dtype: --attention-backend {self.name} reads a cache of the "

@@ -1,7 +1,7 @@
-"""Attention of whole texts: every token sees all others of its own text, nothing is kept.
+"""Bidirectional attention of encoders over whole texts, without a KV cache.
 
-Texts are packed one after another and never padded: each is computed by itself, so that its
-numbers do not depend on what else is in the step. Legend: T packed tokens, S texts, N tokens of
+Texts are packed without padding and computed one at a time, so that a result does not depend on
+the rest of the step. Legend: T packed tokens, S texts, N tokens of
 one text, H query heads, K KV heads, C head channels.
 """
 
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-Tables = tuple[Tensor, Tensor]  # queries and keys of distances, [2 * span, H, C] each
-MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer texts go in pieces of queries
+Tables = tuple[Tensor, Tensor]  # relative position queries and keys, [2 * span, H, C] each
+MAX_SCORES = (
+    1 << 24
+)  # numbers of the score matrix at once; longer texts are computed in blocks of queries
 
 
 class RaggedAttention:
     """The AttentionRunner of one step of an encoder."""
 
-    pools: Sequence[Any] = ()  # keeps nothing
+    pools: Sequence[Any] = ()  # there is no cache
 
     def __init__(
         self,
@@ -33,9 +35,9 @@ class RaggedAttention:
         tables: Mapping[int, Tables] | None = None,
         rows_W: Tensor | None = None,
     ) -> None:
-        """``bias_HW`` [H, 2M - 1]: what a score gains by the distance key - query, from 1 - M to
-        M - 1, where M is at least the longest text. ``tables`` of each layer (by the identity of
-        its site) hold what distances are multiplied with; ``rows_W`` [2M - 1]: which row."""
+        """``bias_HW`` [H, 2M - 1]: added to scores by the distance key - query, from 1 - M to M -
+        1; M is at least the longest text. ``tables``: disentangled attention's tables of each
+        layer, by id(site); ``rows_W`` [2M - 1]: the row of a distance."""
         starts = batch.query_start_S1.tolist()
         self._spans = list(itertools.pairwise(starts))
         self._bias_HW, self._tables, self._rows_W = bias_HW, tables or {}, rows_W
@@ -45,7 +47,7 @@ class RaggedAttention:
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """[T, heads * v_dim] in the dtype of q."""
-        assert k_TKD is not None and v_TKV is not None, "an encoder keeps nothing to read"
+        assert k_TKD is not None and v_TKV is not None, "an encoder has no cache to read"
         out_THV = q_THD.new_empty(q_THD.shape[0], site.heads, site.v_dim)
         for start, end in self._spans:
             k = k_TKD[start:end].transpose(0, 1)
@@ -56,18 +58,18 @@ class RaggedAttention:
                 q = q_THD[first:last].transpose(0, 1)
                 mask = self._mask(end - start, first - start, last - start, site)
                 if id(site) in self._tables:
-                    mask = self._turned(q, k, first - start, site, mask)
+                    mask = self._disentangled_bias(q, k, first - start, site, mask)
                 out_THV[first:last] = _attend(q, k, v, mask, site).transpose(0, 1)
         return out_THV.flatten(1)
 
-    def _turned(
+    def _disentangled_bias(
         self, q: Tensor, k: Tensor, first: int, site: AttentionSite, mask: Tensor | None
     ) -> Tensor:
-        """What distances add to the scores of q [H, Q, C] with k [H, N, C]: [H, Q, N]."""
+        """The distances' part of the scores of q [H, Q, C] with k [H, N, C]: [H, Q, N]."""
         assert self._rows_W is not None
         query_RHC, key_RHC = self._tables[id(site)]
-        place_N = torch.arange(k.shape[1], device=k.device)
-        ahead_QN = place_N - place_N[first : first + q.shape[1], None]
+        position_N = torch.arange(k.shape[1], device=k.device)
+        ahead_QN = position_N - position_N[first : first + q.shape[1], None]
         rows_QN = self._rows_W[ahead_QN + (self._rows_W.shape[0] - 1) // 2]
         of_queries = (q @ key_RHC.permute(1, 2, 0)).gather(2, rows_QN.expand(len(q), -1, -1))
         of_keys = (k @ query_RHC.permute(1, 2, 0)).gather(2, rows_QN.T.expand(len(q), -1, -1))
@@ -75,7 +77,7 @@ class RaggedAttention:
         return added if mask is None else added + mask
 
     def _mask(self, length: int, first: int, last: int, site: AttentionSite) -> Tensor | None:
-        """What joins the scores of queries [first, last) of a text: float [H or 1, Q, N]."""
+        """Bias and window mask of queries [first, last) of a text: float [H or 1, Q, N]."""
         window = site.window if site.window < length else 0
         key = (length, first, last, window)
         if key not in self._masks:
@@ -87,8 +89,8 @@ class RaggedAttention:
         if bias is None and not window:
             return None
         device = None if bias is None else bias.device
-        place_N = torch.arange(length, device=device)
-        ahead_QN = place_N - place_N[first:last, None]
+        position_N = torch.arange(length, device=device)
+        ahead_QN = position_N - position_N[first:last, None]
         mask = torch.zeros(1, last - first, length, device=device)
         if bias is not None:
             mask = bias[:, ahead_QN + (bias.shape[1] - 1) // 2]

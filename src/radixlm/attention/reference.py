@@ -1,5 +1,5 @@
-"""torch_native: paged attention in plain torch. Any page size, dtype and device; windows, softcap,
-sinks and latents. Every sequence reads exactly its own tokens, gathered through its page table.
+"""torch_native: paged attention in plain torch, for any page size, dtype and device, with windows,
+softcap, sinks and latents. Each sequence reads only its own tokens, through its page table.
 
 Legend: T packed tokens, S sequences, N tokens read of a sequence, Q its query tokens, H query
 heads, K KV heads, C head channels, V value channels.
@@ -19,12 +19,12 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
-MAX_PADDING = 2  # decode sequences share a call while the longest is at most this times longer
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries are computed in blocks
+MAX_PADDING = 2  # decodes share a call if the longest is at most this many times longer
 
 
 class QueryBlock(Record):
-    """Some query tokens and what they may read; sequences of one piece are padded alike."""
+    """Some query tokens and the keys that they attend to; sequences of a block are padded alike."""
 
     rows_SQ: Tensor  # int64: indices into T
     tokens_SN: Tensor  # int64: indices into the flat pool
@@ -33,8 +33,8 @@ class QueryBlock(Record):
 
 
 class Span(Record):
-    """One sequence of the step, or a part of it, on the host. ``num_ahead``: its queries see one
-    another, and so many tokens behind the last of them; None: each sees what is before it."""
+    """One sequence of the step, or a part of it, on the host. ``num_ahead``: None for causal
+    queries; else all queries see each other and ``num_ahead`` tokens after the last of them."""
 
     index: int
     start: int  # first query token in T
@@ -43,54 +43,55 @@ class Span(Record):
     num_ahead: int | None = None
 
     @property
-    def first_place(self) -> int:
-        """Place of the first query in the sequence."""
+    def first_position(self) -> int:
+        """Position of the first query in the sequence."""
         return self.kv_len - (self.num_ahead or 0) - self.num_queries
 
 
 class TorchNativeBackend(PagedBackend):
-    """The reference backend; K and V are widened when read."""
+    """The reference backend; it reads K and V in the dtype of q."""
 
     name = "torch_native"
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         super().__init__(groups, kernels, device)
-        self._pieces: dict[tuple[int, int, int, bool], list[QueryBlock]] = {}  # of a kind of site
+        # by (group, window, chunk, looks_ahead)
+        self._blocks: dict[tuple[int, int, int, bool], list[QueryBlock]] = {}
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Remember the batch; pieces are made when a layer first needs them."""
+        """Keep the batch; blocks are made when a layer first needs them."""
         self._batch = batch
-        self._pieces = {}
+        self._blocks = {}
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
-        """Store K and V, attend piece by piece."""
+        """Store K and V, attend block by block."""
         batch, pool = self._batch, self.pools[site.group]
         assert batch is not None and pool is not None, "begin() and make_pool() come first"
         if k_TKD is not None:
             pool.store(site.layer, batch.store_GT[site.group], k_TKD, v_TKV)
         out_THV = q_THD.new_zeros(q_THD.shape[0], site.heads, site.v_dim)
-        for piece in self._pieces_of(site, pool.page_size):
-            k, v = pool.load(site.layer, piece.tokens_SN, q_THD.dtype)
-            out_THV[piece.rows_SQ] = attend(q_THD[piece.rows_SQ], k, v, piece, site)
+        for block in self._blocks_of(site, pool.page_size):
+            k, v = pool.load(site.layer, block.tokens_SN, q_THD.dtype)
+            out_THV[block.rows_SQ] = attend(q_THD[block.rows_SQ], k, v, block, site)
         return out_THV.flatten(1)
 
-    def _pieces_of(self, site: AttentionSite, page_size: int) -> list[QueryBlock]:
+    def _blocks_of(self, site: AttentionSite, page_size: int) -> list[QueryBlock]:
         key = (site.group, site.window, site.chunk, site.looks_ahead)
-        if key not in self._pieces:
+        if key not in self._blocks:
             assert self._batch is not None
             table_SP = self._batch.page_table_GSP[site.group].long()
-            self._pieces[key] = [
+            self._blocks[key] = [
                 make_block(part, table_SP, page_size, site.window, site.chunk)
                 for part in split_spans(sequence_spans(self._batch, site.looks_ahead), site)
             ]
-        return self._pieces[key]
+        return self._blocks[key]
 
 
 def split_spans(spans: Sequence[Span], site: AttentionSite) -> list[list[Span]]:
-    """Group the step's sequences: one-token queries of similar length together, long queries
-    cut so that no score matrix is larger than MAX_SCORES."""
+    """Group the step's sequences: decodes of similar length together, long queries cut so that no
+    score matrix is larger than MAX_SCORES."""
     parts: list[list[Span]] = []
     singles = sorted((s for s in spans if _is_single(s)), key=lambda s: s.kv_len)
     for span in singles:
@@ -123,7 +124,7 @@ def _part(span: Span, first: int, count: int) -> Span:
 
 
 def sequence_spans(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
-    """The step's sequences, on the host, cut where tokens begin or end to see one another."""
+    """The step's sequences on the host, cut at the ends of bidirectional spans."""
     starts = batch.query_start_S1.tolist()
     spans = [
         Span(index, starts[index], starts[index + 1] - starts[index], kv_len)
@@ -155,24 +156,24 @@ def make_block(
     device = table_SP.device
     num_queries = spans[0].num_queries
     first = [
-        max(0, s.first_place - window + 1) if window else 0 for s in spans
-    ]  # positions before are out of every query's window, and their pages may be gone
+        max(0, s.first_position - window + 1) if window else 0 for s in spans
+    ]  # earlier positions are out of every query's window, and their pages may be freed
     longest = max(s.kv_len - f for s, f in zip(spans, first, strict=True))
-    numbers = [(s.start, s.kv_len, s.index, s.first_place) for s in spans]
-    start_S, kv_len_S, index_S, place_S = torch.tensor(numbers, device=device).T
+    numbers = [(s.start, s.kv_len, s.index, s.first_position) for s in spans]
+    start_S, kv_len_S, index_S, position_S = torch.tensor(numbers, device=device).T
     first_S = torch.tensor(first, device=device)
     position_SN = first_S[:, None] + torch.arange(longest, device=device)
     query_Q = torch.arange(num_queries, device=device)
-    query_SQ = place_S[:, None] + query_Q
+    query_SQ = position_S[:, None] + query_Q
     ahead_SQN = position_SN[:, None] - query_SQ[..., None]
     seen_SQN = ahead_SQN <= 0
-    if spans[0].num_ahead is not None:  # then it is alone
+    if spans[0].num_ahead is not None:  # such a span is alone in its block
         seen_SQN = torch.ones_like(seen_SQN)
     if window:
         seen_SQN &= ahead_SQN > -window
     if chunk:
         seen_SQN &= position_SN[:, None] // chunk == query_SQ[..., None] // chunk
-    # Padding reads the sequence's own last token, never a page that another one wrote.
+    # Padding reads the sequence's own last token, never a page of another sequence.
     position_SN = torch.minimum(position_SN, kv_len_S[:, None] - 1)
     pages_SN = table_SP[index_S[:, None], position_SN // page_size]
     tokens_SN = pages_SN * page_size + position_SN % page_size
@@ -180,23 +181,23 @@ def make_block(
 
 
 def attend(
-    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, piece: QueryBlock, site: AttentionSite
+    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, block: QueryBlock, site: AttentionSite
 ) -> Tensor:
     """Masked softmax attention: [S, Q, H, V] in the dtype of q."""
     q, k, v = (t.transpose(1, 2) for t in (q_SQHC, k_SNKC, v_SNKV))
     if site.softcap or site.sinks is not None or site.slopes is not None:
-        out_SHQV = _attend_by_hand(q, k, v, piece, site)
+        out_SHQV = _attend_with_extras(q, k, v, block, site)
     else:
         out_SHQV = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=piece.seen_SQN[:, None], scale=site.scale, enable_gqa=True
+            q, k, v, attn_mask=block.seen_SQN[:, None], scale=site.scale, enable_gqa=True
         )
     return out_SHQV.transpose(1, 2)
 
 
-def _attend_by_hand(
-    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, piece: QueryBlock, site: AttentionSite
+def _attend_with_extras(
+    q_SHQC: Tensor, k_SKNC: Tensor, v_SKNV: Tensor, block: QueryBlock, site: AttentionSite
 ) -> Tensor:
-    """What scaled_dot_product_attention lacks: a cap on the scores, a slope, a sink beside them."""
+    """Attention with softcap, ALiBi slopes or sinks, which scaled_dot_product_attention lacks."""
     grouped = q_SHQC.reshape(
         q_SHQC.shape[0], site.kv_heads, -1, *q_SHQC.shape[2:]
     )  # [S, K, H / K, Q, C]
@@ -205,8 +206,8 @@ def _attend_by_hand(
         scores = torch.tanh(scores / site.softcap) * site.softcap
     if site.slopes is not None:
         slopes = site.slopes.view(1, site.kv_heads, -1, 1, 1)
-        scores = scores + slopes * piece.ahead_SQN[:, None, None]
-    scores = scores.masked_fill(~piece.seen_SQN[:, None, None], float("-inf"))
+        scores = scores + slopes * block.ahead_SQN[:, None, None]
+    scores = scores.masked_fill(~block.seen_SQN[:, None, None], float("-inf"))
     if site.sinks is not None:
         sinks = site.sinks.float().view(1, site.kv_heads, -1, 1, 1)
         scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)

@@ -1,4 +1,4 @@
-"""Attention backends by name."""
+"""Chooses the attention backend by name, and pairs two of them for prefill and decode."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from importlib.util import find_spec
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from radixlm.attention.base import AttentionBackend
-from radixlm.attention.mixed import HybridBackend
 from radixlm.attention.paged import PagedBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.registry import Registry
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import Kernels
 from radixlm.pools.group import KvGroup
+from radixlm.pools.pool import KvPool, PagedPool
+from radixlm.step.batch import AttentionSite, ForwardBatch
 
 BACKENDS = Registry(
     "--attention-backend",
@@ -38,15 +40,15 @@ def make_backend(
     prefill: str | None = None,
     decode: str | None = None,
 ) -> AttentionBackend:
-    """Build the backend called ``name``, or one that turns to ``prefill`` and ``decode`` where
-    these are given and differ; ConfigError if there is none of that name, if it cannot run here,
-    or if the two cannot share a pool."""
+    """Build the backend called ``name``, or a HybridBackend if ``prefill`` and ``decode`` differ.
+    ConfigError for an unknown name, a backend that cannot run here, or two that cannot share a
+    pool."""
     prefill, decode = prefill or name, decode or name
     first = _make(prefill, kv_groups, kernels, device)
     if prefill == decode:
         return first
     second = _make(decode, kv_groups, kernels, device)
-    return HybridBackend(*(_plain(x, prefill, decode) for x in (first, second)))
+    return HybridBackend(*(_with_plain_pool(x, prefill, decode) for x in (first, second)))
 
 
 def _make(
@@ -63,7 +65,7 @@ def _make(
     return cast(AttentionBackend, backend(tuple(kv_groups), kernels, device))
 
 
-def _plain(backend: AttentionBackend, prefill: str, decode: str) -> PagedBackend:
+def _with_plain_pool(backend: AttentionBackend, prefill: str, decode: str) -> PagedBackend:
     """The backend, if its pool has the plain layout."""
     if isinstance(backend, PagedBackend):
         return backend
@@ -74,8 +76,52 @@ def _plain(backend: AttentionBackend, prefill: str, decode: str) -> PagedBackend
     )
 
 
+class HybridBackend:
+    """``decode`` for steps that only decode, ``prefill`` for all others, over one pool. It has the
+    decode backend's name, because that decides whether decode steps can be captured as CUDA
+    graphs."""
+
+    def __init__(self, prefill: PagedBackend, decode: PagedBackend) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.name = decode.name
+        self.required_page_size = prefill.required_page_size or decode.required_page_size
+        self.pools: Sequence[KvPool | None] = prefill.pools  # shared, by group
+        self._current = prefill
+
+    def supports(self, page_size: int) -> bool:
+        """Whether both do."""
+        return self.prefill.supports(page_size) and self.decode.supports(page_size)
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Whether both do."""
+        return self.prefill.supports_dtype(dtype) and self.decode.supports_dtype(dtype)
+
+    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one page over the group's layers."""
+        return self.prefill.page_nbytes(group, page_size, dtype)
+
+    def make_pool(
+        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
+    ) -> PagedPool:
+        """Allocate the group's pool for both."""
+        pool = self.prefill.make_pool(group, num_pages, page_size, dtype)
+        self.decode.pools[group.index] = pool
+        return pool
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Choose by the longest query: a step with any part of a prompt runs on ``prefill``."""
+        self._current = self.decode if batch.max_query_len == 1 else self.prefill
+        self._current.begin(batch)
+
+    def run(
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
+        """Store K and V, attend: [T, heads * v_dim]."""
+        return self._current.run(q_THD, k_TKD, v_TKV, site)
+
+
 def default_backend(device: torch.device, page_size: int | None = None) -> str:
-    """The best backend for a device; one that takes pages of ``page_size``, if given."""
+    """The fastest backend for a device that supports pages of ``page_size``."""
     fits = page_size is None or page_size % 16 == 0
     if device.type == "cpu" and cpu.available and fits:
         return "cpu"

@@ -2,12 +2,12 @@
 
 Everything that depends on lengths is decided on the device (kernels/triton/attention_plan.py), so
 a step can be captured into a CUDA graph: ``begin`` and ``run`` look only at shapes and, to choose
-tiles, at ``max_query_len``. All memory but the outputs is the backend's and stays where it is.
+tiles, at ``max_query_len``. The backend owns all memory but the outputs, at fixed addresses.
 
-To capture: run the batch eagerly once at its largest, with the tables that the graph will read (it
-compiles the kernels and makes the memory), then call ``begin`` and the model while capturing. A
+To capture: run the largest batch eagerly once with the tables that the graph will read (this
+compiles the kernels and allocates the memory), then call ``begin`` and the model while capturing. A
 padding row has ``kv_len`` 0 and a store slot of -1: it reads and writes nothing, its result is
-zeros, and the other rows' numbers are those of the batch without it, bit for bit.
+zeros, and the other rows are bit for bit those of the batch without it.
 
 Legend: T packed tokens, S sequences, H query heads, K KV heads, C channels of K, V of V.
 """
@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.attention import cudnn
 from radixlm.attention.paged import PagedBackend
-from radixlm.attention.tree import tree_mask_of_runs
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
@@ -53,11 +53,11 @@ from radixlm.step.batch import AttentionSite, ForwardBatch, FusedAttentionRunner
 log = logging.getLogger(__name__)
 
 NAME = "triton"
-_INTERPRETED_PROCESSORS = 4  # so that small tests meet splits
+_INTERPRETED_SMS = 4  # so few that small tests have splits
 
 
 class TritonPool(PagedPool):
-    """The plain pool; pages are copied in one launch a tensor, all layers at once."""
+    """PagedPool that copies pages of all layers with one launch for each tensor."""
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
@@ -66,41 +66,41 @@ class TritonPool(PagedPool):
 
 
 class Workspace:
-    """Tensors by name. One keeps its address until more is wanted; then it is kept all the same,
-    because a graph may read it."""
+    """Tensors by name. A tensor keeps its address until more is needed; a replaced one is not
+    freed, because a graph may read it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._held: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self._retired: list[Tensor] = []
 
     def take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        """``count`` numbers, with whatever is in them."""
-        held = self._held.get(name)
-        if held is None or held.numel() < count:
+        """``count`` uninitialized numbers."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.numel() < count:
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise InvariantError(
                     f"attention needs {count} numbers for {name!r} while a graph is captured; "
                     "run the largest batch once before"
                 )
-            if held is not None:
-                self._retired.append(held)
-                count = max(count, 2 * held.numel())
-            held = self._held[name] = torch.zeros(count, dtype=dtype, device=self._device)
-        return held[:count]
+            if tensor is not None:
+                self._retired.append(tensor)
+                count = max(count, 2 * tensor.numel())
+            tensor = self._tensors[name] = torch.zeros(count, dtype=dtype, device=self._device)
+        return tensor[:count]
 
 
 class Launch(Record):
-    """One launch of the kernel that all layers of a kind share in a step."""
+    """One launch of the attention kernel, shared by all layers of a kind in a step."""
 
     tile: Tile
     work: Work
     num_units: int
-    between: tuple[Tensor, Tensor] | None
+    partials: tuple[Tensor, Tensor] | None  # results and log-sum-exps of splits
 
 
 class TritonBackend(PagedBackend):
-    """The Triton kernels behind the backend protocol. Any page size and kind of cache; products
+    """The Triton kernels behind the backend protocol, for any page size and cache dtype. Products
     are in the dtype of q, but see ``computed_in``."""
 
     name = NAME
@@ -112,53 +112,56 @@ class TritonBackend(PagedBackend):
                 f"--attention-backend triton: its kernels run on a GPU and the model is on "
                 f"{device.type}; torch_native works"
             )
-        wide = [g.head_dim for g in groups if not g.latent and max(g.head_dim, g.v_dim) > MAX_DIM]
-        if wide:
+        too_wide = [
+            g.head_dim for g in groups if not g.latent and max(g.head_dim, g.v_dim) > MAX_DIM
+        ]
+        if too_wide:
             raise ConfigError(
-                f"--attention-backend triton: heads of {wide[0]} channels are wider than the "
+                f"--attention-backend triton: heads of {too_wide[0]} channels are wider than the "
                 f"{MAX_DIM} that its kernels take; torch_native works"
             )
         super().__init__(groups, kernels, device)
-        self.num_processors, self.is_hopper = _facts(device)
+        self.num_sms, self.is_hopper = _device_properties(device)
         self.fixed_splits = 0
-        self._prepares = kernels.chosen["prepare_qk"] == NAME
-        self._stored = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
+        self._prepares_qk = kernels.chosen["prepare_qk"] == NAME
+        # cache dtypes that the fused prepare kernel can store
+        self._storable = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
         self._memory = Workspace(device)
         self._tree: TreeMask | None = None
-        self._has_runs = False  # the tree is of runs that see one another, where layers look ahead
-        self._has_cudnn = True  # until it has failed
+        self._has_bidirectional = False  # the mask is of bidirectional spans
+        self._has_cudnn = True  # until it fails
         self._works: dict[Cut, Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
 
     def set_batch_invariant(self, is_on: bool) -> None:
-        """Cut a sequence by its own length only, so that its numbers are the same in every batch
-        of its kind, at some cost where the batch is large. Off at first."""
+        """Split a sequence by its own length only, so that its result is the same in every batch
+        of its kind, at some cost in large batches. Off by default."""
         self.fixed_splits = OWN_SPLITS if is_on else 0
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Remember the batch; its plans are made on the device when layers first need them."""
+        """Keep the batch; its plans are made on the device when a layer first needs them."""
         assert batch.kv_len_S.dtype == batch.query_start_S1.dtype == torch.int32
         self._batch = batch
         self._works = {}
         self._launches = {}
-        self._tree = tree_mask_of_runs(batch) if batch.bidirectional_spans else None
-        self._has_runs = bool(batch.bidirectional_spans)
-        batch.fused_attn = cast(FusedAttentionRunner, self) if self._prepares else None
+        self._tree = bidirectional_mask(batch) if batch.bidirectional_spans else None
+        self._has_bidirectional = bool(batch.bidirectional_spans)
+        batch.fused_attn = cast(FusedAttentionRunner, self) if self._prepares_qk else None
 
     def set_tree_mask(self, tree: TreeMask | None) -> None:
-        """What the step's own tokens see of one another instead of all before them, for
-        speculation: after ``begin``."""
-        self._tree, self._has_runs = tree, False
+        """Set which of the step's own tokens each one sees (tree attention of speculative
+        decoding); call it after ``begin``."""
+        self._tree, self._has_bidirectional = tree, False
         self._launches = {}
 
     def _tree_of(self, site: AttentionSite) -> TreeMask | None:
-        return None if self._has_runs and not site.looks_ahead else self._tree
+        return None if self._has_bidirectional and not site.looks_ahead else self._tree
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Store K and V, attend."""
-        batch, pool = self._opened(site)
+        batch, pool = self._batch_and_pool(site)
         if k_TKD is not None:
             cache = cache_of(pool, site)
             store(
@@ -177,20 +180,20 @@ class TritonBackend(PagedBackend):
         cos_sin_T2R: Tensor | None,
         interleaved: bool,
     ) -> Tensor:
-        """See step/batch.py; one launch where rows of the cache have no scales of their own."""
-        batch, pool = self._opened(site)
-        asked = (norm, cos_sin_T2R, interleaved)
-        is_one = (norm is not None or cos_sin_T2R is not None) and v_TKV.stride(2) == 1
-        if not (is_one and pool.dtype in self._stored and rope.takes(q_THD, k_TKD, norm)):
-            rope.prepare_qk(q_THD, k_TKD, *asked)
+        """See step/batch.py; one launch unless rows of the cache have scales of their own."""
+        batch, pool = self._batch_and_pool(site)
+        how = (norm, cos_sin_T2R, interleaved)
+        is_fusable = (norm is not None or cos_sin_T2R is not None) and v_TKV.stride(2) == 1
+        if not (is_fusable and pool.dtype in self._storable and rope.takes(q_THD, k_TKD, norm)):
+            rope.prepare_qk(q_THD, k_TKD, *how)
             return self.run(q_THD, k_TKD, v_TKV, site)
         cache = cache_of(pool, site)
         assert cache.v_LKV is not None
         target = rope.Store(v_TKV, cache.k_LKC, cache.v_LKV, batch.store_GT[site.group])
-        rope.prepare(q_THD, k_TKD, *asked, target)
+        rope.prepare(q_THD, k_TKD, *how, target)
         return self._attend(q_THD, k_TKD, v_TKV, site)
 
-    def _opened(self, site: AttentionSite) -> tuple[ForwardBatch, PagedPool]:
+    def _batch_and_pool(self, site: AttentionSite) -> tuple[ForwardBatch, PagedPool]:
         batch, pool = self._batch, self.pools[site.group]
         assert batch is not None and pool is not None, "begin() and make_pool() come first"
         return batch, pool
@@ -198,17 +201,21 @@ class TritonBackend(PagedBackend):
     def _attend(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
-        """Attend to what is stored; K and V of the step are at hand where it has stored some."""
-        batch, pool = self._opened(site)
-        if self._is_dense(batch, pool, q_THD, k_TKD, v_TKV, site):
+        """Attend over the cache. ``k_TKD`` and ``v_TKV`` are the step's own K and V if the layer
+        stored them, for cuDNN."""
+        batch, pool = self._batch_and_pool(site)
+        if self._uses_cudnn(batch, pool, q_THD, k_TKD, v_TKV, site):
             assert k_TKD is not None and v_TKV is not None
             try:
                 return cudnn.attend(q_THD, k_TKD, v_TKV, site, batch.num_sequences)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # what is stored is stored: our kernels do the rest
+            except RuntimeError as error:  # K and V are stored: the Triton kernels can go on
                 self._has_cudnn = False
-                log.warning("no attention by cuDNN: %s", str(error).partition("\n")[0])
+                log.warning(
+                    "cuDNN attention failed, the Triton kernels run instead: %s",
+                    str(error).partition("\n")[0],
+                )
         dtype = q_THD.dtype
         q_THD = _rows(q_THD).to(computed_in(dtype, pool.dtype))
         out_THV = torch.empty(
@@ -221,11 +228,11 @@ class TritonBackend(PagedBackend):
             shape = Shape(site, launch.tile)
             attend(
                 q_THD, out_THV, cache, shape, step, launch.work, launch.num_units,
-                batch.max_query_len, launch.between,
+                batch.max_query_len, launch.partials,
             )  # fmt: skip
         return out_THV.flatten(1).to(dtype)
 
-    def _is_dense(
+    def _uses_cudnn(
         self,
         batch: ForwardBatch,
         pool: PagedPool,
@@ -234,7 +241,7 @@ class TritonBackend(PagedBackend):
         v_TKV: Tensor | None,
         site: AttentionSite,
     ) -> bool:
-        """Whether cuDNN takes the layer: prompts without a prefix, and a plain site."""
+        """Whether cuDNN can run the layer: prompts without a prefix, plain causal attention."""
         if k_TKD is None or v_TKV is None or self._tree is not None or pool.dtype != q_THD.dtype:
             return False
         if not self._has_cudnn:
@@ -266,23 +273,23 @@ class TritonBackend(PagedBackend):
         for tile, queries in phases(site, tiles, batch, has_tree):
             shape = Shape(site, tile)
             cut = cut_of(
-                shape, self.num_processors, batch.num_tokens, batch.num_sequences, max_len,
+                shape, self.num_sms, batch.num_tokens, batch.num_sequences, max_len,
                 queries, self.fixed_splits, batch.max_query_len if has_tree else 0,
             )  # fmt: skip
             num_units = cut.max_units(batch.num_tokens, batch.num_sequences)
             work = self._work(cut, num_units, batch)
-            between = None
+            partials = None
             if cut.least_len < UNBOUNDED:
                 num_rows = shape.partial_rows(num_units)
-                between = (
+                partials = (
                     self._memory.take("parts", num_rows * site.v_dim, torch.float32),
                     self._memory.take("levels", num_rows, torch.float32),
                 )
-            launches.append(Launch(tile, work, num_units, between))
+            launches.append(Launch(tile, work, num_units, partials))
         return launches
 
     def _work(self, cut: Cut, num_units: int, batch: ForwardBatch) -> Work:
-        """The plan of a cut, once a step."""
+        """The plan of a cut, made once in a step."""
         work = self._works.get(cut)
         if work is None:
             numbers = Work.num_numbers(num_units, batch.num_sequences)
@@ -295,22 +302,46 @@ class TritonBackend(PagedBackend):
 def phases(
     site: AttentionSite, tiles: Sequence[Tile], batch: ForwardBatch, has_tree: bool
 ) -> list[tuple[Tile, tuple[int, int]]]:
-    """Tiles for the step, each with the fewest and most query tokens of the sequences it takes.
+    """Tiles for the step, each with the least and largest number of query tokens of its sequences.
 
-    The smallest tile that holds a sequence's query tokens, for all; where that is the largest one
-    and lengths differ, decodes keep the smallest: they would fill a row or two of a large tile.
+    All sequences use the smallest tile that holds the longest query. If that is the largest tile
+    and lengths differ, decodes keep the smallest: they fill only a row or two of a large one.
     """
-    every = (1, UNBOUNDED)
+    all_lengths = (1, UNBOUNDED)
     group = site.heads // site.kv_heads
     for tile in tiles[:-1]:
         if batch.max_query_len * group <= tile.rows:
-            return [(tile, every)]
+            return [(tile, all_lengths)]
     is_even = batch.num_tokens == batch.num_sequences * batch.max_query_len
     if batch.max_query_len == 1:
-        return [(tiles[0], every)]
+        return [(tiles[0], all_lengths)]
     if is_even or has_tree or len(tiles) == 1:
-        return [(tiles[-1], every)]
+        return [(tiles[-1], all_lengths)]
     return [(tiles[0], (1, 1)), (tiles[-1], (2, UNBOUNDED))]
+
+
+def bidirectional_mask(batch: ForwardBatch) -> TreeMask:
+    """The mask of ``batch.bidirectional_spans``: a token sees all tokens before it and, within such
+    a span (an image), all tokens of the span. W: words of 32 bits."""
+    num_tokens, device = batch.num_tokens, batch.device
+    end_T = torch.arange(1, num_tokens + 1, device=device)
+    for first, count in batch.bidirectional_spans:
+        end_T[first : first + count] = first + count
+    start_S1 = batch.query_start_S1.long()
+    start_T = torch.repeat_interleave(start_S1[:-1], start_S1.diff(), output_size=num_tokens)
+    num_words = -(-batch.max_query_len // 32)
+    word_W = torch.arange(num_words, device=device) * 32
+    num_bits_TW = ((end_T - start_T)[:, None] - word_W).clamp(0, 32)
+    return TreeMask(((1 << num_bits_TW) - 1).to(torch.int32), batch.positions_T)
+
+
+def pack_tree_masks(masks: Sequence[Tensor], positions_T: Tensor) -> TreeMask:
+    """One bool [n, n] for each sequence, of its n new tokens: whether row i sees column j."""
+    width = -(-max(mask.shape[0] for mask in masks) // 32) * 32
+    rows = [F.pad(mask, (0, width - mask.shape[1])) for mask in masks]
+    bit_32 = 1 << torch.arange(32, device=positions_T.device)
+    bits_TW = (torch.cat(rows).view(-1, width // 32, 32) * bit_32).sum(-1)
+    return TreeMask(bits_TW.to(torch.int32), positions_T)
 
 
 def cache_of(pool: PagedPool, site: AttentionSite) -> Cache:
@@ -322,13 +353,13 @@ def cache_of(pool: PagedPool, site: AttentionSite) -> Cache:
 
 
 def _rows(x_THC: Tensor) -> Tensor:
-    """x with a head's channels side by side."""
+    """x with the channels of a head contiguous."""
     return x_THC if x_THC.stride(2) == 1 else x_THC.contiguous()
 
 
-def _facts(device: torch.device) -> tuple[int, bool]:
-    """Processors of the device, and whether it is an sm_90 or newer."""
+def _device_properties(device: torch.device) -> tuple[int, bool]:
+    """Streaming multiprocessors of the device, and whether it is sm_90 or newer."""
     if device.type != "cuda":
-        return _INTERPRETED_PROCESSORS, True
+        return _INTERPRETED_SMS, True
     properties = torch.cuda.get_device_properties(device)
     return int(properties.multi_processor_count), properties.major >= 9

@@ -11,8 +11,8 @@ from tests.attention.paged_step import make_batch, new_rows, open_backend, run_s
 from tests.fakes.attention_case import CPU, Case
 
 from radixlm.attention import select
-from radixlm.attention.mixed import HybridBackend
 from radixlm.attention.reference import TorchNativeBackend
+from radixlm.attention.select import HybridBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.kernels import cpu
